@@ -1,0 +1,7 @@
+"""`python -m vmgahp`: the daemon, as its guardian starts it again in kill mode."""
+
+import sys
+
+from vmgahp.cli import daemon
+
+sys.exit(daemon(sys.argv))

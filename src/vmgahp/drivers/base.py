@@ -1,0 +1,182 @@
+"""The contract between the server and a hypervisor, and how a driver is found.
+
+Drivers are plain synchronous objects. The server calls a `Machine` from one worker thread of its own, so
+the calls of one VM come one after another and those of different VMs side by side; a driver that shares
+something between its machines (a connection) must cope with that.
+
+Every method raises `vmgahp.errors.Fault` and nothing else when it fails: `JobFault` where the job's owner
+must act, `MachineFault` or `HypervisorFault` where the machine is unfit. Any other exception is a bug in
+the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
+"""
+
+from abc import ABC, abstractmethod
+
+from vmgahp import errors, vm
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.identity import Identity
+    from vmgahp.job_ad import JobAd
+
+    Logger = Callable[[str], None]
+
+
+class Report:
+    """What STATUS knows of a VM: its state, its use of the CPU, its memory, its addresses."""
+
+    __slots__ = ("cpu_seconds", "ip", "mac", "max_memory_kib", "memory_kib", "state", "vcpus")
+
+    def __init__(
+        self,
+        state: str,
+        *,
+        cpu_seconds: float = 0.0,
+        vcpus: int = 1,
+        memory_kib: int = 0,
+        max_memory_kib: int = 0,
+        mac: str = "",
+        ip: str = "",
+    ) -> None:
+        self.state = state
+        """One of `vmgahp.vm`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
+        self.cpu_seconds = cpu_seconds
+        """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""
+        self.vcpus = vcpus
+        self.memory_kib = memory_kib
+        self.max_memory_kib = max_memory_kib
+        self.mac = mac
+        self.ip = ip
+
+
+class Machine(ABC):
+    """One virtual machine that a driver has started."""
+
+    name: str
+    """The VM's name with the hypervisor: ``<User with @ as _>_<ClusterId>.<ProcId>``."""
+
+    @abstractmethod
+    def status(self) -> Report:
+        """How the VM is. A VM that no longer exists is reported as STOPPED, not raised."""
+
+    @abstractmethod
+    def pid(self) -> int:
+        """The process that runs the guest, or 0 where there is none on this machine."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask the guest to power off, wait for the settable deadline, then destroy it.
+
+        When this returns the guest is gone and everything of the VM that is not the job's is tidied up.
+        """
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """End the guest at once, without asking it, and tidy up. A VM that is already gone is success."""
+
+    def release(self) -> None:  # noqa: B027 - nothing to tidy up is a good default
+        """The guest was found gone by itself: tidy up what belonged to it, such as its console's capture."""
+
+    def soft_suspend(self) -> None:
+        """Stop the guest's CPUs and keep its memory in RAM."""
+        raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be paused by its driver.")
+
+    def suspend(self) -> None:
+        """Save the guest's memory to a file in the scratch directory and free the machine of it."""
+        raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
+
+    def resume(self, state: str) -> None:
+        """Go on from `state`: `vm.SOFT_SUSPENDED` or `vm.SUSPENDED`."""
+        raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
+
+    def checkpoint(self) -> None:
+        """Leave everything in the scratch directory that a restart elsewhere needs; the VM ends saved."""
+        raise errors.ClientFault(
+            errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver."
+        )
+
+
+class Driver(ABC):
+    """One kind of hypervisor on this machine, for one VM type."""
+
+    def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
+        self.vm_type = vm_type
+        self.settings = settings
+        self.identity = identity
+        self.log = log
+
+    @abstractmethod
+    def start(self, job: "JobAd") -> Machine:
+        """Start the job's VM; when it returns the guest runs.
+
+        A leftover VM of the same job's name is cleared first. On a fault nothing is left behind.
+        """
+
+    @abstractmethod
+    def kill(self, match: str, uuid: str = "") -> bool:
+        """Destroy the VM that `match` names; False when there was none, which is not an error.
+
+        For libvirt's types `match` is the VM's name. With `uuid` only that very VM is destroyed, so that a
+        late clean-up cannot hit the next VM of the same name.
+        """
+
+    @abstractmethod
+    def probe(self) -> dict[str, "str | int | bool"]:
+        """Machine attributes (``VM_…``) beyond the classic ones, once this hypervisor is proved to work.
+
+        Raises `MachineFault` with the reason where it does not.
+        """
+
+    def networking(self) -> list[str]:
+        """The types of networking that jobs get here: those of the settings that were seen to work."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - nor any connection to let go of
+        """Let go of connections; called once, when the server ends."""
+
+
+BUILT_IN = {
+    "kvm": "vmgahp.drivers.libvirt:LibvirtDriver",
+    "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
+    "simulated": "vmgahp.drivers.simulated:SimulatedDriver",
+}
+"""VM type -> ``module:class``; looked up here first, because to scan the installed packages for entry
+points costs more than all else that a server imports."""
+
+
+def find(vm_type: str) -> type[Driver]:
+    """The driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
+
+    Raises `MachineFault` when there is none, or when what it needs is not installed.
+    """
+    from importlib import import_module
+
+    place = BUILT_IN.get(vm_type)
+    if place is None:
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group="vmgahp.drivers", name=vm_type):
+            place = point.value
+            break
+        else:
+            raise errors.MachineFault(
+                f"No driver is installed for VM_TYPE = {vm_type}.",
+                f"set VM_TYPE to one of {', '.join(sorted(BUILT_IN))}, or install the package of the driver.",
+                errors.NO_SUPPORTED_VM_TYPE,
+            )
+    module_name, _, class_name = place.partition(":")
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except ImportError as error:
+        raise errors.MachineFault(
+            f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
+            "install the Python packages that the driver needs.",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Driver)):
+        raise errors.MachineFault(f"{place}, the driver for VM_TYPE = {vm_type}, is not a Driver.")
+    return found
+
+
+__all__ = ["Driver", "Machine", "Report", "find", "vm"]

@@ -1,0 +1,106 @@
+"""What can go wrong, and who must act: the client, the job's user, the administrator, the hypervisor.
+
+condor_starter decides the fate of the job *and* of the machine by the one word that a failed START
+answers (``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``): thirteen words put
+the job on hold, every other word takes the whole machine out of the VM universe until somebody repairs
+it. So a fault is raised by whom it blames, and the class makes sure that the word agrees: a `JobFault`
+can only carry a holding word, a `MachineFault` never does.
+"""
+
+PREFIX = "VMGAHP_ERR_"
+
+HOLDING_WORDS = tuple(
+    PREFIX + word
+    for word in (
+        "JOBCLASSAD_NO_VM_MEMORY_PARAM",
+        "JOBCLASSAD_XEN_NO_KERNEL_PARAM",
+        "JOBCLASSAD_MISMATCHED_HARDWARE_VT",
+        "JOBCLASSAD_XEN_KERNEL_NOT_FOUND",
+        "JOBCLASSAD_XEN_INITRD_NOT_FOUND",
+        "JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM",
+        "JOBCLASSAD_XEN_NO_DISK_PARAM",
+        "JOBCLASSAD_XEN_INVALID_DISK_PARAM",
+        "JOBCLASSAD_XEN_MISMATCHED_CHECKPOINT",
+        "JOBCLASSAD_KVM_NO_DISK_PARAM",
+        "JOBCLASSAD_KVM_INVALID_DISK_PARAM",
+        "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT",
+        "BAD_IMAGE",
+    )
+)
+"""The words that hold the job, in the order of condor_starter's list: the index is the hold subcode."""
+
+NO_MEMORY_PARAM = PREFIX + "JOBCLASSAD_NO_VM_MEMORY_PARAM"
+MISMATCHED = PREFIX + "JOBCLASSAD_MISMATCHED_HARDWARE_VT"
+"""For a wish of the job that this machine does not grant and that has no holding word of its own."""
+NO_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_NO_DISK_PARAM"
+INVALID_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_INVALID_DISK_PARAM"
+BAD_IMAGE = PREFIX + "BAD_IMAGE"
+
+NO_JOBCLASSAD_INFO = PREFIX + "NO_JOBCLASSAD_INFO"
+NO_SUPPORTED_VM_TYPE = PREFIX + "NO_SUPPORTED_VM_TYPE"
+VM_NOT_FOUND = PREFIX + "VM_NOT_FOUND"
+VM_INVALID_OPERATION = PREFIX + "VM_INVALID_OPERATION"
+VM_NO_SUPPORT_SUSPEND = PREFIX + "VM_NO_SUPPORT_SUSPEND"
+VM_NO_SUPPORT_CHECKPOINT = PREFIX + "VM_NO_SUPPORT_CHECKPOINT"
+INTERNAL = PREFIX + "INTERNAL"
+CRITICAL = PREFIX + "CRITICAL"
+
+
+class Fault(Exception):
+    """Something went wrong, with the word for the client and the sentences for people.
+
+    `word` is the ``VMGAHP_ERR_`` word of the protocol, `problem` says what was seen (it names the
+    attribute and its value where one is at fault), `cure` what somebody can do about it.
+    """
+
+    blames = "nobody"
+
+    def __init__(self, word: str, problem: str, cure: str = "") -> None:
+        super().__init__(problem)
+        self.word = word
+        self.problem = problem
+        self.cure = cure
+
+    def render(self) -> str:
+        """The one way in which a fault is shown to people: who must act, what was seen, what to do."""
+        text = f"{self.word}: {self.problem}"
+        if self.cure:
+            text += f" To mend it: {self.cure}"
+        return f"{text} ({self.blames} must act.)"
+
+
+class ClientFault(Fault):
+    """The client asked for what makes no sense now, such as to resume a VM that is gone."""
+
+    blames = "the client"
+
+
+class JobFault(Fault):
+    """The job's user must change something; the job is held and the machine stays in service."""
+
+    blames = "the job's owner"
+
+    def __init__(self, word: str, problem: str, cure: str = "") -> None:
+        if word not in HOLDING_WORDS:
+            raise ValueError(f"{word} does not hold the job: it would take the whole machine out of service")
+        super().__init__(word, problem, cure)
+
+
+class MachineFault(Fault):
+    """The administrator of this machine must act; the starter takes it out of the VM universe."""
+
+    blames = "the administrator of this machine"
+
+    def __init__(self, problem: str, cure: str = "", word: str = CRITICAL) -> None:
+        if word in HOLDING_WORDS:
+            raise ValueError(f"{word} would hold the job for a fault of the machine")
+        super().__init__(word, problem, cure)
+
+
+class HypervisorFault(MachineFault):
+    """The hypervisor failed in a way that is neither the job's doing nor the settings'."""
+
+    blames = "whoever keeps the hypervisor on this machine"
+
+    def __init__(self, problem: str, cure: str = "", word: str = INTERNAL) -> None:
+        super().__init__(problem, cure, word)

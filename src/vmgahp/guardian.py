@@ -1,0 +1,210 @@
+"""A process that outlives the server and ends the VM when nobody else is left to do it.
+
+A server that ends in order destroys its VMs. One that is killed cannot, and nobody does it for it:
+condor_starter dies with it, the job is rescheduled, and the guest computes on without a job. So each VM
+has a guardian: a shell of less than a MiB that waits on a pipe whose other end only the server holds. The
+word ``done`` dismisses it; the end of the pipe without that word means that the server is gone, and the
+guardian runs the kill mode for this one VM.
+
+It must survive what kills the server. What HTCondor does when a starter ends, and what is done about it
+(``src/condor_procd``, ``src/condor_startd.V6/Starter.cpp`` and ``proc_family_direct_cgroup_v2.cpp``):
+
+- *Process families by parent*: whoever has a parent in the family when a snapshot of the processes is
+  taken is a member for good. The shell is orphaned twice, the second time only when its first parent is
+  known to be gone, so that no snapshot can find a chain of living parents from the server to it.
+- *By environment*: ``_CONDOR_ANCESTOR_*`` is not passed on.
+- *By login*: only with a dedicated account, which is the job's user; the server and its guardian are root.
+- *By group id* (USE_GID_PROCESS_TRACKING): condor_starter uses it for vanilla jobs and not for VMs.
+- *By cgroup*: a VM job gets none of its own, but with CGROUP_ALL_DAEMONS the starter has one, which is
+  emptied by SIGKILL when the starter ends; and systemd empties that of condor.service when condor_master
+  dies (``KillMode=mixed``). So as root the guardian moves to the root cgroup, where nobody kills but the
+  shutdown of the machine. It stays where it is if that is refused: without root, or inside a container
+  whose root cgroup is a branch of the real one.
+- *By session or process group*: it has a session of its own, and ignores HUP, INT, QUIT and TERM.
+
+A child that the server forks *without* exec holds a copy of the pipe, and the guardian waits for its end
+too: such children must be short-lived.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DISMISSED = b"done\n"
+
+KEPT = frozenset(
+    (
+        "PATH",
+        # Which configuration of HTCondor, and what its tools need to read it.
+        "CONDOR_CONFIG",
+        "CONDOR_IDS",
+        "LD_LIBRARY_PATH",
+        # Our own.
+        "VMGAHP_USER_UID",
+        "VMGAHP_USER_GID",
+        "VMGAHP_CONFIG",
+        # Where a user's own libvirtd is found.
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "XDG_RUNTIME_DIR",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+    )
+)
+"""The environment variables that the guardian passes on, besides the settings called ``_CONDOR_<NAME>``."""
+
+TRIES = 5
+"""How often the kill mode is run until it succeeds: libvirtd may be restarting just then."""
+
+SCRIPT = """\
+cd / || exit
+trap '' HUP INT QUIT TERM
+for branch in . unified systemd
+do
+    procs=/sys/fs/cgroup/$branch/cgroup.procs
+    [ -w "$procs" ] && echo 0 >"$procs"
+done
+pause=$1 tries=$2
+shift 2
+{
+    read -r word <&3
+    {
+        exec <&3 3<&-
+        read -r word
+        [ "$word" = done ] && exit
+        exec </dev/null
+        until "$@"
+        do
+            tries=$((tries - 1))
+            [ "$tries" -gt 0 ] || exit
+            sleep "$pause"
+            pause=$((pause * 2))
+        done
+    } &
+} &
+"""
+"""The guardian. Its arguments: seconds before the second try, the number of tries, the command.
+
+The first word that it reads only says that its first parent is gone. ``0`` stands for the writer itself in
+``cgroup.procs``; the three names are those of cgroup v2, of v2 beside v1, and of systemd's own v1
+hierarchy."""
+
+
+class Guardian:
+    """One guardian, seen from the server: post it before the VM exists, dismiss it when the VM is gone."""
+
+    def __init__(self, pipe: int, session: int) -> None:
+        from _thread import allocate_lock
+
+        self._pipe = pipe
+        self._lock = allocate_lock()
+        self.session = session
+        """The id of the guardian's session, which is that of its process group too."""
+
+    @classmethod
+    def post(
+        cls, argv: "Sequence[str]", environ: "Mapping[str, str]", *, pause: int = 2, tries: int = TRIES
+    ) -> "Guardian":
+        """Start the guardian that will run `argv`, whose first word is an absolute path.
+
+        `environ` is the server's environment, of which it keeps what `environment` says. The command is run
+        with cwd ``/`` and stdio on ``/dev/null``, and again while it fails: `tries` times in all, `pause`
+        seconds after the first failure and twice as long after each next. Raises OSError when there are no
+        processes or descriptors left to start it with.
+        """
+        import errno
+        import os
+        import signal
+        from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            # Never one of the numbers that the shell's own descriptors are to have.
+            low, reading = reading, fcntl(reading, F_DUPFD_CLOEXEC, 10)
+            os.close(low)
+            pid = os.posix_spawn(
+                "/bin/sh",
+                ["sh", "-c", SCRIPT, "vmgahp-guardian", str(pause), str(tries), *argv],
+                environment(environ),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, reading, 3),
+                    *((os.POSIX_SPAWN_CLOSE, number) for number in _open_descriptors() if number > 3),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP},
+            )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:
+            status = 0  # whoever reaps all children has done it: it is gone all the same
+        if status != 0:
+            os.close(writing)
+            raise OSError(errno.EAGAIN, "the guardian's shell could not go to the background")
+        guardian = cls(writing, pid)
+        guardian._say(b"orphaned\n")
+        return guardian
+
+    def _say(self, word: bytes) -> None:
+        import os
+
+        try:
+            os.write(self._pipe, word)  # never waits: the pipe has room for both words
+        except OSError:
+            return  # a guardian that is gone cannot be told, and need not be
+
+    def dismiss(self) -> None:
+        """The VM is gone: let the guardian go without doing anything. May be called again."""
+        import os
+
+        with self._lock:
+            if self._pipe < 0:
+                return
+            self._say(DISMISSED)
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def alive(self) -> bool:
+        """Does it still watch? False once dismissed, and when somebody has killed it."""
+        import select
+
+        with self._lock:
+            if self._pipe < 0:
+                return False
+            poll = select.poll()
+            poll.register(self._pipe, 0)  # an error is always reported: the reading end is closed
+            return not poll.poll(0)
+
+
+def environment(environ: "Mapping[str, str]") -> dict[str, str]:
+    """What of `environ` the kill mode needs: `KEPT` and the settings of HTCondor, not its bookkeeping.
+
+    HTCondor takes ``_CONDOR_`` in any case (``condor_config.cpp``); the ``_CONDOR_ANCESTOR_`` variables are
+    how it finds its processes again (``condor_pidenvid.h``).
+    """
+    kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    for name, value in environ.items():
+        upper = name.upper()
+        if name in KEPT or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):
+            kept[name] = value
+    return kept
+
+
+def _open_descriptors() -> list[int]:
+    """Every descriptor of this process, those that somebody left open across our own exec included.
+
+    The one that lists them is among them and closed by now; to close a number that is not open is no
+    error in posix_spawn.
+    """
+    import os
+
+    return [int(name) for name in os.listdir("/proc/self/fd")]

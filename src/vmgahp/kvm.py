@@ -1,0 +1,334 @@
+"""Does KVM truly work on this machine?
+
+That ``/dev/kvm`` can be opened proves nothing: under some outer hypervisors it opens, a boot sector runs,
+and in 64-bit mode a guest crawls, a thousand times slower than the hardware and slower than plain
+emulation, so that a Linux kernel never comes up. So `check` runs a guest: a vCPU in 64-bit mode that
+counts a register down and halts, with the ioctls of the kernel's ``Documentation/virt/kvm/api.rst`` and
+without QEMU. It runs in a process of its own, because a vCPU that hangs can only be killed.
+
+On x86_64 the guest is run and timed. On other architectures the check ends with what they have in common:
+the device opens, speaks the one version of the interface there is, and makes a VM and a vCPU.
+
+This file is also the program of that process, run by its path with ``-I -S``: it imports nothing of ours.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Runner = Callable[[str, float], tuple[list[str], bool]]
+
+DEVICE = "/dev/kvm"
+
+TURNS = 1_000_000
+"""Turns of the guest's loop."""
+
+FAST_ENOUGH = 0.05
+"""Seconds within which the loop must end. Hardware needs about 0.001; what has been seen of KVM that does
+not work needs more than 1; the factor of fifty is for a machine that is busy or old."""
+
+TRIES = 3
+HOPELESS = 10 * FAST_ENOUGH
+"""Seconds. The loop is run again when it was slow, and the best time counts, because another process may
+have had the CPU; but when it took this long, nobody had."""
+
+KEEP_SECONDS = 60.0
+"""How long a verdict is believed within one process."""
+
+RAN = "ran"
+FAILED = "failed"
+"""The first words of the lines that the process of the guest prints."""
+
+_known: dict[str, tuple[float, str | None]] = {}
+
+
+def check(deadline: float = 1.0, *, device: str = DEVICE, runner: "Runner | None" = None) -> str | None:
+    """None when KVM works here, else the reason in plain words, as a sentence without its full stop.
+
+    `deadline` is in seconds; the whole check ends with it, or, where a vCPU resists SIGKILL, a second later.
+    A good machine takes some 20 ms. A verdict is kept for `KEEP_SECONDS`, see `forget`. `runner` stands in
+    for the process with the guest: it takes the device and the deadline, and returns the lines that the
+    process printed and whether it had to be killed. Nothing is raised.
+    """
+    from time import monotonic
+
+    if runner is not None:
+        return _verdict(device, *runner(device, deadline), deadline)
+    kept = _known.get(device)
+    if kept is not None and monotonic() - kept[0] < KEEP_SECONDS:
+        return kept[1]
+    reason = _unopenable(device) or _verdict(device, *_run_guest(device, deadline), deadline)
+    _known[device] = (monotonic(), reason)
+    return reason
+
+
+def forget() -> None:
+    """Let the next `check` look again."""
+    _known.clear()
+
+
+def _unopenable(device: str) -> str | None:
+    """Why the device cannot be opened, which needs no process to find out."""
+    import os
+
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return f"{device} does not exist: {_why_no_device()}"
+    except PermissionError:
+        return f"{device} may not be opened by user id {os.geteuid()}: root or the group of {device} may"
+    except OSError as error:
+        return f"{device} cannot be opened: {error.strerror}"
+    return None
+
+
+def _why_no_device() -> str:
+    """What the processor says about a missing device."""
+    import os
+
+    if os.uname().machine != "x86_64":
+        return "the kernel has no KVM, or its module is not loaded"
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    except OSError:
+        flags = []
+    for flag, module in (("vmx", "kvm_intel"), ("svm", "kvm_amd")):
+        if flag in flags:
+            return (
+                f"the processor can virtualise ({flag}), so the module {module} is not loaded, "
+                "or virtualisation is off in the firmware"
+            )
+    return (
+        "the processor shows neither vmx nor svm, so virtualisation is off in the firmware, "
+        "or this machine is a virtual one whose host does not nest"
+    )
+
+
+def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> str | None:
+    """What the lines that the guest's process printed mean."""
+    times = []
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        if word == FAILED:
+            return f"{device} opens, but {rest}"
+        if word == RAN:
+            times.append(float(rest))
+    if times and min(times) < FAST_ENOUGH:
+        return None
+    if times:
+        return (
+            f"{device} opens, but a guest in 64-bit mode is too slow: {TURNS:,} turns of a loop took "
+            f"{min(times):.3f} s, where hardware needs about 0.001 s and {FAST_ENOUGH} s is the limit"
+        )
+    if killed:
+        return (
+            f"{device} opens, but a guest in 64-bit mode did not end {TURNS:,} turns of a loop "
+            f"within {deadline:g} s, where hardware needs about 0.001 s"
+        )
+    return f"{device} opens, but the process that tries a guest died without a word"
+
+
+def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
+    """Run this file as a process: the whole lines that it printed, and whether the deadline killed it."""
+    import os
+    import select
+    import signal
+    import sys
+    from time import monotonic
+
+    if not sys.executable:
+        return [f"{FAILED} there is no Python interpreter to try a guest with"], False
+    end = monotonic() + deadline
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", "-B", __file__, device, str(deadline)],
+            {},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, writing, 1),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setsigmask=[],
+            setsigdef=[signal.SIGALRM, signal.SIGPIPE, signal.SIGTERM],
+        )
+    except OSError as error:
+        os.close(reading)
+        return [f"{FAILED} a process to try a guest with cannot be started: {error.strerror}"], False
+    finally:
+        os.close(writing)
+    output = b""
+    killed = False
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    try:
+        while True:
+            left = end - monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                killed = True
+                os.kill(pid, signal.SIGKILL)
+                break
+            chunk = os.read(reading, 4096)
+            if not chunk:
+                break
+            output += chunk
+    finally:
+        os.close(reading)
+        _reap(pid)
+    return [line for line in output.decode(errors="replace").split("\n")[:-1] if line], killed
+
+
+def _reap(pid: int) -> None:
+    """Wait for the end of the process, a second at most: inside a broken vCPU even SIGKILL may wait."""
+    import os
+    import select
+
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if poll.poll(1000):
+            os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # somebody else reaped it
+    finally:
+        os.close(pidfd)
+
+
+# What follows runs in the process of the guest. Numbers and layouts are those of linux/kvm.h and, for
+# x86, asm/kvm.h.
+
+KVM_GET_API_VERSION = 0xAE00
+KVM_CREATE_VM = 0xAE01
+KVM_CHECK_EXTENSION = 0xAE03
+KVM_GET_VCPU_MMAP_SIZE = 0xAE04
+KVM_CREATE_VCPU = 0xAE41
+KVM_SET_USER_MEMORY_REGION = 0x4020AE46
+KVM_SET_TSS_ADDR = 0xAE47
+KVM_RUN = 0xAE80
+KVM_GET_REGS = 0x8090AE81
+KVM_SET_REGS = 0x4090AE82
+KVM_GET_SREGS = 0x8138AE83
+KVM_SET_SREGS = 0x4138AE84
+
+API_VERSION = 12
+"""The only version of the interface since Linux 2.6.22."""
+KVM_CAP_ARM_VM_IPA_SIZE = 165
+KVM_EXIT_HLT = 5
+KVM_EXIT_INTR = 10
+
+PAGE = 4096
+CODE = b"\x48\xff\xc9\x75\xfb\xf4"
+"""``dec rcx``; ``jnz`` back to it; ``hlt``."""
+CODE_AT = 0x4000
+GUEST_MEMORY = 0x8000
+"""Bytes of guest memory: page 1 to 3 are the page tables, page 4 is the code."""
+
+
+def _guest(device: str) -> None:
+    """Make the guest, run it, print the lines that `_verdict` reads; raises OSError with the step's name."""
+    import os
+    from array import array
+    from fcntl import ioctl
+    from mmap import mmap
+    from struct import pack, pack_into, unpack_from
+    from time import perf_counter
+
+    def call(name: str, descriptor: int, request: int, argument: int | bytearray = 0) -> int:
+        try:
+            return ioctl(descriptor, request, argument)
+        except OSError as error:
+            raise OSError(error.errno, f"{name} failed: {error.strerror}") from error
+
+    kvm = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    version = call("KVM_GET_API_VERSION", kvm, KVM_GET_API_VERSION)
+    if version != API_VERSION:
+        raise OSError(0, f"it speaks version {version} of KVM's interface and not {API_VERSION}")
+    machine = os.uname().machine
+    vm_type = 0
+    if machine == "aarch64":
+        # The bits of a guest's physical address; some processors do not offer the default, 40.
+        vm_type = call("KVM_CHECK_EXTENSION", kvm, KVM_CHECK_EXTENSION, KVM_CAP_ARM_VM_IPA_SIZE)
+    vm = call("KVM_CREATE_VM", kvm, KVM_CREATE_VM, vm_type)
+    if machine != "x86_64":
+        call("KVM_CREATE_VCPU", vm, KVM_CREATE_VCPU)
+        print(RAN, 0.0, flush=True)  # noqa: T201 - the parent reads it
+        return
+    # Needed on Intel's processors before the first vCPU: three pages that no memory of the guest covers.
+    call("KVM_SET_TSS_ADDR", vm, KVM_SET_TSS_ADDR, 0x10000000)
+
+    memory = array("B", bytes(GUEST_MEMORY + PAGE))
+    address = memory.buffer_info()[0]
+    skip = -address % PAGE
+    for at, value in (
+        (0x1000, 0x2003),  # page map level 4: present, writable
+        (0x2000, 0x3003),  # page directory pointers
+        (0x3000, 0x0083),  # page directory: one page of 2 MiB at 0
+    ):
+        pack_into("=Q", memory, skip + at, value)
+    memory[skip + CODE_AT : skip + CODE_AT + len(CODE)] = array("B", CODE)
+    call(
+        "KVM_SET_USER_MEMORY_REGION",
+        vm,
+        KVM_SET_USER_MEMORY_REGION,
+        bytearray(pack("=IIQQQ", 0, 0, 0, GUEST_MEMORY, address + skip)),
+    )
+
+    vcpu = call("KVM_CREATE_VCPU", vm, KVM_CREATE_VCPU)
+    run = mmap(vcpu, call("KVM_GET_VCPU_MMAP_SIZE", kvm, KVM_GET_VCPU_MMAP_SIZE))
+    sregs = bytearray(312)
+    call("KVM_GET_SREGS", vcpu, KVM_GET_SREGS, sregs)
+    # struct kvm_segment: base, limit, selector; type, present, dpl, db, s, l, g, avl, unusable, padding
+    segment = "=QIH10B"
+    pack_into(segment, sregs, 0, 0, 0xFFFFFFFF, 0x08, 11, 1, 0, 0, 1, 1, 1, 0, 0, 0)  # cs: 64-bit code
+    for at in range(24, 144, 24):  # ds, es, fs, gs, ss: data
+        pack_into(segment, sregs, at, 0, 0xFFFFFFFF, 0x10, 3, 1, 0, 1, 1, 0, 1, 0, 0, 0)
+    pack_into("=Q", sregs, 224, 0x80050033)  # cr0: paging, alignment mask, write protect, …, protected mode
+    pack_into("=Q", sregs, 240, 0x1000)  # cr3: the page tables
+    pack_into("=Q", sregs, 248, 0x20)  # cr4: physical address extension
+    pack_into("=Q", sregs, 264, 0x500)  # efer: long mode, enabled and active
+    call("KVM_SET_SREGS", vcpu, KVM_SET_SREGS, sregs)
+
+    for _ in range(TRIES):
+        # struct kvm_regs: rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8 … r15, rip, rflags
+        regs = bytearray(pack("=18Q", 0, 0, TURNS, *[0] * 13, CODE_AT, 0x2))
+        call("KVM_SET_REGS", vcpu, KVM_SET_REGS, regs)
+        began = perf_counter()
+        while True:
+            call("KVM_RUN", vcpu, KVM_RUN)
+            (reason,) = unpack_from("=I", run, 8)
+            if reason != KVM_EXIT_INTR:
+                break
+        seconds = perf_counter() - began
+        if reason != KVM_EXIT_HLT:
+            raise OSError(0, f"a guest in 64-bit mode left KVM_RUN with exit reason {reason} and not by hlt")
+        call("KVM_GET_REGS", vcpu, KVM_GET_REGS, regs)
+        (left,) = unpack_from("=Q", regs, 16)
+        if left != 0:
+            raise OSError(0, f"a guest in 64-bit mode counted wrongly: {left} turns were left at its end")
+        print(RAN, f"{seconds:.6f}", flush=True)  # noqa: T201 - the parent reads it
+        if seconds < FAST_ENOUGH or seconds > HOPELESS:
+            break
+
+
+def _main(arguments: list[str]) -> None:
+    """The process of the guest. Should its parent be gone, the alarm ends it."""
+    import signal
+
+    device, deadline = arguments
+    signal.alarm(int(float(deadline)) + 2)
+    try:
+        _guest(device)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is why KVM does not work
+        print(FAILED, getattr(error, "strerror", "") or repr(error), flush=True)  # noqa: T201 - as above
+
+
+if __name__ == "__main__":
+    import sys
+
+    _main(sys.argv[1:])

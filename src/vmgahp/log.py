@@ -1,0 +1,315 @@
+"""The daemon's log, in HTCondor's format and where HTCondor's settings say.
+
+A line is ``MM/DD/YY HH:MM:SS (pid:N) text``: what dprintf writes (``_format_global_header`` in HTCondor's
+``src/condor_utils/dprintf.cpp``) when ``D_PID`` is on. Here it is always on, because every server of a
+machine writes to the same file. With ``-t`` a line has no header at all, as from the C++ daemon:
+condor_starter puts its own before each line that it finds in the pipe.
+
+A log is worth less than the VM: nothing here raises, and nothing here waits. A full disk, a vanished
+directory or a full pipe loses lines and later ones are tried again. What a message says about the job is
+hostile text: control characters are shown as escapes, and secrets are hidden (`redact`).
+"""
+
+import os
+import time
+from _thread import RLock
+from stat import S_ISREG
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import select
+    from typing import Protocol
+
+    class Settings(Protocol):
+        """What the log asks of `vmgahp.config.Settings`; the two modules do not import each other."""
+
+        def string(self, name: str) -> str: ...
+        def size(self, name: str) -> int: ...
+
+
+PRIVATE_ATTRIBUTES = frozenset(
+    ("capability", "childclaimids", "claimid", "claimidlist", "claimids", "pairedclaimid", "transferkey")
+)
+"""Attributes that are secrets, lower-cased: ``ClassAdPrivateAttrs`` of HTCondor's
+``src/condor_utils/compat_classad.cpp``, and the slot's ``PairedClaimId``."""
+PRIVATE_PREFIX = "_condor_priv"
+"""Every attribute whose name starts so is a secret (``ClassAdAttributeIsPrivateV2``, same file)."""
+
+_HIDDEN_IN_LOGS = (*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, "environment", "env")
+_HIDDEN = "<hidden>"
+
+LONGEST_LINE = 8192
+"""Characters of a message that are written."""
+_PIPE_LINE = 4096
+"""PIPE_BUF: bytes that a pipe takes in one piece, and all of them at once."""
+_KEPT_LINES = 500
+"""How many lines wait for `Log.open`; the oldest are dropped first."""
+
+
+def is_private(name: str) -> bool:
+    """Whether an attribute's value is a secret that may reach neither a log nor a script."""
+    name = name.lower()
+    return name in PRIVATE_ATTRIBUTES or name.startswith(PRIVATE_PREFIX)
+
+
+def redact(text: str) -> str:
+    """`text` with the values of secret attributes and the secret ends of claim ids hidden.
+
+    Hides what follows ``Name =`` or ``Name:`` for the private attributes and for the job's environment,
+    up to the closing quote or to the end of the line, and in a claim id, ``<address>#time#number#secret``,
+    everything after the number, as HTCondor's own public form of it does.
+    """
+    if "=" in text or ":" in text:
+        for name in _HIDDEN_IN_LOGS:
+            text = _hide_value(text, name)
+    start = text.find(">#")
+    while start >= 0:
+        end = start + 2
+        for _ in range(2):
+            while end < len(text) and text[end].isdigit():
+                end += 1
+            if end >= len(text) or text[end] != "#":
+                break
+            end += 1
+        else:
+            stop = end
+            while stop < len(text) and text[stop] not in " \t\r\n\",'":
+                stop += 1
+            text = text[:end] + "..." + text[stop:]
+        start = text.find(">#", end)
+    return text
+
+
+def _hide_value(text: str, name: str) -> str:
+    lower = text.lower()
+    if len(lower) != len(text):  # some letters change their length; positions would not match
+        text = lower
+    start = lower.find(name)
+    while start >= 0:
+        end = start + len(name)
+        if name == PRIVATE_PREFIX:
+            while end < len(text) and (text[end].isalnum() or text[end] in "_."):
+                end += 1
+        whole = (start == 0 or not (text[start - 1].isalnum() or text[start - 1] == "_")) and (
+            end == len(text) or not (text[end].isalnum() or text[end] == "_")
+        )
+        value = end
+        while value < len(text) and text[value] in " \t\"'":
+            value += 1
+        marks = "=" if name.startswith("env") else "=:"
+        if whole and value < len(text) and text[value] in marks:
+            value += 1
+            while value < len(text) and text[value] in " \t":
+                value += 1
+            stop = text.find("\n", value)
+            if stop < 0:
+                stop = len(text)
+            if text[value:stop][:1] == '"':
+                quote = text.find('"', value + 1, stop)
+                while quote > 0 and text[quote - 1] == "\\" and quote + 1 < stop:
+                    quote = text.find('"', quote + 1, stop)
+                stop = stop if quote < 0 else quote + 1
+            text = text[:value] + _HIDDEN + text[stop:]
+            lower = text.lower()
+            end = value + len(_HIDDEN)
+        start = lower.find(name, end)
+    return text
+
+
+def escape(text: str) -> str:
+    """`text` as one printable line: control and other unprintable characters become ``\\n``, ``\\x1b`` …"""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def wants_debug(flags: str) -> bool:
+    """Whether a ``VM_GAHP_DEBUG`` value turns the debug level on.
+
+    Flags are separated by spaces, commas or bars and may carry ``:level`` or a ``-`` that turns them off;
+    ``D_FULLDEBUG``, ``D_ALL:2``, ``D_ANY:2`` and ``D_ALWAYS:2`` do it, the last word wins, unknown flags are
+    ignored (``_condor_parse_merge_debug_flags`` in HTCondor's ``src/condor_utils/dprintf_common.cpp``).
+    """
+    debug = False
+    for flag in flags.upper().replace("|", " ").replace(",", " ").split():
+        level = 0 if flag[0] == "-" else 1
+        name, colon, number = flag.lstrip("+-").partition(":")
+        if colon and number[:1].isdigit():
+            level = int(number[0])
+        if name == "D_FULLDEBUG":
+            debug = level > 0
+        elif name in ("D_ALWAYS", "D_ALL", "D_ANY") and (level > 1 or level == 0):
+            debug = level > 1
+    return debug
+
+
+class Log:
+    """Two levels of messages, to a file, to standard error, or nowhere; safe to use from every thread.
+
+    Lines wait (the last 500 of them) until `open` says where they go, because the greeting goes out before
+    the settings are read.
+    """
+
+    __slots__ = ("_debug", "_dropped", "_fd", "_inode", "_kept", "_limit", "_lock", "_path", "_poll", "_torn")
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # not Lock: a signal handler may log while its own thread is logging
+        self._kept: list[tuple[float, bool, str]] | None = []
+        self._debug = True
+        self._path = ""
+        self._fd = -1
+        self._inode = (0, 0)
+        self._limit = 0
+        self._poll: select.poll | None = None
+        self._dropped = 0
+        self._torn = False
+
+    def always(self, text: str) -> None:
+        """Log what an administrator wants to see in every case (``D_ALWAYS``)."""
+        self._add(False, text)
+
+    def debug(self, text: str) -> None:
+        """Log what helps to find a fault (``D_FULLDEBUG``)."""
+        if self._debug:
+            self._add(True, text)
+
+    def open(self, settings: "Settings", to_stderr: bool = False) -> None:
+        """Choose where the lines go, those that waited first: standard error, or the file VM_GAHP_LOG.
+
+        An empty or relative name (the current directory is the job's), ``/dev/null``, and whatever is not a
+        regular file mean nowhere. Raises `vmgahp.errors.MachineFault` only for settings that do not parse.
+        """
+        flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
+        debug = wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
+        path = "" if to_stderr else settings.string("VM_GAHP_LOG")
+        limit = settings.size("MAX_VM_GAHP_LOG")
+        with self._lock:
+            self._forget_file()
+            self._debug = debug
+            self._path = path if path.startswith("/") and path != os.devnull else ""
+            self._limit = limit
+            self._poll = None
+            if to_stderr:
+                from select import POLLOUT, poll
+
+                self._poll = poll()
+                self._poll.register(2, POLLOUT)
+            kept, self._kept = self._kept, None
+            for when, is_debug, text in kept or ():
+                if debug or not is_debug:
+                    self._write(when, text)
+
+    def close(self) -> None:
+        """Let go of the file; what is logged afterwards goes nowhere."""
+        with self._lock:
+            self._forget_file()
+            self._kept = None
+            self._path = ""
+            self._poll = None
+
+    def _add(self, is_debug: bool, text: str) -> None:
+        try:
+            text = escape(redact(text))
+            if len(text) > LONGEST_LINE:
+                text = text[:LONGEST_LINE] + "..."
+            with self._lock:
+                if self._kept is not None:
+                    if len(self._kept) >= _KEPT_LINES:
+                        del self._kept[0]
+                    self._kept.append((time.time(), is_debug, text))
+                else:
+                    self._write(time.time(), text)
+        except Exception:  # noqa: BLE001 - to log must never be what fails, whatever was passed in
+            self._dropped += 1
+
+    def _write(self, when: float, text: str) -> None:
+        if self._dropped:
+            text = f"({self._dropped} lines were lost before this one) {text}"
+        try:
+            if self._poll is not None:
+                line = text.encode("utf-8", "backslashreplace")[: _PIPE_LINE - 1] + b"\n"
+                # Where poll says that a pipe is writable, PIPE_BUF bytes go in without waiting.
+                if not self._poll.poll(0):
+                    raise BlockingIOError
+                os.write(2, line)
+            elif self._path:
+                self._write_to_file(when, text)
+            self._dropped = 0
+        except OSError:
+            self._dropped += 1
+
+    def _write_to_file(self, when: float, text: str) -> None:
+        self._follow_file()
+        header = time.strftime("%m/%d/%y %H:%M:%S ", time.localtime(when)) + f"(pid:{os.getpid()}) "
+        line = (header + text + "\n").encode("utf-8", "backslashreplace")
+        if self._torn:  # the last line went in half, as when a disk runs full
+            line = b"\n" + line
+        written = os.write(self._fd, line)
+        self._torn = written < len(line)
+
+    def _follow_file(self) -> None:
+        """Open the file unless it is open, rotate it when it is full, and follow when another server did.
+
+        All servers of a machine write the same file, each line with one append. Who finds it full locks it
+        and, if the name still is that of the locked file, renames it to ``.old``; the others see that the
+        name is another file now. Raises OSError.
+        """
+        for _ in range(3):
+            if self._fd < 0:
+                self._open_file()
+            try:
+                found = os.stat(self._path, follow_symlinks=False)
+            except FileNotFoundError:
+                self._forget_file()
+                continue
+            if (found.st_dev, found.st_ino) != self._inode:
+                self._forget_file()
+                continue
+            if self._limit <= 0 or found.st_size < self._limit or not self._rotate():
+                return
+        if self._fd < 0:
+            self._open_file()
+
+    def _open_file(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        created = False
+        try:
+            fd = os.open(self._path, flags)
+        except FileNotFoundError:
+            try:
+                fd = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+                created = True
+            except FileExistsError:
+                fd = os.open(self._path, flags)
+        try:
+            found = os.fstat(fd)
+            if not S_ISREG(found.st_mode):
+                raise OSError(f"{self._path} is not a regular file")
+            if created and os.geteuid() == 0:
+                # HTCondor's own daemons write as the user condor, to whom its log directory belongs.
+                owner = os.stat(os.path.dirname(self._path))
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        self._inode = (found.st_dev, found.st_ino)
+
+    def _rotate(self) -> bool:
+        """Rename the full file to ``.old``; False where another server is at it, or where it cannot be."""
+        import fcntl
+
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.stat(self._path, follow_symlinks=False)
+            if (found.st_dev, found.st_ino) == self._inode:
+                os.rename(self._path, self._path + ".old")
+        except OSError:
+            return False
+        self._forget_file()
+        return True
+
+    def _forget_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
