@@ -1,0 +1,394 @@
+"""The daemon and real guests: libvirt with QEMU, TCG where KVM does not work."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest import make_guest, read_count
+from tests.peer import DEADLINE, Peer, daemon, environment
+from vmgahp.cli import KILL, PROBE
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+pytestmark = pytest.mark.libvirt
+
+URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+CONSOLE = "vm_console.log"
+
+
+@pytest.fixture(scope="session")
+def connection() -> Iterator["libvirt.virConnect"]:
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    try:
+        opened = libvirt.open(URI)
+    except libvirt.libvirtError as error:
+        pytest.skip(f"no libvirtd at {URI}: {error}")
+    yield opened
+    opened.close()
+
+
+class Job:
+    """A job with a boot-sector guest, in a scratch directory of the job's user."""
+
+    number = 0
+
+    def __init__(self, scratch: Path, connection: "libvirt.virConnect", seconds: int | None = None) -> None:
+        Job.number += 1
+        self.cluster = os.getpid() * 100 + Job.number
+        self.name = f"alice_lab_{self.cluster}.0"
+        self.scratch = scratch
+        self.disk = scratch / "guest.img"
+        self._connection = connection
+        make_guest(self.disk, seconds=seconds)
+        self.own(self.disk)
+
+    def own(self, path: Path) -> None:
+        if os.getuid() == 0:
+            status = self.scratch.stat()
+            os.chown(path, status.st_uid, status.st_gid)
+
+    def ad(self, *more: str) -> list[str]:
+        return [
+            f'VM_WORKING_DIR = "{self.scratch}"',
+            'JobVMType = "kvm"',
+            "JobVMMemory = 64",
+            "JobVM_VCPUS = 1",
+            'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
+            f"ClusterId = {self.cluster}",
+            "ProcId = 0",
+            'User = "alice@lab"',
+            *more,
+        ]
+
+    def domain(self) -> "libvirt.virDomain | None":
+        try:
+            return self._connection.lookupByName(self.name)
+        except libvirt.libvirtError:
+            return None
+
+    def console(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.scratch / CONSOLE).read_text()
+        return ""
+
+
+def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
+    """Wait for a condition of the outside world that sends no event."""
+    end = time.monotonic() + deadline
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
+    made = Job(scratch, connection)
+    yield made
+    domain = made.domain()
+    if domain is not None:
+        domain.destroy()
+
+
+def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
+    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    return Peer(environment(vm_type, job.scratch, **settings))
+
+
+def start(peer: Peer, job: Job, *more: str) -> None:
+    assert peer.line().startswith("$VMGahpVersion")
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+
+
+def test_a_job_runs_to_its_own_end(job: Job) -> None:
+    make_guest(job.disk, seconds=2)
+    with serving(job) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert b"qemu" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        assert words["STATUS"] == "Running"
+        assert words["MAXMEMORY"] == str(64 * 1024)
+        assert 0 <= float(words["CPUTIME"]) < 60
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        log = peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert read_count(job.disk) == 2
+    assert "Traceback" not in log
+
+
+def test_files_stay_the_job_users_own(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        owner = job.scratch.stat().st_uid
+        assert {path.name: path.stat().st_uid for path in job.scratch.iterdir()} == {
+            "guest.img": owner,
+            CONSOLE: owner,
+        }
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
+def test_qemu_runs_as_the_jobs_user(job: Job) -> None:
+    job.scratch.chmod(0o700)
+    with serving(job) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert os.stat(f"/proc/{pid}").st_uid == job.scratch.stat().st_uid
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
+def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    owner = job.scratch.stat().st_uid
+    with serving(job, VM_RUN_AS_JOB_USER=False) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert os.stat(f"/proc/{pid}").st_uid not in (0, owner)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert job.disk.stat().st_uid == owner
+
+
+def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert job.domain() is None
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        log = peer.quit()
+    assert "has not powered off in 1 s" in log
+
+
+def test_pause_and_resume(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: "2" in job.console(), "the guest counts")
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
+        domain = job.domain()
+        assert domain is not None
+        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+
+
+@pytest.mark.parametrize("end", ["QUIT", "EOF", "SIGTERM", "SIGQUIT"])
+def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert job.domain() is not None
+        if end == "QUIT":
+            peer.quit()
+        elif end == "EOF":
+            peer.finish()
+        else:
+            peer.end_by(signal.Signals[end])
+        assert peer.process.returncode == 0
+    assert job.domain() is None
+
+
+def test_a_killed_server_leaves_no_guest(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.process.kill()
+        peer.process.wait()
+        until(lambda: job.domain() is None, "the guardian destroys the guest")
+
+
+def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
+    job_xml = f"""<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>64</memory>
+        <os><type>hvm</type></os></domain>"""
+    orphan = job._connection.createXML(job_xml, 0).UUIDString()
+    with serving(job) as peer:
+        start(peer, job)
+        domain = job.domain()
+        assert domain is not None
+        assert domain.UUIDString() != orphan
+        assert "still runs from an earlier start" in peer.quit()
+
+
+def test_kill_mode(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        ended = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
+        assert ended.returncode == 0
+        assert ended.stdout == ""
+        assert job.domain() is None
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    again = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
+    assert again.returncode == 0
+
+
+def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        stale = "00000000-0000-4000-8000-000000000000"
+        ended = daemon(
+            environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name, "uuid", stale
+        )
+        assert ended.returncode == 0
+        assert job.domain() is not None
+        peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("disk", "word"),
+    [
+        ("missing.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:qcow2", None),
+        ("guest.img:hda", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:raw,other.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:raw' readonly='yes", "KVM_INVALID_DISK_PARAM"),
+        ("no-backing.qcow2:vda:w:qcow2", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:sda2:w:raw", "KVM_INVALID_DISK_PARAM"),
+    ],
+)
+def test_a_disk_that_does_not_work_holds_the_job(job: Job, disk: str, word: str | None) -> None:
+    shutil.copy(job.disk, job.scratch / "other.img")
+    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw"]
+    overlay = job.scratch / "no-backing.qcow2"
+    # The name of the backing file is the job's to choose: it must not be read as a trouble of the machine.
+    subprocess.run([*make, "-b", "/nowhere/Cannot allocate memory", str(overlay), "1M"], check=True)
+    for path in (job.scratch / "other.img", overlay):
+        job.own(path)
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad(f'VMPARAM_vm_Disk = "{disk}"'))
+        expected = f"VMGAHP_ERR_JOBCLASSAD_{word}" if word else "VMGAHP_ERR_BAD_IMAGE"
+        assert peer.run("START", "kvm") == ["1", expected]
+        assert job.domain() is None
+        assert expected in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    assert sorted(path.name for path in job.scratch.iterdir() if path.name != CONSOLE) == [
+        "guest.img",
+        "no-backing.qcow2",
+        "other.img",
+        "vm_error.txt",
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
+def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
+    os.chown(job.disk, 0, 0)
+    job.disk.chmod(0o600)
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"]
+        peer.quit()
+
+
+def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad("JobVMNetworking = false", 'JobVM_MACADDR = "00:00:00:00:00:00\'/><hostdev/>"'))
+        assert peer.run("START", "kvm") == ["0", "1"]
+        domain = job.domain()
+        assert domain is not None
+        assert "hostdev" not in domain.XMLDesc()
+        peer.quit()
+
+
+def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVMVNCConsole = true")
+        display = json.loads((job.scratch / "vm_vnc.json").read_text())
+        assert display["host"] == "127.0.0.1"
+        assert 5900 <= display["port"] < 65536
+        assert len(display["password"]) == 8
+        assert (job.scratch / "vm_vnc.json").stat().st_mode & 0o777 == 0o600
+        listening = subprocess.run(
+            ["virsh", "-c", URI, "domdisplay", job.name], capture_output=True, text=True, check=True
+        )
+        assert listening.stdout.startswith("vnc://127.0.0.1:")
+        assert display["password"] not in peer.quit()
+
+
+def test_no_output_vm_leaves_nothing_to_send_home(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job, "VMPARAM_No_Output_VM = true")
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert list(job.scratch.iterdir()) == []
+        peer.quit()
+
+
+def test_user_networking(job: Job) -> None:
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+        start(
+            peer,
+            job,
+            "JobVMNetworking = true",
+            'JobVMNetworkingType = "user"',
+            'JobVM_MACADDR = "52:54:00:12:34:56"',
+        )
+        assert peer.run("STATUS", 1)[1] == "MAC=52:54:00:12:34:56"
+        peer.quit()
+
+
+def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> None:
+    script = tmp_path / "xml"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"cat > {tmp_path}/ad\n"
+        f"echo \"<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>$1</memory>\n"
+        '<os><type>hvm</type></os></domain>"\n'
+    )
+    script.chmod(0o755)
+    tmp_path.chmod(0o755)
+    with serving(job, LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
+        start(peer, job, 'ClaimId = "hush"')
+        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        assert words["MAXMEMORY"] == str(48 * 1024)
+        peer.quit()
+    sent = (tmp_path / "ad").read_text()
+    assert f'VMPARAM_VM_NAME = "{job.name}"' in sent
+    assert "hush" not in sent
+
+
+def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Job) -> None:
+    from vmgahp import kvm
+
+    if kvm.check() is None:
+        ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
+        assert 'VM_kvm_ATTR_accel = "kvm"' in ended.stdout
+        return
+    with serving(job, VM_ALLOW_EMULATION=False) as peer:
+        peer.line()
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
+        assert "VM_ALLOW_EMULATION" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
+    assert ended.stdout == ""
+    assert ended.returncode == 1
+    assert "KVM does not work" in ended.stderr
+
+
+def test_the_probe(job: Job) -> None:
+    ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True), PROBE, "vmtype", "kvm")
+    assert ended.stdout.startswith(
+        'VM_GAHP_VERSION = "0.0.1"\nVM_Type = "kvm"\nVM_Memory = 1024\nVM_Networking = FALSE\n'
+    ), ended.stderr
+    assert ended.returncode == 0

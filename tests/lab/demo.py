@@ -1,0 +1,200 @@
+"""The demonstration behind scripts/demo: one job, from the greeting to the guest's own power-off.
+
+It plays condor_starter's part: makes a scratch directory with the job's disk in it, starts the daemon as
+the starter does, and shows the conversation (``>`` to the daemon, ``<`` from it) and the guest's console
+(``|``) as they happen. Anything that is not as it should be ends it with the daemon's log and status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.lab.chamber import REPOSITORY
+from tests.lab.client import Client, ProtocolError
+from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
+
+SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
+COLOURS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}
+
+
+class DemoError(Exception):
+    """Something is not as it should be."""
+
+
+class Screen:
+    """What the person sees: a mark, the seconds since the start, and the line."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.colour = sys.stdout.isatty()
+
+    def show(self, mark: str, line: str) -> None:
+        text = f"{time.monotonic() - self.began:6.1f}  {mark} {line}"
+        if self.colour:
+            text = f"\033[{COLOURS[mark]}m{text}\033[0m"
+        print(text, flush=True)
+
+
+class Console:
+    """The guest's console file, shown line by line as it grows."""
+
+    def __init__(self, path: Path, screen: Screen) -> None:
+        self.path = path
+        self.screen = screen
+        self.text = b""
+        self.shown = 0
+
+    def follow(self) -> None:
+        if not self.path.exists():
+            return
+        self.text = self.path.read_bytes()
+        while (end := self.text.find(b"\n", self.shown)) >= 0:
+            self.screen.show("|", self.text[self.shown : end].decode("ascii", "replace").rstrip())
+            self.shown = end + 1
+
+
+def job_user() -> tuple[int, int] | None:
+    """Who the job belongs to, when root starts the daemon: the user behind sudo, or nobody."""
+    if os.geteuid() != 0:
+        return None
+    if os.environ.get("SUDO_UID", "0") != "0":
+        return int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
+    nobody = pwd.getpwnam("nobody")
+    return nobody.pw_uid, nobody.pw_gid
+
+
+def environment(scratch: Path, user: tuple[int, int] | None) -> dict[str, str]:
+    """What condor_starter puts into the daemon's environment, and two settings."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("VMGAHP_", "_CONDOR_"))}
+    env |= {"VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(scratch)}
+    if user:
+        env |= {"VMGAHP_USER_UID": str(user[0]), "VMGAHP_USER_GID": str(user[1])}
+    # Settings of HTCondor's may come from the environment; a machine without HTCondor will do.
+    return env | {"_CONDOR_VM_TYPE": "kvm", "_CONDOR_VM_MEMORY": "1024", "_CONDOR_VM_ALLOW_EMULATION": "True"}
+
+
+def job_ad(scratch: Path) -> list[str]:
+    return [
+        f'VM_WORKING_DIR = "{scratch}"',
+        'JobVMType = "kvm"',
+        "JobVMMemory = 64",
+        "JobVM_VCPUS = 1",
+        "JobVMNetworking = false",
+        "JobVMCheckpoint = false",
+        'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
+        f"ClusterId = {os.getpid()}",
+        "ProcId = 0",
+        'User = "alice@lab"',
+    ]
+
+
+def accelerator(pid: int) -> str:
+    """How the QEMU process `pid` runs its guest, by its own command line."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise DemoError(f"GETPID answered {pid}, which is no process: {error}") from None
+    if "qemu" not in command:
+        raise DemoError(f"GETPID answered {pid}, which is not QEMU but: {command[:80]}")
+    return "KVM" if "accel=kvm" in command or "enable-kvm" in command else "emulation (TCG)"
+
+
+def converse(client: Client, scratch: Path, console: Console, screen: Screen, seconds: int) -> str:
+    """The whole conversation of a job that ends by itself; says how the guest was run."""
+    client.greeting()
+    for request in ("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON"):
+        client.say(request)
+    client.send_ad(job_ad(scratch))
+    vm = client.request("CONDOR_VM_START", "kvm", timeout=60)
+    how = accelerator(int(client.request("CONDOR_VM_GETPID", vm)))
+    screen.show("#", f"the guest is up, by {how}, and will power itself off after {seconds} s")
+    seen: list[str] = []
+    deadline = time.monotonic() + seconds + 30
+    while not seen or seen[-1] != "Stopped":
+        if time.monotonic() > deadline:
+            raise DemoError(f"the guest should have powered itself off; STATUS said {', '.join(seen)}")
+        status = client.request("CONDOR_VM_STATUS", vm)
+        seen.append(status.split("STATUS=", 1)[-1].split()[0])
+        # As long as the guest runs, its console is more interesting than the next status.
+        until = time.monotonic() + (1.5 if seen[-1] == "Running" else 0)
+        while time.monotonic() < until:
+            console.follow()
+            time.sleep(0.05)
+    if "Running" not in seen:
+        raise DemoError("STATUS never said Running")
+    console.follow()
+    status_at_exit = client.quit()
+    if status_at_exit != 0:
+        raise DemoError(f"the daemon's exit status is {status_at_exit}")
+    return how
+
+
+def check(scratch: Path, console: Console, seconds: int) -> None:
+    """What is left when all is over: a whole console and a changed disk."""
+    console.follow()
+    text = console.text.decode("ascii", "replace")
+    if BANNER not in text or DONE not in text or counts(text) != list(range(1, seconds + 1)):
+        raise DemoError(f"{console.path.name} is not the guest's whole console: {text!r}")
+    count = read_count(scratch / "guest.img")
+    if count != seconds:
+        raise DemoError(f"the guest counted to {seconds}, but its disk says {count}")
+
+
+def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
+    """Everything, in an empty directory; the closing line."""
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    make_guest(scratch / "guest.img", seconds=seconds)
+    user = job_user()
+    if user:
+        for path in (scratch, scratch / "guest.img"):
+            os.chown(path, *user)
+    console = Console(scratch / "vm_console.log", screen)
+    with open(directory / "daemon.log", "w") as log:
+        command = [str(SERVER), "-f", "-t", "-M", "3"]
+        screen.show("#", "starting " + " ".join([str(SERVER.relative_to(REPOSITORY)), *command[1:]]))
+        client = Client(command, environment(scratch, user), scratch, log, screen.show, console.follow)
+        try:
+            how = converse(client, scratch, console, screen, seconds)
+        finally:
+            if client.process.poll() is None:
+                client.close()
+    check(scratch, console, seconds)
+    return (
+        f"Seen: a guest booted by {how}, counted to {seconds} on its console and its disk, and powered itself"
+        f" off, which the daemon reported as STATUS=Stopped; {time.monotonic() - screen.began:.1f} s in all."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo", description="Boot a real guest through the protocol."
+    )
+    parser.add_argument("--seconds", type=int, default=5, help="how long the guest counts (default: 5)")
+    seconds = parser.parse_args().seconds
+    screen = Screen()
+    directory = Path(tempfile.mkdtemp(prefix="vmgahp-demo-"))
+    directory.chmod(0o755)  # QEMU runs as a user of its own and has to reach the disk
+    try:
+        closing = demonstrate(directory, seconds, screen)
+    except (DemoError, ProtocolError, OSError) as error:
+        screen.show("!", str(error))
+        log = directory / "daemon.log"
+        for line in log.read_text(errors="replace").splitlines()[-60:] if log.exists() else []:
+            screen.show("#", line)
+        return 1
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    screen.show("#", closing)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

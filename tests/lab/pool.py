@@ -1,0 +1,275 @@
+"""A whole HTCondor pool on one machine, in a chamber, with a vm-gahp of our choice in it.
+
+The master, collector, negotiator, schedd and startd are Debian's, and so are the shadow and the starter
+that really talk to the daemon under test. Jobs are submitted by an ordinary user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tests.lab.chamber import LAB, OUR_SERVER, Chamber, LabError, wait_until
+
+T = TypeVar("T")
+
+USER = "alice"
+DOMAIN = "lab"
+JOBS = f"{LAB}/jobs"
+
+CONFIG = """\
+# One machine is the pool; it talks to itself only.
+CONDOR_HOST = 127.0.0.1
+COLLECTOR_HOST = $(CONDOR_HOST)
+NETWORK_INTERFACE = 127.0.0.1
+BIND_ALL_INTERFACES = False
+DAEMON_LIST = MASTER, COLLECTOR, NEGOTIATOR, SCHEDD, STARTD
+UID_DOMAIN = {domain}
+FILESYSTEM_DOMAIN = {domain}
+SEC_DEFAULT_AUTHENTICATION_METHODS = FS
+ALLOW_READ = *
+ALLOW_WRITE = *
+ALLOW_DAEMON = *
+ALLOW_ADMINISTRATOR = *
+ALLOW_NEGOTIATOR = *
+LOG = {lab}/log
+
+# One slot to be divided, wide enough for all the tests' jobs at once; jobs start soon and stay.
+NUM_CPUS = 8
+MEMORY = 4096
+NUM_SLOTS = 1
+NUM_SLOTS_TYPE_1 = 1
+SLOT_TYPE_1 = 100%
+SLOT_TYPE_1_PARTITIONABLE = True
+START = True
+SUSPEND = False
+PREEMPT = False
+KILL = False
+NEGOTIATOR_INTERVAL = 5
+NEGOTIATOR_CYCLE_DELAY = 2
+SCHEDD_INTERVAL = 5
+SCHEDD_MIN_INTERVAL = 1
+UPDATE_INTERVAL = 5
+
+# 30 seconds is the least that the starter allows.
+VM_STATUS_INTERVAL = 30
+VM_TYPE = kvm
+VM_MEMORY = 1024
+VM_GAHP_SERVER = {server}
+VM_GAHP_LOG = $(LOG)/VMGahpLog
+VM_GAHP_DEBUG = D_FULLDEBUG
+VM_ALLOW_EMULATION = True
+# The lab's guest never listens to a shutdown request.
+VM_STOP_TIMEOUT = 5
+STARTER_DEBUG = D_FULLDEBUG
+"""
+
+SUBMIT = """\
+universe = vm
+vm_type = kvm
+vm_memory = 64
+vm_networking = false
+vm_disk = guest.img:hda:w:raw
+transfer_input_files = guest.img
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+executable = {name}
+log = job.log
+"""
+
+EVENTS = {
+    0: "submitted",
+    1: "executing",
+    4: "evicted",
+    5: "terminated",
+    7: "shadow exception",
+    9: "removed",
+    12: "held",
+    13: "released",
+}
+"""The numbers of the job event log that tests speak of."""
+
+
+class Job:
+    """A submitted job: its directory on this side, and what HTCondor says of it."""
+
+    def __init__(self, pool: Pool, cluster: int, directory: Path) -> None:
+        self.pool = pool
+        self.cluster = cluster
+        self.directory = directory
+
+    @property
+    def domain(self) -> str:
+        """The name of its virtual machine, by HTCondor's own rule."""
+        return f"{USER}_{DOMAIN}_{self.cluster}.0"
+
+    def events(self) -> list[str]:
+        """The job event log, as words in their order."""
+        log = self.directory / "job.log"
+        numbers = re.findall(r"^(\d{3}) \(", log.read_text() if log.exists() else "", re.MULTILINE)
+        return [EVENTS.get(int(number), number) for number in numbers]
+
+    def ad(self) -> dict[str, Any]:
+        """Its ad, from the queue while it is there and from the history afterwards."""
+        for command in (["condor_q"], ["condor_history", "-limit", "1"]):
+            out = self.pool.run(*command, str(self.cluster), "-json", user=USER).stdout.strip()
+            if out:
+                [ad] = json.loads(out)
+                assert isinstance(ad, dict)
+                return ad
+        return {}
+
+    def is_running(self) -> bool:
+        """Whether its virtual machine runs now."""
+        return self.domain in self.pool.chamber.domains()
+
+    def wait_for_event(self, event: str, timeout: float) -> None:
+        """Wait for an event; one that ends the job, or holds it, ends the waiting as well."""
+        final = {"terminated", "removed", "held"}
+        self.pool.wait_until(
+            f"job {self.cluster} to be {event}", lambda: {event, *final} & set(self.events()), timeout
+        )
+        if event not in self.events():
+            raise LabError(
+                f"job {self.cluster} is not {event}, but has: {', '.join(self.events())}\n{self.reason()}"
+            )
+
+    def reason(self) -> str:
+        """What HTCondor gives as reasons for where the job is."""
+        ad = self.ad()
+        said = {name: ad[name] for name in ("HoldReason", "RemoveReason", "LastVacateReason") if name in ad}
+        return "\n".join(f"{name}: {text}" for name, text in said.items())
+
+    def remove(self) -> None:
+        """condor_rm, as its owner."""
+        self.pool.run("condor_rm", str(self.cluster), user=USER)
+
+
+class Pool:
+    """A pool in a ``with``; `directory` keeps its logs (``log``) and the jobs' files (``jobs``)."""
+
+    def __init__(self, directory: str | Path, server: str = OUR_SERVER, settings: str = "") -> None:
+        self.directory = Path(directory)
+        self.chamber = Chamber(self.directory)
+        self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
+        self.log = self.directory / "log"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, wheel: Path | None = None) -> None:
+        """The chamber, our package in it where a wheel is given, libvirt, and HTCondor up to a slot."""
+        self.chamber.open()
+        if wheel:
+            self.chamber.install(wheel)
+        self.chamber.start_libvirt()
+        for name, owner in (("log", "condor"), ("jobs", USER)):
+            self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
+        self.chamber.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
+        self.run("condor_master")
+        self.wait_until("the schedd", lambda: self.condor("condor_q"), 60)
+        self.wait_until("the startd's slot", lambda: self.machine(), 60)
+
+    def stop(self) -> None:
+        """End it at once: nothing of a chamber outlives its first process."""
+        self.chamber.close()
+
+    # ---- asking ---------------------------------------------------------------------------------
+
+    def run(self, *argv: str, **options: Any) -> Any:
+        return self.chamber.run(*argv, **options)
+
+    def condor(self, *argv: str) -> bool:
+        """Whether a command of HTCondor's succeeds now."""
+        done = self.run(*argv, user=USER, check=False)
+        return bool(done.returncode == 0)
+
+    def machine(self) -> dict[str, Any]:
+        """The ad of the machine's partitionable slot; empty while there is none."""
+        command = ["condor_status", "-constraint", "PartitionableSlot", "-json"]
+        out = self.run(*command, user=USER, check=False).stdout.strip()
+        ads = json.loads(out) if out.startswith("[") else []
+        return dict(ads[0]) if ads else {}
+
+    def server_of(self, job: Job) -> tuple[int, int] | None:
+        """The pids (as seen inside) of the daemon that serves a job and of its parent, the job's starter."""
+        scratch = self.scratch(job)
+        processes = self.chamber.processes()
+        for pid, words in processes.items():
+            parent = self._parent(pid)
+            if "vm-gahp" in words and processes.get(parent, "").startswith("condor_starter"):
+                directory = os.readlink(self.chamber.path(f"/proc/{pid}/cwd"))
+                if scratch and directory.endswith(scratch):
+                    return pid, parent
+        return None
+
+    def qemu_of(self, job: Job) -> int | None:
+        """The pid (as seen inside) of the QEMU that runs a job's machine."""
+        for pid, words in self.chamber.processes().items():
+            if "qemu-system" in words and f"guest={job.domain}," in words:
+                return pid
+        return None
+
+    def scratch(self, job: Job) -> str | None:
+        """The job's scratch directory as seen inside, while it runs."""
+        for directory in self.chamber.path("/var/lib/condor/execute").glob("dir_*"):
+            ad = directory / ".job.ad"
+            if ad.exists() and re.search(rf"^ClusterId = {job.cluster}$", ad.read_text(), re.MULTILINE):
+                return f"/var/lib/condor/execute/{directory.name}"
+        return None
+
+    def _parent(self, pid: int) -> int:
+        try:
+            status = self.chamber.path(f"/proc/{pid}/status").read_text()
+        except OSError:  # it is gone
+            return 0
+        parent = re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)
+        return int(parent[1]) if parent else 0
+
+    # ---- doing ----------------------------------------------------------------------------------
+
+    def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> Job:
+        """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
+        directory = self.directory / "jobs" / name
+        directory.mkdir()
+        make_files(directory)
+        (directory / "job.sub").write_text(SUBMIT.format(name=name) + commands + "\nqueue\n")
+        self.run("chown", "-R", USER, f"{JOBS}/{name}")
+        out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=f"{JOBS}/{name}").stdout
+        return Job(self, int(out.split(".")[0]), directory)
+
+    def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:
+        """As `chamber.wait_until`, with the pool's logs in the error."""
+        try:
+            return wait_until(what, condition, timeout, interval=1)
+        except LabError as error:
+            raise LabError(f"{error}\n{self.diagnosis()}") from None
+
+    def diagnosis(self, lines: int = 40) -> str:
+        """The ends of the logs that tell most, for a test that failed."""
+        shown = []
+        for pattern in ("VMGahpLog*", "StarterLog.slot*", "StartLog", "ShadowLog"):
+            for log in sorted(self.log.glob(pattern)):
+                tail = log.read_text(errors="replace").splitlines()[-lines:]
+                shown.append(f"---- the end of {log} ----\n" + "\n".join(tail))
+        return "\n".join(shown)
+
+    def keep_logs(self, directory: Path) -> None:
+        """Copy the logs out, for whoever wants them after the pool's own directory is gone."""
+        shutil.copytree(self.log, directory, dirs_exist_ok=True)

@@ -1,0 +1,134 @@
+"""Command lines, as HTCondor writes them and as people do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peer import environment
+from vmgahp import cli
+from vmgahp.cli import _Arguments, _UsageError
+
+
+def arguments(line: str) -> _Arguments:
+    return _Arguments(["condor_vm-gahp", *line.split()])
+
+
+@pytest.mark.parametrize("mode", ["1", "3"])
+def test_serving(mode: str) -> None:
+    parsed = arguments(f"-f -t -M {mode}")
+    assert parsed.mode == int(mode)
+    assert parsed.to_stderr
+
+
+def test_the_startds_probe_and_kill() -> None:
+    assert arguments("-f -M 0 vmtype KVM").vm_type == "kvm"
+    parsed = arguments("-f -t -M 4 vmtype kvm match alice_lab_7.3")
+    assert (parsed.vm_type, parsed.match, parsed.uuid) == ("kvm", "alice_lab_7.3", "")
+
+
+def test_option_words_may_be_abbreviated() -> None:
+    parsed = arguments("-foreground -term -M 4 vm kvm ma alice_lab_7.3 u 12-34")
+    assert (parsed.to_stderr, parsed.vm_type, parsed.match, parsed.uuid) == (
+        True,
+        "kvm",
+        "alice_lab_7.3",
+        "12-34",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "-f",
+        "-M",
+        "-M 2",
+        "-M 5",
+        "-M x",
+        "-f -M 0",
+        "-M 0 vmtype",
+        "-M 4 vmtype kvm",
+        "-M 0 kvm",
+        "-Z -M 3",
+        "serve",
+    ],
+)
+def test_anything_else_is_a_usage_error(line: str) -> None:
+    with pytest.raises(_UsageError):
+        arguments(line)
+
+
+def run(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "vmgahp", *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_usage_goes_to_stderr_with_status_1() -> None:
+    ended = run("-M", "9")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert "unknown mode: 9" in ended.stderr
+    assert "usage:" in ended.stderr
+
+
+@pytest.mark.parametrize("missing", ["VMGAHP_VMTYPE", "VMGAHP_WORKING_DIR"])
+def test_serving_needs_its_environment(missing: str, scratch: Path) -> None:
+    environ = environment("simulated", scratch)
+    del environ[missing]
+    ended = run("-f", "-M", "3", **environ)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert missing in ended.stderr
+
+
+def test_people_get_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.people(["vmgahp", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for command in ("serve", "probe", "kill", "version"):
+        assert command in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.people(["vmgahp", "version"]) == 0
+    assert capsys.readouterr().out.startswith("vmgahp ")
+
+
+def test_the_greeting_needs_no_heavy_module(scratch: Path) -> None:
+    """What is imported up to the greeting: a handful of our own modules and what the interpreter has loaded."""
+    code = (
+        "import sys; before = set(sys.modules); import vmgahp.cli; print(*sorted(set(sys.modules) - before))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.split() == ["vmgahp", "vmgahp.cli", "vmgahp.gahp"]
+
+
+def test_serving_loads_no_hypervisor_library_before_a_start() -> None:
+    code = "import sys; import vmgahp.server; print(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(ended.stdout.split())
+    assert not loaded & {
+        "libvirt",
+        "lxml",
+        "classad2",
+        "logging",
+        "asyncio",
+        "re",
+        "subprocess",
+        "dataclasses",
+        "json",
+    }
