@@ -45,3 +45,7 @@ def simulated_ad(scratch: Path, *more: str) -> list[str]:
         'User = "alice@lab"',
         *more,
     ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")

@@ -63,6 +63,8 @@ def build(spec: "JobSpec", host: Host) -> str:
         _text(domain, "on_reboot", "restart")
         _text(domain, "on_crash", "destroy")
         devices = etree.SubElement(domain, "devices")
+        if any(_bus(disk) == "scsi" for disk in spec.disks):
+            etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
         for order, disk in enumerate(spec.disks, start=1):
             _disk(devices, disk, order, host)
         _network(devices, spec, host)
@@ -94,8 +96,24 @@ def _text(parent: etree._Element, tag: str, text: str, **attributes: str) -> Non
     etree.SubElement(parent, tag, attributes).text = text
 
 
-def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None:
+def _bus(disk: "Disk") -> str:
+    """The bus of a disk. QEMU's IDE and SATA disks cannot be read-only; of a SATA disk the guest knows no
+    more than the name sda, which a SCSI disk has too."""
     bus = bus_of(disk.device)
+    if disk.kind == "disk" and not disk.writable:
+        if bus == "sata":
+            return "scsi"
+        if bus == "ide":
+            raise errors.JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"VMPARAM_vm_Disk attaches {disk.path} read-only as {disk.device}, and an IDE disk can be written.",
+                "give the disk a device name such as vdb or sdb, or the permission w.",
+            )
+    return bus
+
+
+def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None:
+    bus = _bus(disk)
     if disk.partition:
         raise errors.JobFault(
             errors.INVALID_DISK_PARAM,

@@ -287,6 +287,30 @@ def test_a_disk_that_does_not_work_holds_the_job(job: Job, disk: str, word: str 
     ]
 
 
+def test_disks_of_every_bus_and_kind(job: Job) -> None:
+    disks = {
+        "guest.img": "hda:w",
+        "a.img": "vda:w:raw",
+        "b.img": "vdb:r:raw",
+        "c.img": "sda:w:raw",
+        "d.img": "sdb:r:raw",
+        "e.img": "xvde:w:raw",
+        "f.iso": "hdc:r",
+        "g.iso": "sdc:r:iso",
+        "h.iso": "vdh:r",
+        "i.img": "fda:w:raw",
+    }
+    for name in list(disks)[1:]:
+        (job.scratch / name).write_bytes(bytes(1474560))
+        job.own(job.scratch / name)
+    make_guest(job.disk, seconds=2)
+    with serving(job) as peer:
+        start(peer, job, 'VMPARAM_vm_Disk = "' + ",".join(f"{n}:{d}" for n, d in disks.items()) + '"')
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert "vmgahp guest done" in job.console(), "the first disk is the one that boots"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
 def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
     os.chown(job.disk, 0, 0)
