@@ -3,7 +3,7 @@
 What an element means is libvirt's business: https://libvirt.org/formatdomain.html.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lxml import etree
 
@@ -11,6 +11,9 @@ from vmgahp import errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vmgahp.images import Layer
     from vmgahp.job import Disk, JobSpec
 
 _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virtio"), ("fd", "fdc"))
@@ -37,6 +40,8 @@ class Host:
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
+    backing: "Mapping[str, Sequence[Layer]]" = field(default_factory=dict)
+    """The backing files of each image, by its path (`vmgahp.images.backing_chain`)."""
     passt: bool = False
     """User networking by passt; otherwise by QEMU's own slirp."""
 
@@ -127,13 +132,25 @@ def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None
     image_format = _QEMU_FORMAT.get(disk.format, disk.format)
     etree.SubElement(element, "driver", name="qemu", type=image_format)
     source = etree.SubElement(element, "source", file=disk.path)
-    if host.dac_label:
-        # QEMU has the rights of the job's user already; libvirt must not change the owner of an image.
-        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    if host.dac_label or not disk.transferred:
+        # QEMU has the rights of the job's user, or must have its own: libvirt may make a file QEMU's by
+        # changing its owner, and that is for the job's own files alone, never for what it merely names.
+        _keep_owner(source)
+    store = element
+    for layer in host.backing.get(disk.path, ()):
+        store = etree.SubElement(store, "backingStore", type="file")
+        etree.SubElement(store, "format", type=layer.format)
+        _keep_owner(etree.SubElement(store, "source", file=layer.path))
+    # An empty one ends the chain: libvirt is not to look into the image for more.
+    etree.SubElement(store, "backingStore")
     etree.SubElement(element, "target", dev=disk.device, bus=bus)
     if not disk.writable or disk.kind == "cdrom":
         etree.SubElement(element, "readonly")
     etree.SubElement(element, "boot", order=str(order))
+
+
+def _keep_owner(source: etree._Element) -> None:
+    etree.SubElement(source, "seclabel", model="dac", relabel="no")
 
 
 def _network(devices: etree._Element, spec: "JobSpec", host: Host) -> None:

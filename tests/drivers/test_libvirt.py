@@ -311,6 +311,24 @@ def test_disks_of_every_bus_and_kind(job: Job) -> None:
     assert "vmgahp guest done" in job.console(), "the first disk is the one that boots"
 
 
+@pytest.mark.parametrize("as_job_user", [True, False])
+def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
+    base = job.scratch.parent / "base.img"
+    make_guest(base, seconds=1)
+    base.chmod(0o644)
+    before = base.stat()
+    overlay = job.scratch / "guest.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True)
+    job.own(overlay)
+    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
+        start(peer, job, 'VMPARAM_vm_Disk = "guest.qcow2:vda:w:qcow2"')
+        assert base.stat().st_uid == before.st_uid
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert (base.stat().st_uid, base.stat().st_mtime) == (before.st_uid, before.st_mtime)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
 def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
     os.chown(job.disk, 0, 0)

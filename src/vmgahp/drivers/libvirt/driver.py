@@ -14,6 +14,7 @@ from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
 from vmgahp.guardian import Guardian
+from vmgahp.images import backing_chain
 from vmgahp.job import JobSpec
 
 TYPE_CHECKING = False
@@ -186,6 +187,7 @@ class LibvirtDriver(Driver):
             vnc_password=_password() if spec.vnc else "",
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
+            backing={disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks},
             passt=spec.networking_type == "user" and self._has_passt(domain_type),
         )
         return domain_xml.build(spec, host)
