@@ -28,7 +28,7 @@ class Client:
         self.logged: list[str] = []
         self.now = 1000.0
         self.session = session.Session(vm_type, self.logged.append, self.logged.append)
-        self.calls: list[session.Call] = []
+        self.calls: list[vm.Call] = []
 
     def send(self, *lines: str) -> list[str]:
         """Send lines and return what is written back at once."""
@@ -301,9 +301,49 @@ def test_a_status_behind_a_long_save_is_answered_from_memory() -> None:
     assert client.results() == []
     client.session.expire(client.now + session.PATIENCE)
     assert client.results() == [f"4 {before}"]
-    assert client.session.next_deadline() is None
+    assert client.session.next_deadline() == client.now + 280, "the save itself has the client's time"
     client.end()
     assert client.results() == ["3 0 NULL"]
+
+
+def test_what_takes_too_long_is_answered_before_the_client_gives_up() -> None:
+    client = Client()
+    client.session.request_timeout = 100.0
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_RESUME 3 1")
+    client.session.expire(client.now + 74)
+    assert client.results() == []
+    client.session.expire(client.now + 80)
+    assert client.results() == ["3 1 VMGAHP_ERR_CRITICAL", "2 1 VMGAHP_ERR_CRITICAL"]
+    client.send("CONDOR_VM_STATUS 4 1")
+    client.end()
+    client.end(Report(vm.SUSPENDED))
+    assert client.results() == ["4 0 STATUS=Suspended"], "the save went on, and its outcome is the truth"
+
+
+def test_a_vm_that_starts_too_late_is_stopped_again() -> None:
+    client = Client()
+    client.start()
+    client.session.expire(client.now + 399)
+    assert client.results() == []
+    client.session.expire(client.now + 400)
+    assert client.results() == ["1 1 VMGAHP_ERR_CRITICAL"]
+    client.end()
+    assert [call.operation for call in client.calls] == [vm.STOP]
+    client.end()
+    assert client.results() == []
+    assert client.session.vms == {}
+
+
+def test_a_checkpointed_vm_is_suspended_for_the_client() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_CHECKPOINT 2 1", "CONDOR_VM_STATUS 3 1", "CONDOR_VM_RESUME 4 1")
+    client.end()
+    client.end(Report(vm.SUSPENDED))
+    assert client.calls[0].state == vm.CHECKPOINTED
+    client.end()
+    assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
 
 
 OUTCOMES = st.sampled_from(["ok", "fault", "stopped"])
@@ -346,7 +386,7 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
             if second == "fault":
                 outcome = errors.HypervisorFault("it failed")
             elif call.operation == vm.STATUS:
-                outcome = Report(vm.STOPPED if second == "stopped" else before)
+                outcome = Report(vm.STOPPED if second == "stopped" else vm.STATUS_WORDS[before])
             elif call.operation == vm.GETPID:
                 outcome = 4711
             client.session.finished(call, outcome, client.now)
@@ -372,6 +412,6 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
     while client.calls:
         call = client.calls[0]
         state = call.vm.state
-        client.end({vm.STATUS: Report(state), vm.GETPID: 1}.get(call.operation))
+        client.end({vm.STATUS: Report(vm.STATUS_WORDS[state]), vm.GETPID: 1}.get(call.operation))
     answered += [int(line.split()[0]) for line in client.results()]
     assert sorted(answered) == sorted(accepted)

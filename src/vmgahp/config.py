@@ -109,6 +109,27 @@ SETTINGS = (
     _ours("VM_CONSOLE_LOG", "bool", "true", "Whether the serial console goes to vm_console.log and home."),
     _ours("VM_CONSOLE_LOG_MAX", "size", "16 Mb", "How much of the serial console is kept."),
     _ours("VM_RUN_AS_JOB_USER", "bool", "true", "Whether QEMU runs with the job user's uid and gid."),
+    _ours(
+        "VM_SUSPEND_IMAGE_FORMAT",
+        "string",
+        "",
+        "How libvirt writes the memory of a suspended VM: raw, sparse, zstd, lzop, gzip and so on, where its "
+        "version (11.2 and later) can be told; empty: as /etc/libvirt/qemu.conf says.",
+    ),
+    _ours(
+        "VM_CHECKPOINT_IMAGE_FORMAT",
+        "string",
+        "",
+        "The same for a checkpoint. HTCondor's file transfer fills the holes of a sparse file; a compressed "
+        "format such as zstd travels better.",
+    ),
+    _ours(
+        "VM_SUSPEND_BYPASS_CACHE",
+        "bool",
+        "false",
+        "Whether the memory of a suspended VM is written past the page cache, which spares the cache. A "
+        "checkpoint is read again at once for its checksum and always goes through the cache.",
+    ),
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -175,8 +196,11 @@ class Settings:
         """A whole number that is not negative; also as a ClassAd expression, such as ``4 * 1024``."""
         text = self.string(name)
         digits = text[1:] if text[:1] in "+-" else text
-        plain = digits.isascii() and digits.isdigit() and len(digits) < 19
-        value = int(text) if plain else self._evaluate(name, text)
+        if digits.isascii() and digits.isdigit():
+            # The ClassAd engine makes 0 of a number that is too large for it.
+            value: object = int(text) if len(digits) < 19 else None
+        else:
+            value = self._evaluate(name, text)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
             raise self._bad(name, "a whole number that is not negative")
         return int(value)

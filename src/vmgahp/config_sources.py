@@ -22,7 +22,7 @@ SUBSYSTEM = "VM_GAHP"
 """The subsystem name of condor_vm-gahp: ``VM_GAHP.NAME`` is a value of NAME for this daemon alone."""
 
 DEADLINE = 10.0
-"""Seconds that HTCondor's tool has for everything."""
+"""Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
 
 _TOOL = "condor_config_val"
 _NOT_DEFINED = "Not defined: "
@@ -90,27 +90,10 @@ def find_tool(environ: "Mapping[str, str]") -> str:
 
 def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer | None":
     """Ask condor_config_val; None where HTCondor is installed and has no configuration."""
-    import time
-
-    until = time.monotonic() + DEADLINE
-    command = [tool, "-subsystem", SUBSYSTEM]
-    out, err = _run([*command, *names], environ, until)
-    found = _pair(names, out, err)
-    if not found and "Neither the environment variable CONDOR_CONFIG" in err:
+    answer = _ask([tool, "-subsystem", SUBSYSTEM], names, environ)
+    if answer is None:
         return None
-    if found is None and (out or _NOT_DEFINED in err):
-        # A value of more than one line: ask for each name alone, then all that comes is its value.
-        found = {}
-        for name in names:
-            out, err = _run([*command, name], environ, until)
-            if _NOT_DEFINED + name not in err.splitlines():
-                found[name] = out.removesuffix("\n")
-    if found is None:
-        problem = " ".join(err.split())[:500] or "it wrote nothing"
-        raise MachineFault(
-            f"HTCondor's configuration cannot be read: {tool} says: {problem}.",
-            f"run {tool} VM_TYPE and mend what it complains of.",
-        )
+    found, err = answer
     where = dict.fromkeys(found, "HTCondor's configuration")
     for name in overrides(environ):
         name = name.removeprefix(f"{SUBSYSTEM}.")
@@ -118,6 +101,33 @@ def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") 
             where[name] = "the environment"
     warnings = [line for line in err.splitlines() if line.strip() and not line.startswith(_NOT_DEFINED)]
     return found, where, warnings[:20]
+
+
+def _ask(
+    command: list[str], names: "Sequence[str]", environ: "Mapping[str, str]"
+) -> tuple[dict[str, str], str] | None:
+    """The values of some names, and what else the tool says; None where there is no configuration."""
+    out, err = _run([*command, *names], environ)
+    found = _pair(names, out, err)
+    if found is not None:
+        return found, err
+    if "Neither the environment variable CONDOR_CONFIG" in err:
+        return None
+    if not out and _NOT_DEFINED not in err:
+        problem = " ".join(err.split())[:500].rstrip(".") or "it wrote nothing"
+        raise MachineFault(
+            f"HTCondor's configuration cannot be read: {command[0]} says: {problem}.",
+            f"run {command[0]} VM_TYPE and mend what it complains of.",
+        )
+    if len(names) == 1:
+        return {names[0]: out.removesuffix("\n")}, err
+    # One of the values has more than one line: half of the names at a time, until it is alone.
+    middle = len(names) // 2
+    first = _ask(command, names[:middle], environ)
+    second = _ask(command, names[middle:], environ)
+    if first is None or second is None:
+        return None
+    return {**first[0], **second[0]}, first[1] + second[1]
 
 
 def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
@@ -130,14 +140,15 @@ def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
     return dict(zip(asked, lines, strict=True))
 
 
-def _run(command: list[str], environ: "Mapping[str, str]", until: float) -> tuple[str, str]:
+def _run(command: list[str], environ: "Mapping[str, str]") -> tuple[str, str]:
     """Run a program and return what it writes to standard output and to standard error.
 
-    Raises `MachineFault` where it cannot be run or is not done by `until` (time.monotonic); it is killed.
+    Raises `MachineFault` where it cannot be run or is not done within `DEADLINE`; it is killed.
     """
     import time
     from select import POLLIN, poll
 
+    until = time.monotonic() + DEADLINE
     ends: list[int] = []
     output: dict[int, bytes] = {}
     pid = 0
@@ -173,7 +184,12 @@ def _run(command: list[str], environ: "Mapping[str, str]", until: float) -> tupl
             for fd, _ in ready:
                 data = os.read(fd, 65536)
                 output[fd] += data
-                if not data or len(output[fd]) > _LONGEST_OUTPUT:
+                if len(output[fd]) > _LONGEST_OUTPUT:
+                    raise MachineFault(
+                        f"{command[0]} wrote more than a configuration has and was killed.",
+                        "mend or reinstall HTCondor.",
+                    )
+                if not data:
                     watch.unregister(fd)
                     reading.discard(fd)
     except OSError as error:

@@ -106,7 +106,7 @@ class Identity:
         own OSError. The descriptor is close-on-exec. Raises `MachineFault` where the file system hangs.
         """
         parts = _components(name)
-        return self._run(_open_beneath, os.fsencode(directory), parts, flags, mode)
+        return self._run(_open_beneath, _encode(directory), parts, flags, mode)
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
         """Replace the file `name` beneath `directory` by one with `data`, all or nothing, as the user.
@@ -115,7 +115,14 @@ class Identity:
         """
         parts = _components(name)
         temporary = b".%s.%d.%d.tmp" % (parts[-1][:200], os.getpid(), get_ident())
-        self._run(_write_beneath, os.fsencode(directory), parts, temporary, data, mode)
+        self._run(_write_beneath, _encode(directory), parts, temporary, data, mode)
+
+    def rename_scratch(self, directory: str, old: str, new: str) -> None:
+        """Give a file beneath `directory` another name, as the user; what had that name is replaced.
+
+        Raises as `open_scratch`; a symbolic link is renamed itself.
+        """
+        self._run(_rename_beneath, _encode(directory), _components(old), _components(new))
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` beneath `directory` as the user; none being there is success.
@@ -124,7 +131,7 @@ class Identity:
         """
         parts = _components(name)
         try:
-            self._run(_unlink_beneath, os.fsencode(directory), parts)
+            self._run(_unlink_beneath, _encode(directory), parts)
         except FileNotFoundError:
             return
 
@@ -140,13 +147,11 @@ class Identity:
             return "it is not a full path"
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            os.close(self._run(_open_named, os.fsencode(path), flags))
+            os.close(self._run(_open_named, _encode(path), flags))
         except OSError as error:
             return f"{error.strerror}, for uid {self.uid} and {'writing' if write else 'reading'}"
         except _Hung as fault:
             return fault.problem
-        except ValueError:
-            return "it has a NUL byte"
         return None
 
     def _run(self, operation: "Operation", *arguments: object) -> int:
@@ -168,10 +173,20 @@ def _id(environ: "Mapping[str, str]", name: str) -> int:
     return int(text)
 
 
+def _encode(path: str) -> bytes:
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise OSError(errno.EINVAL, "it is not a name that a file can have", path)
+    return encoded
+
+
 def _components(name: str) -> list[bytes]:
-    parts = os.fsencode(name).split(b"/")
-    if b"\0" in os.fsencode(name) or any(part in (b"", b".", b"..") for part in parts):
-        raise OSError(errno.EINVAL, "not a plain relative name", name)
+    parts = _encode(name).split(b"/")
+    if any(part in (b"", b".", b"..") for part in parts):
+        raise OSError(errno.EINVAL, "it is not a plain relative name", name)
     return parts
 
 
@@ -245,6 +260,19 @@ def _write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data:
         os.close(above)
 
 
+def _rename_beneath(directory: bytes, old: list[bytes], new: list[bytes]) -> int:
+    source = _descend(directory, old)
+    try:
+        target = _descend(directory, new)
+        try:
+            os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
+            return -1
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
 def _unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
     above = _descend(directory, parts)
     try:
@@ -292,7 +320,8 @@ def _run_as(
         theirs.close()
         ours.settimeout(DEADLINE)
         try:
-            message, fds, _, _ = socket.recv_fds(ours, 1024, 1, socket.MSG_CMSG_CLOEXEC)
+            # Not socket.recv_fds: that of Python 3.11 loses its flags.
+            message, passed, _, _ = ours.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             _reap(pid)
@@ -304,8 +333,8 @@ def _run_as(
         ours.close()
         theirs.close()
     _gone(pid, 0)
-    if fds:
-        return fds[0]
+    for _, _, data in passed:
+        return int.from_bytes(data[:4], byteorder)
     number, _, text = message.partition(b" ")
     if not number.isdigit():
         raise MachineFault(

@@ -259,7 +259,7 @@ def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
         raise _bad_disk(entry, "is not of the form file:device:permission[:format]")
     file, device, permission, image_format = (*fields, "raw")[:4]
     found = _DEVICE.fullmatch(device.lower())
-    if found is None or (found[1].startswith("hd") and found[1] > "hdd"):
+    if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
         cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
         raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
     if permission.lower() not in ("r", "w", "rw"):

@@ -14,7 +14,8 @@ import time
 from vmgahp import config, errors, vm
 from vmgahp.identity import Identity
 from vmgahp.log import Log
-from vmgahp.session import Call, Session
+from vmgahp.session import Session
+from vmgahp.vm import Call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Server:
         self._settings: config.Settings | None = None
         self._identity: Identity | None = None
         self._configured = threading.Event()
+        self._request_timeout = self.session.request_timeout
         self._configuration_fault: errors.Fault | None = None
         self._driver: Driver | None = None
         self._driver_lock = threading.Lock()
@@ -105,6 +107,8 @@ class Server:
                 self._write()
             else:
                 self._why_end = "the client no longer reads"
+        if self._configured.is_set():
+            self.session.request_timeout = self._request_timeout
         now = time.monotonic()
         self._collect(now)
         self.session.expire(now)
@@ -193,6 +197,7 @@ class Server:
             self._settings = config.load(self._environ)
             self._identity = Identity.from_environ(self._environ)
             self.log.open(self._settings, to_stderr=self._to_stderr)
+            self._request_timeout = float(max(1, self._settings.integer("VM_GAHP_REQ_TIMEOUT")))
         except errors.Fault as fault:
             self._configuration_fault = fault
             self.log.open(config.Settings(), to_stderr=True)

@@ -10,13 +10,13 @@ last figures after `PATIENCE` seconds: the starter counts unanswered ones, and f
 """
 
 from vmgahp import errors, gahp, vm
+from vmgahp.vm import Call, Vm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from vmgahp.drivers.base import Report
-    from vmgahp.job_ad import JobAd
 
 COMMANDS = (
     "ASYNC_MODE_ON",
@@ -46,6 +46,10 @@ another matter, answered with ``VMGAHP_ERR_NO_SUPPORTED_VM_TYPE``."""
 PATIENCE = 2.0
 """Seconds that a STATUS waits for its turn behind another operation of its VM."""
 
+REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
+"""Seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
+(``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``)."""
+
 MAX_AD = 16 << 20
 """Bytes of one job ad; what comes beyond is skipped."""
 
@@ -56,36 +60,6 @@ _VM_PREFIX = b"CONDOR_VM_"
 _INT_MAX = 2**31 - 1
 
 
-class Vm:
-    """What the session knows of one VM; `id` is the protocol's."""
-
-    __slots__ = ("accounting", "id", "last_status", "queue", "running", "state")
-
-    def __init__(self, vm_id: int) -> None:
-        self.id = vm_id
-        self.state = vm.STARTING
-        self.queue: list[Call] = []
-        self.running: Call | None = None
-        self.accounting: vm.Accounting | None = None
-        self.last_status: tuple[str, ...] | None = None
-
-
-class Call:
-    """One operation for a driver, and the request that it answers."""
-
-    __slots__ = ("asked", "job", "operation", "request_id", "state", "vm")
-
-    def __init__(self, target: Vm, operation: str, request_id: int, asked: float) -> None:
-        self.vm = target
-        self.operation = operation
-        self.request_id = request_id
-        self.asked = asked
-        self.state = vm.STARTING
-        """The VM's state when the call was issued."""
-        self.job: JobAd | None = None
-        """The job ad, for a START."""
-
-
 class Session:
     """The server's side of the protocol for a server of `vm_type`."""
 
@@ -93,6 +67,8 @@ class Session:
         self.vm_type = vm_type.lower()
         self.quitting = False
         """QUIT was received: destroy the VMs, say `goodbye`, end. Nothing more is read."""
+        self.request_timeout = REQUEST_TIMEOUT
+        """Seconds that the client waits for a result; every request is answered a little sooner."""
         self.vms: dict[int, Vm] = {}
         self._log = log
         self._debug = debug
@@ -102,7 +78,7 @@ class Session:
         self._async_mode = True
         self._signalled = False
         self._results: list[bytes] = []
-        self._pending: dict[int, Vm] = {}
+        self._pending: set[int] = set()
         self._last_vm_id = 0
         self._ad: list[str] | None = None
         self._ad_size = 0
@@ -146,40 +122,47 @@ class Session:
         elif call.operation == vm.STATUS:
             self._found(call, outcome, now)
         elif call.operation == vm.GETPID:
-            self._result(call.request_id, True, str(outcome))
+            self._result(call, True, str(outcome))
         else:
-            target.state = vm.TRANSITIONS[call.state, call.operation]
-            if call.operation == vm.START:
-                target.accounting = vm.Accounting(now)
-                self._result(call.request_id, True, str(target.id))
-            else:
-                if call.operation == vm.STOP:
-                    self.vms.pop(target.id, None)
-                self._result(call.request_id, True)
+            self._succeeded(call, now)
         self._advance(target)
 
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest, or None."""
-        waiting = [
-            call.asked
-            for target in self.vms.values()
-            if target.running is not None and target.last_status is not None
-            for call in target.queue
-            if call.operation == vm.STATUS
-        ]
-        return min(waiting) + PATIENCE if waiting else None
+        return min(
+            (when for target in self.vms.values() for when, _ in self._deadlines(target)), default=None
+        )
 
     def expire(self, now: float) -> None:
-        """Answer each STATUS that has waited long enough behind another operation."""
-        for target in self.vms.values():
-            if target.running is None or target.last_status is None:
+        """Answer what has waited too long: a STATUS from memory, everything else with a fault.
+
+        A call that is being carried out goes on, and its outcome still changes the VM's state.
+        """
+        for target in list(self.vms.values()):
+            for when, call in list(self._deadlines(target)):
+                if when > now:
+                    continue
+                if call is not target.running:
+                    target.queue.remove(call)
+                if call.operation == vm.STATUS and target.last_status is not None:
+                    self._debug(f"STATUS of VM {target.id} answered from memory: another operation goes on")
+                    self._result(call, True, *target.last_status)
+                else:
+                    self._log(
+                        f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long"
+                    )
+                    self._result(call, False, errors.CRITICAL)
+
+    def _deadlines(self, target: Vm) -> "Iterator[tuple[float, Call]]":
+        """When each unanswered call of a VM must be answered."""
+        margin = min(20.0, self.request_timeout / 4)
+        for call in (*target.queue, *((target.running,) if target.running else ())):
+            if call.answered or not call.request_id:
                 continue
-            for call in [c for c in target.queue if c.operation == vm.STATUS and c.asked + PATIENCE <= now]:
-                target.queue.remove(call)
-                self._debug(
-                    f"STATUS of VM {target.id} answered from memory: {target.running.operation} goes on"
-                )
-                self._result(call.request_id, True, *target.last_status)
+            limit = self.request_timeout + (START_EXTRA if call.operation == vm.START else 0.0) - margin
+            if call.operation == vm.STATUS and call is not target.running and target.last_status is not None:
+                limit = min(limit, PATIENCE)
+            yield call.asked + limit, call
 
     def goodbye(self) -> None:
         """The answer to QUIT, once the VMs are gone."""
@@ -284,9 +267,9 @@ class Session:
         self._accept()
         target = self.vms.get(vm_id)
         if target is None or target.state == vm.STARTING:
-            self._no_such_vm(operation, request_id)
+            self._gone(Call(Vm(vm_id), operation, request_id, now))
             return
-        self._pending[request_id] = target
+        self._pending.add(request_id)
         target.queue.append(Call(target, operation, request_id, now))
         self._advance(target)
 
@@ -299,7 +282,7 @@ class Session:
         self._accept()
         if not self._ad:
             self._log("START failed: no job ad was sent")
-            self._result(request_id, False, errors.NO_JOBCLASSAD_INFO)
+            self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
             return
         from vmgahp.job_ad import JobAd
 
@@ -314,18 +297,18 @@ class Session:
         job_type = job.string("JobVMType")
         if job.string("VM_WORKING_DIR") is None or job_type is None:
             self._log("START failed: VM_WORKING_DIR or JobVMType is not in the job ad")
-            self._result(request_id, False, errors.NO_JOBCLASSAD_INFO)
+            self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
             return
         if not wanted == job_type.lower() == self.vm_type:
             self._log(
                 f"START failed: asked for {wanted}, the job is {job_type}, this server is {self.vm_type}"
             )
-            self._result(request_id, False, errors.NO_SUPPORTED_VM_TYPE)
+            self._answer(request_id, False, errors.NO_SUPPORTED_VM_TYPE)
             return
         self._last_vm_id += 1
         target = Vm(self._last_vm_id)
         self.vms[target.id] = target
-        self._pending[request_id] = target
+        self._pending.add(request_id)
         call = Call(target, vm.START, request_id, now)
         call.job = job
         target.queue.append(call)
@@ -339,14 +322,14 @@ class Session:
             call = target.queue.pop(0)
             call.state = target.state
             if target.id not in self.vms:
-                self._no_such_vm(call.operation, call.request_id)
+                self._gone(call)
             elif call.operation in (vm.STATUS, vm.GETPID):
                 if target.state != vm.STOPPED:
                     self._issue(call)
                 elif call.operation == vm.STATUS:
-                    self._result(call.request_id, True, f"STATUS={vm.STOPPED}")
+                    self._result(call, True, f"STATUS={vm.STOPPED}")
                 else:
-                    self._result(call.request_id, True, "0")
+                    self._result(call, True, "0")
             else:
                 self._operate(call)
 
@@ -355,12 +338,12 @@ class Session:
         outcome = vm.TRANSITIONS.get((target.state, call.operation))
         if outcome is None:
             self._log(f"{call.operation} of VM {target.id} refused: it is {target.state}")
-            self._result(call.request_id, False, errors.VM_INVALID_OPERATION)
+            self._result(call, False, errors.VM_INVALID_OPERATION)
         elif outcome == vm.KEEP:
-            self._result(call.request_id, True)
+            self._result(call, True)
         elif target.state == vm.STOPPED:
             del self.vms[target.id]
-            self._result(call.request_id, True)
+            self._result(call, True)
         else:
             self._issue(call)
 
@@ -368,27 +351,47 @@ class Session:
         call.vm.running = call
         self._calls.append(call)
 
-    def _no_such_vm(self, operation: str, request_id: int) -> None:
-        if operation == vm.STATUS:
-            self._result(request_id, True, f"STATUS={vm.STOPPED}")
+    def _gone(self, call: Call) -> None:
+        """Answer a call whose VM does not exist, or went away while it waited."""
+        if call.operation == vm.STATUS:
+            self._result(call, True, f"STATUS={vm.STOPPED}")
         else:
-            self._result(request_id, False, errors.VM_NOT_FOUND)
+            self._result(call, False, errors.VM_NOT_FOUND)
+
+    def _succeeded(self, call: Call, now: float) -> None:
+        """An operation that changes the state has been carried out."""
+        target = call.vm
+        target.state = vm.TRANSITIONS[call.state, call.operation]
+        if call.operation == vm.START:
+            target.accounting = vm.Accounting(now)
+            if call.answered:
+                self._log(f"VM {target.id} has started too late for its client: stopping it")
+                target.queue.append(Call(target, vm.STOP, 0, now))
+            self._result(call, True, str(target.id))
+            return
+        if call.operation == vm.STOP:
+            self.vms.pop(target.id, None)
+        target.last_status = (f"STATUS={vm.STATUS_WORDS[target.state]}",)
+        self._result(call, True)
 
     def _failed(self, call: Call, fault: errors.Fault) -> None:
         self._log(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
         if call.operation == vm.START:
             self.vms.pop(call.vm.id, None)
-        self._result(call.request_id, False, fault.word)
+        self._result(call, False, fault.word)
 
     def _found(self, call: Call, report: "Report | int | None", now: float) -> None:
         """A STATUS came back: believe what the hypervisor says of the state."""
         assert report is not None
         assert not isinstance(report, int)
         target = call.vm
-        if report.state != target.state:
-            self._log(f"VM {target.id} was {target.state} and is now {report.state}")
-            target.state = report.state
-        words: tuple[str, ...] = (f"STATUS={report.state}",)
+        found = report.state
+        if found == vm.SUSPENDED and target.state == vm.CHECKPOINTED:
+            found = vm.CHECKPOINTED  # a driver need not tell the two apart
+        if found != target.state:
+            self._log(f"VM {target.id} was {target.state} and is now {found}")
+            target.state = found
+        words: tuple[str, ...] = (f"STATUS={vm.STATUS_WORDS[found]}",)
         if report.state == vm.RUNNING:
             assert target.accounting is not None
             utilization, cpu_time = target.accounting.account(report.cpu_seconds, report.vcpus, now)
@@ -403,10 +406,16 @@ class Session:
             if report.mac:
                 words = (f"MAC={report.mac}", *words)
         target.last_status = words
-        self._result(call.request_id, True, *words)
+        self._result(call, True, *words)
 
-    def _result(self, request_id: int, success: bool, *words: str) -> None:
-        self._pending.pop(request_id, None)
+    def _result(self, call: Call, success: bool, *words: str) -> None:
+        """Answer a call, once."""
+        if call.request_id and not call.answered:
+            self._answer(call.request_id, success, *words)
+        call.answered = True
+
+    def _answer(self, request_id: int, success: bool, *words: str) -> None:
+        self._pending.discard(request_id)
         self._results.append(gahp.reply(str(request_id), "0" if success else "1", *(words or ("NULL",))))
         if self._async_mode and not self._signalled:
             self._output += b"R\n"

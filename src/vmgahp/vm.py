@@ -1,16 +1,28 @@
-"""The states of a virtual machine and the table of what may happen in each.
+"""The states of a virtual machine, the table of what may happen in each, and what is kept of one.
 
 The session, the property tests and the documentation's diagram all read `TRANSITIONS`; nothing else
-decides what is allowed. Names of the states are the words of ``STATUS=`` in the protocol.
+decides what is allowed.
 """
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.job_ad import JobAd
 
 STARTING = "Starting"
 RUNNING = "Running"
 SOFT_SUSPENDED = "SoftSuspended"
+"""Paused: the CPUs stand still, the memory stays in RAM."""
 SUSPENDED = "Suspended"
+"""Saved to a file in the scratch directory that is of use to this server alone."""
+CHECKPOINTED = "Checkpointed"
+"""Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
 STOPPED = "Stopped"
 
-STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, STOPPED)
+STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED)
+
+STATUS_WORDS = {state: state for state in STATES} | {CHECKPOINTED: SUSPENDED}
+"""State -> the word of ``STATUS=``. The starter knows four words; for a checkpointed VM it expects
+Suspended (``VMProc::process_vm_status_result`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``)."""
 
 START = "START"
 STOP = "STOP"
@@ -32,16 +44,20 @@ TRANSITIONS: dict[tuple[str, str], str] = {
     (RUNNING, SUSPEND): SUSPENDED,
     (RUNNING, SOFT_SUSPEND): SOFT_SUSPENDED,
     (RUNNING, RESUME): KEEP,
-    (RUNNING, CHECKPOINT): SUSPENDED,
+    (RUNNING, CHECKPOINT): CHECKPOINTED,
     (SOFT_SUSPENDED, STOP): STOPPED,
     (SOFT_SUSPENDED, SUSPEND): SUSPENDED,
     (SOFT_SUSPENDED, SOFT_SUSPEND): KEEP,
     (SOFT_SUSPENDED, RESUME): RUNNING,
-    (SOFT_SUSPENDED, CHECKPOINT): SUSPENDED,
+    (SOFT_SUSPENDED, CHECKPOINT): CHECKPOINTED,
     (SUSPENDED, STOP): STOPPED,
     (SUSPENDED, SUSPEND): KEEP,
     (SUSPENDED, RESUME): RUNNING,
-    (SUSPENDED, CHECKPOINT): SUSPENDED,
+    (SUSPENDED, CHECKPOINT): CHECKPOINTED,
+    (CHECKPOINTED, STOP): STOPPED,
+    (CHECKPOINTED, SUSPEND): KEEP,
+    (CHECKPOINTED, RESUME): RUNNING,
+    (CHECKPOINTED, CHECKPOINT): KEEP,
     (STOPPED, STOP): STOPPED,
 }
 """(state, operation) -> the state that a success leads to. What is not here is refused with
@@ -75,3 +91,36 @@ class Accounting:
         self._reported_cpu = total
         self._reported_time = now
         return utilization, total
+
+
+class Vm:
+    """What the session knows of one VM; `id` is the protocol's."""
+
+    __slots__ = ("accounting", "id", "last_status", "queue", "running", "state")
+
+    def __init__(self, vm_id: int) -> None:
+        self.id = vm_id
+        self.state = STARTING
+        self.queue: list[Call] = []
+        self.running: Call | None = None
+        self.accounting: Accounting | None = None
+        self.last_status: tuple[str, ...] | None = None
+
+
+class Call:
+    """One operation for a driver, and the request that it answers."""
+
+    __slots__ = ("answered", "asked", "job", "operation", "request_id", "state", "vm")
+
+    def __init__(self, target: Vm, operation: str, request_id: int, asked: float) -> None:
+        self.vm = target
+        self.operation = operation
+        self.request_id = request_id
+        """0 for a call of the session's own, which has no result."""
+        self.asked = asked
+        self.answered = False
+        """It took too long and the client has been told so; what comes of it changes the VM's state only."""
+        self.state = STARTING
+        """The VM's state when the call was issued."""
+        self.job: JobAd | None = None
+        """The job ad, for a START."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.guest import make_guest, read_count
+from tests.lab.guest import counts, make_guest, read_count
 from tests.peer import DEADLINE, Peer, daemon, environment
 from vmgahp.cli import KILL, PROBE
 
@@ -189,6 +189,123 @@ def test_pause_and_resume(job: Job) -> None:
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         peer.quit()
+
+
+def words_of(status: list[str]) -> dict[str, str]:
+    return dict(word.split("=") for word in status[1:])
+
+
+def test_a_suspended_guest_goes_on_where_it_was(job: Job) -> None:
+    """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
+    make_guest(job.disk, seconds=6)
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: "3\n" in job.console(), "the guest counts to three")
+        before = words_of(peer.run("STATUS", 1))
+        pid = int(peer.run("GETPID", 1)[1])
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert job.domain() is None
+        assert not Path(f"/proc/{pid}").exists()
+        for _ in range(3):
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        image = job.scratch / "vm_suspend.mem"
+        assert image.stat().st_uid == job.scratch.stat().st_uid
+        assert image.stat().st_mode & 0o777 == 0o600
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert not image.exists()
+        after = words_of(peer.run("STATUS", 1))
+        assert after["STATUS"] == "Running"
+        assert float(after["CPUTIME"]) >= float(before["CPUTIME"]) > 0
+        assert 0 <= float(after["CPUUTILIZATION"]) < 10
+        assert int(peer.run("GETPID", 1)[1]) not in (0, pid)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
+    assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE}
+
+
+def test_a_paused_guest_can_be_suspended(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+
+
+@pytest.mark.parametrize("end", ["STOP", "QUIT", "EOF"])
+def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.run("SUSPEND", 1)
+        if end == "STOP":
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.finish() if end == "EOF" else peer.quit()
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE}
+
+
+def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
+    (job.scratch / "vm_suspend.mem").mkdir()
+    (job.scratch / "vm_suspend.mem" / "in the way").touch()
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        before = len(counts(job.console()))
+        until(lambda: len(counts(job.console())) > before, "the guest counts on")
+        peer.quit()
+    assert not [path for path in job.scratch.iterdir() if path.name.endswith(".part")]
+
+
+def test_the_image_is_not_written_through_a_link(job: Job) -> None:
+    victim = job.scratch.parent / "victim"
+    victim.write_text("precious")
+    for name in ("vm_suspend.mem", ".vm_suspend.mem.part"):
+        (job.scratch / name).symlink_to(victim)
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert victim.read_text() == "precious"
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        domain = job.domain()
+        assert domain is not None
+        domain.suspend()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
+        domain.resume()
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        image = job.scratch.parent / "saved-by-somebody"
+        domain.save(str(image))
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        job._connection.restore(str(image))
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        domain = job.domain()
+        assert domain is not None
+        domain.destroy()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        log = peer.quit()
+    for cause in ("it was paused", "it was resumed", "it was saved", "it was destroyed"):
+        assert f"{job.name}: {cause}" in log
+
+
+def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
+        until(lambda: job.domain() is None, "libvirt sees it")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert f"{job.name}: QEMU has crashed" in peer.quit()
 
 
 @pytest.mark.parametrize("end", ["QUIT", "EOF", "SIGTERM", "SIGQUIT"])

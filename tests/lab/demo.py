@@ -190,6 +190,9 @@ def main() -> int:
         for line in log.read_text(errors="replace").splitlines()[-60:] if log.exists() else []:
             screen.show("#", line)
         return 1
+    except KeyboardInterrupt:
+        screen.show("!", "interrupted")
+        return 130
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     screen.show("#", closing)

@@ -59,6 +59,8 @@ UPDATE_INTERVAL = 5
 
 # 30 seconds is the least that the starter allows.
 VM_STATUS_INTERVAL = 30
+# A machine that was taken out of service is tried again soon.
+VM_RECHECK_INTERVAL = 10
 VM_TYPE = kvm
 VM_MEMORY = 1024
 VM_GAHP_SERVER = {server}
@@ -90,6 +92,8 @@ EVENTS = {
     5: "terminated",
     7: "shadow exception",
     9: "removed",
+    10: "suspended",
+    11: "unsuspended",
     12: "held",
     13: "released",
 }
@@ -146,9 +150,9 @@ class Job:
         said = {name: ad[name] for name in ("HoldReason", "RemoveReason", "LastVacateReason") if name in ad}
         return "\n".join(f"{name}: {text}" for name, text in said.items())
 
-    def remove(self) -> None:
-        """condor_rm, as its owner."""
-        self.pool.run("condor_rm", str(self.cluster), user=USER)
+    def command(self, name: str) -> None:
+        """condor_rm, condor_suspend and the like, as its owner."""
+        self.pool.run(name, str(self.cluster), user=USER)
 
 
 class Pool:
@@ -241,6 +245,23 @@ class Pool:
             return 0
         parent = re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)
         return int(parent[1]) if parent else 0
+
+    def console(self, job: Job) -> str:
+        """The console of a running job's machine, so far."""
+        scratch = self.scratch(job)
+        if scratch is None:
+            return ""
+        path = self.chamber.path(f"{scratch}/vm_console.log")
+        return path.read_text("ascii", "replace") if path.exists() else ""
+
+    def told(self, job: Job) -> str:
+        """The log of the starter that runs a job now: every line of its conversation with the daemon."""
+        scratch = self.scratch(job)
+        for log in self.log.glob("StarterLog.slot*"):
+            text = log.read_text(errors="replace")
+            if scratch and (begin := text.find(f'{scratch}"')) >= 0:
+                return text[begin:]
+        return ""
 
     # ---- doing ----------------------------------------------------------------------------------
 

@@ -28,7 +28,47 @@ KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """libvirt closes a connection whose daemon has not answered a ping for 15 s, so that a hung libvirtd
 fails calls instead of keeping them for ever (``virConnectSetKeepAlive``)."""
 
+_CAUSES = {
+    (
+        libvirt.VIR_DOMAIN_EVENT_STOPPED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN,
+    ): "the guest has powered off",
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): "it was destroyed",
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): "the guest has crashed",
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_MIGRATED): "it was migrated away",
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED): "it was saved",
+    (
+        libvirt.VIR_DOMAIN_EVENT_STOPPED,
+        libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED,
+    ): "QEMU has crashed, or somebody has killed it",
+    (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): "the guest has panicked",
+    (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_PAUSED): "it was paused",
+    (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_IOERROR): (
+        "it was paused by an error of a disk: see whether the file system is full, then virsh resume"
+    ),
+    (
+        libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
+        libvirt.VIR_DOMAIN_EVENT_SUSPENDED_WATCHDOG,
+    ): "its watchdog paused it",
+    (libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_EVENT_RESUMED_UNPAUSED): "it was resumed",
+}
+"""What libvirt's life-cycle events mean (``virDomainEventType`` and the details of each)."""
+
 _GONE_EVENTS = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_CRASHED)
+_SAVED = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED)
+
+
+class Watch:
+    """What was seen of one domain through libvirt's events."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gone = threading.Event()
+        """Set when the domain stops; cleared by who starts it again."""
+        self.was_saved = False
+        """It stopped because its memory was written to a file."""
+        self.ours = False
+        """What happens now is the machine's own doing and needs no line in the log."""
 
 
 class _EventLoop:
@@ -54,6 +94,25 @@ class _EventLoop:
             libvirt.virEventRunDefaultImpl()
 
 
+class _Opening:
+    """One attempt to connect, in a thread of its own: a libvirtd that hangs accepts and never answers, and
+    no keep-alive watches a connection that is being made. One thread waits then, and not all workers."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self.ended = threading.Event()
+        self.error: libvirt.libvirtError | None = None
+        threading.Thread(target=self._run, args=(connection,), name="libvirt-open", daemon=True).start()
+
+    def _run(self, connection: "Connection") -> None:
+        _EventLoop.start()
+        opened = None
+        try:
+            opened = connection.prepare(libvirt.open(connection.uri))
+        except libvirt.libvirtError as error:
+            self.error = error
+        connection.opened(self, opened)
+
+
 class Connection:
     """A connection to one libvirt URI, shared by all machines of a driver; safe from any thread."""
 
@@ -62,7 +121,8 @@ class Connection:
         self._log = log
         self._lock = threading.Lock()
         self._connection: libvirt.virConnect | None = None
-        self._gone: dict[str, threading.Event] = {}
+        self._opening: _Opening | None = None
+        self._watches: dict[str, Watch] = {}
         self._closed = False
 
     def call(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
@@ -86,12 +146,13 @@ class Connection:
         """Call `function` with a live connection, once: for what must not be done twice, such as a start."""
         return function(self._open(time.monotonic() + RECONNECT_DEADLINE))
 
-    def watch(self, uuid: str) -> threading.Event:
-        """An event that is set when the domain `uuid` is seen to stop. Forget it with `unwatch`."""
-        return self._gone.setdefault(uuid, threading.Event())
+    def watch(self, uuid: str, name: str) -> Watch:
+        """Watch the domain `uuid` from now on, until `unwatch`."""
+        return self._watches.setdefault(uuid, Watch(name))
 
     def unwatch(self, uuid: str) -> None:
-        self._gone.pop(uuid, None)
+        """No longer look out for the domain `uuid`."""
+        self._watches.pop(uuid, None)
 
     def close(self) -> None:
         with self._lock:
@@ -104,7 +165,6 @@ class Connection:
                 self._log(f"closing the connection to libvirt: {error}")
 
     def _open(self, end: float) -> "libvirt.virConnect":
-        _EventLoop.start()
         waiting = threading.Event()
         while True:
             with self._lock:
@@ -112,17 +172,26 @@ class Connection:
                     raise errors.HypervisorFault("The connection to libvirt is closed: the server is ending.")
                 if self._connection is not None:
                     return self._connection
-                try:
-                    self._connection = self._prepare(libvirt.open(self.uri))
-                except libvirt.libvirtError as error:
-                    refused = error
-                else:
-                    return self._connection
-            if time.monotonic() >= end:
-                raise faults.unreachable(self.uri, refused) from refused
-            waiting.wait(RETRY_INTERVAL)
+                if self._opening is None:
+                    self._opening = _Opening(self)
+                opening = self._opening
+            if not opening.ended.wait(max(0.0, end - time.monotonic())):
+                raise faults.hanging(self.uri)
+            if opening.error is not None:
+                if time.monotonic() >= end:
+                    raise faults.unreachable(self.uri, opening.error) from opening.error
+                waiting.wait(RETRY_INTERVAL)
 
-    def _prepare(self, connection: "libvirt.virConnect") -> "libvirt.virConnect":
+    def opened(self, opening: _Opening, connection: "libvirt.virConnect | None") -> None:
+        """An attempt has ended, with a connection or without."""
+        with self._lock:
+            self._opening = None
+            if not self._closed:
+                self._connection = connection
+        opening.ended.set()
+
+    def prepare(self, connection: "libvirt.virConnect") -> "libvirt.virConnect":
+        """Have events and a keep-alive on a new connection."""
         try:
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
             connection.domainEventRegisterAny(
@@ -139,14 +208,20 @@ class Connection:
         _connection: "libvirt.virConnect",
         domain: "libvirt.virDomain",
         event: int,
-        _detail: int,
+        detail: int,
         _data: object,
     ) -> None:
         # Runs in libvirt's event thread, where no call to libvirt may be made that waits for an answer.
+        watch = self._watches.get(domain.UUIDString())
+        if watch is None:
+            return
+        if not watch.ours or event == libvirt.VIR_DOMAIN_EVENT_CRASHED:
+            cause = _CAUSES.get((event, detail))
+            if cause is not None:
+                self._log(f"{watch.name}: {cause}")
         if event in _GONE_EVENTS:
-            gone = self._gone.get(domain.UUIDString())
-            if gone is not None:
-                gone.set()
+            watch.was_saved = (event, detail) == _SAVED
+            watch.gone.set()
 
     def _lost(self, connection: "libvirt.virConnect", error: "libvirt.libvirtError") -> bool:
         if faults.is_connection_loss(error):

@@ -8,11 +8,12 @@ import libvirt
 from lxml import etree
 
 from vmgahp import domain_xml, errors, kvm, xml_script
-from vmgahp.console_capture import ConsoleCapture, runtime_dir
+from vmgahp.console_capture import ConsoleCapture, runtime_dir, sweep
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
+from vmgahp.drivers.libvirt.saving import Saver
 from vmgahp.guardian import Guardian
 from vmgahp.images import backing_chain
 from vmgahp.job import JobSpec
@@ -54,6 +55,7 @@ class LibvirtDriver(Driver):
         name = spec.name
         domain_type = self._domain_type()
         self._clear_orphan(name)
+        sweep()
         uuid = str(uuids.uuid4())
         belongings = Belongings()
         try:
@@ -64,6 +66,7 @@ class LibvirtDriver(Driver):
                 uuid,
                 self._connection,
                 belongings,
+                Saver(spec.working_dir, self.identity, self.settings, self.log),
                 stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
                 log=self.log,
             )
@@ -83,7 +86,9 @@ class LibvirtDriver(Driver):
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: "libvirt.virConnect") -> bool:
             try:
-                domain = connection.lookupByUUIDString(uuid) if uuid else connection.lookupByName(match)
+                domain = connection.lookupByName(match)
+                if uuid and domain.UUIDString() != uuid:
+                    return False
                 domain.destroy()
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
@@ -91,6 +96,7 @@ class LibvirtDriver(Driver):
                 raise
             return True
 
+        sweep()  # the console's socket of a server that was killed
         try:
             return self._connection.call(destroy)
         except libvirt.libvirtError as error:
@@ -203,7 +209,7 @@ class LibvirtDriver(Driver):
         arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
         text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log)
         try:
-            domain = etree.fromstring(text, etree.XMLParser(resolve_entities=False, no_network=True))
+            domain = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
         except etree.XMLSyntaxError as error:
             raise errors.MachineFault(
                 f"LIBVIRT_XML_SCRIPT = {script} printed what is not XML: {error}.", "mend the script."

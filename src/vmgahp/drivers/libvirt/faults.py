@@ -119,6 +119,14 @@ def unreachable(uri: str, error: "libvirt.libvirtError") -> errors.MachineFault:
     )
 
 
+def hanging(uri: str) -> errors.MachineFault:
+    """libvirtd takes connections and answers nothing."""
+    return errors.MachineFault(
+        f"libvirt at {uri} does not answer.",
+        "see what libvirtd hangs on, or restart it; guests survive that.",
+    )
+
+
 def from_libvirt(error: "libvirt.libvirtError", doing: str, job_values: "Iterable[str]" = ()) -> errors.Fault:
     """The fault for an error of libvirt met while `doing` something ("starting alice_lab_7.0").
 

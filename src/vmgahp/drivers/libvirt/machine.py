@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from vmgahp.console_capture import ConsoleCapture
     from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.saving import Saver
     from vmgahp.guardian import Guardian
 
     Result = TypeVar("Result")
+
+SUSPEND_FILE = "vm_suspend.mem"
 
 _STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: vm.RUNNING,
@@ -30,6 +33,14 @@ _STATES = {
     libvirt.VIR_DOMAIN_CRASHED: vm.STOPPED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: vm.SOFT_SUSPENDED,
 }
+
+_STATISTICS = (
+    libvirt.VIR_DOMAIN_STATS_STATE
+    | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL
+    | libvirt.VIR_DOMAIN_STATS_BALLOON
+    | libvirt.VIR_DOMAIN_STATS_VCPU
+)
+"""What a STATUS needs, in one call (``virConnectGetAllDomainStats`` describes the names)."""
 
 _PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
@@ -66,6 +77,7 @@ class LibvirtMachine(Machine):
         uuid: str,
         connection: "Connection",
         belongings: Belongings,
+        saver: "Saver",
         *,
         stop_timeout: float,
         log: "Callable[[str], None]",
@@ -73,42 +85,50 @@ class LibvirtMachine(Machine):
         self.name = name
         self.uuid = uuid
         self.mac = ""
+        self.saver = saver
+        self.cpu_before = 0.0
+        """Seconds of CPU that the guest had used before it was last restored."""
         self._ip = ""
         self._connection = connection
         self._belongings = belongings
         self._stop_timeout = stop_timeout
         self._log = log
-        self._gone = connection.watch(uuid)
+        self._watch = connection.watch(uuid, name)
         self._pid = 0
         self._last_report: Report | None = None
+        self._saved_in = ""
+        self._saved_xml = ""
+        self._keep_image = False
         self._tidied = False
         self._tidy_lock = threading.Lock()
 
     # What the server asks
 
     def status(self) -> Report:
+        if self._saved_in:
+            return Report(vm.SUSPENDED)
         try:
-            state, max_memory, memory, vcpus, cpu_nanoseconds = self._call(lambda domain: domain.info())
+            numbers = self._call(self._statistics)
         except libvirt.libvirtError as error:
-            if faults.is_no_domain(error):
-                return Report(vm.STOPPED)
-            raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
+            if not faults.is_no_domain(error):
+                raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
+            numbers = {}
         except errors.MachineFault as fault:
             # libvirtd is away, but QEMU does not depend on it: what is known still holds.
             if self._last_report is not None and self._is_ours(self._pid):
                 self._log(f"{self.name} runs on as process {self._pid} although {fault.problem}")
                 return self._last_report
             raise
-        found = _STATES.get(state, vm.RUNNING)
-        if state == libvirt.VIR_DOMAIN_CRASHED:
-            self._log(f"{self.name} has crashed")
+        if not numbers:
+            return self._absent()
+        if numbers["state.state"] == libvirt.VIR_DOMAIN_CRASHED:
             self.destroy()
         self._last_report = Report(
-            found,
-            cpu_seconds=cpu_nanoseconds / 1e9,
-            vcpus=vcpus,
-            memory_kib=memory,
-            max_memory_kib=max_memory,
+            _STATES.get(numbers["state.state"], vm.RUNNING),
+            cpu_seconds=self.cpu_before + numbers.get("cpu.time", 0) / 1e9,
+            vcpus=numbers.get("vcpu.current", 1),
+            memory_kib=numbers.get("balloon.current", 0),
+            max_memory_kib=numbers.get("balloon.maximum", 0),
             mac=self.mac,
             ip=self._address(),
         )
@@ -122,22 +142,25 @@ class LibvirtMachine(Machine):
         return self._pid
 
     def stop(self) -> None:
-        try:
-            self._call(self._ask_to_power_off)
-            if not self._gone.wait(self._stop_timeout):
-                self._log(f"{self.name} has not powered off in {self._stop_timeout:g} s: destroying it")
-        except libvirt.libvirtError as error:
-            if not faults.is_no_domain(error):
-                self._log(f"{self.name} cannot be asked to power off ({error}): destroying it")
+        if not self._saved_in:
+            try:
+                self._call(self._ask_to_power_off)
+                if not self._watch.gone.wait(self._stop_timeout):
+                    self._log(f"{self.name} has not powered off in {self._stop_timeout:g} s: destroying it")
+            except libvirt.libvirtError as error:
+                if not faults.is_no_domain(error):
+                    self._log(f"{self.name} cannot be asked to power off ({error}): destroying it")
         self.destroy()
 
     def destroy(self) -> None:
-        try:
-            self._call(lambda domain: domain.destroy())
-            self._gone.wait(DESTROY_WAIT)
-        except libvirt.libvirtError as error:
-            if not faults.is_no_domain(error):
-                raise faults.from_libvirt(error, f"destroying {self.name}") from error
+        self._watch.ours = True
+        if not self._saved_in:
+            try:
+                self._call(lambda domain: domain.destroy())
+                self._watch.gone.wait(DESTROY_WAIT)
+            except libvirt.libvirtError as error:
+                if not faults.is_no_domain(error):
+                    raise faults.from_libvirt(error, f"destroying {self.name}") from error
         self.release()
 
     def release(self) -> None:
@@ -146,15 +169,72 @@ class LibvirtMachine(Machine):
                 return
             self._tidied = True
         self._connection.unwatch(self.uuid)
+        if self._saved_in and not self._keep_image:
+            self.saver.forget(self._saved_in)
         self._belongings.let_go()
 
     def soft_suspend(self) -> None:
         self._operate("pausing", lambda domain: domain.suspend())
 
+    def suspend(self) -> None:
+        self._save(SUSPEND_FILE, checkpoint=False)
+
     def resume(self, state: str) -> None:
-        if state == vm.SUSPENDED:
-            super().resume(state)
-        self._operate("resuming", lambda domain: domain.resume())
+        if state == vm.SOFT_SUSPENDED:
+            self._operate("resuming", lambda domain: domain.resume())
+        else:
+            self._restore()
+
+    # Saving and restoring
+
+    def _save(self, name: str, *, checkpoint: bool) -> None:
+        if self.pid() == 0:
+            raise errors.HypervisorFault(
+                f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}.",
+                "let libvirtd run in the process id namespace of the daemon.",
+            )
+
+        def save(domain: "libvirt.virDomain") -> None:
+            numbers = self._statistics(domain)
+            # libvirtd itself says what the domain is; what is in the file may have been changed by then.
+            self._saved_xml = domain.XMLDesc(
+                libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE
+            )
+            memory = numbers.get("balloon.maximum", 0)
+            self.saver.save(domain, name, memory, self._saved_xml, checkpoint=checkpoint)
+            self.cpu_before += numbers.get("cpu.time", 0) / 1e9
+
+        self._watch.ours = True
+        self._watch.gone.clear()
+        try:
+            self._connection.once(lambda connection: save(connection.lookupByUUIDString(self.uuid)))
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, f"saving {self.name}") from error
+        finally:
+            self._watch.ours = False
+        self._saved_in = name
+        self._pid = 0
+        self._last_report = None
+        self._log(f"{self.name} is saved in {name}")
+
+    def _restore(self) -> None:
+        self.restore_from(self._saved_in, self._saved_xml)
+        self.saver.forget(self._saved_in)
+        self._saved_in = ""
+        self._keep_image = False
+
+    def restore_from(self, name: str, xml: str) -> None:
+        """Start the domain from a memory image of the scratch directory, as `xml` describes it."""
+        self._watch.gone.clear()
+        self._watch.was_saved = False
+        self._watch.ours = True
+        try:
+            self._connection.once(lambda connection: self.saver.restore(connection, name, xml))
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, f"restoring {self.name}") from error
+        finally:
+            self._watch.ours = False
+        self._log(f"{self.name} goes on from {name}")
 
     # What helps
 
@@ -162,12 +242,30 @@ class LibvirtMachine(Machine):
         return self._connection.call(lambda connection: function(connection.lookupByUUIDString(self.uuid)))
 
     def _operate(self, doing: str, function: "Callable[[libvirt.virDomain], object]") -> None:
+        self._watch.ours = True
         try:
             self._call(function)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"{doing} {self.name}") from error
+        finally:
+            self._watch.ours = False
+
+    def _statistics(self, domain: "libvirt.virDomain") -> dict[str, int]:
+        """The domain's figures; empty when it went away between the look-up and the question."""
+        found = domain.connect().domainListGetStats([domain], _STATISTICS)
+        numbers: dict[str, int] = found[0][1] if found else {}
+        return numbers
+
+    def _absent(self) -> Report:
+        """What it means that libvirt does not know the domain."""
+        if self._watch.was_saved:
+            # By an administrator, to a place that we do not know: the guest is not gone.
+            self._log(f"{self.name} was saved by somebody else: virsh restore brings it back")
+            return Report(vm.SUSPENDED)
+        return Report(vm.STOPPED)
 
     def _ask_to_power_off(self, domain: "libvirt.virDomain") -> None:
+        self._watch.ours = True
         if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
             domain.resume()  # a guest whose CPUs stand still hears no ACPI request
         domain.shutdown()

@@ -1,0 +1,222 @@
+# Sourced by the scripts: everything that a fresh clone on a fresh Debian 12 lacks, each step with a line.
+#
+# A second run finds things in place and takes about a second. Nothing is assumed to have been installed by
+# hand, and nothing is installed outside of Debian's packages and the clone's own .venv.
+# shellcheck shell=bash disable=SC2034,SC2119,SC2120
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+venv=$root/.venv
+
+# What a host needs to build libvirt-python, to run guests, and to see libvirt's own network work.
+HOST_PACKAGES=(
+    libvirt-daemon-system libvirt-clients libvirt-daemon-config-network dnsmasq-base iptables passt
+    qemu-system-x86 qemu-utils
+    libvirt-dev pkg-config gcc libc6-dev python3 python3-venv python3-dev
+    util-linux iproute2
+)
+# What building the pool's root takes as well.
+POOL_PACKAGES=(debootstrap)
+
+setup_log=$(mktemp "${TMPDIR:-/tmp}/vmgahp-setup.XXXXXX")
+trap 'rm -f "$setup_log"' EXIT
+
+if [ -t 2 ]; then
+    red=$'\e[31m' green=$'\e[32m' dim=$'\e[2m' plain=$'\e[0m'
+else
+    red='' green='' dim='' plain=''
+fi
+
+# The comment at a script's head is its help.
+usage() { sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
+
+# The end of a script: `exec`, which runs no EXIT trap, without leaving the log behind.
+hand_over() {
+    rm -f "$setup_log"
+    exec "$@"
+}
+
+# Progress goes to stderr: a script's stdout is its result.
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "${red}$(basename "$0"): $1${plain}"
+    shift
+    local line
+    for line in "$@"; do say "    $line"; done
+    exit 1
+}
+
+# step WHAT COMMAND...: run a command silently; one line says what and how long, a failure shows its output.
+# The command runs as a condition, so `set -e` does not work in it: functions chain with && or return.
+step() {
+    local what=$1 began=$EPOCHREALTIME
+    shift
+    printf '  %-58s ' "$what" >&2
+    if "$@" >"$setup_log" 2>&1 </dev/null; then
+        say "${green}ok${plain} ${dim}$(_since "$began") s${plain}"
+    else
+        local status=$?
+        say "${red}failed${plain} (exit $status, $(_since "$began") s)"
+        tail -n 30 "$setup_log" | sed 's/^/    | /' >&2
+        fail "this step failed: $what" "The command was: $*"
+    fi
+}
+
+_since() {
+    local began=${1/[.,]/} now=${EPOCHREALTIME/[.,]/}
+    printf '%d.%d' $(((now - began) / 1000000)) $(((now - began) / 100000 % 10))
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# ---- Debian packages ------------------------------------------------------------------------------------
+
+_missing_packages() {
+    local package
+    for package in "$@"; do
+        case $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) in
+        installed) ;;
+        *) printf '%s\n' "$package" ;;
+        esac
+    done
+}
+
+_apt() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@"
+}
+
+_install_packages() {
+    # A list that cannot be fetched (a third party's, say) is no failure yet: the installation will tell.
+    _apt update || echo "(some package lists could not be fetched)"
+    _apt install --no-install-recommends "$@"
+}
+
+setup_packages() {
+    command -v apt-get >/dev/null || fail "this needs Debian 12 or later: there is no apt-get here"
+    local missing
+    mapfile -t missing < <(_missing_packages "$@")
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "  Debian packages to install: ${missing[*]}"
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null ||
+            fail "Debian packages are missing, and you are not root and have no sudo" \
+                "As root, run: apt-get install ${missing[*]}"
+        # Asks for the password now, where the question can be seen.
+        sudo -v || fail "sudo does not let you install packages" "As root, run: apt-get install ${missing[*]}"
+    fi
+    step "installing ${#missing[@]} Debian packages" _install_packages "${missing[@]}"
+}
+
+# ---- Python ---------------------------------------------------------------------------------------------
+
+_find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# The names in pyproject's dependency group "dev": the pip of Debian 12 has no --group yet.
+_dev_requirements() {
+    "$venv/bin/python" - "$root/pyproject.toml" <<'PYTHON'
+import sys, tomllib
+
+with open(sys.argv[1], "rb") as file:
+    print("\n".join(tomllib.load(file)["dependency-groups"]["dev"]))
+PYTHON
+}
+
+# What the virtual environment was made from; where nothing of it changed there is nothing to do.
+_venv_key() {
+    {
+        printf '%s\n' "$root"
+        "$venv/bin/python" --version
+        cat "$root/pyproject.toml" "$root/src/vmgahp/__init__.py" "$root"/launchers/*
+    } 2>/dev/null | sha256sum
+}
+
+_venv_is_current() {
+    [ -x "$venv/bin/condor_vm-gahp" ] && [ -x "$venv/bin/vmgahp" ] &&
+        [ "$(cat "$venv/made-from" 2>/dev/null)" = "$(_venv_key)" ]
+}
+
+_install_venv() {
+    local requirements=$venv/dev-requirements.txt
+    _dev_requirements >"$requirements" &&
+        "$venv/bin/python" -m pip install --disable-pip-version-check -r "$requirements" -e "$root"
+}
+
+setup_venv() {
+    if ! _venv_is_current; then
+        if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+            local python
+            python=$(_find_python) || fail "there is no Python 3.11 or later that can make a venv" \
+                "On Debian 12, run: apt-get install python3 python3-venv"
+            step "creating .venv with $("$python" --version)" "$python" -m venv --clear "$venv"
+        fi
+        rm -f "$venv/made-from"
+        step "installing vmgahp and its tools into .venv" _install_venv
+        local command
+        for command in condor_vm-gahp vmgahp; do
+            [ -x "$venv/bin/$command" ] ||
+                fail ".venv/bin/$command is not there or not executable after the installation" \
+                    "Are the files in launchers/ executable? pip installs them with the mode they have."
+        done
+        _venv_key >"$venv/made-from"
+    fi
+}
+
+# ---- libvirt --------------------------------------------------------------------------------------------
+
+_libvirt_answers() { timeout 20 virsh -q -c "$libvirt_uri" version; }
+
+_start_libvirt() {
+    if [ -d /run/systemd/system ]; then
+        systemctl start libvirtd
+    else
+        # Without systemd: virtlogd first, which keeps the guests' consoles (and fails if it runs already), then
+        # libvirtd. 8 is the set-up's lock, which a daemon must not keep.
+        virtlogd -d 8<&- || echo "(virtlogd runs already?)"
+        libvirtd -d 8<&- || return 1
+    fi
+    local deadline=$((SECONDS + 30))
+    until _libvirt_answers; do
+        [ $SECONDS -lt $deadline ] || return 1
+        sleep 0.2
+    done
+}
+
+# As root the system's libvirtd, as anybody else one's own, which libvirt starts by itself.
+setup_libvirt() {
+    if [ "$(id -u)" = 0 ]; then
+        libvirt_uri=qemu:///system
+        _libvirt_answers >/dev/null 2>&1 || step "starting libvirtd" _start_libvirt
+    else
+        libvirt_uri=qemu:///session
+        step "libvirt's session daemon answers" _libvirt_answers
+    fi
+}
+
+# ---- all of it ------------------------------------------------------------------------------------------
+
+# setup [PACKAGE...]: Debian packages (the given ones too), .venv and libvirt; one run at a time in a clone.
+setup() {
+    local began=$EPOCHREALTIME
+    say "Setting up:"
+    exec 8<"$root"
+    flock 8
+    setup_packages "${HOST_PACKAGES[@]}" "$@"
+    setup_venv
+    setup_libvirt
+    flock -u 8
+    exec 8<&-
+    say "  ready ${dim}($(_since "$began") s)${plain}"
+}
