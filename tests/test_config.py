@@ -140,6 +140,7 @@ def test_expressions_are_htcondors():
         ("integer", "VM_MEMORY", "true"),
         ("integer", "VM_MEMORY", "1024 MB"),
         ("integer", "VM_MEMORY", "9" * 30),
+        ("integer", "VM_MEMORY", "9" * 5000),
         ("integer", "VM_MEMORY", "²"),
         ("integer", "VM_MEMORY", "1e300"),
         ("boolean", "VM_NETWORKING", "maybe"),
@@ -431,13 +432,16 @@ def test_no_descriptor_is_left_open(tool):
 
 
 def test_the_tool_is_not_taken_from_the_current_directory(tmp_path, monkeypatch):
-    path = tmp_path / "condor_config_val"
+    path = tmp_path / "relative" / "condor_config_val"
+    path.parent.mkdir()
     path.write_text("#!/bin/sh\n")
     path.chmod(stat.S_IRWXU)
+    (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    for entry in ("", ".", "relative:"):
-        assert Path(config_sources.find_tool({"PATH": entry}) or "/").parent != tmp_path
-    assert config_sources.find_tool({"PATH": str(tmp_path)}) == str(path)
+    for entry in ("", ".", "relative", "relative:", "./relative"):
+        assert os.path.isabs(config_sources.find_tool({"PATH": entry}) or "/none")
+        assert tmp_path not in Path(config_sources.find_tool({"PATH": entry}) or "/none").parents
+    assert config_sources.find_tool({"PATH": str(path.parent)}) == str(path)
 
 
 def test_the_tool_of_an_unpacked_tarball_is_found_beside_its_configuration(tmp_path, monkeypatch):
@@ -470,6 +474,27 @@ def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "htcondor2", None)
     with pytest.raises(MachineFault, match="CONDOR_CONFIG = /somewhere"):
         load({"CONDOR_CONFIG": "/somewhere"})
+
+
+@pytest.mark.skipif(not config_sources.find_tool(os.environ), reason="there is no condor_config_val here")
+def test_the_real_tool_says_the_same_of_one_name_and_of_all():
+    environ = {
+        **os.environ,
+        "CONDOR_CONFIG": "ONLY_ENV",
+        "_condor_vm_type": "kvm",
+        "_CONDOR_VM_GAHP.VM_MEMORY": "5",
+    }
+    settings = load(environ)
+    tool = config_sources.find_tool(environ)
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.integer("VM_MEMORY") == 5
+    for name in config.BY_NAME:
+        command = [tool, "-subsystem", "VM_GAHP", name]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        if "Not defined" in done.stderr:
+            assert settings.where(name) == "default"
+        else:
+            assert settings.string(name) == done.stdout.strip()
 
 
 def test_only_what_the_greeting_needs_is_imported():

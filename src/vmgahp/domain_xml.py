@@ -20,9 +20,6 @@ _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virt
 """The bus that a device name stands for. `sd` is SATA, which every guest of the last fifteen years can boot
 from and read; libvirt's own guess is an LSI SCSI controller that current guests have no driver for."""
 
-_QEMU_FORMAT = {"iso": "raw", "vhd": "vpc"}
-"""What libvirt's QEMU driver calls a format, where it is another name."""
-
 
 @dataclass(frozen=True)
 class Host:
@@ -129,8 +126,7 @@ def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None
     cdrom = disk.kind == "cdrom" and bus in ("sata", "ide")
     kind = "disk" if disk.kind == "cdrom" and not cdrom else disk.kind
     element = etree.SubElement(devices, "disk", type="file", device=kind)
-    image_format = _QEMU_FORMAT.get(disk.format, disk.format)
-    etree.SubElement(element, "driver", name="qemu", type=image_format)
+    etree.SubElement(element, "driver", name="qemu", type=disk.format)
     source = etree.SubElement(element, "source", file=disk.path)
     if host.dac_label or not disk.transferred:
         # QEMU has the rights of the job's user, or must have its own: libvirt may make a file QEMU's by

@@ -29,6 +29,11 @@ CONDOR_HOST = 127.0.0.1
 COLLECTOR_HOST = $(CONDOR_HOST)
 NETWORK_INTERFACE = 127.0.0.1
 BIND_ALL_INTERFACES = False
+# The collector keeps off the port that the other daemons share, as where it is on a machine of its own: the
+# starter reports the machine's pid to the startd by UDP, which a shared port cannot pass on. A collector that
+# listens there answers it instead, and the starter then drops its session with the startd.
+COLLECTOR_USES_SHARED_PORT = False
+SHARED_PORT_PORT = 9620
 DAEMON_LIST = MASTER, COLLECTOR, NEGOTIATOR, SCHEDD, STARTD
 UID_DOMAIN = {domain}
 FILESYSTEM_DOMAIN = {domain}

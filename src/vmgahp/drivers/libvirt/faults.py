@@ -94,6 +94,27 @@ _JOB_CODES = {
 }
 
 
+class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
+    """The domain does not exist, or another one has its UUID or its name."""
+
+    def get_error_code(self) -> int:
+        """As libvirt says it of a domain that it does not know."""
+        code: int = libvirt.VIR_ERR_NO_DOMAIN
+        return code
+
+
+def find(connection: "libvirt.virConnect", name: str, uuid: str) -> "libvirt.virDomain":
+    """The domain that has both the name and the UUID.
+
+    A checkpoint brings its UUID with it, and whoever crafts one could choose that of another's VM: nothing
+    may ever be done to a domain by its UUID alone. Raises `libvirt.libvirtError`, `NoDomain` above all.
+    """
+    domain = connection.lookupByUUIDString(uuid)
+    if domain.name() != name:
+        raise NoDomain(f"no domain has the name {name} and the UUID {uuid}")
+    return domain
+
+
 def is_connection_loss(error: "libvirt.libvirtError") -> bool:
     """Whether the error is about the way to libvirtd and not about what was asked of it."""
     code, domain = error.get_error_code(), error.get_error_domain()

@@ -207,7 +207,7 @@ class LibvirtMachine(Machine):
         self._watch.ours = True
         self._watch.gone.clear()
         try:
-            self._connection.once(lambda connection: save(connection.lookupByUUIDString(self.uuid)))
+            self._connection.once(lambda connection: save(faults.find(connection, self.name, self.uuid)))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"saving {self.name}") from error
         finally:
@@ -239,7 +239,9 @@ class LibvirtMachine(Machine):
     # What helps
 
     def _call(self, function: "Callable[[libvirt.virDomain], Result]") -> "Result":
-        return self._connection.call(lambda connection: function(connection.lookupByUUIDString(self.uuid)))
+        return self._connection.call(
+            lambda connection: function(faults.find(connection, self.name, self.uuid))
+        )
 
     def _operate(self, doing: str, function: "Callable[[libvirt.virDomain], object]") -> None:
         self._watch.ours = True
