@@ -117,12 +117,13 @@ class Identity:
         temporary = b".%s.%d.%d.tmp" % (parts[-1][:200], os.getpid(), get_ident())
         self._run(_write_beneath, _encode(directory), parts, temporary, data, mode)
 
-    def rename_scratch(self, directory: str, old: str, new: str) -> None:
+    def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
         """Give a file beneath `directory` another name, as the user; what had that name is replaced.
 
-        Raises as `open_scratch`; a symbolic link is renamed itself.
+        With `replace` false that is a FileExistsError; only the user's own processes could still put a file
+        of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
-        self._run(_rename_beneath, _encode(directory), _components(old), _components(new))
+        self._run(_rename_beneath, _encode(directory), _components(old), _components(new), replace)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` beneath `directory` as the user; none being there is success.
@@ -145,14 +146,21 @@ class Identity:
         """
         if not path.startswith("/"):
             return "it is not a full path"
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            os.close(self._run(_open_named, _encode(path), flags))
+            os.close(self.open_named(path, os.O_RDWR if write else os.O_RDONLY))
         except OSError as error:
             return f"{error.strerror}, for uid {self.uid} and {'writing' if write else 'reading'}"
         except _Hung as fault:
             return fault.problem
         return None
+
+    def open_named(self, path: str, flags: int) -> int:
+        """Open the regular file of a full path as the user, as `check_access` does; returns a descriptor.
+
+        Raises OSError, and `MachineFault` where the file system hangs.
+        """
+        flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return self._run(_open_named, _encode(path), flags)
 
     def _run(self, operation: "Operation", *arguments: object) -> int:
         if not self.switching:
@@ -260,11 +268,18 @@ def _write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data:
         os.close(above)
 
 
-def _rename_beneath(directory: bytes, old: list[bytes], new: list[bytes]) -> int:
+def _rename_beneath(directory: bytes, old: list[bytes], new: list[bytes], replace: bool) -> int:
     source = _descend(directory, old)
     try:
         target = _descend(directory, new)
         try:
+            if not replace:
+                try:
+                    os.stat(new[-1], dir_fd=target, follow_symlinks=False)
+                except FileNotFoundError:
+                    pass
+                else:
+                    raise FileExistsError(errno.EEXIST, "a file has that name already")
             os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
             return -1
         finally:

@@ -20,7 +20,7 @@ from lxml import etree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 LARGEST = 1 << 20
 """Bytes of XML; libvirt writes a few thousand."""
@@ -170,7 +170,7 @@ def _mebibytes(domain: etree._Element) -> int:
     amount = _checked("memory", _text(domain, "memory"), _NUMBER + r"[0-9]{0,6}")
     if power < 0:
         raise Mismatch(f"the saved VM's memory is in the unit {_shown(unit)}, which nobody knows.")
-    return -(-int(amount) * scale**power // (1 << 20))
+    return -(-int(amount) * int(scale**power) // (1 << 20))
 
 
 def _take_uuid(theirs: etree._Element, domain: etree._Element) -> None:
@@ -224,8 +224,23 @@ def _take_cpu(theirs: etree._Element, domain: etree._Element) -> None:
             taken.text = _checked(f"CPU {part.tag}", text, _WORD) if text else None
     if our is None:
         domain.append(made)
-    else:
-        domain.replace(our, made)
+        return
+    for part in our:
+        if part.tag not in _CPU_PARTS:
+            made.append(deepcopy(part))
+        elif not any(_says(taken, part) for taken in made):
+            named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
+            raise Mismatch(f"the saved VM's CPU has not the {named} that the job's has now.")
+    domain.replace(our, made)
+
+
+def _says(element: etree._Element, other: etree._Element) -> bool:
+    """Whether `element` says all that `other` says."""
+    return (
+        element.tag == other.tag
+        and (element.text or "").strip() == (other.text or "").strip()
+        and all(element.get(name) == value for name, value in other.items())
+    )
 
 
 # The devices
@@ -243,7 +258,7 @@ def _take_devices(theirs: etree._Element, domain: etree._Element) -> None:
     made, added = [], set()
     for device in saved:
         key = _key(device)
-        pair = next((our for our in left if _key(our) == key), None)
+        pair = next((our for our in left if _is_pair(key, _key(our))), None)
         if pair is not None:
             left.remove(pair)
             made.append(_merge(device, deepcopy(pair)))
@@ -258,14 +273,19 @@ def _take_devices(theirs: etree._Element, domain: etree._Element) -> None:
     ours[:] = [*left, *made]
 
 
-def _key(device: etree._Element) -> tuple[object, ...]:
+def _is_pair(saved: tuple[str, ...], our: tuple[str, ...]) -> bool:
+    """Whether the keys of two devices agree; where ours says nothing, libvirt has chosen."""
+    return len(saved) == len(our) and all(mine in ("", its) for its, mine in zip(saved, our, strict=True))
+
+
+def _key(device: etree._Element) -> tuple[str, ...]:
     """By what a device of the saved VM is known as one of ours: never by what is on the host's side of it."""
 
     def of(path: str, name: str, default: str = "") -> str:
         element = device.find(path) if path else device
         return default if element is None else element.get(name, default)
 
-    tag = device.tag
+    tag = str(device.tag)
     if tag == "disk":
         return tag, of("target", "dev"), of("", "device", "disk")
     if tag == "interface":
@@ -275,7 +295,7 @@ def _key(device: etree._Element) -> tuple[object, ...]:
     if tag in ("console", "channel"):
         return tag, of("target", "type", "serial"), of("target", "name")
     if tag == "controller":
-        return tag, of("", "type"), of("", "index", "0")
+        return tag, of("", "type"), of("", "index")
     if tag in ("graphics", "audio"):
         return tag, of("", "type")
     if tag in ("memballoon", "video"):
@@ -297,11 +317,11 @@ def _added(device: etree._Element, has: "set[str]") -> etree._Element:
     """A device that libvirt adds to any VM, with no more than what it is known by."""
     known = _ADDED.get(device.tag)
     if known is None or (device.tag == "video" and "graphics" not in has):
-        raise Mismatch(f"the saved VM has {_article(device)}, and the job gives it none.")
+        raise Mismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
     made = etree.Element(device.tag)
     for name, form in known.items():
         if not re.fullmatch(form, device.get(name, "")):
-            raise Mismatch(f"the saved VM has {_article(device)}, and the job gives it none.")
+            raise Mismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
         made.set(name, device.get(name, ""))
     return made
 
@@ -322,7 +342,10 @@ def _merge(saved: etree._Element, our: etree._Element) -> etree._Element:
                 below = element.find(step)
                 element = etree.SubElement(element, step) if below is None else below
             for name, value in facts.items():
-                _same_device(our, name, value, element.get(name, value))
+                said = element.get(name, value)
+                _same_device(
+                    our, name, value.lower(), said.lower()
+                )  # libvirt writes MAC addresses in lower case
                 element.set(name, value)
     address = saved.find("address")
     if address is not None and our.find("address") is None:
@@ -370,15 +393,11 @@ def _attribute(element: etree._Element, path: str, name: str) -> str:
 
 def _name(device: etree._Element) -> str:
     """A device as people know it: ``disk vda``, ``interface user``, ``controller usb 0``."""
-    words = [str(device.tag), *(str(part) for part in _key(device)[1:] if part)]
-    return " ".join(_shown(word).strip("'") for word in words)
-
-
-def _article(device: etree._Element) -> str:
-    return f"a device {_name(device)}"
+    return " ".join(_shown(word)[1:-1] for word in _key(device) if word)
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str):
-        return {True: "yes", False: "no", None: "missing"}.get(value, str(value))  # type: ignore[call-overload]
-    return ascii(value[:80])
+    if isinstance(value, str):
+        return ascii(value[:80])
+    words = {"True": "yes", "False": "no", "None": "missing"}
+    return words.get(str(value), str(value))

@@ -308,6 +308,182 @@ def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
         assert f"{job.name}: QEMU has crashed" in peer.quit()
 
 
+CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
+WANTS = "JobVMCheckpoint = true"
+
+
+def vacate(job: Job, *more: str, **settings: object) -> None:
+    """What condor_starter does with a job that must go: CHECKPOINT, STATUS, STOP, QUIT."""
+    with serving(job, **settings) as peer:
+        start(peer, job, WANTS, *more)
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        result = peer.run("CHECKPOINT", 1)
+        assert result == ["0", "NULL"], peer.end_by(signal.SIGTERM)
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def moved(job: Job, scratch: Path) -> None:
+    """Another machine: the files come back with new times, in another scratch directory."""
+    for path in list(job.scratch.iterdir()):
+        target = scratch / path.name
+        shutil.copyfile(path, target)
+        path.unlink()
+        job.own(target)
+    job.scratch = scratch
+    job.disk = scratch / job.disk.name
+
+
+@pytest.fixture
+def elsewhere(scratch: Path) -> Path:
+    other = scratch.parent / "dir_2"
+    other.mkdir()
+    if os.getuid() == 0:
+        os.chown(other, scratch.stat().st_uid, scratch.stat().st_gid)
+    return other
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path, shared: bool) -> None:
+    """What HTCondor's own server has not done for years, with the disk transferred and in a shared directory."""
+    more = []
+    if shared:
+        disk = job.scratch.parent / "shared.img"
+        make_guest(disk, seconds=5)
+        job.own(disk)
+        job.disk.unlink()
+        job.disk = disk
+        more = [f'VMPARAM_vm_Disk = "{disk}:hda:w:raw"']
+    else:
+        make_guest(job.disk, seconds=5)
+    vacate(job, *more)
+    assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
+    moved_disk = job.disk
+    moved(job, elsewhere)
+    if shared:
+        job.disk = moved_disk
+    with serving(job) as peer:
+        start(peer, job, WANTS, *more)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
+    assert counts(job.console()) == [1, 2, 3, 4, 5]
+    assert read_count(job.disk) == 5
+    assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir()), "it is used up"
+
+
+def test_a_vm_goes_on_after_a_periodic_checkpoint(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir())
+        peer.quit()
+
+
+def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
+    make_guest(job.disk, seconds=4)
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        peer.quit()
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, *CHECKPOINT}
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert job.console().count("vmgahp guest up") == 1
+
+
+def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert "vm_checkpoint" in peer.quit()
+
+
+def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job) -> None:
+    vacate(job)
+    image = job.scratch / "vm_checkpoint.mem"
+    content = bytearray(image.read_bytes())
+    content[len(content) // 2] ^= 1
+    image.write_bytes(content)
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        log = peer.quit()
+    assert "checksum" in log
+    assert (job.scratch / "vm_checkpoint.mem.refused-1").read_bytes() == content
+
+
+def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:
+    vacate(job)
+    with job.disk.open("r+b") as disk:
+        disk.seek(512 * 8)
+        disk.write(b"changed by somebody")
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad(WANTS))
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT"]
+        assert "guest.img" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    names = {path.name for path in job.scratch.iterdir()}
+    assert names >= {"guest.img", "vm_checkpoint.mem.refused-1", "vm_checkpoint.json.refused-1"}
+
+
+def test_another_jobs_checkpoint_is_not_gone_on_from(job: Job) -> None:
+    vacate(job)
+    job.cluster += 50
+    job.name = f"alice_lab_{job.cluster}.0"
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert "it is the checkpoint of" in peer.quit()
+
+
+def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
+    vacate(job)
+    path = job.scratch / "vm_checkpoint.json"
+    manifest = json.loads(path.read_text())
+    manifest["xml"] = manifest["xml"].replace(
+        "<devices>",
+        "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>",
+    )
+    path.write_text(json.dumps(manifest))
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        domain = job.domain()
+        assert domain is not None
+        assert "hostdev" not in domain.XMLDesc()
+        assert "hostdev" in peer.quit(), "the log names what was in the way"
+
+
+def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
+    victim_xml = """<domain type='qemu'><name>victim_lab_1.0</name><memory unit='MiB'>64</memory>
+        <os><type>hvm</type></os></domain>"""
+    vacate(job)
+    victim = job._connection.createXML(victim_xml, 0)
+    try:
+        path = job.scratch / "vm_checkpoint.json"
+        manifest = json.loads(path.read_text())
+        text = path.read_text().replace(manifest["uuid"], victim.UUIDString())
+        path.write_text(text)
+        with serving(job) as peer:
+            start(peer, job, WANTS)
+            assert "runs on this machine" in peer.quit()
+        assert victim.isActive()
+    finally:
+        victim.destroy()
+
+
 @pytest.mark.parametrize("end", ["QUIT", "EOF", "SIGTERM", "SIGQUIT"])
 def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> None:
     with serving(job) as peer:

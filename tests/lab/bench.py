@@ -63,7 +63,7 @@ VM_GAHP_DEBUG =
 # A file that is touched is copied up into the chamber's own layer. Those that both servers map are, so that
 # no process outside of the chamber shares their pages and takes off their PSS.
 OWN_FILES = """\
-{ ldd /usr/sbin/condor_vm-gahp /usr/sbin/libvirtd /usr/bin/python3 | sed -n 's/.*\\(\\/[^ ]*\\) (0x.*/\\1/p'
+{ ldd /usr/sbin/condor_vm-gahp /usr/sbin/libvirtd /usr/bin/python3 | sed -n 's/.*=> \\(.*\\) (0x.*/\\1/p'
   find /usr/lib/python3/dist-packages -name '*.so'
   echo /usr/sbin/condor_vm-gahp
   echo /usr/bin/python3

@@ -139,6 +139,7 @@ class Driver(ABC):
 
 BUILT_IN = {
     "kvm": "vmgahp.drivers.libvirt:LibvirtDriver",
+    "libvirt": "vmgahp.drivers.libvirt:LibvirtDriver",
     "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
     "simulated": "vmgahp.drivers.simulated:SimulatedDriver",
 }

@@ -144,7 +144,12 @@ class Connection:
 
     def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
         """Call `function` with a live connection, once: for what must not be done twice, such as a start."""
-        return function(self._open(time.monotonic() + RECONNECT_DEADLINE))
+        end = time.monotonic() + RECONNECT_DEADLINE
+        connection = self._open(end)
+        if not connection.isAlive():
+            self._drop(connection)
+            connection = self._open(end)
+        return function(connection)
 
     def watch(self, uuid: str, name: str) -> Watch:
         """Watch the domain `uuid` from now on, until `unwatch`."""

@@ -7,7 +7,6 @@ from lxml import etree
 
 from vmgahp import domain_xml, errors, kvm, xml_script
 from vmgahp.console_capture import ConsoleCapture, runtime_dir
-from vmgahp.drivers.libvirt import faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,9 +189,7 @@ class Describer:
         import json
 
         try:
-            live = self._connection.call(
-                lambda connection: faults.find(connection, machine.name, machine.uuid).XMLDesc()
-            )
+            live = machine.live_xml()
             display = {
                 "host": "127.0.0.1",
                 "port": int(first_attribute(live, "devices/graphics", "port") or 0),

@@ -7,9 +7,11 @@ import uuid as uuids
 import libvirt
 
 from vmgahp import errors, kvm
+from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.describe import (
     SESSION_URI,
@@ -28,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.checkpoints import Chains
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
 
@@ -36,49 +39,39 @@ KVM_DEADLINE = 0.3
 
 
 class LibvirtDriver(Driver):
-    """VM types kvm (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG)."""
+    """VM types kvm and libvirt (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG).
+
+    The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints
+    of.
+    """
 
     def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
         uri = settings.string("VM_LIBVIRT_URI") or (SYSTEM_URI if os.getuid() == 0 else SESSION_URI)
         self._connection = Connection(uri, log)
+        self._checkpoints = Checkpoints(identity, self._connection, log)
         self._describer = Describer(settings, identity, self._connection, log)
 
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
         spec = JobSpec.from_ad(job, self.settings, self.identity)
-        name = spec.name
         domain_type = self._domain_type()
-        self._clear_orphan(name)
+        self._clear_orphan(spec.name)
         sweep()
-        uuid = str(uuids.uuid4())
-        belongings = Belongings()
-        try:
-            chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
-            xml = self._describer.describe(job, spec, uuid, domain_type, chains, belongings)
-            belongings.guardian = Guardian.post(self._kill_command(name, uuid), os.environ)
-            machine = LibvirtMachine(
-                name,
-                uuid,
-                self._connection,
-                belongings,
-                Saver(spec.working_dir, self.identity, self.settings, self.log),
-                stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
-                log=self.log,
-            )
-            self._create(xml, machine, [disk.path for disk in spec.disks])
-        except OSError as error:
-            belongings.let_go()
-            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
-        except BaseException:
-            belongings.let_go()
-            raise
-        if spec.no_output_vm:
-            belongings.at_end.append(lambda: self._empty(spec.working_dir))
-        self._describer.publish_vnc(spec, machine, xml)
-        self.log(f"started {name} ({uuid}) by {domain_type}")
-        return machine
+        chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
+        restart = self._checkpoints.find(spec, domain_type, chains)
+        if restart is not None:
+            try:
+                machine = self._launch(job, spec, domain_type, chains, restart)
+            except Unusable as unusable:
+                self._checkpoints.refuse(spec, unusable)
+            else:
+                self._checkpoints.used_up(spec)
+                return machine
+            finally:
+                restart.close()
+        return self._launch(job, spec, domain_type, chains, None)
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: "libvirt.virConnect") -> bool:
@@ -171,13 +164,67 @@ class LibvirtDriver(Driver):
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"clearing a leftover {name}") from error
 
-    def _create(self, xml: str, machine: LibvirtMachine, job_values: list[str]) -> None:
+    def _launch(
+        self, job: "JobAd", spec: JobSpec, domain_type: str, chains: "Chains", restart: Restart | None
+    ) -> LibvirtMachine:
+        """Boot the job's guest, or let it go on; on any exception nothing of it is left.
+
+        Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
+        """
+        uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
+        belongings = Belongings()
         try:
-            domain = self._connection.once(lambda connection: connection.createXML(xml, 0))
-            machine.mac = first_attribute(domain.XMLDesc(), "devices/interface/mac", "address")
+            xml = self._describer.describe(job, spec, uuid, domain_type, chains, belongings)
+            if restart:
+                xml = restart.description(xml)
+            belongings.guardian = Guardian.post(self._kill_command(spec.name, uuid), os.environ)
+            machine = LibvirtMachine(
+                spec.name,
+                uuid,
+                self._connection,
+                belongings,
+                Saver(spec.working_dir, self.identity, self.settings, self.log),
+                stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
+                log=self.log,
+            )
+            machine.no_checkpoint = self._checkpoints.why_not(spec)
+            machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
+            self._create(xml, machine, [disk.path for disk in spec.disks], restart)
+        except OSError as error:
+            belongings.let_go()
+            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
+        except BaseException:
+            belongings.let_go()
+            raise
+        if spec.no_output_vm:
+            belongings.at_end.append(lambda: self._empty(spec.working_dir))
+        self._describer.publish_vnc(spec, machine, xml)
+        self.log(f"started {spec.name} ({uuid}) by {domain_type}")
+        return machine
+
+    def _create(
+        self, xml: str, machine: LibvirtMachine, job_values: list[str], restart: Restart | None
+    ) -> None:
+        try:
+            if restart:
+                machine.cpu_before = restart.manifest.cpu_seconds
+                machine.restore_from(restart.descriptor, xml)
+            else:
+                machine.create(xml)
+            live = self._connection.call(
+                lambda connection: faults.find(connection, machine.name, machine.uuid).XMLDesc()
+            )
+            machine.mac = first_attribute(live, "devices/interface/mac", "address")
         except libvirt.libvirtError as error:
+            if restart is None and faults.is_no_domain(error):
+                return  # a guest that powered off at once has run; the next STATUS says so
             machine.destroy()
-            raise faults.from_libvirt(error, f"starting {machine.name}", job_values) from error
+            doing = f"{'restoring' if restart else 'starting'} {machine.name}"
+            fault = faults.from_libvirt(error, doing, job_values)
+            # Where the machine is unfit the checkpoint stays, for another machine or a better day.
+            if restart and type(fault) is not errors.MachineFault:
+                raise Unusable(fault.problem, True) from error
+            raise fault from error
 
     def _kill_command(self, name: str, uuid: str) -> list[str]:
         return [

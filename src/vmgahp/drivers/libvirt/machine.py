@@ -6,6 +6,7 @@ import threading
 import libvirt
 
 from vmgahp import errors, vm
+from vmgahp.checkpoint import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.drivers.base import Machine, Report
 from vmgahp.drivers.libvirt import faults
 
@@ -86,6 +87,12 @@ class LibvirtMachine(Machine):
         self.uuid = uuid
         self.mac = ""
         self.saver = saver
+        self.no_checkpoint = "its driver has not said what belongs to one"
+        """Why the VM cannot be checkpointed, in the form of "because …"; empty where it can."""
+        self.write_manifest: Callable[[LibvirtMachine], None] | None = None
+        """Writes down what belongs to the memory image of a checkpoint, once it is there."""
+        self.description = ""
+        """The domain XML as of the last save, without secrets."""
         self.cpu_before = 0.0
         """Seconds of CPU that the guest had used before it was last restored."""
         self._ip = ""
@@ -185,6 +192,23 @@ class LibvirtMachine(Machine):
         else:
             self._restore()
 
+    def checkpoint(self) -> None:
+        if self.no_checkpoint or self.write_manifest is None:
+            raise errors.ClientFault(
+                errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed: {self.no_checkpoint}."
+            )
+        if self._saved_in:
+            self.saver.rename(self._saved_in, MEMORY_FILE)
+            self._saved_in = MEMORY_FILE
+        else:
+            self._save(MEMORY_FILE, checkpoint=True)
+        try:
+            self.write_manifest(self)
+        except BaseException:
+            self._restore()
+            raise
+        self._keep_image = True
+
     # Saving and restoring
 
     def _save(self, name: str, *, checkpoint: bool) -> None:
@@ -197,9 +221,9 @@ class LibvirtMachine(Machine):
         def save(domain: "libvirt.virDomain") -> None:
             numbers = self._statistics(domain)
             # libvirtd itself says what the domain is; what is in the file may have been changed by then.
-            self._saved_xml = domain.XMLDesc(
-                libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE
-            )
+            migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
+            self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable)
+            self.description = domain.XMLDesc(migratable)
             memory = numbers.get("balloon.maximum", 0)
             self.saver.save(domain, name, memory, self._saved_xml, checkpoint=checkpoint)
             self.cpu_before += numbers.get("cpu.time", 0) / 1e9
@@ -218,25 +242,43 @@ class LibvirtMachine(Machine):
         self._log(f"{self.name} is saved in {name}")
 
     def _restore(self) -> None:
-        self.restore_from(self._saved_in, self._saved_xml)
-        self.saver.forget(self._saved_in)
+        descriptor = self.saver.open(self._saved_in)
+        try:
+            self.restore_from(descriptor, self._saved_xml)
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, f"restoring {self.name}") from error
+        finally:
+            os.close(descriptor)
+        # From here on the disks change, and the image no longer goes with them.
+        for name in (self._saved_in, MANIFEST_FILE) if self._keep_image else (self._saved_in,):
+            self.saver.forget(name)
         self._saved_in = ""
         self._keep_image = False
 
-    def restore_from(self, name: str, xml: str) -> None:
-        """Start the domain from a memory image of the scratch directory, as `xml` describes it."""
+    def create(self, xml: str) -> None:
+        """Start the domain. Raises `libvirt.libvirtError`."""
+        self._watch.ours = True
+        try:
+            self._connection.once(lambda connection: connection.createXML(xml, 0))
+        finally:
+            self._watch.ours = False
+
+    def restore_from(self, descriptor: int, xml: str) -> None:
+        """Let the guest go on from an open memory image, as `xml` describes it. Raises `libvirt.libvirtError`."""
         self._watch.gone.clear()
         self._watch.was_saved = False
         self._watch.ours = True
         try:
-            self._connection.once(lambda connection: self.saver.restore(connection, name, xml))
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, f"restoring {self.name}") from error
+            self._connection.once(lambda connection: self.saver.restore(connection, descriptor, xml))
         finally:
             self._watch.ours = False
-        self._log(f"{self.name} goes on from {name}")
+        self._log(f"{self.name} goes on where it was saved")
 
     # What helps
+
+    def live_xml(self) -> str:
+        """The domain as libvirt understood it. Raises `libvirt.libvirtError`."""
+        return self._call(lambda domain: str(domain.XMLDesc()))
 
     def _call(self, function: "Callable[[libvirt.virDomain], Result]") -> "Result":
         return self._connection.call(

@@ -64,7 +64,7 @@ class Saver:
                 os.fsync(descriptor)
                 self.identity.rename_scratch(self.directory, partial, name)
             except (OSError, errors.Fault) as error:
-                domain.connect().restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+                self.restore(domain.connect(), descriptor, xml)
                 raise self._fault(f"{name} cannot be kept in {self.directory}: {error}") from error
         except BaseException:
             self.forget(partial)
@@ -72,25 +72,25 @@ class Saver:
         finally:
             os.close(descriptor)
 
-    def restore(self, connection: "libvirt.virConnect", name: str, xml: str) -> None:
-        """Restore a domain from the file `name`, described by `xml` and not by what the file says of it.
-
-        Raises `libvirt.libvirtError`, and `errors.MachineFault` where the file cannot be opened.
-        """
+    def open(self, name: str) -> int:
+        """A descriptor of a memory image. Raises `errors.MachineFault` where it cannot be opened."""
         try:
-            descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
+            return self.identity.open_scratch(self.directory, name, os.O_RDONLY)
         except OSError as error:
             raise errors.MachineFault(
                 f"The memory image {name} cannot be opened in {self.directory}: {error.strerror}.",
                 "see who has changed the job's scratch directory.",
                 errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
             ) from error
-        try:
-            connection.restoreFlags(
-                f"/proc/{os.getpid()}/fd/{descriptor}", xml, libvirt.VIR_DOMAIN_SAVE_RUNNING
-            )
-        finally:
-            os.close(descriptor)
+
+    @staticmethod
+    def restore(connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
+        """Restore a domain from an open memory image, described by `xml` and not by what the image says.
+
+        Whether the guest was running is the image's word too: it runs. Raises `libvirt.libvirtError`.
+        """
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
 
     def forget(self, name: str) -> None:
         """Remove a memory image that is of no more use."""
