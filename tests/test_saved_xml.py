@@ -14,7 +14,6 @@ from vmgahp.job import Disk, JobSpec
 from vmgahp.saved_xml import LARGEST, MOST_DEVICES, Mismatch, reconcile
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
-OUR_UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
 
 SAVED = f"""\
 <domain type='kvm'>
@@ -113,7 +112,7 @@ def spec(**changes: object) -> JobSpec:
 
 def host(**changes: object) -> domain_xml.Host:
     plain = domain_xml.Host(
-        uuid=OUR_UUID,
+        uuid=UUID,
         domain_type="kvm",
         cpu_mode="host-passthrough",
         dac_label="+54321:+54321",
@@ -184,6 +183,10 @@ def test_the_hardware_is_the_saved_one() -> None:
     }
     assert domain.find("devices/disk[2]/address").get("unit") == "1"
     assert domain.find("devices/video/model").get("vram") == "16384"
+
+
+def test_the_uuid_is_taken_over_where_ours_says_none() -> None:
+    assert result(SAVED, OURS.replace(f"<uuid>{UUID}</uuid>", "")).findtext("uuid") == UUID
 
 
 def test_everything_of_the_host_is_ours() -> None:
@@ -303,7 +306,8 @@ def test_machine_types(wanted: str, machine: str, fits: bool) -> None:
         ("type='cirrus'", "type='virtio' blob='on;'", "blob"),
         ("model='piix3-uhci'", "model='../x'", "model of controller usb"),
         ("<memballoon model='virtio'>", "<memballoon model='virtio'/><memballoon model='virtio'>", "second"),
-        (UUID, "not-a-uuid", "uuid"),
+        (UUID, "not-a-uuid", "UUID"),
+        (UUID, "c7a5fdbd-edaf-9455-926a-d65c16db1809", "UUID"),
         ("check='none'", "check='perhaps'", "check of CPU"),
     ],
 )

@@ -48,9 +48,9 @@ fail() {
     exit 1
 }
 
-# step WHAT COMMAND...: run a command silently; one line says what and how long, a failure shows its output.
+# attempt WHAT COMMAND...: run a command silently; one line says what and how long, a failure shows its output.
 # The command runs as a condition, so `set -e` does not work in it: functions chain with && or return.
-step() {
+attempt() {
     local what=$1 began=$EPOCHREALTIME
     shift
     printf '  %-58s ' "$what" >&2
@@ -60,9 +60,12 @@ step() {
         local status=$?
         say "${red}failed${plain} (exit $status, $(_since "$began") s)"
         tail -n 30 "$setup_log" | sed 's/^/    | /' >&2
-        fail "this step failed: $what" "The command was: $*"
+        return 1
     fi
 }
+
+# The same where nothing can go on after a failure.
+step() { attempt "$@" || fail "this step failed: $1" "The command was: ${*:2}"; }
 
 _since() {
     local began=${1/[.,]/} now=${EPOCHREALTIME/[.,]/}

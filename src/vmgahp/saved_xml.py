@@ -135,18 +135,12 @@ def _parse(text: str) -> etree._Element:
     if len(text) > LARGEST or "<!DOCTYPE" in text:
         raise Mismatch("the saved XML is too long, or it has a document type.")
     parser = etree.XMLParser(
-        encoding="utf-8",
-        resolve_entities=False,
-        no_network=True,
-        huge_tree=False,
-        load_dtd=False,
-        remove_comments=True,
-        remove_pis=True,
+        encoding="utf-8", resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True
     )
     try:
         domain = etree.fromstring(text.encode(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        raise Mismatch(f"the saved XML cannot be read ({error}).") from error
+        raise Mismatch(f"the saved XML cannot be read: {_shown(str(error))}.") from error
     if domain.tag != "domain":
         raise Mismatch("the saved XML is not that of a domain.")
     return domain
@@ -174,10 +168,13 @@ def _mebibytes(domain: etree._Element) -> int:
 
 
 def _take_uuid(theirs: etree._Element, domain: etree._Element) -> None:
+    """libvirt wants the saved UUID; where the caller has settled on one already, it must be that."""
+    uuid = _checked("UUID", _text(theirs, "uuid"), _UUID).lower()
+    _same("UUID", uuid, _text(domain, "uuid") or uuid)
     element = domain.find("uuid")
     if element is None:
         element = etree.SubElement(domain, "uuid")
-    element.text = _checked("uuid", _text(theirs, "uuid"), _UUID).lower()
+    element.text = uuid
 
 
 def _take_machine(theirs: etree._Element, domain: etree._Element) -> None:
@@ -315,15 +312,11 @@ def _is_derived(device: etree._Element, has: "set[str]") -> bool:
 
 def _added(device: etree._Element, has: "set[str]") -> etree._Element:
     """A device that libvirt adds to any VM, with no more than what it is known by."""
-    known = _ADDED.get(device.tag)
-    if known is None or (device.tag == "video" and "graphics" not in has):
+    forms = _ADDED.get(device.tag, {})
+    known = device.tag in _ADDED and (device.tag != "video" or "graphics" in has)
+    if not known or not all(re.fullmatch(form, device.get(name, "")) for name, form in forms.items()):
         raise Mismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
-    made = etree.Element(device.tag)
-    for name, form in known.items():
-        if not re.fullmatch(form, device.get(name, "")):
-            raise Mismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
-        made.set(name, device.get(name, ""))
-    return made
+    return etree.Element(device.tag, {name: device.get(name, "") for name in forms})
 
 
 def _merge(saved: etree._Element, our: etree._Element) -> etree._Element:
@@ -342,10 +335,8 @@ def _merge(saved: etree._Element, our: etree._Element) -> etree._Element:
                 below = element.find(step)
                 element = etree.SubElement(element, step) if below is None else below
             for name, value in facts.items():
-                said = element.get(name, value)
-                _same_device(
-                    our, name, value.lower(), said.lower()
-                )  # libvirt writes MAC addresses in lower case
+                said = element.get(name, value)  # a MAC address in either case; libvirt's is in lower
+                _same_device(our, name, value.lower(), said.lower())
                 element.set(name, value)
     address = saved.find("address")
     if address is not None and our.find("address") is None:

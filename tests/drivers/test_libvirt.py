@@ -276,6 +276,20 @@ def test_the_image_is_not_written_through_a_link(job: Job) -> None:
         peer.quit()
 
 
+def test_an_image_that_was_changed_is_not_shown_to_libvirt(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.run("SUSPEND", 1)
+        image = job.scratch / "vm_suspend.mem"
+        content = image.read_bytes()
+        image.write_bytes(b"x" * 200 + content[200:])
+        assert peer.run("RESUME", 1) == ["1", "VMGAHP_ERR_VM_INVALID_SUSPEND_FILE"]
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        image.write_bytes(content)
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        peer.quit()
+
+
 def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)

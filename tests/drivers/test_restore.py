@@ -161,9 +161,9 @@ def save(connection: "libvirt.virConnect", site: Site, xml: str) -> str:
 
 def restore(connection: "libvirt.virConnect", site: Site, xml: str) -> "libvirt.virDomain":
     connection.restoreFlags(str(site.directory / "mem"), xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
-    root = connection.lookupByUUIDString(xml.partition("<uuid>")[2].partition("</uuid>")[0])
-    assert root.isActive()
-    return root
+    domain = connection.lookupByUUIDString(xml.partition("<uuid>")[2].partition("</uuid>")[0])
+    assert domain.isActive()
+    return domain
 
 
 CASES: dict[str, tuple[Files, dict[str, object]]] = {
@@ -181,23 +181,21 @@ CASES: dict[str, tuple[Files, dict[str, object]]] = {
         ],
         {"vnc": False, "nic": False},
     ),
+    "q35": ([("guest.img", "vda", "raw", "disk"), ("readonly.img", "sdb", "raw", "disk")], {}),
     "host-model": ([("guest.img", "vda", "raw", "disk")], {"cpu_mode": "host-model", "vnc": False}),
     "default-cpu": ([("guest.img", "vda", "raw", "disk")], {"cpu_mode": "", "nic": False}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("machine", ["", "q35"])
 def test_a_guest_goes_on_elsewhere(
-    connection: "libvirt.virConnect", here: Site, there: Site, name: str, case: str, machine: str
+    connection: "libvirt.virConnect", here: Site, there: Site, name: str, case: str
 ) -> None:
     files, options = CASES[case]
-    if machine and case != "virtio":
-        pytest.skip("one case is enough for another machine type")
 
     def xml(site: Site) -> str:
         text = site.xml(name, files, **options)  # type: ignore[arg-type]
-        return text.replace("<type>hvm", f'<type machine="{machine}">hvm') if machine else text
+        return text.replace("<type>hvm", '<type machine="q35">hvm') if case == "q35" else text
 
     saved = save(connection, here, xml(here))
     before = here.count()
@@ -214,12 +212,9 @@ def test_a_guest_goes_on_elsewhere(
     assert str(here.directory) not in live
     assert here.console not in live
     assert "'dir_1'" not in live  # the old password
-    assert (
-        live.count("relabel='no'")
-        == len(files)
-        + (case != "host-model" and "over" in str(files))
-        - ("host-model" in case or case == "default-cpu") * 0
-    )
+    if os.getuid() == 0:
+        assert live.count("relabel='no'") == live.count("<source file=")
+        assert f"<label>+{JOB_UID}:" in live
     domain.destroy()
 
 

@@ -35,16 +35,12 @@ _STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: vm.SOFT_SUSPENDED,
 }
 
-_STATISTICS = (
-    libvirt.VIR_DOMAIN_STATS_STATE
-    | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL
-    | libvirt.VIR_DOMAIN_STATS_BALLOON
-    | libvirt.VIR_DOMAIN_STATS_VCPU
-)
-"""What a STATUS needs, in one call (``virConnectGetAllDomainStats`` describes the names)."""
-
 _PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
+
+EVENT_WAIT = 2.0
+"""Seconds to wait for the event that says why a domain is no longer there; none comes when it went while
+libvirtd was away."""
 
 DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
@@ -101,6 +97,7 @@ class LibvirtMachine(Machine):
         self._stop_timeout = stop_timeout
         self._log = log
         self._watch = connection.watch(uuid, name)
+        self._domain: libvirt.virDomain | None = None
         self._pid = 0
         self._last_report: Report | None = None
         self._saved_in = ""
@@ -115,27 +112,26 @@ class LibvirtMachine(Machine):
         if self._saved_in:
             return Report(vm.SUSPENDED)
         try:
-            numbers = self._call(self._statistics)
+            # One round trip; the memory is the balloon's, where there is one.
+            state, max_memory, memory, vcpus, cpu_nanoseconds = self._call(lambda domain: domain.info())
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
-            numbers = {}
+            return self._absent()
         except errors.MachineFault as fault:
             # libvirtd is away, but QEMU does not depend on it: what is known still holds.
             if self._last_report is not None and self._is_ours(self._pid):
                 self._log(f"{self.name} runs on as process {self._pid} although {fault.problem}")
                 return self._last_report
             raise
-        if not numbers:
-            return self._absent()
-        if numbers["state.state"] == libvirt.VIR_DOMAIN_CRASHED:
+        if state == libvirt.VIR_DOMAIN_CRASHED:
             self.destroy()
         self._last_report = Report(
-            _STATES.get(numbers["state.state"], vm.RUNNING),
-            cpu_seconds=self.cpu_before + numbers.get("cpu.time", 0) / 1e9,
-            vcpus=numbers.get("vcpu.current", 1),
-            memory_kib=numbers.get("balloon.current", 0),
-            max_memory_kib=numbers.get("balloon.maximum", 0),
+            _STATES.get(state, vm.RUNNING),
+            cpu_seconds=self.cpu_before + cpu_nanoseconds / 1e9,
+            vcpus=vcpus,
+            memory_kib=memory,
+            max_memory_kib=max_memory,
             mac=self.mac,
             ip=self._address(),
         )
@@ -219,19 +215,18 @@ class LibvirtMachine(Machine):
             )
 
         def save(domain: "libvirt.virDomain") -> None:
-            numbers = self._statistics(domain)
+            _, max_memory, _, _, cpu_nanoseconds = domain.info()
             # libvirtd itself says what the domain is; what is in the file may have been changed by then.
             migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
             self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable)
             self.description = domain.XMLDesc(migratable)
-            memory = numbers.get("balloon.maximum", 0)
-            self.saver.save(domain, name, memory, self._saved_xml, checkpoint=checkpoint)
-            self.cpu_before += numbers.get("cpu.time", 0) / 1e9
+            self.saver.save(domain, name, max_memory, self._saved_xml, checkpoint=checkpoint)
+            self.cpu_before += cpu_nanoseconds / 1e9
 
         self._watch.ours = True
         self._watch.gone.clear()
         try:
-            self._connection.once(lambda connection: save(faults.find(connection, self.name, self.uuid)))
+            self._connection.once(lambda connection: save(self._find(connection)))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"saving {self.name}") from error
         finally:
@@ -281,9 +276,13 @@ class LibvirtMachine(Machine):
         return self._call(lambda domain: str(domain.XMLDesc()))
 
     def _call(self, function: "Callable[[libvirt.virDomain], Result]") -> "Result":
-        return self._connection.call(
-            lambda connection: function(faults.find(connection, self.name, self.uuid))
-        )
+        return self._connection.call(lambda connection: function(self._find(connection)))
+
+    def _find(self, connection: "libvirt.virConnect") -> "libvirt.virDomain":
+        """The domain, looked up once for a connection."""
+        if self._domain is None or self._domain.connect() is not connection:
+            self._domain = faults.find(connection, self.name, self.uuid)
+        return self._domain
 
     def _operate(self, doing: str, function: "Callable[[libvirt.virDomain], object]") -> None:
         self._watch.ours = True
@@ -294,14 +293,9 @@ class LibvirtMachine(Machine):
         finally:
             self._watch.ours = False
 
-    def _statistics(self, domain: "libvirt.virDomain") -> dict[str, int]:
-        """The domain's figures; empty when it went away between the look-up and the question."""
-        found = domain.connect().domainListGetStats([domain], _STATISTICS)
-        numbers: dict[str, int] = found[0][1] if found else {}
-        return numbers
-
     def _absent(self) -> Report:
         """What it means that libvirt does not know the domain."""
+        self._watch.gone.wait(EVENT_WAIT)
         if self._watch.was_saved:
             # By an administrator, to a place that we do not know: the guest is not gone.
             self._log(f"{self.name} was saved by somebody else: virsh restore brings it back")

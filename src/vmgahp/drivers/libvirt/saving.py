@@ -10,7 +10,7 @@ import os
 
 import libvirt
 
-from vmgahp import errors
+from vmgahp import errors, memory_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,15 +73,17 @@ class Saver:
             os.close(descriptor)
 
     def open(self, name: str) -> int:
-        """A descriptor of a memory image. Raises `errors.MachineFault` where it cannot be opened."""
+        """A descriptor of a memory image that libvirtd may see. Raises `errors.MachineFault`."""
         try:
-            return self.identity.open_scratch(self.directory, name, os.O_RDONLY)
+            descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
         except OSError as error:
-            raise errors.MachineFault(
-                f"The memory image {name} cannot be opened in {self.directory}: {error.strerror}.",
-                "see who has changed the job's scratch directory.",
-                errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
-            ) from error
+            raise _unusable(name, self.directory, str(error.strerror)) from error
+        try:
+            memory_image.inspect(descriptor)
+        except (OSError, memory_image.Damaged) as error:
+            os.close(descriptor)
+            raise _unusable(name, self.directory, str(error)) from error
+        return descriptor
 
     @staticmethod
     def restore(connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
@@ -139,3 +141,11 @@ class Saver:
             "make room on the file system of EXECUTE; the VM goes on running.",
             CANNOT_SAVE,
         )
+
+
+def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
+    return errors.MachineFault(
+        f"The memory image {name} in {directory} cannot be used: {reason}.",
+        "see who has changed the job's scratch directory.",
+        errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
+    )
