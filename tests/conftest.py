@@ -5,11 +5,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.peer import Peer, environment
 
 JOB_UID = 54321
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("vmgahp", deadline=None)
+hypothesis.settings.load_profile("vmgahp")
 
 
 @pytest.fixture

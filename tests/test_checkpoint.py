@@ -53,7 +53,7 @@ class Job:
             transferred=path.parent == self.scratch,
             kind="disk",
         )
-        return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+        return plain._replace(**changes)  # type: ignore[arg-type]
 
     def manifest(self, **changes: object) -> Manifest:
         directory = str(self.scratch)
@@ -343,9 +343,9 @@ def test_other_disks(job: Job) -> None:
     job.save()
     root, data = job.disks
     assert "were vda, sdb and are vda" in job.refused(False, disks=[root])
-    assert "are vda, vdb" in job.refused(False, disks=[root, dataclasses.replace(data, device="vdb")])
-    assert "format" in job.refused(False, disks=[root, dataclasses.replace(data, format="qcow2")])
-    assert "read-only" in job.refused(False, disks=[root, dataclasses.replace(data, writable=False)])
+    assert "are vda, vdb" in job.refused(False, disks=[root, data._replace(device="vdb")])
+    assert "format" in job.refused(False, disks=[root, data._replace(format="qcow2")])
+    assert "read-only" in job.refused(False, disks=[root, data._replace(writable=False)])
     other = job.put(job.shared / "other.img", job.data.read_bytes())
     assert "other.img" in job.refused(False, disks=[root, job.disk(other, "sdb")])
     assert "1 backing files and has 0" in job.refused(False, chains={})

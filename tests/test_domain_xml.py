@@ -3,7 +3,6 @@
 `pytest --update-golden` writes the golden files anew; read the difference before you commit it.
 """
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
 
 def disk(path: str = "/scratch/disk.img", device: str = "vda", **changes: object) -> Disk:
     plain = Disk(path, device, partition="", writable=True, format="raw", transferred=True, kind="disk")
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 def spec(**changes: object) -> JobSpec:
@@ -41,14 +40,12 @@ def spec(**changes: object) -> JobSpec:
         no_output_vm=False,
         hardware_vt=False,
     )
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 def host(**changes: object) -> domain_xml.Host:
-    return dataclasses.replace(
-        domain_xml.Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough"),
-        **changes,  # type: ignore[arg-type]
-    )
+    plain = domain_xml.Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough")
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {

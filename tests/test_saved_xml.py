@@ -1,6 +1,5 @@
 """The XML of a restore: ours, with the saved hardware, and nothing else of what the image says."""
 
-import dataclasses
 import re
 
 import pytest
@@ -107,7 +106,7 @@ def spec(**changes: object) -> JobSpec:
         no_output_vm=False,
         hardware_vt=False,
     )
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 def host(**changes: object) -> domain_xml.Host:
@@ -120,10 +119,10 @@ def host(**changes: object) -> domain_xml.Host:
         vnc_password="newsecre",
         backing={"/scratch/root.qcow2": (Layer("/shared/base.img", "raw"),)},
     )
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
-OURS = domain_xml.build(spec(), host())
+OURS = domain_xml.build(spec(), host()).replace(" />", "/>")
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,7 @@ at the head of the image before libvirtd does (`vmgahp.memory_image`), and whose
 """
 
 import errno
-import hashlib
 import os
-
-from vmgahp import manifest as manifests
-from vmgahp import memory_image
-from vmgahp.manifest import DiskState, FileState, Manifest, MemoryState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +20,7 @@ if TYPE_CHECKING:
     from vmgahp.identity import Identity
     from vmgahp.images import Layer
     from vmgahp.job import Disk
+    from vmgahp.manifest import DiskState, FileState, Manifest, MemoryState
 
 MEMORY_FILE = "vm_checkpoint.mem"
 MANIFEST_FILE = "vm_checkpoint.json"
@@ -63,11 +59,13 @@ def describe_disks(
     directory: str,
     disks: "Iterable[Disk]",
     chains: "Mapping[str, Sequence[Layer]]",
-) -> tuple[DiskState, ...]:
+) -> "tuple[DiskState, ...]":
     """The state of the disks and of all their backing files, read as the job's user.
 
     `chains` are the backing files of each image, by its path (`vmgahp.images.backing_chain`). Raises OSError.
     """
+    from vmgahp.manifest import DiskState
+
     return tuple(
         DiskState(
             disk.device,
@@ -82,11 +80,13 @@ def describe_disks(
     )
 
 
-def describe_memory(identity: "Identity", directory: str, name: str = MEMORY_FILE) -> MemoryState:
+def describe_memory(identity: "Identity", directory: str, name: str = MEMORY_FILE) -> "MemoryState":
     """The size and checksum of a memory image. Raises OSError.
 
     0.6 to 1.3 s a GiB where it was measured (SHA-256 in hardware, the image still in the page cache).
     """
+    from vmgahp.manifest import MemoryState
+
     descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     try:
         return MemoryState(os.fstat(descriptor).st_size, _sha256(descriptor))
@@ -94,12 +94,14 @@ def describe_memory(identity: "Identity", directory: str, name: str = MEMORY_FIL
         os.close(descriptor)
 
 
-def write(identity: "Identity", directory: str, manifest: Manifest) -> None:
+def write(identity: "Identity", directory: str, manifest: "Manifest") -> None:
     """Write the manifest, all or nothing; the memory image must be in its place already.
 
     Raises OSError, and `Unusable` for a manifest that `load` would not take, such as one that has a path
     which is not UTF-8.
     """
+    from vmgahp import manifest as manifests
+
     data = manifests.dump(manifest)
     try:
         manifests.parse(data)
@@ -111,7 +113,7 @@ def write(identity: "Identity", directory: str, manifest: Manifest) -> None:
 # Finding one
 
 
-def load(identity: "Identity", directory: str) -> Manifest | None:
+def load(identity: "Identity", directory: str) -> "Manifest | None":
     """The manifest in the scratch directory; None where there is no checkpoint. Raises `Unusable`."""
     try:
         descriptor = identity.open_scratch(directory, MANIFEST_FILE, os.O_RDONLY)
@@ -119,6 +121,8 @@ def load(identity: "Identity", directory: str) -> Manifest | None:
         if error.errno == errno.ENOENT:
             return None
         raise Unusable(f"{MANIFEST_FILE} cannot be opened: {error.strerror}.", False) from error
+    from vmgahp import manifest as manifests
+
     try:
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(manifests.LARGEST + 1)
@@ -130,7 +134,7 @@ def load(identity: "Identity", directory: str) -> Manifest | None:
 def check(
     identity: "Identity",
     directory: str,
-    manifest: Manifest,
+    manifest: "Manifest",
     *,
     name: str,
     vm_type: str,
@@ -175,7 +179,9 @@ def check(
     return _open_memory(identity, directory, manifest.memory)
 
 
-def _open_memory(identity: "Identity", directory: str, memory: MemoryState) -> int:
+def _open_memory(identity: "Identity", directory: str, memory: "MemoryState") -> int:
+    from vmgahp import memory_image
+
     try:
         descriptor = identity.open_scratch(directory, MEMORY_FILE, os.O_RDONLY)
     except OSError as error:
@@ -221,7 +227,7 @@ def _differences(
     return reasons
 
 
-def _difference(then: DiskState, now: DiskState) -> str:
+def _difference(then: "DiskState", now: "DiskState") -> str:
     if then.writable != now.writable:
         return " was {} and is {} now".format(
             *("writable" if disk.writable else "read-only" for disk in (then, now))
@@ -278,6 +284,8 @@ def discard(identity: "Identity", directory: str) -> None:
 
 def sample(descriptor: int, size: int) -> str:
     """SHA-256 over the size of an image and a few pieces of it, in hexadecimal."""
+    import hashlib
+
     digest = hashlib.sha256(b"%d\n" % size)
     for offset, length in _pieces(size):
         digest.update(os.pread(descriptor, length, offset))
@@ -296,7 +304,9 @@ def _pieces(size: int) -> "list[tuple[int, int]]":
     ]
 
 
-def _describe(identity: "Identity", directory: str, path: str, image_format: str) -> FileState:
+def _describe(identity: "Identity", directory: str, path: str, image_format: str) -> "FileState":
+    from vmgahp.manifest import FileState
+
     beneath = _beneath(directory, path)
     try:
         if beneath is None:
@@ -328,6 +338,8 @@ def _beneath(directory: str, path: str) -> str | None:
 
 
 def _sha256(descriptor: int) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)

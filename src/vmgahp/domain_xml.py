@@ -1,11 +1,11 @@
-"""The domain XML of a job: built from the job's checked wishes with lxml, never pasted together.
+"""The domain XML of a job: built from the job's checked wishes with ElementTree, never pasted together.
 
 What an element means is libvirt's business: https://libvirt.org/formatdomain.html.
 """
 
-from dataclasses import dataclass, field
-
-from lxml import etree
+import re
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from vmgahp.images import Layer
     from vmgahp.job import Disk, JobSpec
 
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What ElementTree would write all the same."""
+
 _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virtio"), ("fd", "fdc"))
 """The bus that a device name stands for. `sd` is SATA, which every guest of the last fifteen years can boot
 from and read; libvirt's own guess is an LSI SCSI controller that current guests have no driver for."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """What the machine and its settings contribute to a domain."""
 
     uuid: str
@@ -37,7 +39,7 @@ class Host:
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
-    backing: "Mapping[str, Sequence[Layer]]" = field(default_factory=dict)
+    backing: "Mapping[str, Sequence[Layer]]" = {}
     """The backing files of each image, by its path (`vmgahp.images.backing_chain`)."""
     passt: bool = False
     """User networking by passt; otherwise by QEMU's own slirp."""
@@ -48,42 +50,42 @@ def build(spec: "JobSpec", host: Host) -> str:
 
     Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
     """
-    try:
-        domain = etree.Element("domain", type=host.domain_type)
-        _text(domain, "name", spec.name)
-        _text(domain, "uuid", host.uuid)
-        _text(domain, "memory", str(spec.memory_mib), unit="MiB")
-        _text(domain, "vcpu", str(spec.vcpus))
-        _text(etree.SubElement(domain, "os"), "type", "hvm")
-        features = etree.SubElement(domain, "features")
-        for feature in ("acpi", "apic", "pae"):
-            etree.SubElement(features, feature)
-        if host.cpu_mode:
-            etree.SubElement(domain, "cpu", mode=host.cpu_mode)
-        # A guest that powers off or panics has ended its job; one that reboots has not.
-        _text(domain, "on_poweroff", "destroy")
-        _text(domain, "on_reboot", "restart")
-        _text(domain, "on_crash", "destroy")
-        devices = etree.SubElement(domain, "devices")
-        if any(_bus(disk) == "scsi" for disk in spec.disks):
-            etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
-        for order, disk in enumerate(spec.disks, start=1):
-            _disk(devices, disk, order, host)
-        _network(devices, spec, host)
-        _console(devices, host)
-        if spec.vnc:
-            _vnc(devices, host)
-        if host.dac_label:
-            label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
-            _text(label, "label", host.dac_label)
-    except ValueError as error:
+    domain = etree.Element("domain", type=host.domain_type)
+    _text(domain, "name", spec.name)
+    _text(domain, "uuid", host.uuid)
+    _text(domain, "memory", str(spec.memory_mib), unit="MiB")
+    _text(domain, "vcpu", str(spec.vcpus))
+    _text(etree.SubElement(domain, "os"), "type", "hvm")
+    features = etree.SubElement(domain, "features")
+    for feature in ("acpi", "apic", "pae"):
+        etree.SubElement(features, feature)
+    if host.cpu_mode:
+        etree.SubElement(domain, "cpu", mode=host.cpu_mode)
+    # A guest that powers off or panics has ended its job; one that reboots has not.
+    _text(domain, "on_poweroff", "destroy")
+    _text(domain, "on_reboot", "restart")
+    _text(domain, "on_crash", "destroy")
+    devices = etree.SubElement(domain, "devices")
+    if any(_bus(disk) == "scsi" for disk in spec.disks):
+        etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
+    for order, disk in enumerate(spec.disks, start=1):
+        _disk(devices, disk, order, host)
+    _network(devices, spec, host)
+    _console(devices, host)
+    if spec.vnc:
+        _vnc(devices, host)
+    if host.dac_label:
+        label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
+        _text(label, "label", host.dac_label)
+    etree.indent(domain)
+    text = etree.tostring(domain, encoding="unicode")
+    if found := _NO_XML.search(text):
         raise errors.JobFault(
             errors.INVALID_DISK_PARAM,
-            f"The job cannot be described to libvirt: {error}",
+            f"The job cannot be described to libvirt: {found[0]!r} is no character of XML",
             "use names of printable UTF-8 characters in vm_disk.",
-        ) from error
-    etree.indent(domain)
-    return etree.tostring(domain, encoding="unicode")
+        )
+    return text
 
 
 def bus_of(device: str) -> str:
@@ -94,7 +96,7 @@ def bus_of(device: str) -> str:
     raise ValueError(f"device name {device!r} names no bus")
 
 
-def _text(parent: etree._Element, tag: str, text: str, **attributes: str) -> None:
+def _text(parent: etree.Element, tag: str, text: str, **attributes: str) -> None:
     etree.SubElement(parent, tag, attributes).text = text
 
 
@@ -114,7 +116,7 @@ def _bus(disk: "Disk") -> str:
     return bus
 
 
-def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None:
+def _disk(devices: etree.Element, disk: "Disk", order: int, host: Host) -> None:
     bus = _bus(disk)
     if disk.partition:
         raise errors.JobFault(
@@ -145,11 +147,11 @@ def _disk(devices: etree._Element, disk: "Disk", order: int, host: Host) -> None
     etree.SubElement(element, "boot", order=str(order))
 
 
-def _keep_owner(source: etree._Element) -> None:
+def _keep_owner(source: etree.Element) -> None:
     etree.SubElement(source, "seclabel", model="dac", relabel="no")
 
 
-def _network(devices: etree._Element, spec: "JobSpec", host: Host) -> None:
+def _network(devices: etree.Element, spec: "JobSpec", host: Host) -> None:
     if not spec.networking:
         return
     kind = {"nat": "network", "bridge": "bridge", "user": "user"}[spec.networking_type]
@@ -165,7 +167,7 @@ def _network(devices: etree._Element, spec: "JobSpec", host: Host) -> None:
         etree.SubElement(interface, "backend", type="passt")
 
 
-def _console(devices: etree._Element, host: Host) -> None:
+def _console(devices: etree.Element, host: Host) -> None:
     if host.console_socket:
         serial = etree.SubElement(devices, "serial", type="unix")
         etree.SubElement(serial, "source", mode="connect", path=host.console_socket)
@@ -174,7 +176,7 @@ def _console(devices: etree._Element, host: Host) -> None:
     etree.SubElement(serial, "target", port="0")
 
 
-def _vnc(devices: etree._Element, host: Host) -> None:
+def _vnc(devices: etree.Element, host: Host) -> None:
     vnc = etree.SubElement(devices, "graphics", type="vnc", port="-1", autoport="yes", listen="127.0.0.1")
     if host.vnc_password:
         vnc.set("passwd", host.vnc_password)

@@ -6,7 +6,7 @@ with the rights of the job's user and within limits, and the chain that it finds
 XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmgahp import errors
 
@@ -24,8 +24,7 @@ PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One backing file."""
 
     path: str

@@ -8,7 +8,7 @@ to see that they can be, for a disk that the hypervisor cannot open would be bla
 import errno
 import os
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault, MachineFault
@@ -49,8 +49,7 @@ _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCI
 _MAC = re.compile(r"[0-9a-f]{1,2}(?:(?::[0-9a-f]{1,2}){5}|(?:-[0-9a-f]{1,2}){5})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(NamedTuple):
     """One entry of vm_disk, as it is to be attached."""
 
     path: str
@@ -68,8 +67,7 @@ class Disk:
     """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """A virtual machine as the job wants it and this machine grants it."""
 
     name: str

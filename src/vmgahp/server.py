@@ -8,8 +8,8 @@ pipe. So a save that takes minutes holds up nothing but its own VM.
 import os
 import select
 import signal
-import threading
 import time
+from _thread import allocate_lock, start_new_thread
 
 from vmgahp import config, errors, vm
 from vmgahp.identity import Identity
@@ -19,6 +19,7 @@ from vmgahp.vm import Call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping
 
     from vmgahp.drivers.base import Driver, Machine, Report
@@ -64,16 +65,26 @@ class Server:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._settings: config.Settings | None = None
         self._identity: Identity | None = None
-        self._configured = threading.Event()
+        self._configuring = allocate_lock()
+        """Held until the settings are there, or a fault in their place."""
         self._request_timeout = self.session.request_timeout
         self._configuration_fault: errors.Fault | None = None
         self._driver: Driver | None = None
-        self._driver_lock = threading.Lock()
+        self._driver_lock = allocate_lock()
+        self._poller = select.poll()
+        self._poller.register(STDIN, select.POLLIN)
+        self._poller.register(STDOUT, 0)
+        self._poller.register(self._wake_read, select.POLLIN)
+        self._watched = (True, False)
+        """Whether `_poller` waits for input, and whether for room for output."""
+        self._writable = select.poll()
+        self._writable.register(STDOUT, select.POLLOUT)
 
     def run(self) -> int:
         """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status."""
         self._catch_signals()
-        threading.Thread(target=self._configure, name="settings", daemon=True).start()
+        self._configuring.acquire()
+        start_new_thread(self._configure, ())
         while not (self.session.quitting or self._why_end):
             self._turn()
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
@@ -91,30 +102,38 @@ class Server:
 
     def _turn(self) -> None:
         """Wait for one thing to happen and deal with all that did."""
-        poller = select.poll()
-        if len(self._output) < OUTPUT_LIMIT:
-            poller.register(STDIN, select.POLLIN)
-        poller.register(STDOUT, select.POLLOUT if self._output else 0)
-        poller.register(self._wake_read, select.POLLIN)
+        self._watch()
         deadline = self.session.next_deadline()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
-        for descriptor, events in poller.poll(timeout):
+        for descriptor, events in self._poller.poll(timeout):
             if descriptor == self._wake_read:
                 self._drain_wakes()
             elif descriptor == STDIN:
                 self._read()
-            elif events & select.POLLOUT:
-                self._write()
-            else:
+            elif not events & select.POLLOUT:
                 self._why_end = "the client no longer reads"
-        if self._configured.is_set():
+        if not self._configuring.locked():
             self.session.request_timeout = self._request_timeout
         now = time.monotonic()
         self._collect(now)
         self.session.expire(now)
         self._output += self.session.take_output()
+        if self._output:
+            self._write()
         for call in self.session.take_calls():
             self._begin(call)
+
+    def _watch(self) -> None:
+        """Tell poll what is wanted now, which mostly is what was wanted before."""
+        wanted = len(self._output) < OUTPUT_LIMIT, bool(self._output)
+        if wanted == self._watched:
+            return
+        if wanted[0] and not self._watched[0]:
+            self._poller.register(STDIN, select.POLLIN)
+        elif not wanted[0] and self._watched[0]:
+            self._poller.unregister(STDIN)  # with no event asked for, its end would still be reported
+        self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
+        self._watched = wanted
 
     def _read(self) -> None:
         try:
@@ -130,6 +149,9 @@ class Server:
             self._why_end = "the client closed our input"
 
     def _write(self) -> None:
+        """Write what goes in without waiting; poll says when there is room for the rest."""
+        if not any(events & select.POLLOUT for _, events in self._writable.poll(0)):
+            return
         try:
             written = os.write(STDOUT, self._output[:WRITE_SIZE])
         except BlockingIOError:
@@ -143,10 +165,8 @@ class Server:
     def _flush(self) -> None:
         self._output += self.session.take_output()
         end = time.monotonic() + FLUSH_DEADLINE
-        poller = select.poll()
-        poller.register(STDOUT, select.POLLOUT)
         while self._output and (left := end - time.monotonic()) > 0:
-            for _, events in poller.poll(left * 1000):
+            for _, events in self._writable.poll(left * 1000):
                 if not events & select.POLLOUT:
                     return
                 self._write()
@@ -183,6 +203,8 @@ class Server:
             self.session.finished(call, outcome, now)
 
     def _begin(self, call: Call) -> None:
+        import threading  # here, in the main thread: Python 3.11 takes whoever imports it first for that one
+
         thread = threading.Thread(
             target=self._work, args=(call,), name=f"vm{call.vm.id}-{call.operation}", daemon=True
         )
@@ -206,7 +228,7 @@ class Server:
             for warning in self._settings.warnings:
                 self.log.always(warning)
             self.log.always(f"serving VM type {self.session.vm_type} in {self.working_dir}")
-        self._configured.set()
+        self._configuring.release()
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
@@ -260,7 +282,8 @@ class Server:
             machine.destroy()
 
     def _get_driver(self) -> "Driver":
-        self._configured.wait()
+        with self._configuring:
+            pass
         if self._configuration_fault is not None:
             raise self._configuration_fault
         with self._driver_lock:
@@ -289,6 +312,8 @@ class Server:
 
     def _destroy_all(self) -> None:
         """Destroy every VM, those whose START still runs included, side by side and within a deadline."""
+        import threading
+
         self._ending = True
         end = time.monotonic() + DESTROY_DEADLINE
         workers = list(self._threads.values())

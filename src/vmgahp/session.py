@@ -57,6 +57,7 @@ MAX_OUTSTANDING = 4096
 """Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
 
 _VM_PREFIX = b"CONDOR_VM_"
+_END = b"CLASSAD_END"
 _INT_MAX = 2**31 - 1
 
 
@@ -231,7 +232,7 @@ class Session:
         self._accept()
 
     def _ad_line(self, line: bytes) -> None:
-        if line.upper() == b"CLASSAD_END":
+        if len(line) == len(_END) and line.upper() == _END:
             self._in_ad = False
             self._accept()
             return

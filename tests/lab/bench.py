@@ -121,7 +121,7 @@ ROWS = (
     Row("probe", "the probe", MILLI, PROBE),
     Row("START", "START to its result", MILLI, START),
     Row("live STATUS", "STATUS and RESULTS, a VM", MICRO),
-    Row("QUIT", "QUIT to the end, a VM", MILLI),
+    Row("QUIT", "QUIT to the end, a VM", MILLI, "The reference sleeps for two seconds when its VM is gone."),
     Row("idle Rss", "RSS after the job ad", MIB),
     Row("idle Pss", "PSS after the job ad", MIB, SHARED),
     Row("idle Anonymous", "its own after the job ad", MIB, OWN),

@@ -184,6 +184,10 @@ class Chamber:
 
     def start_libvirt(self) -> None:
         """virtlogd and libvirtd, as on a machine without systemd."""
+        # Inside a container sudo's own limit for core files is final, and libvirt, which allows them to QEMU by
+        # default, could start none.
+        with open(self.path("/etc/libvirt/qemu.conf"), "a") as settings:
+            settings.write("max_core = 0\n")
         self.run("virtlogd", "-d")
         self.run("libvirtd", "-d")
         wait_until(

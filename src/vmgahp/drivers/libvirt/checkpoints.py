@@ -6,16 +6,14 @@ The files and their checks are `vmgahp.checkpoint`'s; here is what only libvirt 
 import hashlib
 import os
 import time
+from xml.etree import ElementTree as etree
 
 import libvirt
-from lxml import etree
 
 from vmgahp import checkpoint, errors
 from vmgahp.checkpoint import Unusable
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.saving import CANNOT_SAVE
-from vmgahp.manifest import Manifest
-from vmgahp.saved_xml import Mismatch, reconcile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from vmgahp.identity import Identity
     from vmgahp.images import Layer
     from vmgahp.job import JobSpec
+    from vmgahp.manifest import Manifest
 
     Chains = Mapping[str, tuple[Layer, ...]]
 
@@ -38,7 +37,7 @@ TYPES_WITHOUT_PERIODIC = ("kvm", "xen")
 class Restart:
     """A checkpoint that may be gone on from, and its open memory image; to be closed."""
 
-    def __init__(self, manifest: Manifest, descriptor: int) -> None:
+    def __init__(self, manifest: "Manifest", descriptor: int) -> None:
         self.manifest = manifest
         self.descriptor = descriptor
 
@@ -47,6 +46,8 @@ class Restart:
 
     def description(self, ours: str) -> str:
         """The domain XML to restore with. Raises `Unusable` where the saved domain is another than `ours`."""
+        from vmgahp.saved_xml import Mismatch, reconcile
+
         try:
             return reconcile(self.manifest.xml, ours)
         except Mismatch as mismatch:
@@ -122,6 +123,8 @@ class Checkpoints:
 
     def write(self, machine: "LibvirtMachine", spec: "JobSpec", domain_type: str, chains: "Chains") -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""
+        from vmgahp.manifest import Manifest
+
         kind = etree.fromstring(machine.description).find("os/type")
         assert kind is not None
         try:

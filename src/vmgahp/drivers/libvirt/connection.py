@@ -224,7 +224,10 @@ class Connection:
             cause = _CAUSES.get((event, detail))
             if cause is not None:
                 self._log(f"{watch.name}: {cause}")
-        if event in _GONE_EVENTS:
+        if event == libvirt.VIR_DOMAIN_EVENT_STARTED:
+            watch.gone.clear()
+            watch.was_saved = False
+        elif event in _GONE_EVENTS:
             watch.was_saved = (event, detail) == _SAVED
             watch.gone.set()
 

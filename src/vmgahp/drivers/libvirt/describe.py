@@ -1,9 +1,9 @@
 """What libvirt is told of a job: its domain XML, and whom QEMU runs as."""
 
 import os
+from xml.etree import ElementTree as etree
 
 import libvirt
-from lxml import etree
 
 from vmgahp import domain_xml, errors, kvm, xml_script
 from vmgahp.console_capture import ConsoleCapture, runtime_dir
@@ -87,8 +87,8 @@ class Describer:
         arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
         text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log)
         try:
-            domain = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
-        except etree.XMLSyntaxError as error:
+            domain = etree.fromstring(text)
+        except etree.ParseError as error:
             raise errors.MachineFault(
                 f"LIBVIRT_XML_SCRIPT = {script} printed what is not XML: {error}.", "mend the script."
             ) from error

@@ -113,7 +113,7 @@ class LibvirtMachine(Machine):
             return Report(vm.SUSPENDED)
         try:
             # One round trip; the memory is the balloon's, where there is one.
-            state, max_memory, memory, vcpus, cpu_nanoseconds = self._call(lambda domain: domain.info())
+            state, max_memory, memory, vcpus, cpu_nanoseconds = self._connection.call(self._info)
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
@@ -279,10 +279,16 @@ class LibvirtMachine(Machine):
         return self._connection.call(lambda connection: function(self._find(connection)))
 
     def _find(self, connection: "libvirt.virConnect") -> "libvirt.virDomain":
-        """The domain, looked up once for a connection."""
-        if self._domain is None or self._domain.connect() is not connection:
-            self._domain = faults.find(connection, self.name, self.uuid)
+        self._domain = faults.find(connection, self.name, self.uuid)
         return self._domain
+
+    def _info(self, connection: "libvirt.virConnect") -> list[int]:
+        """virDomainGetInfo, without looking the domain up again: to ask about a wrong one does no harm."""
+        domain = self._domain
+        if domain is None or domain.connect() is not connection:
+            domain = self._find(connection)
+        figures: list[int] = domain.info()
+        return figures
 
     def _operate(self, doing: str, function: "Callable[[libvirt.virDomain], object]") -> None:
         self._watch.ours = True
