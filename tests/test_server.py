@@ -49,6 +49,15 @@ def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
     peer.quit()
 
 
+def test_the_pid_is_kept_back_where_the_settings_say_so(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_REPORT_PID=False)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        peer.run("START", "simulated")
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        peer.quit()
+
+
 def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Path) -> None:
     peer.send_ad(*simulated_ad(scratch, "Simulated_Lifetime = 1"))
     peer.run("START", "simulated")

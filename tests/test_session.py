@@ -216,6 +216,22 @@ def test_status_of_a_running_vm() -> None:
     ]
 
 
+def test_utilization_counts_from_the_start_and_is_never_more_than_all() -> None:
+    """A guest has used CPU before START is answered, and a first STATUS may come right after."""
+    client = Client()
+    client.start()
+    client.now += 4
+    client.end()
+    client.results()
+    shown = []
+    for cpu in (1.0, 50.0):
+        client.send("CONDOR_VM_STATUS 2 1")
+        client.end(running(cpu))
+        shown.append(client.results()[0].split()[3])
+        client.now += 1
+    assert shown == ["CPUUTILIZATION=0.125000", "CPUUTILIZATION=1.000000"]
+
+
 def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again() -> None:
     client = Client()
     client.started()

@@ -110,6 +110,13 @@ SETTINGS = (
     _ours("VM_CONSOLE_LOG_MAX", "size", "16 Mb", "How much of the serial console is kept."),
     _ours("VM_RUN_AS_JOB_USER", "bool", "true", "Whether QEMU runs with the job user's uid and gid."),
     _ours(
+        "VM_REPORT_PID",
+        "bool",
+        "true",
+        "Whether HTCondor is told which process runs the guest. It then measures QEMU's memory, which is more "
+        "than the guest's.",
+    ),
+    _ours(
         "VM_SUSPEND_IMAGE_FORMAT",
         "string",
         "",

@@ -261,7 +261,8 @@ class Server:
                     machine.release()
                 return report
             case vm.GETPID:
-                return machine.pid()
+                assert self._settings is not None
+                return machine.pid() if self._settings.boolean("VM_REPORT_PID") else 0
             case vm.STOP:
                 machine.stop()
             case vm.SOFT_SUSPEND:

@@ -364,7 +364,7 @@ class Session:
         target = call.vm
         target.state = vm.TRANSITIONS[call.state, call.operation]
         if call.operation == vm.START:
-            target.accounting = vm.Accounting(now)
+            target.accounting = vm.Accounting(call.asked)
             if call.answered:
                 self._log(f"VM {target.id} has started too late for its client: stopping it")
                 target.queue.append(Call(target, vm.STOP, 0, now))

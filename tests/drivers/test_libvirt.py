@@ -119,6 +119,7 @@ def test_a_job_runs_to_its_own_end(job: Job) -> None:
         assert words["STATUS"] == "Running"
         assert words["MAXMEMORY"] == str(64 * 1024)
         assert 0 <= float(words["CPUTIME"]) < 60
+        assert 0 <= float(words["CPUUTILIZATION"]) <= 1
         until(lambda: job.domain() is None, "the guest powers itself off")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         assert peer.run("GETPID", 1) == ["0", "0"]
@@ -218,7 +219,7 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job) -> None:
         after = words_of(peer.run("STATUS", 1))
         assert after["STATUS"] == "Running"
         assert float(after["CPUTIME"]) >= float(before["CPUTIME"]) > 0
-        assert 0 <= float(after["CPUUTILIZATION"]) < 10
+        assert 0 <= float(after["CPUUTILIZATION"]) <= 1
         assert int(peer.run("GETPID", 1)[1]) not in (0, pid)
         until(lambda: job.domain() is None, "the guest powers itself off")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
