@@ -362,7 +362,10 @@ def test_a_checkpointed_vm_is_suspended_for_the_client() -> None:
     assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
 
 
-OUTCOMES = st.sampled_from(["ok", "fault", "stopped"])
+FOUND = (vm.RUNNING, vm.SOFT_SUSPENDED, vm.SUSPENDED, vm.STOPPED)
+OUTCOMES = st.sampled_from(["ok", "fault", *FOUND])
+"""How a call ends: as it should, with a fault, or, for a STATUS, with what an administrator, a crash or a full
+disk has made of the VM meanwhile."""
 ACTIONS = st.one_of(
     st.tuples(st.just("request"), st.sampled_from(vm.OPERATIONS), st.integers(1, 3)),
     st.tuples(st.just("end"), st.integers(0, 3), OUTCOMES),
@@ -402,13 +405,16 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
             if second == "fault":
                 outcome = errors.HypervisorFault("it failed")
             elif call.operation == vm.STATUS:
-                outcome = Report(vm.STOPPED if second == "stopped" else vm.STATUS_WORDS[before])
+                outcome = Report(second if second in FOUND else vm.STATUS_WORDS[before])
             elif call.operation == vm.GETPID:
                 outcome = 4711
             client.session.finished(call, outcome, client.now)
             if second == "fault" or call.operation == vm.GETPID:
                 assert call.vm.state == before
-            elif call.operation != vm.STATUS:
+            elif call.operation == vm.STATUS:
+                assert isinstance(outcome, Report)
+                assert vm.STATUS_WORDS[call.vm.state] == outcome.state, "what the hypervisor says is believed"
+            else:
                 assert call.vm.state == vm.TRANSITIONS[before, call.operation]
             hear(client.read())
         elif action == "results":

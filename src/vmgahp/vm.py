@@ -66,6 +66,17 @@ TRANSITIONS: dict[tuple[str, str], str] = {
 STATUS may *find* that the guest is gone, which leads to `STOPPED` from anywhere."""
 
 
+def diagram() -> str:
+    """`TRANSITIONS` as a Mermaid state diagram, which docs/states.md shows."""
+    lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
+    for (state, operation), outcome in TRANSITIONS.items():
+        if state != outcome and outcome != KEEP:
+            lines.append(f"    {state} --> {outcome}: {operation}")
+    lines += [f"    {state} --> {STOPPED}: the guest is gone" for state in (RUNNING, SOFT_SUSPENDED)]
+    lines += [f"    {STARTING} --> [*]: it fails", f"    {STOPPED} --> [*]: STOP"]
+    return "\n".join(lines) + "\n"
+
+
 class Accounting:
     """Turns a driver's raw figures into those of a STATUS: CPU time that never runs backwards.
 

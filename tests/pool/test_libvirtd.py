@@ -1,0 +1,130 @@
+"""A libvirtd that restarts, and one that hangs, while a guest runs: in a chamber, where it is ours to torment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.chamber import LAB, OUR_SERVER, Chamber, build_wheel, wait_until, why_not
+from tests.lab.client import Client, ProtocolError
+from tests.lab.guest import make_guest
+
+pytestmark = pytest.mark.pool
+
+SCRATCH = f"{LAB}/scratch"
+REQUEST_TIMEOUT = 40
+
+
+@pytest.fixture(scope="module")
+def chamber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chamber]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Chamber(tmp_path_factory.mktemp("chamber")) as chamber:
+        chamber.install(build_wheel(tmp_path_factory.mktemp("wheel")))
+        chamber.start_libvirt()
+        yield chamber
+
+
+@pytest.fixture
+def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
+    """A conversation with a daemon in the chamber, with a guest that runs on and on."""
+    chamber.run("install", "-d", "-o", "alice", SCRATCH)
+    make_guest(chamber.exchange / "scratch" / "guest.img", None)
+    chamber.run("chown", "-R", "alice", SCRATCH)
+    environ = chamber.environment() | {
+        "VMGAHP_VMTYPE": "kvm",
+        "VMGAHP_WORKING_DIR": SCRATCH,
+        "VMGAHP_USER_UID": chamber.run("id", "-u", "alice").stdout.strip(),
+        "VMGAHP_USER_GID": chamber.run("id", "-g", "alice").stdout.strip(),
+        "_CONDOR_VM_MEMORY": "1024",
+        "_CONDOR_VM_ALLOW_EMULATION": "True",
+        "_CONDOR_VM_STOP_TIMEOUT": "1",
+        "_CONDOR_VM_GAHP_REQ_TIMEOUT": str(REQUEST_TIMEOUT),
+    }
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        client = Client(chamber.command([OUR_SERVER, "-f", "-t", "-M", "3"]), environ, Path("/"), stderr)
+        try:
+            client.greeting()
+            client.send_ad(
+                [
+                    f'VM_WORKING_DIR = "{SCRATCH}"',
+                    'JobVMType = "kvm"',
+                    "JobVMMemory = 64",
+                    'VMPARAM_vm_Disk = "guest.img:vda:w:raw"',
+                    "ClusterId = 1",
+                    "ProcId = 0",
+                    'User = "alice@lab"',
+                ]
+            )
+            assert client.request("CONDOR_VM_START", "kvm") == "1"
+            yield client
+        finally:
+            print(log.read_text())
+            client.process.kill()
+            client.process.wait()
+
+
+def libvirtd(chamber: Chamber) -> int:
+    [pid] = [pid for pid, words in chamber.processes().items() if words.startswith("libvirtd")]
+    return pid
+
+
+def test_a_guest_survives_a_restart_of_libvirtd(chamber: Chamber, client: Client) -> None:
+    pid = client.request("CONDOR_VM_GETPID", "1")
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    old = libvirtd(chamber)
+    chamber.kill(old, "TERM")
+    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    chamber.run("libvirtd", "-d")
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    assert client.request("CONDOR_VM_GETPID", "1") == pid
+    assert client.request("CONDOR_VM_SUSPEND", "1") == "NULL"
+    assert client.request("CONDOR_VM_RESUME", "1") == "NULL"
+    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    assert chamber.domains() == []
+    assert client.quit() == 0
+
+
+def test_a_libvirtd_that_is_away_ends_no_job(chamber: Chamber, client: Client) -> None:
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    old = libvirtd(chamber)
+    chamber.kill(old, "KILL")
+    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
+    chamber.run("libvirtd", "-d")
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    assert client.quit() == 0
+
+
+def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client: Client) -> None:
+    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    hanging = libvirtd(chamber)
+    chamber.kill(hanging, "STOP")
+    try:
+        began = time.monotonic()
+        assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
+        assert time.monotonic() - began < REQUEST_TIMEOUT
+        client.say("VERSION")
+        began = time.monotonic()
+        with pytest.raises(ProtocolError, match="VMGAHP_ERR_CRITICAL"):
+            client.request("CONDOR_VM_SOFT_SUSPEND", "1")
+        assert time.monotonic() - began < REQUEST_TIMEOUT
+    finally:
+        chamber.kill(hanging, "CONT")
+    wait_until(
+        "the daemon to have its libvirt again",
+        lambda: (
+            client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=")
+            and client.request("CONDOR_VM_GETPID", "1") != "0"
+        ),
+        60,
+    )
+    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    assert chamber.domains() == []
+    assert client.quit() == 0
