@@ -49,6 +49,18 @@ def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
     peer.quit()
 
 
+def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: Path) -> None:
+    file = scratch / ".job.ad"
+    file.write_text("ClusterId = 7\n")
+    peer.send_ad(*simulated_ad(scratch))
+    peer.run("START", "simulated")
+    with file.open("a") as appended:
+        appended.write("ToE = []\n")
+    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+    assert file.read_text() == "ClusterId = 7\n"
+    peer.quit()
+
+
 def test_the_pid_is_kept_back_where_the_settings_say_so(scratch: Path) -> None:
     with Peer(environment("simulated", scratch, VM_REPORT_PID=False)) as peer:
         peer.line()

@@ -13,6 +13,7 @@ from _thread import allocate_lock, start_new_thread
 
 from vmgahp import config, errors, vm
 from vmgahp.identity import Identity
+from vmgahp.job_ad_file import JobAdFile
 from vmgahp.log import Log
 from vmgahp.session import Session
 from vmgahp.vm import Call
@@ -58,6 +59,7 @@ class Server:
         self._to_stderr = to_stderr
         self._output = bytearray()
         self._machines: dict[int, Machine] = {}
+        self._job_ad_files: dict[int, JobAdFile] = {}
         self._threads: dict[Call, threading.Thread] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
         self._ending = False
@@ -200,6 +202,7 @@ class Server:
             self._threads.pop(call, None)
             if call.operation == vm.STOP and not isinstance(outcome, errors.Fault):
                 self._machines.pop(call.vm.id, None)
+                self._job_ad_files.pop(call.vm.id, None)
             self.session.finished(call, outcome, now)
 
     def _begin(self, call: Call) -> None:
@@ -273,10 +276,15 @@ class Server:
                 machine.resume(call.state)
             case vm.CHECKPOINT:
                 machine.checkpoint()
+                if self._job_ad_files[call.vm.id].restore():
+                    self.log.debug(
+                        "put .job.ad back as it was at the START, to keep it out of the checkpoint"
+                    )
         return None
 
     def _start(self, call: Call) -> None:
         assert call.job is not None
+        self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         machine = self._get_driver().start(call.job)
         self._machines[call.vm.id] = machine
         if self._ending:

@@ -16,7 +16,7 @@ START = 120
 END = 240
 """Seconds; every start of a VM is followed by 30 in which the starter sleeps, and a status comes every 30."""
 
-SECONDS = 75
+SECONDS = 90
 """How long the guests count: long enough to be interrupted after the starter's sleep."""
 
 PERIOD = 45
@@ -52,11 +52,10 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
         "transferred": pool.submit("transferred", guest, CHECKPOINT),
         "shared": pool.submit("shared", guest, CHECKPOINT + shared),
     }
-    for job in submitted.values():
-        settle(pool, job)
-    submitted["paused"].command("condor_suspend")
-    for name in ("transferred", "shared"):
-        submitted[name].command("condor_vacate_job")
+    commands = {"paused": "condor_suspend", "transferred": "condor_vacate_job", "shared": "condor_vacate_job"}
+    for name, command in commands.items():
+        settle(pool, submitted[name])
+        submitted[name].command(command)
     return submitted
 
 

@@ -1,0 +1,79 @@
+"""Keeps HTCondor's own ``.job.ad`` out of a checkpoint.
+
+Startds up to 24.6 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
+commit 5d9afc32db took it out). The changed file then travels to the spool with the checkpoint, and at the
+restart the starter, as the job's user, cannot write it over the one of the condor user that is there
+already: "writing to file …/.job.ad: Permission denied", and the job is held. HTCondor sends what has
+another size or time than before, so at a checkpoint the file is put back as it was at the START.
+"""
+
+import os
+from stat import S_ISREG
+
+NAME = ".job.ad"
+
+LARGEST = 4 << 20
+"""Bytes; a job ad has a few thousand."""
+
+
+class JobAdFile:
+    """The file in one scratch directory, as it was when this was made."""
+
+    __slots__ = ("_content", "_directory", "_status")
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._content = b""
+        self._status: os.stat_result | None = None
+        descriptor = self._open(os.O_RDONLY)
+        if descriptor < 0:
+            return
+        try:
+            status = os.fstat(descriptor)
+            if _is_condors(status) and status.st_size <= LARGEST:
+                self._content = os.read(descriptor, LARGEST)
+                self._status = status
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+    def restore(self) -> bool:
+        """Put the file back as it was; False where it has not changed, or is not the same file any more."""
+        before = self._status
+        if before is None:
+            return False
+        descriptor = self._open(os.O_WRONLY)
+        if descriptor < 0:
+            return False
+        try:
+            now = os.fstat(descriptor)
+            # Never another file that somebody has put in its place.
+            if not _is_condors(now) or (now.st_dev, now.st_ino) != (before.st_dev, before.st_ino):
+                return False
+            if (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
+                return False
+            os.pwrite(descriptor, self._content, 0)
+            os.ftruncate(descriptor, len(self._content))
+            os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _open(self, flags: int) -> int:
+        try:
+            directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        try:
+            return os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        except OSError:
+            return -1
+        finally:
+            os.close(directory)
+
+
+def _is_condors(status: os.stat_result) -> bool:
+    return S_ISREG(status.st_mode) and status.st_nlink == 1
