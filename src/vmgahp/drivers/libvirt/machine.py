@@ -35,6 +35,11 @@ _STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: vm.SOFT_SUSPENDED,
 }
 
+_ADDRESS_SOURCES = (
+    libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE,
+    libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP,
+)
+
 _PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
 
@@ -315,19 +320,24 @@ class LibvirtMachine(Machine):
         domain.shutdown()
 
     def _address(self) -> str:
-        """The guest's IP address from the DHCP lease of the libvirt network, once there is one."""
+        """The guest's IP address, once the DHCP lease of its libvirt network or the host's ARP table has one."""
         if self._ip or not self.mac:
             return self._ip
+        for source in _ADDRESS_SOURCES:
+            self._ip = self._address_from(source)
+            if self._ip:
+                break
+        return self._ip
+
+    def _address_from(self, source: int) -> str:
         try:
-            found = self._call(
-                lambda domain: domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
-            )
+            found = self._call(lambda domain: domain.interfaceAddresses(source, 0))
         except (libvirt.libvirtError, errors.Fault):
-            return ""  # not every network has leases, and no status depends on it
+            return ""  # not every network has both, and no status depends on them
         for interface in found.values():
             for address in interface.get("addrs") or ():
-                self._ip = address["addr"]
-        return self._ip
+                return str(address["addr"])
+        return ""
 
     def _find_pid(self) -> int:
         runs = ["/run", "/var/run"]
