@@ -73,7 +73,6 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str
     assert counts(console) == list(range(1, SECONDS + 1))
     assert console.endswith(f"{DONE}\n")
     assert read_count(job.directory / "guest.img") == SECONDS
-    assert ad["RemoteUserCpu"] > 0
     assert not [path.name for path in job.directory.iterdir() if path.name.startswith("vm_checkpoint")]
 
 
