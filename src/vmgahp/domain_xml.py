@@ -53,6 +53,8 @@ def build(spec: "JobSpec", host: Host) -> str:
     domain = etree.Element("domain", type=host.domain_type)
     _text(domain, "name", spec.name)
     _text(domain, "uuid", host.uuid)
+    # The kill mode finds VMs of types that HTCondor does not know by the job's scratch directory.
+    _text(domain, "description", spec.working_dir)
     _text(domain, "memory", str(spec.memory_mib), unit="MiB")
     _text(domain, "vcpu", str(spec.vcpus))
     _text(etree.SubElement(domain, "os"), "type", "hvm")

@@ -20,8 +20,9 @@ def kill(vm_type: str, match: str, uuid: str, environ: "Mapping[str, str]", *, t
         found = driver.kill(match, uuid)
         driver.close()
     except errors.Fault as fault:
-        log.open(config.Settings(), to_stderr=True)
-        log.always(f"kill mode, {match}: {fault.render()}")
+        reason = f"kill mode, {match}: {fault.render()}"
+        log.always(reason)
+        log.tell_stderr(reason)
         return 1
     log.always(f"kill mode: {match} {'was destroyed' if found else 'does not exist'}")
     return 0

@@ -199,6 +199,14 @@ class Log:
                 if debug or not is_debug:
                     self._write(when, text)
 
+    def tell_stderr(self, text: str) -> None:
+        """Say on standard error too what ends a mode that people run by hand; raises nothing."""
+        if self._poll is None:
+            try:
+                os.write(2, (escape(redact(text)) + "\n").encode("utf-8", "backslashreplace"))
+            except OSError:
+                pass
+
     def close(self) -> None:
         """Let go of the file; what is logged afterwards goes nowhere."""
         with self._lock:

@@ -64,8 +64,9 @@ def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
         text = render(probe(vm_type, settings, driver))
         driver.close()
     except errors.Fault as fault:
-        log.open(config.Settings(), to_stderr=True)
-        log.always(f"this machine is not VM-capable: {fault.render()}")
+        reason = f"this machine is not VM-capable: {fault.render()}"
+        log.always(reason)
+        log.tell_stderr(reason)
         return 1
     sys.stdout.write(text)
     sys.stdout.flush()

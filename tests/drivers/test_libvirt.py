@@ -547,6 +547,23 @@ def test_kill_mode(job: Job) -> None:
     assert again.returncode == 0
 
 
+def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
+    """What the startd names for every VM type that it does not know."""
+    with serving(job) as peer:
+        start(peer, job)
+        other = daemon(
+            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", f"{job.scratch}2"
+        )
+        assert other.returncode == 0
+        assert job.domain() is not None
+        ended = daemon(
+            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", str(job.scratch)
+        )
+        assert ended.returncode == 0
+        assert job.domain() is None
+        peer.quit()
+
+
 def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)

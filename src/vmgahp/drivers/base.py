@@ -118,8 +118,8 @@ class Driver(ABC):
     def kill(self, match: str, uuid: str = "") -> bool:
         """Destroy the VM that `match` names; False when there was none, which is not an error.
 
-        For libvirt's types `match` is the VM's name. With `uuid` only that very VM is destroyed, so that a
-        late clean-up cannot hit the next VM of the same name.
+        For kvm and xen `match` is the VM's name, for every other type the job's scratch directory. With
+        `uuid` only that very VM is destroyed, so that a late clean-up cannot hit the next VM of the same name.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RECONNECT_DEADLINE = 15.0
-"""Seconds that a call goes on trying to reach libvirtd; a restart of the daemon takes one or two."""
+"""Seconds, unless a connection says otherwise; a restart of libvirtd takes one or two."""
 
 RETRY_INTERVAL = 0.25
 
@@ -107,7 +107,8 @@ class _Opening:
         _EventLoop.start()
         opened = None
         try:
-            opened = connection.prepare(libvirt.open(connection.uri))
+            connect = libvirt.openReadOnly if connection.read_only else libvirt.open
+            opened = connection.prepare(connect(connection.uri))
         except libvirt.libvirtError as error:
             self.error = error
         connection.opened(self, opened)
@@ -116,8 +117,12 @@ class _Opening:
 class Connection:
     """A connection to one libvirt URI, shared by all machines of a driver; safe from any thread."""
 
-    def __init__(self, uri: str, log: "Callable[[str], None]") -> None:
+    def __init__(self, uri: str, log: "Callable[[str], None]", *, read_only: bool = False) -> None:
         self.uri = uri
+        self.read_only = read_only
+        """Asks only; libvirt grants that to every user of the machine."""
+        self.deadline = RECONNECT_DEADLINE
+        """Seconds that a call goes on trying to reach libvirtd."""
         self._log = log
         self._lock = threading.Lock()
         self._connection: libvirt.virConnect | None = None
@@ -131,7 +136,7 @@ class Connection:
         Only for what may be done twice. Raises `libvirt.libvirtError` for what libvirt answers, and
         `errors.MachineFault` when libvirtd cannot be reached.
         """
-        end = time.monotonic() + RECONNECT_DEADLINE
+        end = time.monotonic() + self.deadline
         while True:
             connection = self._open(end)
             try:
@@ -144,7 +149,7 @@ class Connection:
 
     def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
         """Call `function` with a live connection, once: for what must not be done twice, such as a start."""
-        end = time.monotonic() + RECONNECT_DEADLINE
+        end = time.monotonic() + self.deadline
         connection = self._open(end)
         if not connection.isAlive():
             self._drop(connection)
@@ -171,6 +176,7 @@ class Connection:
 
     def _open(self, end: float) -> "libvirt.virConnect":
         waiting = threading.Event()
+        refused: libvirt.libvirtError | None = None
         while True:
             with self._lock:
                 if self._closed:
@@ -181,10 +187,11 @@ class Connection:
                     self._opening = _Opening(self)
                 opening = self._opening
             if not opening.ended.wait(max(0.0, end - time.monotonic())):
-                raise faults.hanging(self.uri)
+                raise faults.hanging(self.uri) if refused is None else faults.unreachable(self.uri, refused)
             if opening.error is not None:
+                refused = opening.error
                 if time.monotonic() >= end:
-                    raise faults.unreachable(self.uri, opening.error) from opening.error
+                    raise faults.unreachable(self.uri, refused) from refused
                 waiting.wait(RETRY_INTERVAL)
 
     def opened(self, opening: _Opening, connection: "libvirt.virConnect | None") -> None:

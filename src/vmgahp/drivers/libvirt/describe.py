@@ -100,6 +100,8 @@ class Describer:
         for old in domain.findall("uuid"):
             domain.remove(old)
         etree.SubElement(domain, "uuid").text = uuid
+        if domain.find("description") is None:
+            etree.SubElement(domain, "description").text = spec.working_dir
         return etree.tostring(domain, encoding="unicode")
 
     # Whom QEMU runs as

@@ -3,6 +3,7 @@
 import os
 import sys
 import uuid as uuids
+from xml.etree import ElementTree as etree
 
 import libvirt
 
@@ -17,7 +18,6 @@ from vmgahp.drivers.libvirt.describe import (
     SESSION_URI,
     SYSTEM_URI,
     Describer,
-    domain_capabilities,
     first_attribute,
 )
 from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
 
+PROBE_DEADLINE = 3.0
+"""Seconds for a probe to reach libvirtd; the startd ends a probe after five."""
+
 KVM_DEADLINE = 0.3
 """Seconds for the proof that KVM works; a machine where it does needs a hundredth of that."""
 
@@ -48,7 +51,8 @@ class LibvirtDriver(Driver):
     def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
         uri = settings.string("VM_LIBVIRT_URI") or (SYSTEM_URI if os.getuid() == 0 else SESSION_URI)
-        self._connection = Connection(uri, log)
+        read_only = uri == SESSION_URI and _probing_for_a_startd()
+        self._connection = Connection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
         self._checkpoints = Checkpoints(identity, self._connection, log)
         self._describer = Describer(settings, identity, self._connection, log)
 
@@ -76,7 +80,9 @@ class LibvirtDriver(Driver):
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: "libvirt.virConnect") -> bool:
             try:
-                domain = faults.find(connection, match, uuid) if uuid else connection.lookupByName(match)
+                domain = self._matching(connection, match, uuid)
+                if domain is None:
+                    return False
                 domain.destroy()
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
@@ -91,20 +97,22 @@ class LibvirtDriver(Driver):
             raise faults.from_libvirt(error, f"destroying {match}") from error
 
     def probe(self) -> dict[str, str | int | bool]:
+        self._connection.deadline = PROBE_DEADLINE
         domain_type = self._domain_type()
 
-        def ask(connection: "libvirt.virConnect") -> int:
-            domain_capabilities(connection, domain_type)
-            version: int = connection.getVersion()
-            return version
+        def ask(connection: "libvirt.virConnect") -> tuple[str, int]:
+            return connection.getCapabilities(), connection.getVersion()
 
         try:
-            version = self._connection.call(ask)
+            text, version = self._connection.call(ask)
         except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, "asking for its capabilities") from error
+        path = f"guest/arch[@name='{os.uname().machine}']/domain[@type='{domain_type}']"
+        if etree.fromstring(text).find(path) is None:
             raise errors.MachineFault(
-                f"libvirt at {self._connection.uri} cannot run domains of type {domain_type}: {error}.",
-                "install QEMU for this machine's architecture, and look into libvirtd's log.",
-            ) from error
+                f"libvirt at {self._connection.uri} knows no domains of type {domain_type} for this machine.",
+                "install QEMU for this machine's architecture, and restart libvirtd.",
+            )
         prefix = f"VM_{self.vm_type}_ATTR_"
         return {
             prefix + "accel": "kvm" if domain_type == "kvm" else "tcg",
@@ -125,6 +133,26 @@ class LibvirtDriver(Driver):
         self._connection.close()
 
     # A start
+
+    @staticmethod
+    def _matching(connection: "libvirt.virConnect", match: str, uuid: str) -> "libvirt.virDomain | None":
+        """The domain that a kill is about: by its name, or by the scratch directory of its job.
+
+        The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
+        HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``).
+        """
+        if uuid:
+            return faults.find(connection, match, uuid)
+        if not match.startswith("/"):
+            return connection.lookupByName(match)
+        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT):
+            try:
+                description = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
+            except libvirt.libvirtError:
+                continue  # it has none, or it went away
+            if os.path.normpath(description) == os.path.normpath(match):
+                return domain
+        return None
 
     def _domain_type(self) -> str:
         if self.vm_type == "qemu":
@@ -269,3 +297,16 @@ class LibvirtDriver(Driver):
             )
         except (OSError, subprocess.SubprocessError) as error:
             self.log(f"vm_no_output_vm: could not empty {directory}: {error}")
+
+
+def _probing_for_a_startd() -> bool:
+    """Whether a startd of root's runs this as its own user.
+
+    It does for the probe of every VM type but kvm and xen (``VMUniverseMgr::testVMGahp`` in HTCondor's
+    ``src/condor_startd.V6/vmuniverse_mgr.cpp``), although the jobs will run as root.
+    """
+    try:
+        with open(f"/proc/{os.getppid()}/comm") as file:
+            return os.getuid() != 0 and file.read().strip() == "condor_startd"
+    except OSError:
+        return False
