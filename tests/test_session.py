@@ -51,10 +51,11 @@ class Client:
         return lines
 
     def start(self, request_id: int = 1) -> None:
+        vm_type = self.session.vm_type
         assert self.send("CLASSAD") == ["S"]
-        assert self.send(*AD) == []
+        assert self.send(*AD, f'JobVMType = "{vm_type}"') == []
         assert self.send("CLASSAD_END") == ["S"]
-        assert self.send(f"CONDOR_VM_START {request_id} kvm") == ["S"]
+        assert self.send(f"CONDOR_VM_START {request_id} {vm_type}") == ["S"]
 
     def started(self) -> None:
         self.start()
@@ -360,6 +361,31 @@ def test_a_checkpointed_vm_is_suspended_for_the_client() -> None:
     assert client.calls[0].state == vm.CHECKPOINTED
     client.end()
     assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
+
+
+def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_is() -> None:
+    client = Client("libvirt")
+    client.started()
+    client.send("CONDOR_VM_CHECKPOINT 2 1")
+    client.end()
+    client.send("CONDOR_VM_STATUS 3 1")
+    assert [(call.operation, call.state) for call in client.calls] == [(vm.RESUME, vm.CHECKPOINTED)]
+    client.end()
+    client.end(running(1.0))
+    assert client.results()[1].startswith("3 0 STATUS=Running")
+    client.send("CONDOR_VM_STATUS 4 1")
+    assert [call.operation for call in client.calls] == [vm.STATUS], "once"
+
+
+def test_a_vm_that_was_suspended_before_its_checkpoint_stays_so() -> None:
+    client = Client("libvirt")
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_CHECKPOINT 3 1", "CONDOR_VM_STATUS 4 1")
+    client.end()
+    client.end()
+    assert [call.operation for call in client.calls] == [vm.STATUS]
+    client.end(Report(vm.SUSPENDED))
+    assert client.results()[2] == "4 0 STATUS=Suspended"
 
 
 FOUND = (vm.RUNNING, vm.SOFT_SUSPENDED, vm.SUSPENDED, vm.STOPPED)

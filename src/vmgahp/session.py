@@ -325,7 +325,9 @@ class Session:
             if target.id not in self.vms:
                 self._gone(call)
             elif call.operation in (vm.STATUS, vm.GETPID):
-                if target.state != vm.STOPPED:
+                if call.operation == vm.STATUS and target.state == vm.CHECKPOINTED and target.goes_on:
+                    self._go_on(call)
+                elif target.state != vm.STOPPED:
                     self._issue(call)
                 elif call.operation == vm.STATUS:
                     self._result(call, True, f"STATUS={vm.STOPPED}")
@@ -347,6 +349,21 @@ class Session:
             self._result(call, True)
         else:
             self._issue(call)
+
+    def _go_on(self, status: Call) -> None:
+        """Resume a VM after its periodic checkpoint, before a STATUS of it.
+
+        The starter means to, and never does: it continues jobs only while it is suspended itself
+        (``Starter::Continue`` in HTCondor's ``src/condor_starter.V6.1/starter.cpp``). A STATUS says that it has
+        sent the files away; before a VM is stopped for good it asks for none.
+        """
+        target = status.vm
+        target.goes_on = False
+        target.queue.insert(0, status)
+        resume = Call(target, vm.RESUME, 0, status.asked)
+        resume.state = target.state
+        self._log(f"VM {target.id} goes on after its checkpoint")
+        self._issue(resume)
 
     def _issue(self, call: Call) -> None:
         call.vm.running = call
@@ -372,6 +389,11 @@ class Session:
             return
         if call.operation == vm.STOP:
             self.vms.pop(target.id, None)
+        target.goes_on = (
+            call.operation == vm.CHECKPOINT
+            and call.state == vm.RUNNING
+            and self.vm_type not in vm.TYPES_WITHOUT_PERIODIC
+        )
         target.last_status = (f"STATUS={vm.STATUS_WORDS[target.state]}",)
         self._result(call, True)
 

@@ -35,6 +35,10 @@ GETPID = "GETPID"
 
 OPERATIONS = (START, STOP, SUSPEND, SOFT_SUSPEND, RESUME, CHECKPOINT, STATUS, GETPID)
 
+TYPES_WITHOUT_PERIODIC = ("kvm", "xen")
+"""VM types for which condor_starter makes no periodic checkpoints (``VMProc::Ckpt`` in HTCondor's
+``src/condor_starter.V6.1/vm_proc.cpp``): after a checkpoint of theirs the VM is always stopped."""
+
 KEEP = "keep"
 """The operation is granted without calling the driver: the VM is already as asked."""
 
@@ -110,7 +114,7 @@ class Accounting:
 class Vm:
     """What the session knows of one VM; `id` is the protocol's."""
 
-    __slots__ = ("accounting", "id", "last_status", "queue", "running", "state")
+    __slots__ = ("accounting", "goes_on", "id", "last_status", "queue", "running", "state")
 
     def __init__(self, vm_id: int) -> None:
         self.id = vm_id
@@ -119,6 +123,8 @@ class Vm:
         self.running: Call | None = None
         self.accounting: Accounting | None = None
         self.last_status: tuple[str, ...] | None = None
+        self.goes_on = False
+        """It ran when a periodic checkpoint was made, and is to run again."""
 
 
 class Call:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import checkpoint, errors
+from vmgahp import checkpoint, errors, vm
 from vmgahp.checkpoint import Unusable
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.saving import CANNOT_SAVE
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from vmgahp.manifest import Manifest
 
     Chains = Mapping[str, tuple[Layer, ...]]
-
-TYPES_WITHOUT_PERIODIC = ("kvm", "xen")
-"""VM types for which condor_starter makes no periodic checkpoints (``VMProc::PeriodicCkpt`` in HTCondor's
-``src/condor_starter.V6.1/vm_proc.cpp``): after a checkpoint of theirs the VM is always stopped."""
 
 
 class Restart:
@@ -163,7 +159,7 @@ class Checkpoints:
         """Why a job's VM cannot be checkpointed; empty where it can."""
         if not spec.checkpoint:
             return "the job does not ask for it with vm_checkpoint"
-        if spec.vm_type in TYPES_WITHOUT_PERIODIC:
+        if spec.vm_type in vm.TYPES_WITHOUT_PERIODIC:
             return ""
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
         if shared:
