@@ -213,6 +213,7 @@ class LibvirtMachine(Machine):
     # Saving and restoring
 
     def _save(self, name: str, *, checkpoint: bool) -> None:
+        self._operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
         if self.pid() == 0:
             raise errors.HypervisorFault(
                 f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}.",
