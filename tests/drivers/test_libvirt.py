@@ -196,10 +196,11 @@ def words_of(status: list[str]) -> dict[str, str]:
     return dict(word.split("=") for word in status[1:])
 
 
-def test_a_suspended_guest_goes_on_where_it_was(job: Job) -> None:
+@pytest.mark.parametrize("as_job_user", [True, False])
+def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
     """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
     make_guest(job.disk, seconds=6)
-    with serving(job) as peer:
+    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
         start(peer, job)
         until(lambda: "3\n" in job.console(), "the guest counts to three")
         before = words_of(peer.run("STATUS", 1))
