@@ -83,6 +83,24 @@ def test_a_removed_job_leaves_no_machine(pool: Pool, running: Mapping[str, Job])
     pool.wait_until("QEMU to go", lambda: pool.qemu_of(job) is None, 10)
 
 
+def test_a_disk_that_cannot_be_read_holds_the_job_and_leaves_the_machine(
+    pool: Pool, running: Mapping[str, Job]
+) -> None:
+    """HTCondor's own server answers NULL here, and the machine runs no VM for anybody any more."""
+    commands = "vm_disk = /etc/shadow:hda:r:raw\ntransfer_input_files =\n"
+    job = pool.submit("unreadable", lambda home: None, commands)
+    job.wait_for_event("held", START)
+    ad = job.ad()
+    assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (6, 10)
+    assert "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM" in ad["HoldReason"]
+    log = "".join(path.read_text(errors="replace") for path in pool.log.glob("VMGahpLog*"))
+    assert "'/etc/shadow' cannot be opened" in log
+    assert pool.machine()["HasVM"]
+    next_job = pool.submit("next", lambda home: make_guest(home / "guest.img", 1))
+    next_job.wait_for_event("terminated", START + END)
+    assert read_count(next_job.directory / "guest.img") == 1
+
+
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, Job]) -> None:
     """A STATUS while it is suspended must not say Stopped: the starter would end the job."""
     job = running["suspended"]
