@@ -197,6 +197,14 @@ _start_libvirt() {
     done
 }
 
+# Where no udev runs, nobody has given /dev/kvm the mode that udev's rules give it. libvirt, which opens it as
+# root, then sees a KVM that its own user cannot open, and examines QEMU anew, for seconds, at every call.
+setup_kvm() {
+    if [ -c /dev/kvm ] && [ ! -S /run/udev/control ] && [ "$(stat -c %a /dev/kvm)" != 666 ]; then
+        step "letting everybody open /dev/kvm, as udev does" as_root chmod 0666 /dev/kvm
+    fi
+}
+
 # As root the system's libvirtd, as anybody else one's own, which libvirt starts by itself.
 setup_libvirt() {
     if [ "$(id -u)" = 0 ]; then
@@ -218,6 +226,7 @@ setup() {
     flock 8
     setup_packages "${HOST_PACKAGES[@]}" "$@"
     setup_venv
+    setup_kvm
     setup_libvirt
     flock -u 8
     exec 8<&-
