@@ -315,6 +315,38 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         assert f"{job.name}: {cause}" in log
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+def test_a_full_disk_is_seen_and_named(job: Job) -> None:
+    base, full = job.scratch.parent / "base.img", job.scratch.parent / "full"
+    make_guest(base, seconds=None)
+    base.chmod(0o644)
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", "tmpfs", full], check=True)
+    try:
+        overlay = full / "overlay.qcow2"
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True
+        )
+        job.own(overlay)
+        with (full / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
+            while filling.write(bytes(4096)):
+                pass
+        with serving(job) as peer:
+            start(peer, job, f'VMPARAM_vm_Disk = "{overlay}:vda:w:qcow2"')
+
+            def status() -> str:
+                return peer.run("STATUS", 1)[1]
+
+            until(lambda: status() == "STATUS=SoftSuspended", "QEMU stops the guest at its first write")
+            (full / "filling").unlink()
+            assert peer.run("RESUME", 1) == ["0", "NULL"]
+            until(lambda: status() == "STATUS=Running", "it goes on")
+            until(lambda: "2\n" in job.console(), "it counts on")
+            assert "paused by an error of a disk" in peer.quit()
+    finally:
+        subprocess.run(["umount", "-l", full], check=True)
+
+
 def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)
