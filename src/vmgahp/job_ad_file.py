@@ -1,6 +1,6 @@
 """Keeps HTCondor's own ``.job.ad`` out of a checkpoint.
 
-Startds up to 24.6 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
+Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
 commit 5d9afc32db took it out). The changed file then travels to the spool with the checkpoint, and at the
 restart the starter, as the job's user, cannot write it over the one of the condor user that is there
 already: "writing to file …/.job.ad: Permission denied", and the job is held. HTCondor sends what has
