@@ -239,10 +239,7 @@ class LibvirtDriver(Driver):
                 machine.restore_from(restart.descriptor, xml)
             else:
                 machine.create(xml)
-            live = self._connection.call(
-                lambda connection: faults.find(connection, machine.name, machine.uuid).XMLDesc()
-            )
-            machine.mac = first_attribute(live, "devices/interface/mac", "address")
+            machine.mac = first_attribute(machine.live_xml(), "devices/interface/mac", "address")
         except libvirt.libvirtError as error:
             if restart is None and faults.is_no_domain(error):
                 return  # a guest that powered off at once has run; the next STATUS says so
