@@ -81,7 +81,7 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
         environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm"
     )
     assert 'VM_Networking_Types = "user"' in ended.stdout
-    assert "nat is not offered" in ended.stderr
+    assert "not offered: network nat: nowhere is not active, or not defined" in ended.stderr
 
 
 def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:

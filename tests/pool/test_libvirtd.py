@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.pool
 
 SCRATCH = f"{LAB}/scratch"
 REQUEST_TIMEOUT = 40
+PROBE_TIMEOUT = 5
+"""The startd's, hard-coded."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,19 @@ def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
             print(log.read_text())
             client.process.kill()
             client.process.wait()
+
+
+def probe(chamber: Chamber) -> subprocess.CompletedProcess[str]:
+    environ = chamber.environment() | {"VMGAHP_USER_UID": "65534", "_CONDOR_VM_MEMORY": "64"}
+    environ["_CONDOR_EXECUTE"] = LAB
+    return subprocess.run(
+        chamber.command([OUR_SERVER, "-f", "-t", "-M", "0", "vmtype", "qemu"]),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PROBE_TIMEOUT,
+        check=False,
+    )
 
 
 def libvirtd(chamber: Chamber) -> int:
@@ -128,3 +144,19 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client:
     assert client.request("CONDOR_VM_STOP", "1") == "NULL"
     assert chamber.domains() == []
     assert client.quit() == 0
+
+
+def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(chamber: Chamber) -> None:
+    ended = probe(chamber)
+    assert (ended.returncode, ended.stdout.startswith("VM_GAHP_VERSION")) == (0, True), ended.stderr
+    hanging = libvirtd(chamber)
+    chamber.kill(hanging, "STOP")
+    ended = probe(chamber)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "libvirt at qemu:///system does not answer" in ended.stderr
+    chamber.kill(hanging, "KILL")
+    wait_until("libvirtd to end", lambda: hanging not in chamber.processes(), 30)
+    ended = probe(chamber)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "start libvirtd" in ended.stderr
+    chamber.run("libvirtd", "-d")

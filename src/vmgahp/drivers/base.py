@@ -15,13 +15,15 @@ from vmgahp import errors, vm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from vmgahp.config import Settings
+    from vmgahp.findings import Finding
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
 
     Logger = Callable[[str], None]
+    Value = str | int | float | bool
 
 
 class Report:
@@ -49,6 +51,42 @@ class Report:
         self.max_memory_kib = max_memory_kib
         self.mac = mac
         self.ip = ip
+
+
+class Survey:
+    """What a driver found out about this machine."""
+
+    __slots__ = (
+        "attributes",
+        "findings",
+        "hypervisors",
+        "machine_attributes",
+        "networking",
+        "vm_types",
+    )
+
+    def __init__(
+        self,
+        findings: "Iterable[Finding]" = (),
+        *,
+        attributes: "Mapping[str, Value] | None" = None,
+        machine_attributes: "Mapping[str, Value] | None" = None,
+        networking: "Iterable[str]" = (),
+        hypervisors: "Iterable[str]" = (),
+        vm_types: "Iterable[str]" = (),
+    ) -> None:
+        self.findings = list(findings)
+        """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
+        self.attributes = dict(attributes or {})
+        """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
+        self.machine_attributes = dict(machine_attributes or {})
+        """Published under names of their own, such as HasVirshDefaultNetwork."""
+        self.networking = list(networking)
+        """The types of networking that jobs get: those of the settings that were seen to work."""
+        self.hypervisors = list(hypervisors)
+        """Those that run jobs here, such as kvm or qemu."""
+        self.vm_types = list(vm_types)
+        """The values of vm_type that this driver was seen to serve here."""
 
 
 class Machine(ABC):
@@ -123,15 +161,13 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def probe(self) -> dict[str, "str | int | bool"]:
-        """Machine attributes (``VM_…``) beyond the classic ones, once this hypervisor is proved to work.
+    def survey(self, end: float) -> Survey:
+        """Look whether this hypervisor works here, and what jobs get from it.
 
-        Raises `MachineFault` with the reason where it does not.
+        Everything must be known when the monotonic clock shows `end`: a check that has not ended by then
+        counts as one that failed (`vmgahp.findings.side_by_side`). What is wrong with the machine is a
+        finding in the survey and not raised.
         """
-
-    def networking(self) -> list[str]:
-        """The types of networking that jobs get here: those of the settings that were seen to work."""
-        return []
 
     def close(self) -> None:  # noqa: B027 - nor any connection to let go of
         """Let go of connections; called once, when the server ends."""
@@ -180,4 +216,4 @@ def find(vm_type: str) -> type[Driver]:
     return found
 
 
-__all__ = ["Driver", "Machine", "Report", "find", "vm"]
+__all__ = ["Driver", "Machine", "Report", "Survey", "find", "vm"]

@@ -9,7 +9,8 @@ import os
 import threading
 
 from vmgahp import errors, vm
-from vmgahp.drivers.base import Driver, Machine, Report
+from vmgahp.drivers.base import Driver, Machine, Report, Survey
+from vmgahp.findings import OK, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,5 +106,6 @@ class SimulatedDriver(Driver):
             machine.destroy()
         return machine is not None
 
-    def probe(self) -> dict[str, str | int | bool]:
-        return {}
+    def survey(self, end: float) -> Survey:
+        seen = Finding("simulated", OK, "the hypervisor in memory", "it is there, and runs nothing")
+        return Survey([seen], hypervisors=["simulated"], vm_types=["simulated"])

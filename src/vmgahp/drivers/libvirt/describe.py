@@ -64,8 +64,7 @@ class Describer:
         host = domain_xml.Host(
             uuid=uuid,
             domain_type=domain_type,
-            cpu_mode=self.settings.string("VM_CPU_MODE")
-            or ("host-passthrough" if domain_type == "kvm" else "maximum"),
+            cpu_mode=cpu_mode(self.settings, domain_type),
             dac_label=label,
             console_socket=self._listen_to_console(spec, label, belongings),
             vnc_password=_password() if spec.vnc else "",
@@ -173,16 +172,9 @@ class Describer:
     # Small things around it
 
     def _has_passt(self, domain_type: str) -> bool:
-        """Whether user networking can be passt's; QEMU's own, slirp, is there without further programs.
-
-        libvirt names the back ends that it was built with in its domain capabilities; one that names none
-        refuses the element.
-        """
-        capabilities = etree.fromstring(
+        return has_passt(
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
-        values = capabilities.iterfind("devices/interface/enum[@name='backendType']/value")
-        return any(value.text == "passt" for value in values) and _passt() is not None
 
     def publish_vnc(self, spec: "JobSpec", machine: "LibvirtMachine", xml: str) -> None:
         """Tell the job's owner, and nobody else, where the display is and its one-time password."""
@@ -206,6 +198,21 @@ class Describer:
 def domain_capabilities(connection: "libvirt.virConnect", domain_type: str) -> str:
     text: str = connection.getDomainCapabilities(None, os.uname().machine, None, domain_type)
     return text
+
+
+def has_passt(capabilities: str) -> bool:
+    """Whether user networking can be passt's; QEMU's own, slirp, is there without further programs.
+
+    libvirt names the back ends that it was built with in its domain capabilities; one that names none
+    refuses the element.
+    """
+    values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
+    return any(value.text == "passt" for value in values) and _passt() is not None
+
+
+def cpu_mode(settings: "Settings", domain_type: str) -> str:
+    """libvirt's CPU mode for jobs of a domain type: the administrator's, or the best there is."""
+    return settings.string("VM_CPU_MODE") or ("host-passthrough" if domain_type == "kvm" else "maximum")
 
 
 def first_attribute(xml: str, path: str, name: str) -> str:

@@ -3,14 +3,13 @@
 import os
 import sys
 import uuid as uuids
-from xml.etree import ElementTree as etree
 
 import libvirt
 
 from vmgahp import errors, kvm
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
-from vmgahp.drivers.base import Driver, Machine
+from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
@@ -22,6 +21,7 @@ from vmgahp.drivers.libvirt.describe import (
 )
 from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
 from vmgahp.drivers.libvirt.saving import Saver
+from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
 from vmgahp.guardian import Guardian
 from vmgahp.images import backing_chain
 from vmgahp.job import JobSpec
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.checkpoints import Chains
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
-
-PROBE_DEADLINE = 3.0
-"""Seconds for a probe to reach libvirtd; the startd ends a probe after five."""
-
-KVM_DEADLINE = 0.3
-"""Seconds for the proof that KVM works; a machine where it does needs a hundredth of that."""
 
 
 class LibvirtDriver(Driver):
@@ -96,38 +90,8 @@ class LibvirtDriver(Driver):
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"destroying {match}") from error
 
-    def probe(self) -> dict[str, str | int | bool]:
-        self._connection.deadline = PROBE_DEADLINE
-        domain_type = self._domain_type()
-
-        def ask(connection: "libvirt.virConnect") -> tuple[str, int]:
-            return connection.getCapabilities(), connection.getVersion()
-
-        try:
-            text, version = self._connection.call(ask)
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, "asking for its capabilities") from error
-        path = f"guest/arch[@name='{os.uname().machine}']/domain[@type='{domain_type}']"
-        if etree.fromstring(text).find(path) is None:
-            raise errors.MachineFault(
-                f"libvirt at {self._connection.uri} knows no domains of type {domain_type} for this machine.",
-                "install QEMU for this machine's architecture, and restart libvirtd.",
-            )
-        prefix = f"VM_{self.vm_type}_ATTR_"
-        return {
-            prefix + "accel": "kvm" if domain_type == "kvm" else "tcg",
-            prefix + "version": f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}",
-        }
-
-    def networking(self) -> list[str]:
-        usable = []
-        for kind in self.settings.networking_types():
-            reason = self._networking_trouble(kind)
-            if reason:
-                self.log(f"networking type {kind} is not offered: {reason}")
-            else:
-                usable.append(kind)
-        return usable
+    def survey(self, end: float) -> Survey:
+        return Surveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
 
     def close(self) -> None:
         self._connection.close()
@@ -163,10 +127,7 @@ class LibvirtDriver(Driver):
         if self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
-        raise errors.MachineFault(
-            f"KVM does not work on this machine: {reason}.",
-            "mend KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",
-        )
+        raise kvm_fault(reason)
 
     def _clear_orphan(self, name: str) -> None:
         """Destroy what an earlier server left behind under the name of this job."""
@@ -258,23 +219,6 @@ class LibvirtDriver(Driver):
         ]
 
     # Small things around it
-
-    def _networking_trouble(self, kind: str) -> str:
-        if kind == "nat":
-            network = self.settings.string("VM_NAT_NETWORK")
-            try:
-                active = self._connection.call(
-                    lambda connection: connection.networkLookupByName(network).isActive()
-                )
-            except libvirt.libvirtError as error:
-                return str(error)
-            return (
-                "" if active else f"the libvirt network {network} is not active (virsh net-start {network})"
-            )
-        if kind == "bridge":
-            bridge = self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
-            return "" if os.path.isdir(f"/sys/class/net/{bridge}/bridge") else f"there is no bridge {bridge}"
-        return ""
 
     def _empty(self, directory: str) -> None:
         """vm_no_output_vm: leave nothing in the scratch directory that would be sent home."""

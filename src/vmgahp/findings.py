@@ -1,0 +1,88 @@
+"""What a look at this machine found: one sentence of what was looked at, one of what was seen, one of cure.
+
+The probe keeps them beside its attributes, the doctor shows them; neither knows what a hypervisor is.
+"""
+
+from typing import NamedTuple
+
+from vmgahp import errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+OK = "ok"
+OFF = "off"
+"""Something that jobs do not get here, although a job without it can run."""
+BAD = "bad"
+"""No job can run."""
+UNKNOWN = "unknown"
+"""It could not be looked at, and that proves nothing."""
+
+VERDICTS = (OK, OFF, BAD, UNKNOWN)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    check: str
+    """A short name, such as ``kvm`` or ``network nat``."""
+    verdict: str
+    looked_at: str
+    seen: str
+    cure: str = ""
+    """What to do, in the imperative, with the command to type; empty where all is well."""
+
+
+def judge(
+    check: str,
+    looked_at: str,
+    outcome: object,
+    good: "str | Callable[[], str]",
+    trouble: str = BAD,
+) -> Finding:
+    """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
+    if isinstance(outcome, errors.Fault):
+        return Finding(check, trouble, looked_at, outcome.problem, outcome.cure)
+    return Finding(check, OK, looked_at, good if isinstance(good, str) else good())
+
+
+def first_bad(findings: "Iterable[Finding]") -> Finding | None:
+    """The first finding that keeps every job from running."""
+    return next((finding for finding in findings if finding.verdict == BAD), None)
+
+
+def side_by_side(checks: "Mapping[str, Callable[[], object]]", end: float) -> "dict[str, object]":
+    """Run all checks at once: what each returned, or the `errors.Fault` that it raised.
+
+    One that has not ended when the monotonic clock shows `end` is left behind in its thread and counts as
+    one that does not work: whoever waits for an answer, the startd above all, has no more time.
+    """
+    import threading
+    from time import monotonic
+
+    outcomes: dict[str, object] = {}
+
+    def run(name: str, check: "Callable[[], object]") -> None:
+        try:
+            outcome = check()
+        except errors.Fault as fault:
+            outcome = fault
+        except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
+            outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
+        outcomes.setdefault(name, outcome)
+
+    began = monotonic()
+    threads = {
+        name: threading.Thread(target=run, args=(name, check), name=f"check {name}", daemon=True)
+        for name, check in checks.items()
+    }
+    for thread in threads.values():
+        thread.start()
+    for name, thread in threads.items():
+        thread.join(max(0.0, end - monotonic()))
+        late = errors.MachineFault(
+            f"The check had not ended after {monotonic() - began:.1f} s.", "see what it waits for."
+        )
+        outcomes.setdefault(name, late)
+    return {name: outcomes[name] for name in checks}

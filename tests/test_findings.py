@@ -1,0 +1,53 @@
+"""Checks run side by side, and what a finding is made of."""
+
+import threading
+from time import monotonic
+
+from vmgahp import errors, findings
+from vmgahp.findings import BAD, OFF, OK, Finding
+
+
+def test_checks_run_at_the_same_time() -> None:
+    """Each waits for the other; one after the other they would never end."""
+    met = threading.Barrier(2, timeout=10)
+    outcomes = findings.side_by_side({"one": met.wait, "two": met.wait}, monotonic() + 20)
+    assert sorted(str(outcome) for outcome in outcomes.values()) == ["0", "1"]
+
+
+def test_one_that_has_not_ended_in_time_does_not_work_and_keeps_nobody_waiting() -> None:
+    never = threading.Event()
+    outcomes = findings.side_by_side({"slow": never.wait, "quick": lambda: "here"}, monotonic() + 0.1)
+    assert outcomes["quick"] == "here"
+    assert isinstance(outcomes["slow"], errors.MachineFault)
+    assert "had not ended" in outcomes["slow"].problem
+    never.set()
+
+
+def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
+    fault = errors.MachineFault("It is broken.", "mend it.")
+
+    def broken() -> None:
+        raise fault
+
+    outcomes = findings.side_by_side({"broken": broken, "bug": lambda: 1 // 0}, monotonic() + 10)
+    assert outcomes["broken"] is fault
+    assert isinstance(outcomes["bug"], errors.HypervisorFault)
+    assert "ZeroDivisionError" in outcomes["bug"].problem
+
+
+def test_judging() -> None:
+    fault = errors.MachineFault("It is broken.", "mend it.")
+    assert findings.judge("it", "what", fault, "good") == Finding(
+        "it", BAD, "what", "It is broken.", "mend it."
+    )
+    assert findings.judge("it", "what", fault, "good", OFF).verdict == OFF
+    assert findings.judge("it", "what", 7, lambda: "seven") == Finding("it", OK, "what", "seven")
+
+
+def test_the_first_bad_finding_is_the_one() -> None:
+    def finding(name: str, verdict: str) -> Finding:
+        return Finding(name, verdict, "", "")
+
+    found = [finding("a", OK), finding("b", OFF), finding("c", BAD), finding("d", BAD)]
+    assert findings.first_bad(found) == found[2]
+    assert findings.first_bad(found[:2]) is None
