@@ -231,9 +231,9 @@ def test_for_people_as_json(scratch: Path) -> None:
     environ = environment(
         "qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere"
     )
-    program = "import sys; from vmgahp.cli import people; sys.exit(people(['vmgahp', 'probe', '--type', 'qemu', '--json']))"
+    program = "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))"
     ended = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, "probe", "--type", "qemu", "--json"],
         env=environ,
         capture_output=True,
         text=True,

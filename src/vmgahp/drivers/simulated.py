@@ -8,9 +8,8 @@ the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at 
 import os
 import threading
 
-from vmgahp import errors, vm
+from vmgahp import errors, findings, vm
 from vmgahp.drivers.base import Driver, Machine, Report, Survey
-from vmgahp.findings import OK, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ GATE_INTERVAL = 0.01
 class SimulatedMachine(Machine):
     def __init__(self, job: "JobAd", machines: dict[str, "SimulatedMachine"]) -> None:
         self.name = job.vm_name()
+        self.working_dir = job.working_dir()
         self._job = job
         self._machines = machines
         self._state = vm.RUNNING
@@ -55,7 +55,7 @@ class SimulatedMachine(Machine):
 
     def pid(self) -> int:
         self.gate(vm.GETPID)
-        return os.getpid()
+        return 0 if self._state == vm.STOPPED else os.getpid()
 
     def stop(self) -> None:
         self.gate(vm.STOP)
@@ -66,28 +66,40 @@ class SimulatedMachine(Machine):
         self._machines.pop(self.name, None)
 
     def soft_suspend(self) -> None:
-        self.gate(vm.SOFT_SUSPEND)
-        self._state = vm.SOFT_SUSPENDED
+        self._go(vm.SOFT_SUSPEND, vm.SOFT_SUSPENDED)
 
     def suspend(self) -> None:
-        self.gate(vm.SUSPEND)
-        self._state = vm.SUSPENDED
+        self._go(vm.SUSPEND, vm.SUSPENDED)
 
     def resume(self, state: str) -> None:
-        self.gate(vm.RESUME)
-        self._state = vm.RUNNING
+        self._go(vm.RESUME, vm.RUNNING)
 
     def checkpoint(self) -> None:
-        self.gate(vm.CHECKPOINT)
-        self._state = vm.SUSPENDED
+        self._go(vm.CHECKPOINT, vm.SUSPENDED)
+
+    def power_off(self) -> None:
+        """The guest's own doing."""
+        self._state = vm.STOPPED
+        self._machines.pop(self.name, None)
+
+    def _go(self, operation: str, state: str) -> None:
+        self.gate(operation)
+        if self._state == vm.STOPPED:
+            raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
+        self._state = state
 
 
 class SimulatedDriver(Driver):
-    """Starts whatever it is given."""
+    """Starts whatever it is given, on a machine that has memory for VMs."""
 
     _machines: dict[str, SimulatedMachine] = {}
 
     def start(self, job: "JobAd") -> Machine:
+        trouble = self._trouble()
+        if trouble is not None:
+            raise trouble
+        if (job.integer("JobVMMemory") or 0) <= 0:
+            raise errors.JobFault(errors.NO_MEMORY_PARAM, "JobVMMemory is not set.", "set vm_memory.")
         fault = job.string("Simulated_Fault")
         if fault == "job":
             raise errors.JobFault(errors.INVALID_DISK_PARAM, "Simulated_Fault is job.", "leave it out.")
@@ -101,11 +113,17 @@ class SimulatedDriver(Driver):
         return machine
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        machine = self._machines.pop(match, None)
-        if machine is not None:
-            machine.destroy()
-        return machine is not None
+        for machine in list(self._machines.values()):
+            if match in (machine.name, machine.working_dir):
+                machine.destroy()
+                return True
+        return False
 
     def survey(self, end: float) -> Survey:
-        seen = Finding("simulated", OK, "the hypervisor in memory", "it is there, and runs nothing")
+        seen = findings.judge("simulated", "the hypervisor in memory", self._trouble(), "it runs nothing")
         return Survey([seen], hypervisors=["simulated"], vm_types=["simulated"])
+
+    def _trouble(self) -> errors.MachineFault | None:
+        if self.settings.integer("VM_MEMORY") > 0:
+            return None
+        return errors.MachineFault("VM_MEMORY is not set.", "set VM_MEMORY to the MiB for VMs.")

@@ -114,6 +114,8 @@ class LibvirtMachine(Machine):
     # What the server asks
 
     def status(self) -> Report:
+        if self._tidied:
+            return Report(vm.STOPPED)
         if self._saved_in:
             return Report(vm.SUSPENDED)
         try:

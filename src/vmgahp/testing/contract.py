@@ -1,0 +1,411 @@
+"""The contract of `vmgahp.drivers.base` as tests, to be run against any driver, anybody's.
+
+In your own tests say what your driver is like in a `Subject`, and subclass `DriverContract`:
+
+    from vmgahp.testing.contract import DriverContract, Subject
+
+    class MyHypervisor(Subject):
+        vm_type = "mine"
+        ...
+
+    class TestMyDriver(DriverContract):
+        @pytest.fixture
+        def subject(self, tmp_path):
+            with MyHypervisor(tmp_path) as subject:
+                yield subject
+
+A driver that is installed under the entry-point group ``vmgahp.drivers`` is found by its VM type. Every case
+runs on a subject of its own. What a driver cannot do is skipped by its subject's own word, never in silence.
+"""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import pytest
+
+from vmgahp import errors, findings, vm
+from vmgahp.drivers import base
+from vmgahp.job_ad import JobAd, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Driver, Machine
+    from vmgahp.identity import Identity
+
+DEADLINE = 60.0
+"""Seconds that anything of the hypervisor's may take before the test fails."""
+
+POLL = 0.05
+
+
+class Subject(ABC):
+    """One driver, with what a test must know of its hypervisor that the contract does not say."""
+
+    vm_type: str
+    soft_suspend = True
+    """Whether a VM can be paused in memory."""
+    suspend = True
+    checkpoint = True
+    """Whether a checkpoint can be made, and a later START in the same scratch directory goes on from it."""
+    has_guest = True
+    """Whether a guest really runs, so that `count` has something to say."""
+
+    def __init__(self, directory: Path, settings: "Settings", identity: "Identity") -> None:
+        self.directory = directory
+        """Room of the test's own; the jobs' scratch directories are beneath it."""
+        self.settings = settings
+        self.identity = identity
+        self.log: list[str] = []
+        self._drivers: list[Driver] = []
+        self._jobs: list[JobAd] = []
+
+    def __enter__(self) -> "Subject":
+        return self
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None",
+        error: BaseException | None,
+        traceback: "TracebackType | None",
+    ) -> None:
+        """Leave nothing behind, whatever the test did."""
+        for job in self._jobs:
+            self.driver().kill(self.match(job))
+        for driver in self._drivers:
+            driver.close()
+
+    def driver(self, settings: "Settings | None" = None) -> "Driver":
+        """A new driver, as another daemon on this machine would have it."""
+        made = base.find(self.vm_type)(
+            self.vm_type, settings or self.settings, self.identity, self.log.append
+        )
+        self._drivers.append(made)
+        return made
+
+    def job(self, number: int = 1, *, ends: bool = False) -> JobAd:
+        """The ad of a job with its files in a scratch directory.
+
+        Its guest runs on and on, or powers itself off soon after its start (or after `power_off`).
+        """
+        scratch = self.directory / f"dir_{number}"
+        scratch.mkdir(exist_ok=True)
+        # The process's number keeps the VM apart from those of other tests on this machine.
+        ad = {
+            "VM_WORKING_DIR": quote(str(scratch)),
+            "JobVMType": quote(self.vm_type),
+            "JobVMMemory": "64",
+            "User": quote("alice@lab"),
+            "ClusterId": str(os.getpid() * 100 + number),
+            "ProcId": "0",
+        }
+        made = JobAd((ad | self.prepare(scratch, number, ends)).items())
+        self._jobs.append(made)
+        return made
+
+    def changed(self, job: JobAd, **changes: str | None) -> JobAd:
+        """The job with other expressions for some attributes; None takes one away."""
+        pairs = dict(line.split(" = ", 1) for line in job.lines())
+        for name, expression in changes.items():
+            pairs.pop(name, None)
+            if expression is not None:
+                pairs[name] = expression
+        return JobAd(pairs.items())
+
+    def match(self, job: JobAd) -> str:
+        """How the startd names the job's VM to the kill mode."""
+        return job.vm_name() if self.vm_type in ("kvm", "xen") else job.working_dir()
+
+    @abstractmethod
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        """Put a job's files into its scratch directory; returns the attributes that tell of them, as expressions."""
+
+    @abstractmethod
+    def exists(self, job: JobAd) -> bool:
+        """Whether the hypervisor itself has the job's VM, running or saved; not asked through the driver."""
+
+    @abstractmethod
+    def bad_jobs(self) -> "dict[str, JobAd]":
+        """Jobs that cannot be started by their owners' fault, by what is wrong with each."""
+
+    @abstractmethod
+    def unfit(self) -> "Settings":
+        """Settings with which this machine runs no job at all, such as a hypervisor that is not there."""
+
+    def power_off(self, job: JobAd) -> None:  # noqa: B027 - a real guest needs no help
+        """Make the guest of a job that `ends` do so; for a hypervisor whose guests do nothing by themselves."""
+
+    def count(self, job: JobAd) -> int:
+        """How far the guest has counted; grows while it runs, and only then."""
+        raise NotImplementedError
+
+
+def until(condition: "Callable[[], bool]", what: str) -> None:
+    """Wait for something that sends no event."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
+        time.sleep(POLL)
+
+
+def goes_on(subject: Subject, job: JobAd) -> int:
+    """Wait until the guest has counted on; returns where it was before."""
+    before = subject.count(job)
+    until(lambda: subject.count(job) > before, "the guest counts on")
+    return before
+
+
+class DriverContract:
+    """Subclass this with a name that begins with Test, and a fixture `subject`."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        raise NotImplementedError("give your class a fixture called subject")
+
+    @pytest.fixture
+    def driver(self, subject: Subject) -> "Driver":
+        return subject.driver()
+
+    @pytest.fixture
+    def job(self, subject: Subject) -> JobAd:
+        return subject.job()
+
+    @pytest.fixture
+    def machine(self, driver: "Driver", job: JobAd) -> "Machine":
+        return driver.start(job)
+
+    # The life of a VM
+
+    def test_a_started_vm_runs(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+        assert machine.name == job.vm_name()
+        assert subject.exists(job)
+        report = machine.status()
+        assert report.state == vm.RUNNING
+        assert report.vcpus >= 1
+        assert report.cpu_seconds >= 0
+        assert report.memory_kib >= 0
+        if subject.has_guest:
+            goes_on(subject, job)
+
+    def test_its_pid_is_that_of_a_living_process(self, machine: "Machine") -> None:
+        pid = machine.pid()
+        assert pid == 0 or Path(f"/proc/{pid}").exists()
+
+    def test_destroyed_it_is_gone_and_once_is_as_good_as_twice(
+        self, subject: Subject, job: JobAd, machine: "Machine"
+    ) -> None:
+        machine.destroy()
+        assert not subject.exists(job)
+        assert machine.status().state == vm.STOPPED
+        machine.destroy()
+        machine.release()
+
+    def test_stopped_it_is_gone(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+        machine.stop()
+        assert not subject.exists(job)
+        assert machine.status().state == vm.STOPPED
+
+    def test_a_guest_that_powers_itself_off_is_seen(self, subject: Subject, driver: "Driver") -> None:
+        job = subject.job(ends=True)
+        machine = driver.start(job)
+        subject.power_off(job)
+        until(lambda: machine.status().state == vm.STOPPED, "STOPPED is reported")
+        machine.release()
+        machine.release()
+        assert not subject.exists(job)
+
+    def test_the_jobs_files_are_there_at_the_end_and_nothing_of_the_drivers(
+        self, subject: Subject, job: JobAd, driver: "Driver"
+    ) -> None:
+        scratch = Path(job.working_dir())
+        before = {path.name for path in scratch.iterdir()}
+        machine = driver.start(job)
+        if subject.suspend:
+            machine.suspend()
+        machine.destroy()
+        after = {path.name for path in scratch.iterdir()}
+        assert before <= after
+        assert not [name for name in after - before if name.endswith((".tmp", ".mem", ".vmss", ".vmem"))]
+
+    def test_two_vms_do_not_disturb_each_other(self, subject: Subject, driver: "Driver") -> None:
+        one, two = subject.job(1), subject.job(2)
+        first, second = driver.start(one), driver.start(two)
+        first.destroy()
+        assert not subject.exists(one)
+        assert second.status().state == vm.RUNNING
+        if subject.has_guest:
+            goes_on(subject, two)
+
+    # Suspends and checkpoints
+
+    def test_paused_and_resumed(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+        if not subject.soft_suspend:
+            with pytest.raises(errors.ClientFault) as caught:
+                machine.soft_suspend()
+            assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
+            assert machine.status().state == vm.RUNNING
+            return
+        machine.soft_suspend()
+        assert machine.status().state == vm.SOFT_SUSPENDED
+        assert subject.exists(job)
+        machine.resume(vm.SOFT_SUSPENDED)
+        assert machine.status().state == vm.RUNNING
+        if subject.has_guest:
+            goes_on(subject, job)
+
+    def test_suspended_and_resumed(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+        if not subject.suspend:
+            with pytest.raises(errors.ClientFault) as caught:
+                machine.suspend()
+            assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
+            return
+        before = goes_on(subject, job) if subject.has_guest else 0
+        machine.suspend()
+        assert machine.status().state == vm.SUSPENDED
+        machine.resume(vm.SUSPENDED)
+        assert machine.status().state == vm.RUNNING
+        if subject.has_guest:
+            assert goes_on(subject, job) >= before, "it went on and did not begin anew"
+
+    def test_a_suspended_vm_that_is_destroyed_leaves_nothing(
+        self, subject: Subject, job: JobAd, machine: "Machine"
+    ) -> None:
+        if not subject.suspend:
+            pytest.skip(f"the driver of {subject.vm_type} cannot suspend")
+        machine.suspend()
+        machine.destroy()
+        assert not subject.exists(job)
+        assert machine.status().state == vm.STOPPED
+
+    def test_a_restart_goes_on_from_the_checkpoint(
+        self, subject: Subject, job: JobAd, driver: "Driver"
+    ) -> None:
+        if not subject.checkpoint:
+            with pytest.raises(errors.ClientFault) as caught:
+                driver.start(job).checkpoint()
+            assert caught.value.word == errors.VM_NO_SUPPORT_CHECKPOINT
+            return
+        wanted = subject.changed(job, JobVMCheckpoint="true")
+        machine = driver.start(wanted)
+        before = goes_on(subject, job) if subject.has_guest else 0
+        machine.checkpoint()
+        assert machine.status().state == vm.SUSPENDED
+        # As after an eviction: the client stops the VM, and another daemon starts it again.
+        machine.stop()
+        again = subject.driver().start(wanted)
+        assert again.status().state == vm.RUNNING
+        if subject.has_guest:
+            assert goes_on(subject, job) >= before, "it went on and did not begin anew"
+        again.destroy()
+        assert not subject.exists(job)
+
+    # Clearing up
+
+    def test_a_start_clears_what_an_earlier_one_left(self, subject: Subject, job: JobAd) -> None:
+        subject.driver().start(job)
+        again = subject.driver().start(job)
+        assert again.status().state == vm.RUNNING
+        again.destroy()
+        assert not subject.exists(job)
+
+    def test_kill_mode_finds_the_vm_that_it_is_told_of_and_no_other(self, subject: Subject) -> None:
+        one, two = subject.job(1), subject.job(2)
+        driver = subject.driver()
+        driver.start(one)
+        second = driver.start(two)
+        assert subject.driver().kill(subject.match(one)) is True
+        assert not subject.exists(one)
+        assert second.status().state == vm.RUNNING
+
+    def test_to_kill_what_is_not_there_is_no_error(
+        self, subject: Subject, job: JobAd, driver: "Driver"
+    ) -> None:
+        assert driver.kill(subject.match(job)) is False
+        assert (
+            driver.kill("/nonexistent/dir_7" if subject.match(job).startswith("/") else "no_such_1.0")
+            is False
+        )
+
+    def test_a_driver_is_closed_with_its_vms_running(
+        self, subject: Subject, job: JobAd, driver: "Driver"
+    ) -> None:
+        driver.start(job)
+        driver.close()
+        driver.close()
+        assert subject.exists(job)
+
+    # Faults
+
+    def test_a_bad_job_is_held_leaves_nothing_and_the_next_one_runs(
+        self, subject: Subject, driver: "Driver"
+    ) -> None:
+        bad = subject.bad_jobs()
+        assert bad, "there is always something that a job can get wrong"
+        for what, job in bad.items():
+            with pytest.raises(errors.JobFault) as caught:
+                driver.start(job)
+            assert caught.value.word in errors.HOLDING_WORDS, what
+            assert caught.value.problem, what
+            assert caught.value.cure, what
+            assert not subject.exists(job), what
+        assert driver.start(subject.job(3)).status().state == vm.RUNNING
+
+    @pytest.mark.parametrize("attribute", ["JobVMMemory"])
+    def test_a_job_without_what_every_job_needs_is_held(
+        self, subject: Subject, job: JobAd, driver: "Driver", attribute: str
+    ) -> None:
+        with pytest.raises(errors.JobFault, match=attribute):
+            driver.start(subject.changed(job, **{attribute: None}))
+        assert not subject.exists(job)
+
+    def test_an_unfit_machine_is_blamed_and_not_the_job(self, subject: Subject, job: JobAd) -> None:
+        with pytest.raises(errors.MachineFault) as caught:
+            subject.driver(subject.unfit()).start(job)
+        assert caught.value.word not in errors.HOLDING_WORDS
+        assert caught.value.cure
+
+    def test_a_vm_that_is_gone_answers_with_faults_and_nothing_else(self, machine: "Machine") -> None:
+        machine.destroy()
+        for operation in (machine.soft_suspend, machine.suspend, machine.checkpoint):
+            with pytest.raises(errors.Fault):
+                operation()
+        with pytest.raises(errors.Fault):
+            machine.resume(vm.SOFT_SUSPENDED)
+        assert machine.pid() == 0
+
+    # The probe
+
+    def test_the_survey_of_a_machine_that_works(self, subject: Subject, driver: "Driver") -> None:
+        survey = driver.survey(time.monotonic() + DEADLINE)
+        assert findings.first_bad(survey.findings) is None, survey.findings
+        assert survey.findings
+        for finding in survey.findings:
+            assert finding.check
+            assert finding.verdict in findings.VERDICTS
+            assert finding.looked_at
+            assert finding.seen
+            assert finding.cure or finding.verdict in (findings.OK, findings.UNKNOWN), finding
+        assert subject.vm_type in survey.vm_types
+        assert survey.hypervisors
+        assert set(survey.networking) <= set(subject.settings.networking_types())
+        for name, value in survey.attributes.items():
+            assert name.replace("_", "").isalnum(), name
+            assert isinstance(value, str | int | float | bool), name
+
+    def test_the_survey_of_an_unfit_machine_says_why(self, subject: Subject) -> None:
+        survey = subject.driver(subject.unfit()).survey(time.monotonic() + DEADLINE)
+        bad = findings.first_bad(survey.findings)
+        assert bad is not None
+        assert bad.cure
+
+    def test_a_survey_changes_nothing(self, subject: Subject, job: JobAd, driver: "Driver") -> None:
+        machine = driver.start(job)
+        before = sorted(path.name for path in Path(job.working_dir()).iterdir())
+        subject.driver().survey(time.monotonic() + DEADLINE)
+        assert machine.status().state == vm.RUNNING
+        assert sorted(path.name for path in Path(job.working_dir()).iterdir()) == before

@@ -1,0 +1,155 @@
+"""The shipped contract suite against the drivers that are here, and against one that comes from elsewhere."""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import JOB_UID
+from tests.lab.guest import counts, make_guest
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers import base
+from vmgahp.drivers.simulated import SimulatedDriver
+from vmgahp.identity import Identity
+from vmgahp.job_ad import JobAd
+from vmgahp.testing.contract import DriverContract, Subject
+
+URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+
+
+class Simulated(Subject):
+    vm_type = "simulated"
+    has_guest = False
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        return {}
+
+    def exists(self, job: JobAd) -> bool:
+        return job.vm_name() in SimulatedDriver._machines
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        job = self.job(2)
+        return {
+            "its disk": self.changed(job, Simulated_Fault='"job"'),
+            "no memory": self.changed(job, JobVMMemory=None),
+        }
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "0"})
+
+    def power_off(self, job: JobAd) -> None:
+        SimulatedDriver._machines[job.vm_name()].power_off()
+
+
+class Emulated(Subject):
+    """libvirt with QEMU, and the guest of a boot sector that counts."""
+
+    vm_type = "qemu"
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        disk = scratch / "guest.img"
+        make_guest(disk, seconds=1 if ends else None)
+        for path in (scratch, disk):
+            os.chown(path, WHO.uid, WHO.gid)
+        (scratch / "vm_console.log").unlink(missing_ok=True)
+        return {"VMPARAM_vm_Disk": '"guest.img:vda:w:raw"'}
+
+    def exists(self, job: JobAd) -> bool:
+        import libvirt
+
+        with contextlib.closing(libvirt.open(URI)) as connection:
+            return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        job = self.job(2)
+        return {
+            what: self.changed(job, VMPARAM_vm_Disk=f'"{disk}"')
+            for what, disk in {
+                "a disk that is not there": "nothing.img:vda:w:raw",
+                "another format": "guest.img:vda:w:qcow2",
+                "no device": "guest.img:nothing:w:raw",
+            }.items()
+        }
+
+    def unfit(self) -> Settings:
+        nowhere = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
+        return Settings({"VM_MEMORY": "1024", "VM_LIBVIRT_URI": nowhere})
+
+    def count(self, job: JobAd) -> int:
+        console = Path(job.working_dir(), "vm_console.log")
+        return max(counts(console.read_bytes()), default=0) if console.exists() else 0
+
+
+@pytest.mark.libvirt
+class TestQemu(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+        # A machine without libvirt is known at once; patience with a restart has its own tests.
+        monkeypatch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 2.0)
+        settings = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1"})
+        with Emulated(scratch.parent, settings, WHO) as subject:
+            yield subject
+
+
+class TestSimulated(DriverContract):
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Iterator[Subject]:
+        with Simulated(tmp_path, Settings({"VM_MEMORY": "1024"}), WHO) as subject:
+            yield subject
+
+
+class ThirdParty(Simulated):
+    """A driver that is not ours: known to nobody but the entry points of its package."""
+
+    vm_type = "theirs"
+
+
+class TestOneFromElsewhere(DriverContract):
+    @pytest.fixture
+    def subject(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+        """As if a package with this metadata was installed."""
+        site = tmp_path / "site"
+        info = site / "theirs-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[vmgahp.drivers]\ntheirs = theirs_driver:TheirDriver\n")
+        (site / "theirs_driver.py").write_text(
+            "from vmgahp.drivers.base import Survey\n"
+            "from vmgahp.drivers.simulated import SimulatedDriver\n\n\n"
+            "class TheirDriver(SimulatedDriver):\n"
+            "    def survey(self, end):\n"
+            "        found = super().survey(end)\n"
+            "        return Survey(found.findings, hypervisors=['theirs'], vm_types=['theirs'])\n"
+        )
+        monkeypatch.syspath_prepend(site)
+        importlib.invalidate_caches()
+        with ThirdParty(tmp_path / "jobs", Settings({"VM_MEMORY": "1024"}), WHO) as subject:
+            subject.directory.mkdir()
+            yield subject
+
+
+def test_what_is_no_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.BUILT_IN, "odd", "vmgahp.errors:Fault")
+    with pytest.raises(errors.MachineFault, match="is not a Driver"):
+        base.find("odd")
+    monkeypatch.setitem(base.BUILT_IN, "missing", "vmgahp.drivers.no_such_module:Driver")
+    with pytest.raises(errors.MachineFault, match="cannot be loaded"):
+        base.find("missing")
+    with pytest.raises(errors.MachineFault, match="No driver is installed"):
+        base.find("nobodys")
+
+
+def test_the_suite_itself_is_not_of_the_server() -> None:
+    """A daemon must not need pytest."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, vmgahp.server, vmgahp.drivers.libvirt, vmgahp.doctor; sys.exit('pytest' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
