@@ -105,19 +105,8 @@ def dump(manifest: Manifest) -> bytes:
 
 def parse(data: bytes) -> Manifest:
     """The manifest that `data` is. Raises `Invalid`."""
-    if len(data) > LARGEST:
-        raise Invalid("it is too long.")
-    try:
-        content = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Invalid(f"it is not JSON: {error}.") from error
-    if isinstance(content, dict) and _is_integer(content.get("format")) and content["format"] != FORMAT:
-        raise Invalid(
-            f"it has the format {str(content['format'])[:20]}, and this daemon knows {FORMAT} only."
-        )
-    top = _Fields(content, "", ("format", *Manifest.__slots__))
-    top.integer("format", FORMAT, FORMAT)
-    memory = _Fields(top.value("memory"), "memory.", MemoryState.__slots__)
+    top = read(data, FORMAT, Manifest.__slots__)
+    memory = Fields(top.value("memory"), "memory.", MemoryState.__slots__)
     return Manifest(
         name=top.text("name", 300),
         vm_type=top.form("vm_type", _WORD),
@@ -140,8 +129,25 @@ def parse(data: bytes) -> Manifest:
     )
 
 
+def read(data: bytes, number: int, names: "tuple[str, ...]") -> "Fields":
+    """The outermost object of a manifest of the format `number`, with exactly these fields. Raises `Invalid`."""
+    if len(data) > LARGEST:
+        raise Invalid("it is too long.")
+    try:
+        content = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"it is not JSON: {error}.") from error
+    if isinstance(content, dict) and _is_integer(content.get("format")) and content["format"] != number:
+        raise Invalid(
+            f"it has the format {str(content['format'])[:20]}, and this daemon knows {number} only."
+        )
+    top = Fields(content, "", ("format", *names))
+    top.integer("format", number, number)
+    return top
+
+
 def _disk(content: object, where: str) -> DiskState:
-    disk = _Fields(content, where, DiskState.__slots__)
+    disk = Fields(content, where, DiskState.__slots__)
     return DiskState(
         device=disk.form("device", _WORD),
         writable=disk.flag("writable"),
@@ -154,7 +160,7 @@ def _disk(content: object, where: str) -> DiskState:
 
 
 def _file(content: object, where: str) -> FileState:
-    file = _Fields(content, where, FileState.__slots__)
+    file = Fields(content, where, FileState.__slots__)
     return FileState(
         path=file.text("path", 4096),
         transferred=file.flag("transferred"),
@@ -165,7 +171,7 @@ def _file(content: object, where: str) -> FileState:
     )
 
 
-class _Fields:
+class Fields:
     """The fields of one JSON object, each taken out with what it has to be."""
 
     def __init__(self, content: object, where: str, names: "tuple[str, ...]") -> None:

@@ -188,6 +188,9 @@ class Chamber:
         # default, could start none.
         with open(self.path("/etc/libvirt/qemu.conf"), "a") as settings:
             settings.write("max_core = 0\n")
+            # The /dev that libvirt makes for each QEMU stays empty in a chroot, and without a /dev/null QEMU
+            # believes that files cannot be locked: two VMs could then write to one image.
+            settings.write("namespaces = [ ]\n")
         # A startd asks as its own user about VM types that it does not know. Elsewhere polkit lets everybody ask;
         # it is reached by D-Bus, which a chamber has not.
         with open(self.path("/etc/libvirt/libvirtd.conf"), "a") as settings:

@@ -152,6 +152,16 @@ class Driver(ABC):
         A leftover VM of the same job's name is cleared first. On a fault nothing is left behind.
         """
 
+    def describe(self, job: "JobAd") -> str:
+        """What the hypervisor would be told of the job, such as its domain XML, with nothing made or changed.
+
+        Raises `errors.Fault` as `start` would, and `MachineFault` for a driver that cannot say.
+        """
+        raise errors.MachineFault(
+            f"The driver for VM type {self.vm_type} has no dry run.",
+            "submit the job, or start it by hand with vmgahp serve.",
+        )
+
     @abstractmethod
     def kill(self, match: str, uuid: str = "") -> bool:
         """Destroy the VM that `match` names; False when there was none, which is not an error.
@@ -178,6 +188,9 @@ BUILT_IN = {
     "libvirt": "vmgahp.drivers.libvirt:LibvirtDriver",
     "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
     "simulated": "vmgahp.drivers.simulated:SimulatedDriver",
+    "vsphere": "vmgahp.drivers.vsphere:VsphereDriver",
+    "vmrun": "vmgahp.drivers.vmrun:VmrunDriver",
+    "vmware": "vmgahp.drivers.vmrun:VmrunDriver",
 }
 """VM type -> ``module:class``; looked up here first, because to scan the installed packages for entry
 points costs more than all else that a server imports."""

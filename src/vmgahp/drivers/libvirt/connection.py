@@ -65,6 +65,8 @@ class Watch:
         self.name = name
         self.gone = threading.Event()
         """Set when the domain stops; cleared by who starts it again."""
+        self.resumed = threading.Event()
+        """Set when its CPUs begin to run, or when it stops instead; cleared by who lets it run."""
         self.was_saved = False
         """It stopped because its memory was written to a file."""
         self.ours = False
@@ -231,6 +233,8 @@ class Connection:
             cause = _CAUSES.get((event, detail))
             if cause is not None:
                 self._log(f"{watch.name}: {cause}")
+        if event == libvirt.VIR_DOMAIN_EVENT_RESUMED or event in _GONE_EVENTS:
+            watch.resumed.set()
         if event == libvirt.VIR_DOMAIN_EVENT_STARTED:
             watch.gone.clear()
             watch.was_saved = False

@@ -32,6 +32,9 @@ QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
 SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
 
+ONE_TIME = "(one-time)"
+"""What stands for a password, or for the name of a socket, that only a VM that starts has."""
+
 
 class Describer:
     """Describes the jobs of one driver to libvirt."""
@@ -51,13 +54,19 @@ class Describer:
         uuid: str,
         domain_type: str,
         chains: "Mapping[str, tuple[Layer, ...]]",
-        belongings: "Belongings",
+        belongings: "Belongings | None",
     ) -> str:
         """The domain XML of a job: ours, or what the administrator's script makes of it.
 
-        The capture of the console begins here, since the socket is in the XML. Raises `errors.Fault`.
+        The capture of the console begins here, since the socket is in the XML. Without `belongings` the XML is
+        only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
         """
         script = self.settings.xml_script()
+        if script and belongings is None:
+            raise errors.MachineFault(
+                f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
+                f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
+            )
         if script:
             return self._scripted(script, job, spec, uuid)
         label = self._dac_label(domain_type)
@@ -67,7 +76,7 @@ class Describer:
             cpu_mode=cpu_mode(self.settings, domain_type),
             dac_label=label,
             console_socket=self._listen_to_console(spec, label, belongings),
-            vnc_password=_password() if spec.vnc else "",
+            vnc_password="" if not spec.vnc else _password() if belongings else ONE_TIME,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             backing=chains,
@@ -117,10 +126,7 @@ class Describer:
             return ""
         if self._connection.uri != SYSTEM_URI:
             return ""
-        needed = {gid for gid in (_group_to_enter(QEMU_DIRECTORY, 0o1),) if gid is not None}
-        if domain_type == "kvm":
-            needed |= {gid for gid in (_group_to_enter(kvm.DEVICE, 0o6),) if gid is not None}
-        needed.discard(self.identity.gid)
+        needed = groups_for_qemu(domain_type) - {self.identity.gid}
         if len(needed) > 1:
             self.log(
                 f"QEMU runs as libvirt's user and not as the job's: {QEMU_DIRECTORY} and {kvm.DEVICE} belong to "
@@ -130,10 +136,12 @@ class Describer:
         gid = needed.pop() if needed else self.identity.gid
         return f"+{self.identity.uid}:+{gid}"
 
-    def _listen_to_console(self, spec: "JobSpec", label: str, belongings: "Belongings") -> str:
+    def _listen_to_console(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
         """Listen for the serial console and return the socket's path, empty where it is not captured."""
         if not self.settings.boolean("VM_CONSOLE_LOG"):
             return ""
+        if belongings is None:
+            return f"/run/vmgahp/{ONE_TIME}/console"
         owner = tuple(int(part.lstrip("+")) for part in label.split(":")) if label else self._qemu_user()
         belongings.console = ConsoleCapture(
             os.path.join(runtime_dir(), "console"),
@@ -219,6 +227,14 @@ def first_attribute(xml: str, path: str, name: str) -> str:
     """An attribute of the first element at `path`, or empty."""
     element = etree.fromstring(xml).find(path)
     return "" if element is None else element.get(name, "")
+
+
+def groups_for_qemu(domain_type: str) -> set[int]:
+    """The groups that QEMU must have to get into libvirt's directory and, for KVM, at its device."""
+    needed = [_group_to_enter(QEMU_DIRECTORY, 0o1)]
+    if domain_type == "kvm":
+        needed.append(_group_to_enter(kvm.DEVICE, 0o6))
+    return {gid for gid in needed if gid is not None}
 
 
 def _group_to_enter(path: str, bits: int) -> int | None:

@@ -10,7 +10,7 @@ from vmgahp import errors, kvm
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt import faults, neighbourhood, qemu_log, verify
 from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.describe import (
@@ -19,6 +19,7 @@ from vmgahp.drivers.libvirt.describe import (
     Describer,
     first_attribute,
 )
+from vmgahp.drivers.libvirt.doors import DESCRIPTION
 from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
 from vmgahp.drivers.libvirt.saving import Saver
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
@@ -53,11 +54,7 @@ class LibvirtDriver(Driver):
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
-        spec = JobSpec.from_ad(job, self.settings, self.identity)
-        domain_type = self._domain_type()
-        self._clear_orphan(spec.name)
-        sweep()
-        chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
+        spec, domain_type, chains = self._look_at(job, starts=True)
         restart = self._checkpoints.find(spec, domain_type, chains)
         if restart is not None:
             try:
@@ -70,6 +67,14 @@ class LibvirtDriver(Driver):
             finally:
                 restart.close()
         return self._launch(job, spec, domain_type, chains, None)
+
+    def describe(self, job: "JobAd") -> str:
+        spec, domain_type, chains = self._look_at(job, starts=False)
+        uuid = str(uuids.UUID(int=0))  # that of a start is made for it
+        try:
+            return self._describer.describe(job, spec, uuid, domain_type, chains, None)
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, f"describing {spec.name}") from error
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: "libvirt.virConnect") -> bool:
@@ -97,6 +102,26 @@ class LibvirtDriver(Driver):
         self._connection.close()
 
     # A start
+
+    def _look_at(self, job: "JobAd", *, starts: bool) -> tuple[JobSpec, str, "Chains"]:
+        """What the job asks for, by which domain type it runs, and what lies beneath its disks, all checked.
+
+        Where it `starts`, what an earlier server left behind under its name is cleared away.
+        """
+        try:
+            spec = JobSpec.from_ad(job, self.settings, self.identity)
+            domain_type = self._domain_type()
+            if starts:
+                self._clear_orphan(spec.name)
+                sweep()
+            chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
+        except errors.JobFault:
+            neighbourhood.require_way_in(job.working_dir(), self.identity)
+            raise
+        neighbourhood.require_room(spec.working_dir)
+        if spec.mac:
+            self._require_free_mac(spec)
+        return spec, domain_type, chains
 
     @staticmethod
     def _matching(connection: "libvirt.virConnect", match: str, uuid: str) -> "libvirt.virDomain | None":
@@ -178,7 +203,7 @@ class LibvirtDriver(Driver):
             )
             machine.no_checkpoint = self._checkpoints.why_not(spec)
             machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
-            self._create(xml, machine, [disk.path for disk in spec.disks], restart)
+            self._create(xml, machine, spec, chains, restart)
         except OSError as error:
             belongings.let_go()
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
@@ -192,25 +217,77 @@ class LibvirtDriver(Driver):
         return machine
 
     def _create(
-        self, xml: str, machine: LibvirtMachine, job_values: list[str], restart: Restart | None
+        self, xml: str, machine: LibvirtMachine, spec: JobSpec, chains: "Chains", restart: Restart | None
     ) -> None:
+        script = self.settings.xml_script()
+
+        def check(connection: "libvirt.virConnect", domain: "libvirt.virDomain", live: str) -> None:
+            machine.mac = first_attribute(live, "devices/interface/mac", "address")
+            if not script:
+                verify.against_job(live, xml, spec, chains)
+            elif less := verify.against_script(live, xml, spec):
+                self.log(f"{machine.name}, as LIBVIRT_XML_SCRIPT made it: {less}")
+            if spec.mac:
+                neighbourhood.require_free_mac(connection, spec.mac, self.log, domain.ID())
+
         try:
+            if script:
+                verify.before_libvirt(xml)
             if restart:
                 machine.cpu_before = restart.manifest.cpu_seconds
-                machine.restore_from(restart.descriptor, xml)
+                machine.go_on_from(restart.descriptor, xml, check)
             else:
-                machine.create(xml)
-            machine.mac = first_attribute(machine.live_xml(), "devices/interface/mac", "address")
+                machine.create(xml, check)
+        except verify.Mismatch as mismatch:
+            machine.undo()
+            if restart:
+                raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
+            raise _unlike(machine.name, script, mismatch) from mismatch
+        except errors.JobFault:
+            machine.undo()
+            raise
         except libvirt.libvirtError as error:
-            if restart is None and faults.is_no_domain(error):
-                return  # a guest that powered off at once has run; the next STATUS says so
-            machine.destroy()
+            machine.undo()
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            fault = faults.from_libvirt(error, doing, job_values)
+            fault = self._blame(error, doing, machine, spec, chains)
             # Where the machine is unfit the checkpoint stays, for another machine or a better day.
             if restart and type(fault) is not errors.MachineFault:
                 raise Unusable(fault.problem, True) from error
             raise fault from error
+
+    def _blame(
+        self,
+        error: "libvirt.libvirtError",
+        doing: str,
+        machine: LibvirtMachine,
+        spec: JobSpec,
+        chains: "Chains",
+    ) -> errors.Fault:
+        """Whose fault an error of a start is."""
+        chosen = [disk.path for disk in spec.disks]
+        chosen += [layer.path for layers in chains.values() for layer in layers]
+        more = ""
+        if qemu_log.says_nothing(faults.message_of(error)):
+            more = qemu_log.last_words(machine.name, machine.uuid)
+        fault, door = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
+        if script := self.settings.xml_script() if door is DESCRIPTION else "":
+            return errors.MachineFault(
+                f"{fault.problem} The description of the VM was written by LIBVIRT_XML_SCRIPT = {script}.",
+                "mend the script.",
+            )
+        if faults.is_no_domain(error):
+            return errors.HypervisorFault(
+                f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
+            )
+        return fault
+
+    def _require_free_mac(self, spec: JobSpec) -> None:
+        try:
+            self._connection.call(
+                lambda connection: neighbourhood.require_free_mac(connection, spec.mac, self.log)
+            )
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, "asking for the MAC addresses in use") from error
 
     def _kill_command(self, name: str, uuid: str) -> list[str]:
         return [
@@ -238,6 +315,16 @@ class LibvirtDriver(Driver):
             )
         except (OSError, subprocess.SubprocessError) as error:
             self.log(f"vm_no_output_vm: could not empty {directory}: {error}")
+
+
+def _unlike(name: str, script: str, mismatch: verify.Mismatch) -> errors.Fault:
+    """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
+    problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
+    if script:
+        return errors.MachineFault(
+            f"LIBVIRT_XML_SCRIPT = {script}: {problem}", "mend the script, or unset it for the built-in XML."
+        )
+    return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
 def _probing_for_a_startd() -> bool:

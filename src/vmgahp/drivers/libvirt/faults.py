@@ -1,97 +1,17 @@
-"""Whose fault an error of libvirt is.
-
-libvirt's error codes say little (most of what a bad disk does to QEMU is ``VIR_ERR_INTERNAL_ERROR``), so the
-message decides where it must. The job's side is asked first: the name of a backing file is the job's to
-choose, and one that reads like a machine's trouble must not take the machine out of service. An error that
-nothing here knows is the hypervisor's.
-"""
+"""Whose fault an error of libvirt is: `doors` has the table, and here it is read."""
 
 import re
 
 import libvirt
 
 from vmgahp import errors
+from vmgahp.drivers.libvirt.doors import DOORS, Door
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_CONNECTION_CODES = {
-    libvirt.VIR_ERR_RPC,
-    libvirt.VIR_ERR_NO_CONNECT,
-    libvirt.VIR_ERR_INVALID_CONN,
-}
-_CONNECTION_DOMAINS = {libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE}
-
-_DISK_CURE = (
-    "see that the image exists, that its format is the one in vm_disk, and that the job's owner may use it."
-)
-
-_JOB_MESSAGES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"not in \w+ format|[Ii]mage is corrupt|[Ii]nvalid (image|footer|header|magic)|Unsupported qcow",
-        errors.BAD_IMAGE,
-        _DISK_CURE,
-    ),
-    (r"backing (file|store)|[Ff]ailed to get .*lock", errors.INVALID_DISK_PARAM, _DISK_CURE),
-    (
-        r"Could not (open|read|refresh|reopen) '|Cannot access (storage|backing) file|Failed to open file '",
-        errors.INVALID_DISK_PARAM,
-        _DISK_CURE,
-    ),
-    (
-        r"[Dd]isk (target|bus|device|type)|target '.*' duplicated|[Ii]nvalid (harddisk )?device name"
-        r"|IDE controllers? .*unsupported",
-        errors.INVALID_DISK_PARAM,
-        "choose another device name in vm_disk, such as vda.",
-    ),
-    (r"[Mm]aximum CPUs|vcpus|vCPUs|CPU topology", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
-    (
-        r"MAC address|mac address",
-        errors.MISMATCHED,
-        "leave vm_macaddr out, or choose a unicast address that nobody uses.",
-    ),
-    (r"memory size|minimum memory", errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
-)
-
-_MACHINE_ENDINGS: tuple[tuple[str, str], ...] = (
-    (r"No space left on device$", "make room on the file system that the message names."),
-    (r"Cannot allocate memory$", "give VMs less memory (VM_MEMORY), or the machine more."),
-)
-"""The operating system's own word, which QEMU puts last, behind whatever the job may have chosen."""
-
-_MACHINE_MESSAGES: tuple[tuple[str, str], ...] = (
-    (
-        r"[Cc]annot allocate memory|[Oo]ut of memory|set up guest memory",
-        "give VMs less memory (VM_MEMORY), or the machine more.",
-    ),
-    (r"network '.*' is not active", "start the network: virsh net-start NAME; virsh net-autostart NAME."),
-    (
-        r"[Nn]etwork not found|no network with matching name",
-        "define the libvirt network, or set VM_NAT_NETWORK to the one to use.",
-    ),
-    (
-        r"Cannot get interface MTU|bridge .* not exist|[Nn]o such device",
-        "make the bridge of VM_NETWORKING_BRIDGE_INTERFACE, or name another.",
-    ),
-    (
-        r"[Kk][Vv][Mm] kernel module|KVM is not available|domain type '?kvm'?|invalid domaintype|failed to set MSR",
-        "see whether KVM works here: vmgahp probe.",
-    ),
-    (
-        r"\.aes|monitor\.sock|/var/lib/libvirt/qemu|/run/libvirt",
-        "let the job's user pass /var/lib/libvirt/qemu (chmod o+x), or set VM_RUN_AS_JOB_USER = False.",
-    ),
-    (r"passt", "install passt, or leave user out of VM_NETWORKING_TYPE."),
-)
-
-_JOB_CODES = {
-    libvirt.VIR_ERR_CONFIG_UNSUPPORTED,
-    libvirt.VIR_ERR_XML_ERROR,
-    libvirt.VIR_ERR_XML_DETAIL,
-    libvirt.VIR_ERR_XML_INVALID_SCHEMA,
-    libvirt.VIR_ERR_INVALID_ARG,
-}
+_CODE, _ORIGIN = "VIR_ERR_", "VIR_FROM_"
 
 
 class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
@@ -117,14 +37,8 @@ def find(connection: "libvirt.virConnect", name: str, uuid: str) -> "libvirt.vir
 
 def is_connection_loss(error: "libvirt.libvirtError") -> bool:
     """Whether the error is about the way to libvirtd and not about what was asked of it."""
-    code, domain = error.get_error_code(), error.get_error_domain()
-    return bool(
-        code in _CONNECTION_CODES
-        or (
-            domain in _CONNECTION_DOMAINS
-            and code in (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_ERR_SYSTEM_ERROR)
-        )
-    )
+    code, origin = error.get_error_code(), error.get_error_domain()
+    return code in _LOST or (code in _LOST_FROM[0] and origin in _LOST_FROM[1])
 
 
 def is_no_domain(error: "libvirt.libvirtError") -> bool:
@@ -148,31 +62,65 @@ def hanging(uri: str) -> errors.MachineFault:
     )
 
 
-def from_libvirt(error: "libvirt.libvirtError", doing: str, job_values: "Iterable[str]" = ()) -> errors.Fault:
+def numbers(names: "Iterable[str]", prefix: str = _CODE) -> frozenset[int]:
+    """The numbers of libvirt's constants; a name that this libvirt has not yet, or no more, has none."""
+    return frozenset(
+        number for number in (getattr(libvirt, prefix + name, None) for name in names) if number is not None
+    )
+
+
+def _fits(door: Door, code: int | None, origin: int | None, message: str) -> bool:
+    return (
+        (not door.codes or code in numbers(door.codes))
+        and (not door.origins or origin in numbers(door.origins, _ORIGIN))
+        and (not door.message or re.search(door.message, message) is not None)
+    )
+
+
+def door_of(code: int | None, origin: int | None, message: str) -> Door:
+    """The first door of the table that an error fits; the last one takes any."""
+    return next(door for door in DOORS if _fits(door, code, origin, message))
+
+
+def judge(error: "libvirt.libvirtError", job_values: "Iterable[str]" = (), more: str = "") -> Door:
+    """The door of an error of libvirt; see `from_libvirt` for the rest."""
+    message = message_of(error, more)
+    for value in sorted(filter(None, job_values), key=len, reverse=True):
+        message = message.replace(value, "*")
+    return door_of(error.get_error_code(), error.get_error_domain(), message)
+
+
+def from_libvirt(
+    error: "libvirt.libvirtError", doing: str, job_values: "Iterable[str]" = (), more: str = ""
+) -> errors.Fault:
     """The fault for an error of libvirt met while `doing` something ("starting alice_lab_7.0").
 
     `job_values` are texts that the job chose, its paths above all. They are cut out before the message is
-    judged, or a disk called "No space left on device" would take the machine out of service.
+    judged, or a disk called "No space left on device" would take the machine out of service. `more` is what
+    is known beside the message (`qemu_log`).
     """
+    return fault_of(
+        judge(error, job_values, more), f"libvirt failed while {doing}: {message_of(error, more)}."
+    )
+
+
+def fault_of(door: Door, problem: str) -> errors.Fault:
+    """The fault that a door makes of a problem."""
+    if issubclass(door.fault, errors.MachineFault):
+        return door.fault(problem, door.cure, door.word)
+    return door.fault(door.word, problem, door.cure)
+
+
+def message_of(error: "libvirt.libvirtError", more: str = "") -> str:
+    """What libvirt says, in one line, and what is known beside it."""
     message = " ".join(str(error.get_error_message() or error).split())
-    problem = f"libvirt failed while {doing}: {message}."
-    for value in sorted(job_values, key=len, reverse=True):
-        message = message.replace(value, "*")
-    if is_no_domain(error):
-        return errors.ClientFault(errors.VM_NOT_FOUND, problem)
-    if is_connection_loss(error):
-        return errors.MachineFault(problem, "see that libvirtd runs, and look into its log.")
-    for pattern, cure in _MACHINE_ENDINGS:
-        if re.search(pattern, message):
-            return errors.MachineFault(problem, cure)
-    for pattern, word, cure in _JOB_MESSAGES:
-        if re.search(pattern, message):
-            return errors.JobFault(word, problem, cure)
-    for pattern, cure in _MACHINE_MESSAGES:
-        if re.search(pattern, message):
-            return errors.MachineFault(problem, cure)
-    if error.get_error_code() in _JOB_CODES:
-        return errors.JobFault(
-            errors.INVALID_DISK_PARAM, problem, "change the attribute of the job that the message is about."
-        )
-    return errors.HypervisorFault(problem, "look into libvirt's log and QEMU's (/var/log/libvirt/qemu).")
+    return f"{message.rstrip(' :')}: {more}" if more else message
+
+
+def _doors_for(name: str) -> Door:
+    return next(door for door in DOORS if door.name == name)
+
+
+_LOST = numbers(_doors_for("the way to libvirtd").codes)
+_HUNG_UP = _doors_for("libvirtd hung up")
+_LOST_FROM = numbers(_HUNG_UP.codes), numbers(_HUNG_UP.origins, _ORIGIN)

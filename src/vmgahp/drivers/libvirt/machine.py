@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
+    Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
+    """Looks at a domain that was made and does not run yet, and at its live XML."""
+
 SUSPEND_FILE = "vm_suspend.mem"
 
 _STATES = {
@@ -68,6 +71,10 @@ class Belongings:
         self.at_end = []
         if self.guardian is not None:
             self.guardian.dismiss()
+
+    def leave_to_guardian(self) -> None:
+        """The domain could not be destroyed: the guardian is never dismissed and does it when the server ends."""
+        self.guardian = None
 
 
 class LibvirtMachine(Machine):
@@ -173,6 +180,14 @@ class LibvirtMachine(Machine):
                     raise faults.from_libvirt(error, f"destroying {self.name}") from error
         self.release()
 
+    def undo(self) -> None:
+        """Destroy what a start that failed has left, now or, where libvirtd is away, by the guardian."""
+        try:
+            self.destroy()
+        except errors.Fault as fault:
+            self._log(f"{self.name} is left to its guardian: {fault.problem}")
+            self._belongings.leave_to_guardian()
+
     def release(self) -> None:
         with self._tidy_lock:
             if self._tidied:
@@ -258,11 +273,35 @@ class LibvirtMachine(Machine):
         self._saved_in = ""
         self._keep_image = False
 
-    def create(self, xml: str) -> None:
-        """Start the domain. Raises `libvirt.libvirtError`."""
+    def create(self, xml: str, check: "Check") -> None:
+        """Start the domain: it runs once `check` has seen it. Raises `libvirt.libvirtError`, and what that does."""
+        self._begin(lambda connection: connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED), check)
+
+    def go_on_from(self, descriptor: int, xml: str, check: "Check") -> None:
+        """Restore the domain from a checkpoint's open memory image; otherwise as `create`."""
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+
+        def restore(connection: "libvirt.virConnect") -> "libvirt.virDomain":
+            connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+            return self._find(connection)
+
+        self._begin(restore, check)
+        self._log(f"{self.name} goes on where it was saved")
+
+    def _begin(self, make: "Callable[[libvirt.virConnect], libvirt.virDomain]", check: "Check") -> None:
+        """Make the domain, whose CPUs stand still, have it looked at, and let it run."""
+
+        def begin(connection: "libvirt.virConnect") -> None:
+            domain = self._domain = make(connection)
+            check(connection, domain, domain.XMLDesc())
+            domain.resume()
+
+        self._watch.resumed.clear()
         self._watch.ours = True
         try:
-            self._connection.once(lambda connection: connection.createXML(xml, 0))
+            self._connection.once(begin)
+            # The events of this come later than the answers, and are nobody's pause.
+            self._watch.resumed.wait(EVENT_WAIT)
         finally:
             self._watch.ours = False
 
