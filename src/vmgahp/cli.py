@@ -167,7 +167,27 @@ def people(argv: "Sequence[str]") -> int:
         "why a machine is not VM-capable goes to standard error, with exit status 1.",
     )
     _add_type(command)
+    command.add_argument(
+        "--json", action="store_true", help="print everything that was looked at, with the reasons, as JSON"
+    )
     command.set_defaults(run=_people_probe)
+
+    command = commands.add_parser(
+        "doctor",
+        help="say why condor_status -vm is empty, or a VM job stays idle, on this machine",
+        description="Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
+        "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
+        "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root).",
+    )
+    command.add_argument("--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)")
+    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.add_argument(
+        "--job",
+        default="",
+        metavar="AD",
+        help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
+    )
+    command.set_defaults(run=_people_doctor)
 
     command = commands.add_parser(
         "kill",
@@ -207,7 +227,13 @@ def _people_serve(options: "argparse.Namespace") -> int:
 def _people_probe(options: "argparse.Namespace") -> int:
     from vmgahp import probe
 
-    return probe.run(options.type.lower(), _with_user(), to_stderr=True)
+    return probe.run(options.type.lower(), _with_user(), to_stderr=True, as_json=options.json)
+
+
+def _people_doctor(options: "argparse.Namespace") -> int:
+    from vmgahp import doctor
+
+    return doctor.run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
 
 
 def _people_kill(options: "argparse.Namespace") -> int:

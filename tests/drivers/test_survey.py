@@ -29,10 +29,10 @@ URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 SOMEBODY = Identity(54321, 54321)
 
 
-def look(vm_type: str = "kvm", **settings: object) -> survey.Survey:
+def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> survey.Survey:
     made = Settings({name: str(value) for name, value in settings.items()})
     uri = made.string("VM_LIBVIRT_URI") or URI
-    connection = Connection(uri, lambda _line: None)
+    connection = Connection(uri, lambda _line: None, read_only=read_only)
     try:
         return survey.Surveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(
             monotonic() + 60
@@ -67,6 +67,17 @@ def test_emulation_where_it_is_asked_for() -> None:
     assert "q35" in str(found.attributes["machine_types"]).split(",")
     assert "bios" in str(found.attributes["firmware"]).split(",")
     assert found.attributes["gpu"] is False
+
+
+def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> None:
+    """It probes VM types that it does not know as its own user, and libvirt lets nobody but root ask for
+    domain capabilities."""
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    whole, read = look("qemu", **settings), look("qemu", read_only=True, **settings)
+    assert verdicts(read) == verdicts(whole)
+    assert read.vm_types == whole.vm_types
+    assert read.networking == whole.networking == ["user"]
+    assert read.attributes == {k: v for k, v in whole.attributes.items() if k != "firmware"}
 
 
 def test_kvm_is_offered_only_where_a_guest_runs() -> None:

@@ -7,6 +7,7 @@ import libvirt
 
 from vmgahp import domain_xml, errors, kvm, xml_script
 from vmgahp.console_capture import ConsoleCapture, runtime_dir
+from vmgahp.drivers.libvirt import emulator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def has_passt(capabilities: str) -> bool:
     refuses the element.
     """
     values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
-    return any(value.text == "passt" for value in values) and _passt() is not None
+    return any(value.text == "passt" for value in values) and emulator.passt() is not None
 
 
 def cpu_mode(settings: "Settings", domain_type: str) -> str:
@@ -250,9 +251,3 @@ def _password() -> str:
     import secrets
 
     return secrets.token_urlsafe(6)  # eight characters, the most that VNC looks at
-
-
-def _passt() -> str | None:
-    import shutil
-
-    return shutil.which("passt")

@@ -55,7 +55,7 @@ def start_passt(identity: "Identity", end: float) -> None:
     import shutil
     import tempfile
 
-    path = shutil.which("passt")
+    path = passt()
     if path is None:
         raise errors.MachineFault("passt is not installed.", "install passt.")
     directory = tempfile.mkdtemp(prefix="vmgahp-")
@@ -73,6 +73,13 @@ def start_passt(identity: "Identity", end: float) -> None:
             f"passt does not start: {_last_line(err) or f'it ended with status {status}'}.",
             "see whether this machine allows user namespaces (sysctl user.max_user_namespaces).",
         )
+
+
+def passt() -> str | None:
+    """The path of passt, or None where it is not installed."""
+    import shutil
+
+    return shutil.which("passt")
 
 
 def _run(

@@ -34,6 +34,8 @@ CONNECTING = 1.5
 IFF_UP = 1
 """Of an interface's flags (``linux/if.h``)."""
 
+QEMU = "qemu-system-x86_64"
+
 _FIRMWARE = {"bios": "bios", "efi": "uefi"}
 
 
@@ -44,10 +46,27 @@ class _Host(NamedTuple):
     version: int
     """Of the hypervisor, and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
     libvirt_version: int
-    domain_capabilities: dict[str, str]
+    emulators: "dict[str, _Emulator]"
     """By domain type: ``kvm`` and ``qemu``, those that this libvirtd has."""
     default_network: bool
     """Whether the network of VM_NAT_NETWORK is active."""
+
+
+class _Emulator(NamedTuple):
+    """What libvirt says of QEMU for one domain type.
+
+    The last three are in the domain capabilities only, and libvirt keeps those from a connection that may
+    just read, as the startd's probe has for some VM types: None then.
+    """
+
+    path: str
+    machine: str
+    """The machine type that a domain gets which names none."""
+    max_vcpus: int
+    cpu_modes: frozenset[str] | None = None
+    firmware: tuple[str, ...] | None = None
+    passt: bool | None = None
+    """Whether libvirt was built with passt, and passt is there."""
 
 
 class Surveyor:
@@ -90,31 +109,28 @@ class Surveyor:
         accel = self._judge_kvm(outcomes.get("kvm"), found)
         if not isinstance(host, _Host):
             return Survey(found)
-        text = host.domain_capabilities.get(accel) if accel else None
-        if accel and text is None:
+        qemu = host.emulators.get(accel) if accel else None
+        if accel and qemu is None:
             found.append(_no_such_domains(self._connection.uri, accel))
-        if not accel or text is None:
+        if qemu is None:
             return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
-        capabilities = etree.fromstring(text)
-        slirp = "user" in wanted and not has_passt(text)
-        tried = self._try_emulator(capabilities, accel, slirp, end)
+        slirp = "user" in wanted and not qemu.passt
+        tried = self._try_emulator(qemu, accel, slirp, end)
         if not self.settings.xml_script():  # which describes a CPU of its own
             found.append(tried)
         networking = []
         for kind in wanted:
-            finding = self._judge_network(kind, host, outcomes, slirp, tried)
+            finding = self._judge_network(kind, host, outcomes, qemu.passt, tried)
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
         return Survey(
             found,
-            attributes=self._attributes(host, capabilities, accel, networking),
+            attributes=self._attributes(host, qemu, accel, networking),
             machine_attributes={"HasVirshDefaultNetwork": host.default_network},
             networking=networking,
             hypervisors=[
-                name
-                for name in ("kvm", "qemu")
-                if name in host.domain_capabilities and name in (accel, "qemu")
+                name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")
             ],
             vm_types=self._vm_types(accel),
         )
@@ -130,7 +146,11 @@ class Surveyor:
                 capabilities,
                 connection.getVersion(),
                 connection.getLibVersion(),
-                {kind: domain_capabilities(connection, kind) for kind in kinds if kind in ("kvm", "qemu")},
+                {
+                    kind: self._ask_of_emulator(connection, capabilities, kind)
+                    for kind in kinds
+                    if kind in ("kvm", "qemu")
+                },
                 self._nat_is_active(connection),
             )
 
@@ -138,6 +158,18 @@ class Surveyor:
             return self._connection.call(ask)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
+
+    def _ask_of_emulator(self, connection: "libvirt.virConnect", capabilities: str, kind: str) -> _Emulator:
+        if not self._connection.read_only:
+            return _from_domain_capabilities(domain_capabilities(connection, kind))
+        here = etree.fromstring(capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
+        assert here is not None
+        machine = here.find("machine[@canonical]")
+        return _Emulator(
+            here.findtext("emulator") or QEMU,
+            "" if machine is None else machine.text or "",
+            1 if machine is None else int(machine.get("maxCpus", "1")),
+        )
 
     def _nat_is_active(self, connection: "libvirt.virConnect") -> bool:
         try:
@@ -163,13 +195,11 @@ class Surveyor:
                 raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
         return f"the bridge {name} is up"
 
-    def _try_emulator(self, capabilities: etree.Element, accel: str, slirp: bool, end: float) -> Finding:
+    def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, this CPU, on this machine type."""
-        path = capabilities.findtext("path") or "qemu-system-x86_64"
         mode = cpu_mode(self.settings, accel)
-        looked_at = f"{path} with {accel} and the CPU mode {mode}"
-        supported = capabilities.find(f"cpu/mode[@name='{mode}']")
-        if supported is None or supported.get("supported") != "yes":
+        looked_at = f"{qemu.path} with {accel} and the CPU mode {mode}"
+        if qemu.cpu_modes is not None and mode not in qemu.cpu_modes:
             return Finding(
                 "cpu",
                 findings.BAD,
@@ -178,9 +208,7 @@ class Surveyor:
                 "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
             )
         try:
-            emulator.start_qemu(
-                path, accel, mode, capabilities.findtext("machine") or "", slirp, self.identity, end
-            )
+            emulator.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
         except errors.Fault as fault:
             return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.cure)
         return Finding("cpu", OK, looked_at, "QEMU starts and answers")
@@ -200,7 +228,7 @@ class Surveyor:
         return "qemu" if emulate else ""
 
     def _judge_network(
-        self, kind: str, host: _Host, outcomes: dict[str, object], slirp: bool, tried: Finding
+        self, kind: str, host: _Host, outcomes: dict[str, object], passt: bool | None, tried: Finding
     ) -> Finding:
         name = f"network {kind}"
         if kind == "nat":
@@ -215,12 +243,12 @@ class Surveyor:
             return findings.judge(
                 name, "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
             )
-        if slirp:
+        if not passt and tried.verdict != OK:
             looked_at = "QEMU's own user networking (slirp)"
-            if tried.verdict == OK:
-                return Finding(name, OK, looked_at, "QEMU starts with it")
             return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.cure)
-        return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
+        if passt or (passt is None and emulator.passt()):
+            return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
+        return Finding(name, OK, "QEMU's own user networking (slirp)", "QEMU starts with it")
 
     def _vm_types(self, accel: str) -> list[str]:
         """The types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
@@ -229,7 +257,7 @@ class Surveyor:
         return list(dict.fromkeys((self.vm_type, "kvm", "libvirt", "qemu")))
 
     def _attributes(
-        self, host: _Host, capabilities: etree.Element, accel: str, networking: list[str]
+        self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]
     ) -> "dict[str, Value]":
         machines = [
             machine.text or ""
@@ -237,25 +265,38 @@ class Surveyor:
                 f"guest/arch[@name='{os.uname().machine}']/machine[@canonical]"
             )
         ]
-        firmware = [
-            _FIRMWARE[value.text or ""]
-            for value in capabilities.iterfind("os/enum[@name='firmware']/value")
-            if value.text in _FIRMWARE
-        ]
-        most = capabilities.find("vcpu")
-        return {
+        attributes: dict[str, Value] = {
             "accel": "kvm" if accel == "kvm" else "tcg",
             "version": _version(host.version),
             "libvirt_version": _version(host.libvirt_version),
-            "max_vcpus": int(most.get("max", "1")) if most is not None else 1,
+            "max_vcpus": qemu.max_vcpus,
             "machine_types": ",".join(dict.fromkeys(machines)),
-            "firmware": ",".join(dict.fromkeys(["bios", *firmware])),
             "suspend": True,
             "checkpoint": not self.settings.xml_script(),
             "snapshot": False,
             "networking": ",".join(networking),
             "gpu": False,
         }
+        if qemu.firmware is not None:
+            attributes["firmware"] = ",".join(qemu.firmware)
+        return attributes
+
+
+def _from_domain_capabilities(text: str) -> _Emulator:
+    capabilities = etree.fromstring(text)
+    most = capabilities.find("vcpu")
+    modes = capabilities.iterfind("cpu/mode[@supported='yes']")
+    firmware = ["bios"]
+    for value in capabilities.iterfind("os/enum[@name='firmware']/value"):
+        firmware.append(_FIRMWARE.get(value.text or "", "bios"))
+    return _Emulator(
+        capabilities.findtext("path") or QEMU,
+        capabilities.findtext("machine") or "",
+        1 if most is None else int(most.get("max", "1")),
+        frozenset(mode.get("name", "") for mode in modes),
+        tuple(dict.fromkeys(firmware)),
+        has_passt(text),
+    )
 
 
 def _prove_kvm() -> None:
