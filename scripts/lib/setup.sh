@@ -16,8 +16,12 @@ HOST_PACKAGES=(
     libvirt-dev pkg-config gcc libc6-dev python3 python3-venv python3-dev
     util-linux iproute2
 )
+# What VMware's vSphere simulator is built from, for the tests of the vSphere driver.
+VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 # What building the pool's root takes as well.
 POOL_PACKAGES=(debootstrap)
+# What building a machine with Xen, and talking to it, takes as well.
+XEN_PACKAGES=(debootstrap e2fsprogs qemu-system-x86 openssh-client util-linux)
 
 setup_log=$(mktemp "${TMPDIR:-/tmp}/vmgahp-setup.XXXXXX")
 trap 'rm -f "$setup_log"' EXIT

@@ -11,7 +11,7 @@ from vmgahp.errors import MachineFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 TRUE_WORDS = ("true", "1", "yes", "t")
 FALSE_WORDS = ("false", "0", "no", "f")
@@ -21,7 +21,7 @@ NETWORKING_TYPES = ("nat", "bridge", "user")
 class Setting:
     """A row of `SETTINGS`.
 
-    `kind` is string, integer, bool, path, list or size; `default` is written as in a file; `ours` tells our
+    `kind` is string, integer, bool, path, list, arguments, expression or size; `default` is written as in a file; `ours` tells our
     own settings from HTCondor's; `example` is the value in the example file, where it is to be set.
     """
 
@@ -84,6 +84,28 @@ SETTINGS = (
         "VM_GAHP_REQ_TIMEOUT", "integer", "300", "How long condor_starter waits for an answer.", "seconds"
     ),
     Setting("VM_SOFT_SUSPEND", "bool", "false", "Whether condor_starter suspends a VM by pausing it in RAM."),
+    Setting(
+        "VMWARE_NETWORKING_TYPE",
+        "string",
+        "",
+        "VMware's own word for the network of its VMs (ethernet0.connectionType), such as nat, bridged or "
+        "hostonly; empty: nat or bridged, as the job asks.",
+    ),
+    Setting(
+        "VMWARE_NAT_NETWORKING_TYPE", "string", "", "The same, for jobs whose network is of the type nat."
+    ),
+    Setting(
+        "VMWARE_BRIDGE_NETWORKING_TYPE",
+        "string",
+        "",
+        "The same, for jobs whose network is of the type bridge.",
+    ),
+    Setting(
+        "VMWARE_LOCAL_SETTINGS_FILE",
+        "path",
+        "",
+        'A file of lines name = "value" that every VMware VM of this machine gets in its .vmx.',
+    ),
     Setting("EXECUTE", "path", "", "The directory that has the jobs' scratch directories."),
     Setting("LOG", "path", "", "HTCondor's log directory."),
     Setting("LIBEXEC", "path", "", "HTCondor's directory of helper programs."),
@@ -98,6 +120,19 @@ SETTINGS = (
         "string",
         "",
         "The libvirt connection; empty: qemu:///system as root, qemu:///session otherwise.",
+    ),
+    _ours(
+        "VM_LIBVIRT_DOMAIN_TYPE",
+        "string",
+        "",
+        "The domain type of VMs of type libvirt, as the libvirt of VM_LIBVIRT_URI names it, such as kvm, qemu, "
+        "xen, lxc or test; empty: KVM, or TCG as VM_ALLOW_EMULATION says.",
+    ),
+    _ours(
+        "VM_ALLOW_LIBVIRT_XML",
+        "bool",
+        "true",
+        "Whether jobs may bring libvirt XML of their own, of which they may say what docs/job-xml.md lists.",
     ),
     _ours(
         "VM_STOP_TIMEOUT", "integer", "30", "How long a guest may take to shut down when asked to.", "seconds"
@@ -137,6 +172,120 @@ SETTINGS = (
         "Whether the memory of a suspended VM is written past the page cache, which spares the cache. A "
         "checkpoint is read again at once for its checksum and always goes through the cache.",
     ),
+    _ours(
+        "VM_POLICY",
+        "list",
+        "",
+        "Stylesheets (*.xsl, *.xslt) and programs, run as root, through which the domain XML of every job that "
+        "libvirt runs goes in this order; each may change it or reject the job.",
+    ),
+    _ours(
+        "VM_POLICY_REQUIREMENTS",
+        "expression",
+        "",
+        "A ClassAd expression over the job ad; a job for which it is not true is put on hold.",
+    ),
+    _ours(
+        "VM_POLICY_TIMEOUT",
+        "integer",
+        "30",
+        "How long each stage of VM_POLICY, and VM_MAC_HOOK, may take.",
+        "seconds",
+    ),
+    _ours(
+        "VM_MAC_HOOK",
+        "path",
+        "",
+        "A program, run as root, that is given the job ad and may print a MAC address for the network card of a "
+        "VM that libvirt runs.",
+    ),
+    _ours(
+        "VM_MAC_HOOK_ALWAYS",
+        "bool",
+        "false",
+        "Whether VM_MAC_HOOK is also asked where the job names a MAC address itself.",
+    ),
+    _ours(
+        "VM_SHARE_SCRATCH",
+        "string",
+        "none",
+        "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. It takes "
+        "VM_RUN_AS_JOB_USER, so that the guest can reach no more than its user can.",
+    ),
+    _ours("VMWARE_VMRUN", "path", "", "VMware's vmrun; empty: the one on the PATH."),
+    _ours(
+        "VMWARE_PRODUCT",
+        "string",
+        "",
+        "The VMware product that vmrun drives: ws, player or fusion; empty: the first of them that answers.",
+    ),
+    _ours(
+        "VMWARE_TIMEOUT",
+        "integer",
+        "30",
+        "How long vmrun may take to answer a question; what moves a guest's memory may take VM_GAHP_REQ_TIMEOUT.",
+        "seconds",
+    ),
+    _ours(
+        "VSPHERE_HOST", "string", "", "The ESXi host or vCenter for VM type vsphere, with :port if not 443."
+    ),
+    _ours("VSPHERE_USER", "string", "", "The account there for this machine's jobs."),
+    _ours(
+        "VSPHERE_PASSWORD_FILE",
+        "path",
+        "",
+        "The file whose first line is the account's password. It belongs to HTCondor's user, with the mode 0600.",
+    ),
+    _ours(
+        "VSPHERE_TLS_PIN",
+        "path",
+        "",
+        "A PEM file with the server's own certificate: that one is accepted and no other. Empty: one that an "
+        "authority vouches for whom this machine trusts.",
+    ),
+    _ours(
+        "VSPHERE_TLS_VERIFY",
+        "bool",
+        "true",
+        "Whether the server must prove who it is, where VSPHERE_TLS_PIN is empty. Without that whoever answers "
+        "in its place gets the password.",
+    ),
+    _ours("VSPHERE_DATACENTER", "string", "", "The data centre for VMs; empty: the only one."),
+    _ours("VSPHERE_DATASTORE", "string", "", "The datastore for VMs and their disks; empty: the only one."),
+    _ours(
+        "VSPHERE_RESOURCE_POOL",
+        "string",
+        "",
+        "The host or cluster that runs VMs, or a pool of it, as in cluster/pool; empty: the only host or cluster.",
+    ),
+    _ours("VSPHERE_FOLDER", "string", "", "The folder for VMs; empty: that of all VMs of the data centre."),
+    _ours(
+        "VSPHERE_NETWORK_MAP",
+        "string",
+        "nat = VM Network, bridge = VM Network",
+        "The network of the server for each kind of network in VM_NETWORKING_TYPE.",
+    ),
+    _ours(
+        "VSPHERE_RECONNECT_TIMEOUT",
+        "integer",
+        "60",
+        "How long the daemon goes on trying to reach a vSphere server that is away, such as one that restarts.",
+        "seconds",
+    ),
+    _ours(
+        "VSPHERE_TASK_TIMEOUT",
+        "integer",
+        "240",
+        "How long the server may take for one task, such as to start a VM; less than VM_GAHP_REQ_TIMEOUT.",
+        "seconds",
+    ),
+    _ours(
+        "VSPHERE_CHECKPOINT_DAYS",
+        "integer",
+        "7",
+        "How long the server keeps a checkpoint whose job does not come back; 0: for ever.",
+        "days",
+    ),
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -153,6 +302,8 @@ OTHERS = frozenset(
         "VM_GAHP_CONFIG",
         "VM_MAX_MEMORY",
         "XEN_BOOTLOADER",
+        "VMWARE_PERL",
+        "VMWARE_SCRIPT",
     )
 )
 """Names that HTCondor knows and this daemon does not read: no misspelling."""
@@ -188,10 +339,10 @@ class Settings:
         return self._where.get(BY_NAME[name].name, "default")
 
     def string(self, name: str) -> str:
-        """A setting as text, without quotes around it (but a list of arguments as it is written)."""
+        """A setting as text, without quotes around it (but arguments and an expression as they are written)."""
         setting = BY_NAME[name]
         value = self._values.get(name, setting.default)
-        if setting.kind != "arguments":  # as delete_quotation_marks in HTCondor's vm_univ_utils.cpp
+        if setting.kind not in ("arguments", "expression"):  # as delete_quotation_marks in HTCondor's vm_univ_utils.cpp
             value = value.strip("\"'").strip()
         return value
 
@@ -250,17 +401,22 @@ class Settings:
         factor: int = 1024**power
         return int(text[:digits]) * factor
 
-    def networking_types(self) -> list[str]:
+    def networking_types(
+        self, kinds: "Sequence[str]" = NETWORKING_TYPES, own_bridge: bool = False
+    ) -> list[str]:
         """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
 
-        As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE; what is no kind is left out.
+        As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
+        bridge of its own (`own_bridge`); what is none of the `kinds` is left out.
         """
         if not self.boolean("VM_NETWORKING"):
             return []
         bridge = self.string("VM_NETWORKING_BRIDGE_INTERFACE")
         found = [word.strip("\"'").lower() for word in self.strings("VM_NETWORKING_TYPE")]
         return [
-            kind for kind in dict.fromkeys(found) if kind in NETWORKING_TYPES and (kind != "bridge" or bridge)
+            kind
+            for kind in dict.fromkeys(found)
+            if kind in kinds and (kind != "bridge" or bridge or own_bridge)
         ]
 
     def xml_script(self) -> str:

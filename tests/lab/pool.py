@@ -182,12 +182,17 @@ class Pool:
     ) -> None:
         self.stop()
 
-    def start(self, wheel: Path | None = None) -> None:
-        """The chamber, our package in it where a wheel is given, libvirt, and HTCondor up to a slot."""
+    def start(self, wheel: Path | None = None, prepare: Callable[[Pool], None] | None = None) -> None:
+        """The chamber, our package in it where a wheel is given, libvirt, and HTCondor up to a slot.
+
+        `prepare` puts into the chamber what must be there before HTCondor starts.
+        """
         self.chamber.open()
         if wheel:
             self.chamber.install(wheel)
         self.chamber.start_libvirt()
+        if prepare:
+            prepare(self)
         for name, owner in (("log", "condor"), ("jobs", USER)):
             self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
         self.chamber.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
@@ -270,12 +275,14 @@ class Pool:
 
     # ---- doing ----------------------------------------------------------------------------------
 
-    def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> Job:
+    def submit(
+        self, name: str, make_files: Callable[[Path], object], commands: str = "", template: str = SUBMIT
+    ) -> Job:
         """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
         directory = self.directory / "jobs" / name
         directory.mkdir()
         make_files(directory)
-        (directory / "job.sub").write_text(SUBMIT.format(name=name) + commands + "\nqueue\n")
+        (directory / "job.sub").write_text(template.format(name=name) + commands + "\nqueue\n")
         self.run("chown", "-R", USER, f"{JOBS}/{name}")
         out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=f"{JOBS}/{name}").stdout
         return Job(self, int(out.split(".")[0]), directory)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import pytest
 
-REAL = ("libvirt", "pool")
+REAL = ("libvirt", "pool", "qemu", "vsphere", "xen")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,317 @@
+"""The ``.vmx`` that is run, made from the job's: what a job may choose is taken over, all else is left out.
+
+The list of what is taken is that of HTCondor's own VMware support, with the controllers and the firmware
+that virtual machines have today. Left out are above all the devices of this machine: its CD-ROM and floppy
+drives, serial and parallel ports, USB, disks and shared folders.
+"""
+
+import os
+import re
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.drivers.vmrun import vmdk
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job_ad import has_control, shown
+from vmgahp.vmware_job import VMX_FILE, WORKING_COPY_SUFFIX
+from vmgahp.vmx import LARGEST, Vmx, VmxError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.vmrun.vmdk import Layer
+    from vmgahp.identity import Identity
+    from vmgahp.vmware_job import VmwareSpec
+
+UUID = "vmgahp.uuid"
+"""Ours, to tell this VM from the next one in the same directory; VMware keeps what it does not know."""
+
+MEMORY_STEP = 4
+"""MiB: VMware takes multiples of it only."""
+
+_PLAIN = re.compile(
+    r"config\.[a-z0-9.]+|virtualhw\.[a-z0-9.]+|guestos|firmware|ethernet0\.virtualdev"
+    r"|pcibridge\d+\.(?:present|virtualdev|functions|pcislotnumber)"
+    r"|(?:scsi|ide|sata|nvme)\d+\.(?:present|virtualdev|pcislotnumber)",
+    re.IGNORECASE,
+)
+"""What is taken over as it is."""
+
+_DEVICE = re.compile(
+    r"((?:scsi|ide|sata|nvme)\d+:\d+|floppy\d+|serial\d+|parallel\d+)\.(present|filename)", re.IGNORECASE
+)
+_IMAGE_KINDS = ("cdrom-image",)
+_DISK_KINDS = ("", "disk", "scsi-harddisk", "ata-harddisk")
+
+GENERATED = re.compile(
+    r"uuid\.(?:bios|location)|ethernet0\.generatedaddress(?:offset)?|[a-z0-9]+(?::\d+)?\.pcislotnumber"
+    r"|vmotion\.checkpoint[a-z]+|monitor\.phys_bits_used|vmci0\.(?:id|present)|cleanshutdown|softpoweroff",
+    re.IGNORECASE,
+)
+"""What VMware adds to a ``.vmx`` and a suspended VM wants to find again."""
+
+
+class WorkingCopy(NamedTuple):
+    """The ``.vmx`` to be run."""
+
+    name: str
+    """Its file name, in the scratch directory."""
+    vmx: Vmx
+    disks: dict[str, "tuple[Layer, ...]"]
+    """The disks by their devices, such as ``scsi0:0``, each with its parents."""
+
+    def encode(self) -> bytes:
+        """The content of the file."""
+        return self.vmx.encode()
+
+
+def name_for(vmx_file: str) -> str:
+    """The working copy's name, by which a checkpoint is found again too."""
+    return vmx_file[: -len(".vmx")] + WORKING_COPY_SUFFIX
+
+
+def build(
+    source: Vmx,
+    spec: "VmwareSpec",
+    directory: str,
+    uuid: str,
+    settings: "Settings",
+    identity: "Identity",
+    *,
+    dry: bool = False,
+) -> WorkingCopy:
+    """The working copy of the job's ``.vmx`` (`source`), for the scratch directory `directory`, without links.
+
+    Where a parent's path in a disk has to be mended, it is, unless this is a `dry` run.
+
+    Raises `JobFault` for what the job's owner must change, `MachineFault` for VMWARE_LOCAL_SETTINGS_FILE.
+    """
+    vmx = Vmx()
+    for name, value in source.items():
+        if _PLAIN.fullmatch(name):
+            vmx[name] = value
+    disks: dict[str, tuple[Layer, ...]] = {}
+    places = _Places(spec, directory, identity, dry)
+    for device in _devices(source):
+        if device.lower().startswith(("serial", "parallel")):
+            _port(source, device, vmx)
+        elif device.lower().startswith("floppy"):
+            if source.get(f"{device}.fileType", "").lower() == "file":
+                vmx[f"{device}.fileType"] = "file"
+                vmx[f"{device}.fileName"] = places.image(device, source)
+                vmx[f"{device}.present"] = "TRUE"
+        else:
+            kind = source.get(f"{device}.deviceType", "").lower()
+            if kind in _IMAGE_KINDS:
+                vmx[f"{device}.deviceType"] = "cdrom-image"
+                vmx[f"{device}.fileName"] = places.image(device, source)
+            elif kind in _DISK_KINDS:
+                disks[device] = _disk(source, device, vmx, spec, places)
+            else:
+                continue  # a drive of this machine
+            vmx[f"{device}.present"] = "TRUE"
+    if not disks:
+        raise JobFault(
+            errors.NO_DISK_PARAM,
+            f"{VMX_FILE} = {shown(spec.vmx_file)}: the virtual machine has no disk that can be used here.",
+            "give it a disk that is a .vmdk file.",
+        )
+    _machine(vmx, spec, uuid)
+    _network(vmx, spec, settings)
+    _add_local_settings(vmx, settings)
+    return WorkingCopy(name_for(spec.vmx_file), vmx, disks)
+
+
+def _devices(source: Vmx) -> list[str]:
+    """The devices that are there, in the order of the file; floppy0 is there unless the file says no."""
+    found: dict[str, str] = {}
+    for name in source:
+        device = _DEVICE.fullmatch(name)
+        if device:
+            found.setdefault(device[1].lower(), device[1])
+    return [
+        device
+        for key, device in found.items()
+        if source.boolean(f"{device}.present", key.startswith("floppy"))
+    ]
+
+
+class _Places:
+    """Where the files are that the job's ``.vmx`` names."""
+
+    def __init__(self, spec: "VmwareSpec", directory: str, identity: "Identity", dry: bool) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.identity = identity
+        self.dry = dry
+
+    def in_scratch(self, value: str) -> str:
+        """The name in the scratch directory for a name in the job's ``.vmx``; empty for what can be none."""
+        name = value.replace("\\", "/").rpartition("/")[2]
+        return "" if name in (".", "..") or has_control(name) else name
+
+    def elsewhere(self, value: str) -> str:
+        """The full path of what is not transferred."""
+        path = value if value.startswith("/") else os.path.join(self.spec.dir, value.replace("\\", "/"))
+        return "" if has_control(path) or not path.startswith("/") else path
+
+    def image(self, device: str, source: Vmx) -> str:
+        """The image of a CD-ROM or floppy: in the scratch directory, or a full path. Raises `JobFault`."""
+        value = source.get(f"{device}.fileName", "")
+        name = self.in_scratch(value)
+        reason = "it is not a file name"
+        if name and self.spec.transfer:
+            try:
+                os.close(self.identity.open_scratch(self.directory, name, os.O_RDONLY))
+                return name
+            except OSError as error:
+                reason = f"{error.strerror}, in the scratch directory"
+        path = self.elsewhere(value)
+        if path and (not self.spec.transfer or value.startswith("/")):
+            problem = self.identity.check_access(path, write=False)
+            if problem is None:
+                return os.path.realpath(path)
+            reason = problem
+        raise JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"{_line(self.spec, device)} = {shown(value)}: the image cannot be used: {reason}.",
+            "send the image with the job, or take the drive out of the virtual machine.",
+        )
+
+
+def _disk(source: Vmx, device: str, vmx: Vmx, spec: "VmwareSpec", places: _Places) -> "tuple[Layer, ...]":
+    value = source.get(f"{device}.fileName", "")
+    where = _line(spec, device)
+    layers: list[Layer] = []
+    if spec.transfer:
+        name = places.in_scratch(value)
+        if name:
+            layers = vmdk.in_scratch(places.identity, places.directory, name, where, mend=not places.dry)
+    else:
+        path = places.elsewhere(value)
+        if path:
+            layers = vmdk.elsewhere(places.identity, path, where)
+    if not layers:
+        raise JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"{where} = {shown(value)} is not the name of a disk.",
+            "give the virtual machine disks that are .vmdk files.",
+        )
+    vmx[f"{device}.fileName"] = layers[0].path
+    kind = source.get(f"{device}.deviceType", "")
+    if kind:
+        vmx[f"{device}.deviceType"] = kind
+    mode = source.get(f"{device}.mode", "").lower()
+    # No snapshot takes an independent disk along: the guest would write to the shared one.
+    if mode in ("persistent", "independent-persistent", "independent-nonpersistent"):
+        vmx[f"{device}.mode"] = mode if spec.transfer else "persistent"
+    # What the guest believes to be written is in the file, should the machine or the job be stopped.
+    vmx[f"{device}.writeThrough"] = "TRUE"
+    return tuple(layers)
+
+
+def _port(source: Vmx, device: str, vmx: Vmx) -> None:
+    """A serial or parallel port whose output goes to a file, which is made in the scratch directory."""
+    name = source.get(f"{device}.fileName", "").replace("\\", "/").rpartition("/")[2]
+    if source.get(f"{device}.fileType", "").lower() != "file" or not name or has_control(name):
+        return
+    # A name that VMware itself gives a meaning to is not a port's to write.
+    if name in (".", "..") or name.lower().endswith((".vmx", ".vmdk", ".vmss", ".vmem", ".vmsd", ".nvram")):
+        return
+    vmx[f"{device}.fileType"] = "file"
+    vmx[f"{device}.fileName"] = name
+    vmx[f"{device}.present"] = "TRUE"
+
+
+def _machine(vmx: Vmx, spec: "VmwareSpec", uuid: str) -> None:
+    """What this daemon decides."""
+    vmx["memsize"] = str(spec.memory_mib // MEMORY_STEP * MEMORY_STEP)
+    vmx["numvcpus"] = str(spec.vcpus)
+    vmx["displayName"] = spec.name
+    vmx["uuid.action"] = "keep"
+    vmx["disk.locking"] = "FALSE"
+    vmx["msg.autoAnswer"] = "TRUE"
+    vmx["workingDir"] = "."
+    # A snapshot's disks beside the working copy, also where the disk itself is elsewhere.
+    vmx["snapshot.redoNotWithParent"] = "TRUE"
+    vmx[UUID] = uuid
+
+
+def _network(vmx: Vmx, spec: "VmwareSpec", settings: "Settings") -> None:
+    if not spec.networking:
+        vmx.pop("ethernet0.virtualDev", None)
+        vmx["ethernet0.present"] = "FALSE"
+        return
+    vmx["ethernet0.present"] = "TRUE"
+    vmx["ethernet0.startConnected"] = "TRUE"
+    vmx["ethernet0.connectionType"] = connection_type(spec.networking_type, settings)
+    if spec.mac:
+        vmx["ethernet0.addressType"] = "static"
+        vmx["ethernet0.address"] = spec.mac
+    else:
+        vmx["ethernet0.addressType"] = "generated"
+
+
+def connection_type(kind: str, settings: "Settings") -> str:
+    """VMware's word for a kind of network: the settings', else ``nat`` or ``bridged``."""
+    setting = "VMWARE_BRIDGE_NETWORKING_TYPE" if kind == "bridge" else "VMWARE_NAT_NETWORKING_TYPE"
+    own = settings.string(setting) or settings.string("VMWARE_NETWORKING_TYPE")
+    return own or ("bridged" if kind == "bridge" else "nat")
+
+
+def _add_local_settings(vmx: Vmx, settings: "Settings") -> None:
+    """The lines of the administrator's VMWARE_LOCAL_SETTINGS_FILE, which win. Raises `MachineFault`."""
+    path = settings.string("VMWARE_LOCAL_SETTINGS_FILE")
+    if not path:
+        return
+    try:
+        with open(path, "rb") as file:
+            local = Vmx.decode(file.read(LARGEST + 1))
+    except (OSError, VmxError) as error:
+        raise MachineFault(
+            f"VMWARE_LOCAL_SETTINGS_FILE = {path} cannot be used: {error}.",
+            'write lines of the form name = "value" into it, or remove the setting.',
+        ) from error
+    vmx.update(local)
+
+
+def _line(spec: "VmwareSpec", device: str) -> str:
+    return f"{VMX_FILE} = {shown(spec.vmx_file)}, {device}.fileName"
+
+
+def restored(
+    fresh: WorkingCopy, saved: Vmx, state: str, spec: "VmwareSpec", directory: str, identity: "Identity"
+) -> WorkingCopy:
+    """The working copy that goes on from a checkpoint, whose memory is in the file `state`.
+
+    `saved` is the working copy that came with the checkpoint, which is the job's to change: of it only what
+    VMware generates is taken over, and the names of the snapshot's disks, which are looked at as the job's
+    own are. Raises `JobFault`.
+    """
+    vmx = Vmx(dict(fresh.vmx))
+    for name, value in saved.items():
+        if GENERATED.fullmatch(name):
+            vmx[name] = value
+    disks: dict[str, tuple[Layer, ...]] = {}
+    for device, layers in fresh.disks.items():
+        value = saved.get(f"{device}.fileName", "")
+        if value == layers[0].path:
+            disks[device] = layers
+            continue
+        where = f"{fresh.name}, {device}.fileName"
+        name = value.replace("\\", "/").rpartition("/")[2]
+        found = (
+            vmdk.in_scratch(identity, directory, name, where, shared=not spec.transfer)
+            if name and not has_control(name)
+            else []
+        )
+        if not found:
+            raise JobFault(
+                errors.MISMATCHED_CHECKPOINT,
+                f"{where} = {shown(value)} is not the name of a disk.",
+                "submit the job anew.",
+            )
+        vmx[f"{device}.fileName"] = found[0].path
+        disks[device] = tuple(found)
+    vmx["checkpoint.vmState"] = state
+    return WorkingCopy(fresh.name, vmx, disks)

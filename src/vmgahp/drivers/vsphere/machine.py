@@ -1,0 +1,346 @@
+"""One VM on a vSphere server, as the daemon sees it.
+
+A guest that powers itself off leaves its VM behind, with the disks that the job is about. So the first STATUS
+that finds it off has the disks fetched, and the VM counts as running until they are home: the starter ends
+the job, and sends its files away, as soon as it hears of a VM that has stopped. Should a fetch fail, that
+STATUS fails, and the next one has it done again; the starter gives up after some of these and runs the job
+again.
+"""
+
+import threading
+import time
+
+from pyVmomi import vim
+
+from vmgahp import errors, vm
+from vmgahp.drivers.base import Machine, Report
+from vmgahp.drivers.vsphere import faults, power, tags
+from vmgahp.drivers.vsphere.checkpoints import Manifest
+from vmgahp.drivers.vsphere.connection import Gone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.vsphere.checkpoints import Checkpoints
+    from vmgahp.drivers.vsphere.connection import Connection
+    from vmgahp.drivers.vsphere.homecoming import Homecoming
+    from vmgahp.drivers.vsphere.store import Store
+    from vmgahp.drivers.vsphere.tags import Tag
+    from vmgahp.guardian import Guardian
+    from vmgahp.vmware_job import VmwareSpec
+
+FIGURES = (
+    "runtime.powerState",
+    "runtime.question",
+    "summary.quickStats",
+    "summary.runtime.maxCpuUsage",
+    "guest.ipAddress",
+    "config.hardware.numCPU",
+    "config.hardware.memoryMB",
+)
+
+MIB_IN_KIB = 1024
+
+
+class Context:
+    """What a machine works with."""
+
+    def __init__(
+        self,
+        connection: "Connection",
+        store: "Store",
+        checkpoints: "Checkpoints",
+        datacenter: "vim.Datacenter",
+        stop_timeout: float,
+        log: "Callable[[str], None]",
+    ) -> None:
+        self.connection = connection
+        self.store = store
+        self.checkpoints = checkpoints
+        self.datacenter = datacenter
+        self.homecoming: Homecoming | None = None
+        self.guardian: Guardian | None = None
+        self.stop_timeout = stop_timeout
+        self.log = log
+        self.at_end: Callable[[], None] | None = None
+        """Called once when the job is over: vm_no_output_vm empties the scratch directory."""
+
+
+class _Fetch:
+    """The end of a guest, in a thread of its own: its disks come home, its VM is removed."""
+
+    def __init__(self, work: "Callable[[], None]", name: str) -> None:
+        self.fault: errors.Fault | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=f"{name} comes home", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end. Raises the `errors.Fault` that it met."""
+        self._thread.join()
+        if self.fault is not None:
+            raise self.fault
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except errors.Fault as fault:
+            self.fault = fault
+        except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
+            self.fault = errors.HypervisorFault(
+                f"The disks do not come home: {error!r}.", "report it as a bug."
+            )
+
+
+class VsphereMachine(Machine):
+    """A VM that this daemon created, or took up from a checkpoint."""
+
+    def __init__(self, ref: "vim.VirtualMachine", tag: "Tag", spec: "VmwareSpec", context: Context) -> None:
+        self.name = tag.name
+        self.uuid = tag.id
+        self.cpu_seconds = 0.0
+        """Seconds of CPU that the guest has used, as far as can be told: the server gives a mean load of the
+        last seconds, in MHz of what the VM may have, and that is added up from STATUS to STATUS."""
+        self._ref = ref
+        self._tag = tag
+        self._spec = spec
+        self._context = context
+        self._connection = context.connection
+        self._log = context.log
+        self._mac = ""
+        self._looked: float | None = None
+        self._last = Report(vm.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
+        self._fetch: _Fetch | None = None
+        self._saved = False
+        """The guest is in a checkpoint, and its VM is off."""
+        self._question = ""
+        self._home = False
+        """The disks are home, although the VM may not have been removed yet."""
+        self._over = False
+        self._tidied = False
+        self._lock = threading.Lock()
+
+    # What the server asks
+
+    def status(self) -> Report:
+        if self._over:
+            return Report(vm.STOPPED)
+        if self._saved:
+            return Report(vm.SUSPENDED)
+        if self._fetch is not None:
+            return self._coming_home()
+        if self._home:
+            self._fetch = _Fetch(self._come_home, self.name)
+            return self._last
+        try:
+            with faults.explained(f"asking for the status of {self.name}"):
+                seen = self._connection.properties(self._ref, *FIGURES)
+        except Gone as gone:
+            # A guest that powers off leaves its VM; one that is gone was removed, and the job's disks with it.
+            raise errors.HypervisorFault(
+                f"The VM of {self.name} is not on the server any more, and its disks are lost.",
+                "see who has removed it; the job has to run again.",
+            ) from gone
+        state = str(seen.get("runtime.powerState"))
+        if state == power.OFF:
+            self._log(f"{self.name}: the guest has powered off")
+            self._fetch = _Fetch(self._come_home, self.name)
+            return self._last
+        if state == power.SUSPENDED:
+            self._looked = None
+            return Report(vm.SUSPENDED)
+        self._note_question(seen.get("runtime.question"))
+        self._last = self._figures(seen)
+        return self._last
+
+    def pid(self) -> int:
+        return 0  # the guest runs on another machine
+
+    def stop(self) -> None:
+        if not (self._over or self._saved):
+            if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
+                self._fetch = None  # it failed before, and nobody has asked since
+            try:
+                if self._fetch is None:
+                    power.shut_down(self._connection, self._ref, self._context.stop_timeout, self._log)
+                    self._fetch = _Fetch(self._come_home, self.name)
+                self._fetch.wait()
+            except Gone:
+                self._log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
+                self._over = True
+            except errors.Fault:
+                self._fetch = None  # told now; whoever asks next has it done again
+                raise
+        self.release()
+
+    def destroy(self) -> None:
+        self._context.store.aborted.set()
+        if self._fetch is not None:
+            try:
+                self._fetch.wait()
+            except errors.Fault as fault:
+                self._log(f"{self.name}: {fault.problem}")
+        if not (self._over or self._saved):
+            retire(self._context, self._ref, self._tag)
+            self._over = True
+        self.release()
+
+    def release(self) -> None:
+        with self._lock:
+            if self._tidied:
+                return
+            self._tidied = True
+        if self._context.at_end is not None and not self._saved:
+            self._context.at_end()
+        if self._context.guardian is not None:
+            self._context.guardian.dismiss()
+
+    def suspend(self) -> None:
+        self._must_run("suspended")
+        power.suspend(self._connection, self._ref, f"suspending {self.name}")
+        self._looked = None
+        self._log(f"{self.name} is suspended, its memory is on the datastore")
+
+    def resume(self, state: str) -> None:
+        if not self._saved:
+            self._must_run("resumed")
+            self._must_not_be_off("resumed")
+            power.on(self._connection, self._ref, f"resuming {self.name}")
+            return
+        snapshot = self._tag.checkpoint
+        self._retag(
+            self._tag._replace(state=tags.RUNS, directory=self._spec.working_dir, host=tags.this_host())
+        )
+        self._context.checkpoints.go_on(self._ref, snapshot, self.name)
+        self._saved = False
+        self._context.checkpoints.forget_others(self._ref, snapshot)
+        self._log(f"{self.name} goes on from its checkpoint")
+
+    def checkpoint(self) -> None:
+        if not self._spec.checkpoint:
+            raise errors.ClientFault(
+                errors.VM_NO_SUPPORT_CHECKPOINT,
+                f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
+            )
+        self._must_run("checkpointed")
+        self._must_not_be_off("checkpointed")
+        checkpoints = self._context.checkpoints
+        if power.state(self._connection, self._ref) == power.SUSPENDED:
+            # The memory that is in a snapshot is that of a guest which runs.
+            power.on(self._connection, self._ref, f"resuming {self.name} for its checkpoint")
+        snapshot = checkpoints.make(self._ref, self.name)
+        before = self._tag
+        try:
+            power.off(self._connection, self._ref, f"saving {self.name}")
+            access = self._connection.access
+            checkpoints.write(
+                self._spec.working_dir, Manifest(self.uuid, snapshot, str(access), self.cpu_seconds)
+            )
+            self._retag(checkpoints.waiting(self._tag._replace(checkpoint=snapshot)))
+        except errors.Fault:
+            self._tag = before
+            checkpoints.used_up(self._spec.working_dir)
+            checkpoints.go_on(self._ref, snapshot, self.name)
+            raise
+        self._saved = True
+        self._looked = None
+        self._log(f"{self.name} is checkpointed, in the snapshot {snapshot} on the server")
+
+    # What helps
+
+    def find_mac(self) -> None:
+        """Find out the address of the first NIC, which no STATUS asks for again. Raises `errors.Fault`."""
+        path = "config.hardware.device"
+        with faults.explained(f"looking at the NIC of {self.name}"):
+            found = self._connection.properties(self._ref, path).get(path)
+        for device in found or ():
+            if isinstance(device, vim.vm.device.VirtualEthernetCard):
+                self._mac = str(device.macAddress or "").lower()
+                return
+
+    def _come_home(self) -> None:
+        if not (self._home or self._spec.no_output_vm) and self._context.homecoming is not None:
+            self._context.homecoming.run(self._ref)
+            self._log(f"{self.name}: its disks are home")
+        self._home = True
+        power.destroy(self._connection, self._ref, self._context.datacenter)
+        self._context.checkpoints.used_up(self._spec.working_dir)
+        self._over = True
+
+    def _coming_home(self) -> Report:
+        assert self._fetch is not None
+        if not self._fetch.ended:
+            return self._last
+        fetch, self._fetch = self._fetch, None
+        fetch.wait()
+        return Report(vm.STOPPED)
+
+    def _must_run(self, what: str) -> None:
+        if self._over or self._fetch is not None:
+            raise errors.ClientFault(
+                errors.VM_INVALID_OPERATION,
+                f"{self.name} cannot be {what}: its guest has powered off, and its disks come home.",
+            )
+
+    def _must_not_be_off(self, what: str) -> None:
+        """To power a VM on that is off would boot it afresh. Its next STATUS has its disks fetched."""
+        if power.state(self._connection, self._ref) == power.OFF:
+            raise errors.ClientFault(
+                errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off."
+            )
+
+    def _retag(self, tag: "Tag") -> None:
+        tags.write(self._connection, self._ref, tag)
+        self._tag = tag
+
+    def _note_question(self, question: object) -> None:
+        text = str(getattr(question, "text", "") or "")
+        if text and text != self._question:
+            self._log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
+        self._question = text
+
+    def _figures(self, seen: "dict[str, object]") -> Report:
+        stats = seen.get("summary.quickStats")
+        vcpus = _number(seen.get("config.hardware.numCPU")) or self._spec.vcpus
+        most = _number(seen.get("summary.runtime.maxCpuUsage"))
+        now = time.monotonic()
+        if self._looked is not None and most > 0:
+            load = min(1.0, _number(getattr(stats, "overallCpuUsage", 0)) / most)
+            self.cpu_seconds += load * vcpus * (now - self._looked)
+        self._looked = now
+        return Report(
+            vm.RUNNING,
+            cpu_seconds=self.cpu_seconds,
+            vcpus=vcpus,
+            memory_kib=_number(getattr(stats, "hostMemoryUsage", 0)) * MIB_IN_KIB,
+            max_memory_kib=(_number(seen.get("config.hardware.memoryMB")) or self._spec.memory_mib)
+            * MIB_IN_KIB,
+            mac=self._mac,
+            ip=str(seen.get("guest.ipAddress") or ""),
+        )
+
+
+def retire(context: Context, ref: "vim.VirtualMachine", tag: "Tag") -> None:
+    """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
+
+    The job may have gone on without its disks, but its spool directory still has the manifest of its last
+    checkpoint. Raises `errors.Fault`.
+    """
+    try:
+        if tag.checkpoint:
+            power.off(context.connection, ref, f"powering {tag.name} off")
+            tags.write(context.connection, ref, context.checkpoints.waiting(tag))
+            context.log(f"{tag.name} is off; its last checkpoint stays on the server")
+        else:
+            power.destroy(context.connection, ref, context.datacenter)
+    except Gone:
+        return
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

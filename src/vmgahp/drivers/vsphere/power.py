@@ -1,0 +1,150 @@
+"""Turning VMs on and off, and removing them: what is the same for a running job, a leftover and a kill.
+
+A server that went away in the middle of an operation may have carried it out. So the outcome is looked at
+before anything is done twice.
+"""
+
+import threading
+import time
+
+from pyVmomi import vim, vmodl
+
+from vmgahp import errors
+from vmgahp.drivers.vsphere import faults
+from vmgahp.drivers.vsphere.connection import Gone
+from vmgahp.drivers.vsphere.faults import Lost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.vsphere.connection import Connection
+
+ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
+"""Values of runtime.powerState."""
+
+POLL = 0.5
+
+
+def state(connection: "Connection", ref: "vim.VirtualMachine") -> str:
+    """The power state of a VM. Raises `Gone`, and `errors.Fault`."""
+    with faults.explained("asking for the state of a VM"):
+        return str(connection.properties(ref, "runtime.powerState").get("runtime.powerState", ""))
+
+
+def settle(
+    connection: "Connection",
+    ref: "vim.VirtualMachine",
+    begin: "Callable[[], vim.Task]",
+    doing: str,
+    wanted: str,
+) -> None:
+    """Carry out a task after which the power state is `wanted`; it being so already is success.
+
+    Raises `Gone`, and `errors.Fault`.
+    """
+    for last in (False, True):
+        try:
+            connection.task(lambda _content: begin(), doing)
+            return
+        except Lost:
+            if state(connection, ref) == wanted:
+                return
+            if last:
+                raise
+        except errors.Fault as fault:
+            if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+                raise Gone(f"VM {ref}") from fault
+            if not isinstance(fault.__cause__, vim.fault.InvalidPowerState) or (
+                state(connection, ref) != wanted
+            ):
+                raise
+            return
+
+
+def on(connection: "Connection", ref: "vim.VirtualMachine", doing: str) -> None:
+    """Power a VM on; one that is suspended goes on."""
+    settle(connection, ref, ref.PowerOnVM_Task, doing, ON)
+
+
+def off(connection: "Connection", ref: "vim.VirtualMachine", doing: str) -> None:
+    """Power a VM off at once, which throws the memory of a suspended one away."""
+    if state(connection, ref) != OFF:
+        settle(connection, ref, ref.PowerOffVM_Task, doing, OFF)
+
+
+def suspend(connection: "Connection", ref: "vim.VirtualMachine", doing: str) -> None:
+    """Save a VM's memory on its datastore."""
+    settle(connection, ref, ref.SuspendVM_Task, doing, SUSPENDED)
+
+
+def shut_down(
+    connection: "Connection", ref: "vim.VirtualMachine", seconds: float, log: "Callable[[str], None]"
+) -> None:
+    """Ask the guest to shut down, if VMware Tools run in it to hear that, and wait; then power it off."""
+    path = "guest.toolsRunningStatus"
+    with faults.explained("asking for VMware Tools"):
+        seen = connection.properties(ref, path, "runtime.powerState")
+    if str(seen.get("runtime.powerState")) == ON and seen.get(path) == "guestToolsRunning":
+        try:
+            with faults.explained("asking the guest to shut down"):
+                connection.once(lambda _content: ref.ShutdownGuest(), "asking the guest to shut down")
+        except errors.Fault as fault:
+            log(f"the guest cannot be asked to shut down: {fault.problem}")
+        else:
+            end = time.monotonic() + seconds
+            waiting = threading.Event()
+            while state(connection, ref) == ON and time.monotonic() < end:
+                waiting.wait(POLL)
+            if state(connection, ref) == ON:
+                log(f"the guest has not shut down in {seconds:g} s: powering it off")
+    off(connection, ref, "powering a VM off")
+
+
+def destroy(connection: "Connection", ref: "vim.VirtualMachine", datacenter: "vim.Datacenter") -> bool:
+    """Power a VM off and remove it with all files in its directory; False when it is gone already."""
+    try:
+        with faults.explained("looking at a VM"):
+            seen = connection.properties(ref, "config.files.vmPathName")
+        off(connection, ref, "powering a VM off")
+        _remove(connection, ref)
+    except Gone:
+        return False
+    # What was uploaded and not yet attached is no file of the VM's to the server.
+    directory = directory_of(str(seen.get("config.files.vmPathName", "")))
+    for last in (False, True) if directory else ():
+        try:
+            connection.task(
+                lambda content: content.fileManager.DeleteDatastoreFile_Task(directory, datacenter),
+                f"removing {directory}",
+            )
+            break
+        except Lost:
+            if last:
+                raise
+        except errors.Fault as fault:
+            if not isinstance(fault.__cause__, vim.fault.FileNotFound):
+                raise
+            break
+    return True
+
+
+def directory_of(path: str) -> str:
+    """``[datastore] directory`` of ``[datastore] directory/name.vmx``; empty where there is no directory."""
+    directory, slash, name = path.rpartition("/")
+    return directory if slash and name.endswith(".vmx") and not directory.endswith("] ") else ""
+
+
+def _remove(connection: "Connection", ref: "vim.VirtualMachine") -> None:
+    for last in (False, True):
+        try:
+            connection.task(lambda _content: ref.Destroy_Task(), "removing a VM")
+            return
+        except Lost:
+            if last:
+                raise
+            state(connection, ref)  # which raises Gone where it was done
+        except errors.Fault as fault:
+            if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+                raise Gone(f"VM {ref}") from fault
+            raise

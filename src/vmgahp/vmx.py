@@ -1,0 +1,226 @@
+"""VMware's ``.vmx`` files: lines of ``name = "value"``, read as VMware reads them and written so that a value
+stays a value.
+
+The syntax is that of VMware's own dictionary library, which is published (``lib/dict/dictll.c`` of
+open-vm-tools): a name has no blank, ``=`` or ``#``; a value stands in quotes or is one word; a comment goes
+from ``#`` to the end of the line; ``|xx`` stands for the byte with that hexadecimal number. A line ends
+with ``\\n``, ``\\r\\n`` or a lone ``\\r``, so all three have to be kept out of a value.
+
+Pure: text in, text out.
+"""
+
+import re
+from collections.abc import MutableMapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LARGEST = 1 << 20
+"""Bytes of a ``.vmx``; one of VMware's has some thousands."""
+
+MOST_LINES = 20_000
+
+ENCODING = ".encoding"
+"""The name under which a ``.vmx`` says what its bytes mean; mostly its first line."""
+
+_LINE_END = re.compile("\r\n|\r|\n")
+_LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(#.*)?', re.DOTALL)
+_COMMENT = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
+_NAME = re.compile(r"[^ \t=#]+")
+_ENCODING_LINE = re.compile(
+    rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE
+)
+_ENCODINGS = re.compile(
+    r"utf-?8|us-ascii|windows-[0-9]{3,4}|iso-8859-[0-9]{1,2}|gbk|gb2312|gb18030|big5|shift_jis|euc-(?:jp|kr)",
+    re.IGNORECASE,
+)
+"""Those that VMware writes. Python knows odder ones, of which some turn plain bytes into ends of lines."""
+_ESCAPED = re.compile("(?:[|][0-9A-Fa-f]{2})+")
+_TO_ESCAPE = re.compile('["|\x01-\x08\x0a-\x1f\x7f\x85\u2028\u2029]')
+
+
+class VmxError(ValueError):
+    """This is no ``.vmx``, or a value that cannot be in one; the text says why, without a full stop."""
+
+
+class Vmx(MutableMapping[str, str]):
+    """A ``.vmx`` in memory: names to values.
+
+    Names are looked up in any case and keep their spelling and their order; new ones come last. Comments
+    are kept. Values are plain text: what has to be escaped is the file's business.
+    """
+
+    __slots__ = ("_lines", "_places")
+
+    def __init__(self, pairs: "dict[str, str] | None" = None) -> None:
+        self._lines: list[tuple[str, str, str] | None] = []
+        """Name, value and comment of each line, the name empty for a line that has only a comment, None for
+        one that was deleted."""
+        self._places: dict[str, int] = {}
+        for name, value in (pairs or {}).items():
+            self[name] = value
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Vmx":
+        """Read a file's content in the encoding that it names, UTF-8 where it names none.
+
+        What comes of it says ``.encoding = "UTF-8"`` where it said anything, as `encode` writes it. Raises
+        `VmxError`.
+        """
+        if len(data) > LARGEST:
+            raise VmxError(f"it has more than {LARGEST} bytes")
+        data = data.removeprefix(b"\xef\xbb\xbf")
+        named = _ENCODING_LINE.search(data)
+        encoding = named[1].decode() if named else "UTF-8"
+        if not _ENCODINGS.fullmatch(encoding):
+            raise VmxError(f"it is written in {encoding}, which cannot be read here")
+        try:
+            text = data.decode(encoding)
+        except (LookupError, UnicodeError) as error:
+            raise VmxError(f"its bytes are not {encoding}: {error}") from error
+        vmx = cls.parse(text, encoding)
+        if ENCODING in vmx:
+            vmx[ENCODING] = "UTF-8"
+        return vmx
+
+    @classmethod
+    def parse(cls, text: str, encoding: str = "UTF-8") -> "Vmx":
+        """Read the text of a ``.vmx``; `encoding` is that of escaped bytes beyond ASCII.
+
+        Raises `VmxError` for what VMware would not read either: a line without ``=``, an open quote, a name
+        that comes twice; and for a NUL, at which VMware would cut a value off.
+        """
+        if len(text) > LARGEST:
+            raise VmxError(f"it has more than {LARGEST} characters")
+        vmx = cls()
+        lines = _LINE_END.split(text)
+        if len(lines) > MOST_LINES:
+            raise VmxError(f"it has more than {MOST_LINES} lines")
+        if not lines[-1]:
+            del lines[-1]
+        for number, line in enumerate(lines, 1):
+            if comment := _COMMENT.fullmatch(line):
+                vmx._lines.append(("", "", comment[1] or ""))
+                continue
+            found = _LINE.fullmatch(line)
+            if found is None:
+                raise VmxError(f'line {number} is not of the form name = "value": {line[:80]!a}')
+            name, quoted, word, rest = found.groups()
+            if name.lower() in vmx._places:
+                raise VmxError(f"line {number} has {name[:80]!a}, which an earlier line has already")
+            try:
+                vmx._add(name, _unescape(quoted if quoted is not None else word, encoding), rest or "")
+            except VmxError as error:
+                raise VmxError(f"line {number}: {error}") from error
+        return vmx
+
+    def render(self) -> str:
+        """The text of the file. Whatever the values are, each is one line's and adds none."""
+        lines = []
+        for line in self._lines:
+            if line is None:
+                continue
+            name, value, comment = line
+            if name:
+                escaped = _TO_ESCAPE.sub(_escape, value)
+                lines.append(f'{name} = "{escaped}"{" " if comment else ""}{comment}\n')
+            else:
+                lines.append(f"{comment}\n")
+        return "".join(lines)
+
+    def encode(self) -> bytes:
+        """The content of the file, in UTF-8, which it says of itself."""
+        if ENCODING not in self:
+            self._lines.insert(0, None)
+            self._places = {name: place + 1 for name, place in self._places.items()}
+            self._lines[0] = (ENCODING, "UTF-8", "")
+            self._places[ENCODING] = 0
+        self[ENCODING] = "UTF-8"
+        return self.render().encode()
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """A value that is true or false: ``TRUE``, ``yes``, ``on``, a number that is not 0; in any case."""
+        value = self.get(name)
+        if value is None or not value.strip():
+            return default
+        word = value.strip().lower()
+        return word in ("true", "yes", "on", "t", "y") or (word.isdecimal() and int(word[:20]) != 0)
+
+    def under(self, prefix: str) -> "Iterator[tuple[str, str]]":
+        """The names that begin with `prefix`, in any case, and their values."""
+        start = prefix.lower()
+        return ((name, value) for name, value in list(self.items()) if name.lower().startswith(start))
+
+    # The mapping
+
+    def __getitem__(self, name: str) -> str:
+        line = self._lines[self._places[name.lower()]]
+        assert line is not None
+        return line[1]
+
+    def __setitem__(self, name: str, value: str) -> None:
+        place = self._places.get(name.lower())
+        if place is None:
+            self._add(name, value, "")
+            return
+        line = self._lines[place]
+        assert line is not None
+        _check_value(name, value)
+        self._lines[place] = (line[0], value, line[2])
+
+    def __delitem__(self, name: str) -> None:
+        self._lines[self._places.pop(name.lower())] = None
+
+    def __iter__(self) -> "Iterator[str]":
+        return iter([line[0] for line in self._lines if line is not None and line[0]])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._places
+
+    def __eq__(self, other: object) -> bool:
+        """The same lines in the same order, comments included."""
+        if not isinstance(other, Vmx):
+            return NotImplemented
+        return [line for line in self._lines if line] == [line for line in other._lines if line]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Vmx({dict(self.items())!r})"
+
+    def _add(self, name: str, value: str, comment: str) -> None:
+        if not _NAME.fullmatch(name) or not name.isprintable():
+            raise VmxError(f"{name[:80]!a} cannot be a name")
+        _check_value(name, value)
+        if len(self._lines) >= MOST_LINES:
+            raise VmxError(f"it has more than {MOST_LINES} lines")
+        self._places[name.lower()] = len(self._lines)
+        self._lines.append((name, value, comment))
+
+
+def _check_value(name: str, value: str) -> None:
+    if "\0" in value:
+        raise VmxError(f"the value of {name[:80]!a} has a NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise VmxError(f"the value of {name[:80]!a} is not text: {error}") from error
+
+
+def _escape(found: "re.Match[str]") -> str:
+    return "".join(f"|{byte:02X}" for byte in found[0].encode())
+
+
+def _unescape(text: str, encoding: str) -> str:
+    def undo(found: "re.Match[str]") -> str:
+        data = bytes.fromhex(found[0].replace("|", ""))
+        try:
+            return data.decode(encoding)
+        except (LookupError, UnicodeError) as error:
+            raise VmxError(f"{found[0][:30]} is no text in {encoding}") from error
+
+    return _ESCAPED.sub(undo, text) if "|" in text else text

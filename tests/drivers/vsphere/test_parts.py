@@ -1,0 +1,326 @@
+"""What the vSphere driver does before it talks to any server: the job's .vmx and disks, faults, tags."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyVmomi", reason="pyvmomi is not installed")
+
+from pyVmomi import vim, vmodl
+
+from tests.drivers.vsphere.lab import VMX, Job
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.vsphere import VsphereDriver, describe, faults, hardware, launch, tags
+from vmgahp.drivers.vsphere.access import Access
+from vmgahp.drivers.vsphere.inventory import network_map
+from vmgahp.drivers.vsphere.tags import Tag
+from vmgahp.identity import Identity
+from vmgahp.job_ad import JobAd
+from vmgahp.vmx import Vmx
+
+BASE = {"VM_MEMORY": "1024"}
+
+
+@pytest.fixture
+def job(scratch: Path) -> Job:
+    return Job(scratch)
+
+
+def looked_at(job: Job, *more: str) -> str:
+    """What a dry run says of the job, without any server. Raises `errors.Fault`."""
+    status = job.scratch.stat()
+    identity = Identity(status.st_uid, status.st_gid)
+    pairs = [pair for line in job.ad(*more) if (pair := JobAd.parse_line(line))]
+    log: list[str] = []
+    return VsphereDriver("vsphere", Settings(BASE), identity, log.append).describe(JobAd(pairs))
+
+
+def refusal(job: Job, *more: str) -> errors.JobFault:
+    with pytest.raises(errors.JobFault) as caught:
+        looked_at(job, *more)
+    assert "VMPARAM_VMware" in caught.value.problem
+    assert caught.value.cure
+    return caught.value
+
+
+def test_a_dry_run_says_what_the_server_would_be_told(job: Job) -> None:
+    assert looked_at(job).splitlines() == [
+        f"name      alice_lab_{job.cluster}.0-xxxxxxxx",
+        "memory    64 MiB",
+        "CPUs      2",
+        "guest     ubuntu64Guest",
+        "firmware  bios",
+        "network   none",
+        "scsi0:0   disk disk.vmdk as disk-scsi0-0.vmdk, flat",
+    ]
+
+
+# Disks
+
+
+def rewrite(job: Job, old: str, new: str) -> None:
+    path = job.scratch / "disk.vmdk"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("parentCID=ffffffff", "parentCID=12345678", "snapshot of another disk"),
+        (
+            "parentCID=ffffffff",
+            'parentCID=ffffffff\nparentFileNameHint="base.vmdk"',
+            "snapshot of another disk",
+        ),
+        ('"disk-flat.vmdk"', '"/etc/shadow"', "keeps its data in '/etc/shadow'"),
+        ('"disk-flat.vmdk"', '"../disk-flat.vmdk"', "keeps its data in"),
+        ('"disk-flat.vmdk"', '"..\\\\disk-flat.vmdk"', "keeps its data in"),
+        ('"disk-flat.vmdk"', '"other-flat.vmdk"', "No such file"),
+        ("RW 2048", "RW 4096", "is to have 2097152 bytes"),
+        ("RW 2048", "RW 1", "is to have 512 bytes"),
+        ('RW 2048 FLAT "disk-flat.vmdk" 0', "", "names no data"),
+    ],
+)
+def test_a_descriptor_that_is_no_good(job: Job, old: str, new: str, said: str) -> None:
+    rewrite(job, old, new)
+    assert said in refusal(job).problem
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"MZ", b"QFI\xfb" + b"\0" * 600, b"COWD" + b"\0" * 600, b"\0" * 70000]
+)
+def test_a_file_that_is_no_vmdk(job: Job, content: bytes) -> None:
+    (job.scratch / "disk.vmdk").write_bytes(content)
+    assert refusal(job).word == errors.BAD_IMAGE
+
+
+@pytest.mark.parametrize("name", ["disk.vmdk", "disk-flat.vmdk", "machine.vmx"])
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "missing"])
+def test_the_files_of_the_job_are_regular_files(job: Job, name: str, kind: str) -> None:
+    path = job.scratch / name
+    path.unlink()
+    if kind == "link":
+        target = job.scratch.parent / "target"
+        target.write_text("secret")
+        path.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    fault = refusal(job)
+    assert fault.word == errors.INVALID_DISK_PARAM
+    assert "secret" not in fault.problem
+
+
+def test_a_disk_split_into_pieces_is_converted(job: Job) -> None:
+    rewrite(job, 'createType="monolithicFlat"', 'createType="twoGbMaxExtentFlat"')
+    assert "disk.vmdk as disk-scsi0-0.vmdk, to be converted" in looked_at(job)
+
+
+# The .vmx
+
+
+def with_vmx(job: Job, text: str) -> None:
+    (job.scratch / "machine.vmx").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('displayName = "nothing"\n', "has no disk"),
+        (VMX.replace("scsi0:0", "scsi0:7"), "scsi0:7 is no place for a device"),
+        (VMX.replace("scsi0:0", "scsi0:16"), "is no place for a device"),
+        (VMX.replace("scsi0:0", "scsi9:0"), "is no place for a device"),
+        (VMX.replace('"disk.vmdk"', '""'), "is no name for a file"),
+        (VMX.replace('"disk.vmdk"', '"[LocalDS_0] other/di|0Ask.vmdk"'), "is no name for a file"),
+        (VMX.replace('"lsilogic"', '"passthrough"'), "scsi0.virtualDev = 'passthrough' is not known"),
+        (VMX.replace('"vmxnet3"', '"sriov"'), "ethernet0.virtualDev = 'sriov' is not known"),
+        (
+            VMX + 'scsi0:1.present = "TRUE"\nscsi0:1.fileName = "disk.vmdk"\n',
+            "two of its devices use the same file",
+        ),
+        ("no vmx at all", "could not read this file"),
+    ],
+)
+def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
+    with_vmx(job, text)
+    assert said in refusal(job).problem
+
+
+def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
+    with_vmx(job, VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
+    assert "disk disk.vmdk" in looked_at(job)
+
+
+NAMES = st.sampled_from(
+    [
+        f"{place}.{name}"
+        for place in (
+            "scsi0:0",
+            "scsi1:15",
+            "ide1:1",
+            "sata0:29",
+            "nvme0:0",
+            "floppy0",
+            "serial3",
+            "serial9",
+            "scsi0",
+        )
+        for name in ("present", "fileName", "deviceType", "fileType", "mode", "virtualDev")
+    ]
+    + ["guestOS", "virtualHW.version", "firmware", "ethernet0.virtualDev", "pciPassthru0.present"]
+)
+VALUES = st.one_of(
+    st.sampled_from(
+        [
+            "TRUE",
+            "FALSE",
+            "file",
+            "cdrom-image",
+            "cdrom-raw",
+            "disk",
+            "a.vmdk",
+            "b.iso",
+            "pvscsi",
+            "efi",
+            "../../x",
+        ]
+    ),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=40))
+def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
+    try:
+        found = hardware.read(Vmx(content), "machine.vmx")
+    except errors.JobFault:
+        return
+    places = [launch.store_name(device) for device in found.devices]
+    assert len(set(places)) == len(places)
+    for device, place in zip(found.devices, places, strict=True):
+        assert re.fullmatch(r"[a-z]+-[a-z]+[0-9](-[0-9]+)?\.[a-z]+", place)
+        assert "/" not in device.file
+        assert device.file not in ("", ".", "..")
+    assert describe.guest_id(found.guest)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("ubuntu-64", "ubuntu64Guest"),
+        ("other-64", "otherGuest64"),
+        ("other", "otherGuest"),
+        ("rhel8-64", "rhel8_64Guest"),
+        ("windows9-64", "windows9_64Guest"),
+        ("otherlinux-64", "otherLinux64Guest"),
+        ("", "otherGuest64"),
+        ("plan9", "otherGuest64"),
+    ],
+)
+def test_the_guests_system(name: str, wanted: str) -> None:
+    assert describe.guest_id(name) == wanted
+
+
+# Whose fault it is
+
+
+def test_each_row_of_the_table_is_a_fault_of_vsphere_that_can_be_reached() -> None:
+    kinds = [faults._kind(name) for name, *_ in faults.TABLE]
+    for number, kind in enumerate(kinds):
+        assert issubclass(kind, vmodl.MethodFault)
+        hidden = [other for other in kinds[:number] if issubclass(kind, other)]
+        assert not hidden, f"{kind} is never reached behind {hidden}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            vim.fault.NoPermission(privilegeId="VirtualMachine.Inventory.Create"),
+            errors.MachineFault,
+            "Inventory.Create",
+        ),
+        (vim.fault.InvalidLogin(msg="Cannot complete login."), errors.MachineFault, "Cannot complete login"),
+        (vim.fault.NoDiskSpace(datastore="ds1"), errors.MachineFault, "ds1"),
+        (vim.fault.InsufficientMemoryResourcesFault(), errors.MachineFault, "Memory"),
+        (vim.fault.NumVirtualCpusIncompatible(), errors.JobFault, "CPUs"),
+        (vim.fault.DeviceNotSupported(device="e1000e"), errors.JobFault, "DeviceNotSupported"),
+        (vim.fault.InvalidVmConfig(property="numCPU"), errors.JobFault, "numCPU"),
+        (vim.fault.InvalidDiskFormat(), errors.JobFault, "InvalidDiskFormat"),
+        (vim.fault.FileNotFound(file="[ds] a/b"), errors.HypervisorFault, "[ds] a/b"),
+        (vmodl.fault.HostNotConnected(), errors.HypervisorFault, "HostNotConnected"),
+        (vmodl.fault.ManagedObjectNotFound(), errors.ClientFault, "ManagedObjectNotFound"),
+        (vmodl.fault.SystemError(reason="x"), errors.HypervisorFault, "SystemError"),
+        (vmodl.MethodFault(msg="something\nnew"), errors.HypervisorFault, "something new"),
+    ],
+)
+def test_whose_fault(error: Exception, kind: type, said: str) -> None:
+    fault = faults.from_vsphere(error, "starting a VM")
+    assert type(fault) is kind
+    assert said in fault.render()
+    assert "\n" not in fault.render()
+
+
+def test_a_configuration_fault_for_want_of_room_is_not_the_jobs() -> None:
+    error = vim.fault.GenericVmConfigFault(reason="x")
+    assert isinstance(faults.from_vsphere(error, "starting"), errors.JobFault)
+    error.faultMessage = [vmodl.LocalizableMessage(key="msg.hbacommon.outofspace", message="no space")]
+    assert isinstance(faults.from_vsphere(error, "starting"), errors.MachineFault)
+
+
+# Settings and tags
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("esx1", "esx1", 443),
+        ("esx1:8443", "esx1", 8443),
+        ("[fe80::1]:444", "fe80::1", 444),
+        ("fe80::1", "fe80::1", 443),
+    ],
+)
+def test_the_address_of_the_server(text: str, host: str, port: int) -> None:
+    values = {"VSPHERE_HOST": text, "VSPHERE_USER": "u", "VSPHERE_PASSWORD_FILE": "/p"}
+    access = Access.from_settings(Settings(values))
+    assert (access.host, access.port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["esx1:", "esx1:x", "esx1:99999", ":443", "https://esx1", "esx1/sdk"])
+def test_what_is_no_address(text: str) -> None:
+    values = {"VSPHERE_HOST": text, "VSPHERE_USER": "u", "VSPHERE_PASSWORD_FILE": "/p"}
+    with pytest.raises(errors.MachineFault, match="VSPHERE_HOST"):
+        Access.from_settings(Settings(values))
+
+
+def test_the_network_map() -> None:
+    text = "nat = VM Network, bridge=Lab = 2"
+    assert network_map(Settings({"VSPHERE_NETWORK_MAP": text})) == {"nat": "VM Network", "bridge": "Lab = 2"}
+    for bad in ("nat", "nat =", "= x", "n t = x"):
+        with pytest.raises(errors.MachineFault, match="VSPHERE_NETWORK_MAP"):
+            network_map(Settings({"VSPHERE_NETWORK_MAP": bad}))
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_a_name_for_vsphere_is_plain_short_and_unique(name: str) -> None:
+    made = tags.entity_name(name, "0123456789abcdef")
+    assert re.fullmatch(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+-]*-01234567", made)
+    assert len(made) <= tags.LONGEST_NAME
+    assert made != tags.entity_name(name, "1123456789abcdef")
+
+
+def test_a_tag_is_read_as_it_was_written() -> None:
+    tag = Tag("id", "name", "job#1", "/dir", "host", tags.RUNS, "vmgahp-0", 1700000000.0)
+    older = tag._replace(state=tags.SAVED).options()
+    assert Tag.read([*older, *tag.options()]) == tag, "the last of a key counts"
+    assert Tag.read(None) is None
+    assert Tag.read([vim.option.OptionValue(key="vmgahp.id", value="x")]) is None
+    assert Tag.read([vim.option.OptionValue(key="guestinfo.vmgahp.id", value="x")]) is None

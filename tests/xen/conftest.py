@@ -1,0 +1,38 @@
+"""One machine with Xen for all tests here: booting it takes half a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.lab.xen import XenHost, why_not
+
+XEN = pytest.StashKey[XenHost]()
+
+
+@pytest.fixture(scope="session")
+def xen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[XenHost]:
+    """A machine with Xen, up to the libvirt in its dom0; without our package."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    host = XenHost(tmp_path_factory.mktemp("xen"))
+    request.session.stash[XEN] = host
+    try:
+        host.open()
+        yield host
+    finally:
+        host.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the ends of dom0's logs with a failure."""
+    report = yield
+    host = item.session.stash.get(XEN, None)
+    if report.failed and host:
+        report.sections.append(("logs of dom0", host.diagnosis()))
+    return report
