@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,18 @@ from tests.drivers.vsphere.lab import (
     Job,
     Lab,
     refused,
+    settings,
     start,
     status,
     until,
 )
 from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer
-from vmgahp.errors import HOLDING_WORDS
+from vmgahp.config import Settings
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.inventory import Inventory
+from vmgahp.drivers.vsphere.store import Store
+from vmgahp.errors import HOLDING_WORDS, JobFault
 
 pytestmark = pytest.mark.vsphere
 
@@ -619,3 +625,31 @@ def test_a_probe_of_a_server_that_hangs_ends_in_time(lab: Lab) -> None:
         lab.sim.process.send_signal(signal.SIGCONT)
     assert attributes == {}
     assert "not VM-capable" in said
+
+
+def test_a_quit_gives_a_download_up(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.guest_powers_off(server.job())
+        lab.sim.tell("at GET hold 3000000")
+        assert status(peer)["STATUS"] == "Running"
+        lab.sim.reached("GET")
+        peer.send("QUIT")
+        lab.sim.tell("go")
+        assert peer.line() == "S"
+        log = peer.finish()
+    assert "given up" in log or "its disks are home" in log
+    assert server.jobs() == {}
+    kept_whole(lab.job)
+
+
+def test_an_upload_that_takes_longer_than_a_start_may_holds_the_job(lab: Lab) -> None:
+    values = {name: str(value) for name, value in settings(lab.sim, lab.password, VM_MEMORY=64).items()}
+    connection = Connection(Settings(values), print)
+    store = Store(connection, Inventory(connection, Settings(values)).place(), print)
+    with open(lab.scratch / "disk-flat.vmdk", "rb") as file, pytest.raises(JobFault) as caught:
+        store.upload(file.fileno(), "disk.vmdk", "x-flat.vmdk", time.monotonic() - 1)
+    assert "VM_GAHP_REQ_TIMEOUT" in caught.value.render()
+    connection.close()
