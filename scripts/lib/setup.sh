@@ -13,6 +13,7 @@ venv=$root/.venv
 HOST_PACKAGES=(
     libvirt-daemon-system libvirt-clients libvirt-daemon-config-network dnsmasq-base iptables passt
     qemu-system-x86 qemu-utils
+    ovmf qemu-system-arm qemu-efi-aarch64 swtpm
     libvirt-dev pkg-config gcc libc6-dev python3 python3-venv python3-dev
     util-linux iproute2
 )
@@ -117,6 +118,20 @@ setup_packages() {
     fi
     step "installing ${#missing[@]} Debian packages" _install_packages "${missing[@]}"
 }
+
+# libvirt's driver for containers, of the version of the libvirt here, kept in $VMGAHP_LAB/lxc. It is never
+# installed: a libvirtd that cannot start one of its drivers does not start at all. The tests lay it over the
+# system in a chamber.
+_fetch_lxc_driver() {
+    local directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/lxc version
+    version=$(dpkg-query -W -f='${Version}' libvirt-daemon) || return 1
+    as_root mkdir -p "$directory" || return 1
+    cd "$directory" || return 1
+    compgen -G "libvirt-daemon-driver-lxc_*_*.deb" >/dev/null ||
+        as_root apt-get -q download "libvirt-daemon-driver-lxc=$version"
+}
+
+setup_lxc_driver() { step "fetching libvirt's driver for containers" _fetch_lxc_driver; }
 
 # ---- Python ---------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ USER = "alice"
 """The user of jobs in dom0."""
 OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
 URI = "xen:///system"
-KERNEL, INITRD = "/lab/guest/vmlinuz", "/lab/guest/initrd"
+KERNEL, INITRD = "/lab/guest/vmlinux", "/lab/guest/initrd"
 """The guest's, as seen in dom0."""
 CONSOLES = "/var/log/xen/console"
 """Where xenconsoled keeps ``guest-NAME.log``. It appends: one of the same name goes on in the same file."""
@@ -340,7 +340,7 @@ class XenHost:
         # Nothing in there reaches any network; this one port of loopback leads in.
         command += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"]
         command += ["-kernel", f"{self.lab}/xen", "-append", XEN_COMMAND_LINE]
-        command += ["-initrd", f"{self.lab}/vmlinuz {DOM0_COMMAND_LINE},{self.lab}/initrd"]
+        command += ["-initrd", f"{self.lab}/vmlinux {DOM0_COMMAND_LINE},{self.lab}/initrd"]
         with open(self.directory / "qemu.log", "wb") as log:
             # In TMPDIR QEMU keeps what is written to the disk: a file without a name.
             return subprocess.Popen(
@@ -381,10 +381,10 @@ def _free_port() -> int:
 HELP = """\
 This is dom0. Leave the shell, and all is gone: nothing of it is kept. To start a guest and see it count:
 
-    virsh create /root/guest.xml
+    virsh -c {uri} create /root/guest.xml
     tail -f {consoles}/guest-lab.log
 
-libvirt is at {uri}; the guest's disk is /root/guest.img, its kernel and initramfs are in /lab/guest.
+The guest's disk is /root/guest.img, its kernel and initramfs are in /lab/guest.
 """
 
 
