@@ -67,6 +67,7 @@ def test_every_default_is_a_value_of_its_kind():
         "string": settings.string,
         "path": settings.string,
         "arguments": settings.string,
+        "expression": settings.string,
         "integer": settings.integer,
         "bool": settings.boolean,
         "size": settings.size,

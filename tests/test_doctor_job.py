@@ -214,3 +214,11 @@ class TestLibvirt:
         assert "vmgahpnone0" in named(done.findings, "network bridge").seen
         assert done.trial is not None
         assert named(done.trial.findings, "job network").verdict == BAD
+
+
+def test_the_jobs_own_xml_is_read_as_a_start_reads_it(ad: Ad, pool: Condor) -> None:
+    disk = "<disk type='file'><source file='guest.img'/><target dev='vda'/></disk>"
+    (ad.directory / "domain.xml").write_text(f"<domain><devices>{disk}<hostdev/></devices></domain>")
+    found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
+    bad = [finding for finding in found.findings if finding.verdict == BAD]
+    assert ["/domain/devices/hostdev" in finding.seen for finding in bad] == [True]

@@ -3,6 +3,7 @@
 `pytest --update-golden` writes the golden files anew; read the difference before you commit it.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from vmgahp import domain_xml, errors
+from vmgahp import domain_devices, domain_xml, errors
 from vmgahp.images import Layer
-from vmgahp.job import Disk, JobSpec
+from vmgahp.job import Devices, Disk, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
@@ -33,8 +34,7 @@ def spec(**changes: object) -> JobSpec:
         memory_mib=64,
         vcpus=1,
         disks=(disk(),),
-        networking_type="",
-        mac="",
+        nics=(),
         vnc=False,
         checkpoint=False,
         no_output_vm=False,
@@ -47,6 +47,14 @@ def host(**changes: object) -> domain_xml.Host:
     plain = domain_xml.Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough")
     return plain._replace(**changes)  # type: ignore[arg-type]
 
+
+ODD_DISKS = (
+    disk("/scratch/root.qcow2", "vda", format="qcow2"),
+    disk("/scratch/install.iso", "sdb", kind="cdrom", writable=False),
+    disk("/scratch/data.img", "sdc"),
+    disk("/scratch/boot.img", "fda", kind="floppy"),
+)
+TPM_SOCKET = "/run/vmgahp/vmgahp-1-2-1/tpm"
 
 CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "plain": (spec(), host()),
@@ -78,10 +86,49 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         ),
     ),
     "isolated-files": (spec(disks=(disk("/home/isobel/iso/disk.img"),)), host()),
-    "nat": (spec(networking_type="nat", mac="52:54:00:12:34:56"), host(nat_network="jobs")),
-    "bridge": (spec(networking_type="bridge"), host(bridge="br0")),
-    "user": (spec(networking_type="user"), host()),
-    "passt": (spec(networking_type="user", mac="52:54:00:12:34:56"), host(passt=True)),
+    "nat": (spec(nics=(Nic("nat", "52:54:00:12:34:56"),)), host(nat_network="jobs")),
+    "bridge": (spec(nics=(Nic("bridge"),)), host(bridge="br0")),
+    "user": (spec(nics=(Nic("user"),)), host()),
+    "passt": (spec(nics=(Nic("user", "52:54:00:12:34:56"),)), host(passt=True)),
+    "nics": (
+        spec(
+            nics=(
+                Nic("nat", "52:54:00:12:34:56"),
+                Nic("bridge", model="e1000"),
+                Nic("user", link_up=False),
+                Nic("user", "52:54:00:12:34:57", "rtl8139", link_up=False),
+            )
+        ),
+        host(bridge="br0", passt=True),
+    ),
+    "shared-disks": (
+        spec(
+            disks=(
+                disk(),
+                disk("/shared/scribble.img", "vdb", transferred=False, shared=True),
+                disk("/shared/book.img", "sdc", transferred=False, shared=True, writable=False),
+                disk("/shared/page.img", "sdd", transferred=False, shared=True),
+            )
+        ),
+        host(),
+    ),
+    "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),
+    "topology-of-the-default-cpu": (
+        spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))),
+        host(cpu_mode=""),
+    ),
+    "uefi": (spec(disks=ODD_DISKS, devices=Devices(firmware="uefi")), host()),
+    "uefi-secure": (spec(devices=Devices(firmware="uefi-secure", tpm=True)), host(tpm_socket=TPM_SOCKET)),
+    "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
+    "share": (spec(devices=Devices(share="/scratch/share")), host(dac_label="+54321:+64055")),
+    "aarch64": (
+        spec(memory_mib=256, disks=ODD_DISKS[:3], vnc=True, devices=Devices(arch="aarch64", tpm=True)),
+        host(domain_type="qemu", cpu_mode="maximum", arch="aarch64", tpm_socket=TPM_SOCKET),
+    ),
+    "x86-elsewhere": (
+        spec(devices=Devices(arch="x86_64")),
+        host(domain_type="qemu", cpu_mode="maximum", arch="x86_64"),
+    ),
     "vnc": (spec(vnc=True), host(vnc_password="secret12")),
     "quotes": (
         spec(disks=(disk("/scratch/'/><hostdev mode='subsystem'/>&quot;]]>.img"),)),
@@ -118,20 +165,11 @@ def test_no_golden_file_is_left_over() -> None:
 
 
 def test_every_element_that_can_be_built_is_in_a_golden_file() -> None:
-    source = Path(domain_xml.__file__).read_text()
+    source = Path(domain_xml.__file__).read_text() + Path(domain_devices.__file__).read_text()
     built = {path.read_text() for path in GOLDEN.glob("*.xml")}
-    for element in (
-        "cpu",
-        "interface",
-        "mac",
-        "model",
-        "backend",
-        "serial",
-        "graphics",
-        "seclabel",
-        "readonly",
-    ):
-        assert f'"{element}"' in source
+    elements = re.findall(r'(?:SubElement|add_text)\([^"\n)]*"([a-zA-Z]+)"', source)
+    assert len(elements) > 30
+    for element in elements:
         assert any(f"<{element}" in text for text in built)
 
 
@@ -158,3 +196,27 @@ def test_a_partition_is_refused_by_name() -> None:
     with pytest.raises(errors.JobFault, match="sda2") as raised:
         domain_xml.build(spec(disks=(disk(device="sda", partition="2"),)), host())
     assert raised.value.word == errors.INVALID_DISK_PARAM
+
+
+def refused(*parts: str, **changes: object) -> None:
+    hosts = changes.pop("on", host())
+    assert isinstance(hosts, domain_xml.Host)
+    with pytest.raises(errors.JobFault) as raised:
+        domain_xml.build(spec(**changes), hosts)
+    assert raised.value.word == errors.INVALID_DISK_PARAM
+    for part in parts:
+        assert part in raised.value.problem
+
+
+@pytest.mark.parametrize("device", ["hda", "hdd"])
+def test_the_pc_of_uefi_has_no_ide(device: str) -> None:
+    refused(device, "q35", disks=(disk(device=device),), devices=Devices(firmware="uefi"))
+
+
+@pytest.mark.parametrize(("device", "kind"), [("hda", "disk"), ("fda", "floppy")])
+def test_aarch64_has_neither_ide_nor_floppies(device: str, kind: str) -> None:
+    refused(device, "virt", disks=(disk(device=device, kind=kind),), on=host(arch="aarch64"))
+
+
+def test_only_some_disks_can_have_two_writers() -> None:
+    refused("hdb", "other writers", disks=(disk(device="hdb", shared=True),))

@@ -303,8 +303,7 @@ def test_the_least_that_a_job_can_say():
         memory_mib=512,
         vcpus=1,
         disks=(Disk("/scratch/disk.img", "vda", "", True, "raw", True, "disk"),),
-        networking_type="",
-        mac="",
+        nics=(),
         vnc=False,
         checkpoint=False,
         no_output_vm=False,
@@ -413,7 +412,7 @@ def test_a_network_that_is_not_on_offer_holds_the_job():
     ],
 )
 def test_mac(given_mac, mac):
-    assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').mac == mac
+    assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').nics[0].mac == mac
 
 
 @pytest.mark.parametrize(
@@ -434,7 +433,7 @@ def test_a_wrong_mac_holds_the_job(mac):
 
 
 def test_a_mac_without_a_network_does_not_matter():
-    assert spec(JobVM_MACADDR='"nonsense"').mac == ""
+    assert spec(JobVM_MACADDR='"nonsense"').macs == ()
 
 
 # --- the disks

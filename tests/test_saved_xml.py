@@ -9,7 +9,7 @@ from lxml import etree
 
 from vmgahp import domain_xml
 from vmgahp.images import Layer
-from vmgahp.job import Disk, JobSpec
+from vmgahp.job import Disk, JobSpec, Nic
 from vmgahp.saved_xml import LARGEST, MOST_DEVICES, Mismatch, reconcile
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
@@ -99,8 +99,7 @@ def spec(**changes: object) -> JobSpec:
         memory_mib=64,
         vcpus=2,
         disks=DISKS,
-        networking_type="user",
-        mac="",
+        nics=(Nic("user"),),
         vnc=True,
         checkpoint=True,
         no_output_vm=False,
@@ -365,7 +364,7 @@ def test_a_device_that_the_job_has_now_and_had_not() -> None:
 
 
 def test_a_mac_address_that_the_job_has_chosen() -> None:
-    ours = domain_xml.build(spec(mac="52:54:00:00:00:01"), host())
+    ours = domain_xml.build(spec(nics=(Nic("user", "52:54:00:00:00:01"),)), host())
     assert "interface user" in refused(SAVED, ours)
     same = OURS.replace('<model type="virtio"/>', '<mac address="52:54:00:53:D3:F5"/><model type="virtio"/>')
     assert result(SAVED, same).find("devices/interface/mac") is not None

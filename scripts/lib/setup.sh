@@ -19,6 +19,8 @@ HOST_PACKAGES=(
 )
 # What VMware's vSphere simulator is built from, for the tests of the vSphere driver.
 VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
+# What runs containers, for the tests of the script driver.
+CONTAINER_PACKAGES=(podman crun busybox-static)
 # What building the pool's root takes as well.
 POOL_PACKAGES=(debootstrap)
 # What building a machine with Xen, and talking to it, takes as well.

@@ -166,21 +166,22 @@ def check(
         )
     if manifest.host_cpu and host_cpu and manifest.host_cpu != host_cpu:
         reasons.append(f"it was made on another CPU ({manifest.host_cpu!a}; here: {host_cpu})")
+    hypervisor = "Xen" if domain_type == "xen" else "QEMU"
     # The stable releases of one series understand each other's images, both ways.
     if manifest.qemu_version // 1000 > qemu_version // 1000:
         reasons.append(
-            f"it was made by QEMU {_version(manifest.qemu_version)}, and here is {_version(qemu_version)}"
+            f"it was made by {hypervisor} {_version(manifest.qemu_version)}, and here is {_version(qemu_version)}"
         )
     if manifest.memory.size > (memory_mib << 20) + IMAGE_EXTRA:
         reasons.append(f"{MEMORY_FILE} is larger than {memory_mib} MiB of memory can be")
     reasons += disk_reasons
     if reasons:
         raise Unusable("; ".join(reasons) + ".", intact)
-    return _open_memory(identity, directory, manifest.memory)
+    return _open_memory(identity, directory, manifest.memory, domain_type)
 
 
-def _open_memory(identity: "Identity", directory: str, memory: "MemoryState") -> int:
-    from vmgahp import memory_image
+def _open_memory(identity: "Identity", directory: str, memory: "MemoryState", domain_type: str) -> int:
+    from vmgahp import memory_image, memory_image_xen
 
     try:
         descriptor = identity.open_scratch(directory, MEMORY_FILE, os.O_RDONLY)
@@ -190,7 +191,7 @@ def _open_memory(identity: "Identity", directory: str, memory: "MemoryState") ->
         size = os.fstat(descriptor).st_size
         if size != memory.size:
             raise Unusable(f"{MEMORY_FILE} has {size} bytes, and had {memory.size}.", True)
-        memory_image.inspect(descriptor)
+        (memory_image_xen if domain_type == "xen" else memory_image).inspect(descriptor)
         if _sha256(descriptor) != memory.sha256:
             raise Unusable(f"{MEMORY_FILE} is damaged: its checksum is another one.", True)
     except (OSError, memory_image.Damaged) as error:
@@ -351,7 +352,7 @@ def _sha256(descriptor: int) -> str:
 
 
 def _hypervisor(domain_type: str) -> str:
-    return {"kvm": "KVM", "qemu": "emulation (TCG)"}.get(domain_type, domain_type)
+    return {"kvm": "KVM", "qemu": "emulation (TCG)", "xen": "Xen"}.get(domain_type, domain_type)
 
 
 def _version(number: int) -> str:

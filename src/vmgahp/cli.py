@@ -200,6 +200,10 @@ def people(argv: "Sequence[str]") -> int:
     )
     command.set_defaults(run=_people_kill)
 
+    from vmgahp import submit
+
+    submit.add_to(commands)
+
     command = commands.add_parser("version", help="print the version")
     command.set_defaults(run=lambda _options: _version())
 

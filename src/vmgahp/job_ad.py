@@ -53,6 +53,10 @@ class JobAd:
         found = self._attributes.get(name.lower())
         return found[1] if found else None
 
+    def names(self, prefix: str) -> list[str]:
+        """The attributes whose name begins with `prefix`, in any case, as they are written."""
+        return [name for key, (name, _) in self._attributes.items() if key.startswith(prefix.lower())]
+
     def string(self, name: str) -> str | None:
         """A string; None when absent, undefined or something else (``LookupString``)."""
         value = self._value(name)
@@ -91,6 +95,47 @@ class JobAd:
             for _, (name, expression) in sorted(attributes.items())
             if not is_private(name)
         ]
+
+    def pairs(self) -> "list[tuple[str, str]]":
+        """Name and expression of every attribute, of secret ones too: what another ad can be made of."""
+        return list(self._attributes.values())
+
+    def public(self) -> "JobAd":
+        """The ad without its secret attributes, so that no expression of the job can spell one out."""
+        return JobAd(pair for pair in self._attributes.values() if not is_private(pair[0]))
+
+    def values(self) -> "dict[str, Literal]":
+        """What every attribute that is not secret comes to, in the order of the names.
+
+        None stands for undefined, error, lists, ads, and for numbers that are none: all of it can be JSON.
+        """
+        ad = self.public()
+        found = {name: ad._value(name) for _, (name, _) in sorted(ad._attributes.items())}
+        return {
+            name: None if isinstance(value, float) and value - value != 0 else value
+            for name, value in found.items()
+        }
+
+    def judge(self, expression: str) -> "Literal":
+        """The value of somebody else's expression over this ad without its secrets, None for undefined and error.
+
+        The ad is MY and TARGET alike. Raises ValueError where it is no expression.
+        """
+        ad = self.public()
+        mine, target = ad._load(), ad._load()
+        import classad2
+
+        try:
+            tree = classad2.ExprTree(expression)
+        except Exception as error:
+            raise ValueError(expression) from error
+        try:
+            value = tree.eval(mine, target)
+        except Exception:  # noqa: BLE001 - as in _evaluate
+            return None
+        if isinstance(value, classad2.Value) or not isinstance(value, str | int | float):
+            return None
+        return value
 
     def vm_type(self) -> str:
         """JobVMType in lower case; empty where it is missing."""

@@ -68,7 +68,7 @@ _FACTS: "Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]]" = {
         ("", {"device": r"disk|cdrom|floppy", "model": r"virtio(?:-non)?-transitional|virtio"}),
         ("target", {"bus": r"virtio|sata|ide|scsi|fdc|usb|sd"}),
     ),
-    "interface": (("mac", {"address": _MAC}), ("model", {"type": _WORD})),
+    "interface": (("mac", {"address": _MAC}), ("model", {"type": _WORD}), ("link", {"state": r"up|down"})),
     "serial": (("target", {"type": _WORD, "port": _NUMBER}), ("target/model", {"name": _WORD})),
     "controller": (
         ("", {"model": _WORD, "ports": _NUMBER, "vectors": _NUMBER}),
@@ -127,6 +127,36 @@ def reconcile(saved: str, ours: str) -> str:
     return etree.tostring(domain, encoding="unicode")
 
 
+def reconcile_xen(saved: str, ours: str) -> str:
+    """As `reconcile`, for Xen, whose guests have no hardware to be chosen: UUID and MAC addresses are all they keep."""
+    theirs, domain = _parse(saved), etree.fromstring(ours)
+    _same("domain type", theirs.get("type"), domain.get("type"))
+    _same("name", _text(theirs, "name"), _text(domain, "name"))
+    _same("memory (MiB)", _mebibytes(theirs), _mebibytes(domain))
+    _same("number of CPUs", _text(theirs, "vcpu") or "1", _text(domain, "vcpu") or "1")
+    _same("machine type", *(_attribute(each, "os/type", "machine") for each in (theirs, domain)))
+    _take_uuid(theirs, domain)
+    for tag in ("disk", "interface"):
+        were, are = theirs.findall(f"devices/{tag}"), domain.findall(f"devices/{tag}")
+        _same(f"{tag}s", *([_key(device) for device in each] for each in (were, are)))
+        for device, our in zip(were, are, strict=True):
+            if tag == "interface":
+                _merge(device, our)
+            else:
+                _same_device(our, "read-only", *(each.find("readonly") is not None for each in (device, our)))
+    return etree.tostring(domain, encoding="unicode")
+
+
+def macs(saved: str) -> list[str]:
+    """The MAC addresses of a saved VM's network cards in their order, empty where one has none that it can have."""
+    try:
+        cards = _parse(saved).findall("devices/interface")
+    except Mismatch:
+        return []
+    addresses = [_attribute(card, "mac", "address").lower() for card in cards]
+    return [address if re.fullmatch(_MAC, address, re.ASCII) else "" for address in addresses]
+
+
 # The domain as a whole
 
 
@@ -183,8 +213,11 @@ def _take_machine(theirs: etree._Element, domain: etree._Element) -> None:
         raise Mismatch("the saved VM has no operating system type.")
     _same("operating system type", saved.text, our.text)
     _same("architecture", saved.get("arch"), our.get("arch") or os.uname().machine)
+    # Which firmware it is libvirt chooses anew, and what the guest has written into it is in the image.
+    uefi = domain.find("os[@firmware='efi']") is not None
     for path in ("os/loader", "os/nvram", "os/kernel", "os/initrd"):
-        _same(f"{path[3:]} (present)", theirs.find(path) is not None, domain.find(path) is not None)
+        ours = domain.find(path) is not None or (uefi and path in ("os/loader", "os/nvram"))
+        _same(f"{path[3:]} (present)", theirs.find(path) is not None, ours)
     machine, wanted = saved.get("machine", ""), our.get("machine", "")
     if not _MACHINE.fullmatch(machine):
         raise Mismatch(f"the saved VM's machine type is {_shown(machine)}.")

@@ -2,6 +2,8 @@
 
 import subprocess
 
+from vmgahp.errors import MachineFault
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0
 """Seconds for emptying it."""
+MAKING = 10.0
+"""Seconds for making a directory in it."""
 
 
 def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") -> None:
@@ -28,3 +32,26 @@ def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") ->
         )
     except (OSError, subprocess.SubprocessError) as error:
         log(f"vm_no_output_vm: could not empty {directory}: {error}")
+
+
+def make_directory(path: str, identity: "Identity") -> None:
+    """Make a directory, as the job's user, if it is not there; an empty path is none. Raises `MachineFault`."""
+    if not path:
+        return
+    as_user: dict[str, object] = {}
+    if identity.switching:
+        as_user = {"user": identity.uid, "group": identity.gid, "extra_groups": []}
+    try:
+        subprocess.run(
+            ["mkdir", "-p", "--", path],
+            cwd="/",
+            timeout=MAKING,
+            check=True,
+            capture_output=True,
+            **as_user,  # type: ignore[call-overload]
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MachineFault(
+            f"{path} cannot be made as uid {identity.uid}: {error}.",
+            "see that the job's user can write to its scratch directory, and that no file has this name.",
+        ) from error

@@ -285,7 +285,13 @@ class Server:
     def _start(self, call: Call) -> None:
         assert call.job is not None
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
-        machine = self._get_driver().start(call.job)
+        driver = self._get_driver()
+        assert self._settings is not None
+        if self._settings.string("VM_POLICY_REQUIREMENTS"):
+            from vmgahp import policy
+
+            policy.require(self._settings, call.job)
+        machine = driver.start(call.job)
         self._machines[call.vm.id] = machine
         if self._ending:
             machine.destroy()

@@ -11,8 +11,9 @@ is what HTCondor's tools need and no more, there is a deadline, and a script tha
 could have written is not run as root.
 """
 
-from vmgahp import log
+from vmgahp import log, trusted_program
 from vmgahp.errors import MachineFault
+from vmgahp.trusted_program import LONGEST_STDERR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
 
 LONGEST_XML = 4 << 20
 """Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
-LONGEST_STDERR = 64 << 10
-"""Bytes of stderr that are kept; the rest is read and dropped."""
 
 _SPACE = " \t\n\r"
+
+__all__ = ["LONGEST_STDERR", "extra_lines", "join_lines", "parse_arguments", "require_trustworthy", "run"]
 
 
 def run(
@@ -54,11 +55,13 @@ def run(
     lines = [line for line in ad_lines if not log.is_private(line.partition("=")[0].strip())]
     # A value with an end of line in it must not become an attribute of its own.
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
-    output, errors, status = _converse(
+    output, errors, status = trusted_program.converse(
+        SETTING,
         [script, *words],
         text.encode("utf-8", "surrogateescape"),
         deadline,
-        _environment(os.environ if environ is None else environ),
+        trusted_program.environment(os.environ if environ is None else environ),
+        LONGEST_XML,
     )
     said = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     for line in said:
@@ -181,76 +184,8 @@ def _bad_arguments(text: str, why: str) -> MachineFault:
 
 
 def require_trustworthy(script: str) -> None:
-    """Make sure that the script is a program that only root, or the caller, can have written.
-
-    That goes for the file and for every directory and link on the way to it: whoever may write to one of
-    them could put another program in its place. A directory with the sticky bit, such as ``/tmp``, protects
-    what is in it. Raises `MachineFault`.
-    """
-    import os
-    from stat import S_ISDIR, S_ISREG, S_ISVTX
-
-    cure = f"give {SETTING} an executable that belongs to root, in directories that only root may write to"
-
-    def refuse(problem: str) -> MachineFault:
-        return MachineFault(f"{SETTING} = {script} {problem}.", f"{cure}; or unset it for the built-in XML.")
-
-    if not script.startswith("/"):
-        raise refuse("is not an absolute path")
-    trusted = {0, os.geteuid()}
-    try:
-        way = _way(script)
-        for path in way[:-1]:
-            there = os.lstat(path)
-            if there.st_uid not in trusted:
-                raise refuse(f"is reached by {path}, which belongs to user id {there.st_uid}")
-            if S_ISDIR(there.st_mode) and there.st_mode & 0o022 and not there.st_mode & S_ISVTX:
-                raise refuse(f"is reached by {path}, to which others may write")
-        file = os.lstat(way[-1])
-        if not S_ISREG(file.st_mode):
-            raise refuse("is not a regular file")
-        if file.st_uid not in trusted:
-            raise refuse(f"belongs to user id {file.st_uid}")
-        if file.st_mode & 0o022:
-            raise refuse(f"may be written to by others (mode {file.st_mode & 0o7777:04o})")
-        if not os.access(way[-1], os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise refuse("may not be executed by this server")
-    except OSError as error:
-        raise refuse(f"cannot be used: {error.strerror}") from error
-
-
-def _way(path: str) -> list[str]:
-    """Every directory and link that the kernel passes on its way to `path`, and at last the file itself."""
-    import errno
-    import os
-
-    passed = ["/"]
-    here = "/"
-    links = 0
-    names = path.split("/")
-    while names:
-        name = names.pop(0)
-        if name in ("", "."):
-            continue
-        if name == "..":
-            here = os.path.dirname(here)
-            continue
-        there = os.path.join(here, name)
-        passed.append(there)
-        try:
-            target = os.readlink(there)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # which says that it is no link
-                raise
-            here = there
-            continue
-        links += 1
-        if links > 40:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        names[:0] = target.split("/")
-        if target.startswith("/"):
-            here = "/"
-    return [*passed, here]
+    """Make sure that only root, or the caller, can have written the script. Raises `MachineFault`."""
+    trusted_program.require_trustworthy(script, SETTING, "or unset it for the built-in XML")
 
 
 def join_lines(text: str) -> str:
@@ -284,118 +219,3 @@ def join_lines(text: str) -> str:
         joined.append(opened or text[at])
         at += len(opened) or 1
     return "".join(joined)
-
-
-def _environment(environ: "Mapping[str, str]") -> dict[str, str]:
-    """What a script of the administrator's may need: programs, and HTCondor's configuration."""
-    kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/"}
-    for name, value in environ.items():
-        upper = name.upper()
-        if name in ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH") or (
-            upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")
-        ):
-            kept[name] = value
-    return kept
-
-
-def _converse(
-    argv: list[str], stdin: bytes, deadline: float, environ: dict[str, str]
-) -> tuple[bytes, bytes, int | None]:
-    """Start the program in ``/``, write its stdin and read the rest, all at once.
-
-    Returns stdout (one byte over the limit at most), stderr (cut) and the exit status, negative for a
-    signal, None when the deadline killed it.
-    """
-    import os
-    import select
-    import signal
-    from time import monotonic
-
-    end = monotonic() + deadline
-    descriptors: set[int] = set()
-
-    def close(descriptor: int) -> None:
-        descriptors.discard(descriptor)
-        os.close(descriptor)
-
-    try:
-        pipes = []
-        for _ in range(3):
-            pipes.append(os.pipe2(os.O_CLOEXEC))
-            descriptors.update(pipes[-1])
-        (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
-        # A shell, because posix_spawn cannot change the directory; it replaces itself by the script.
-        pid = os.posix_spawn(
-            "/bin/sh",
-            ["sh", "-c", 'cd / && exec "$@"', "sh", *argv],
-            environ,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, their_in, 0),
-                (os.POSIX_SPAWN_DUP2, their_out, 1),
-                (os.POSIX_SPAWN_DUP2, their_err, 2),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP},
-        )
-    except OSError as error:
-        for descriptor in list(descriptors):
-            close(descriptor)
-        raise MachineFault(
-            f"{SETTING} ({argv[0]}) cannot be started: {error.strerror}.",
-            "look at the limits on processes and open files.",
-        ) from error
-    status: int | None = None
-    output, errors = bytearray(), bytearray()
-    try:
-        for theirs in (their_in, their_out, their_err):
-            close(theirs)
-        pidfd = os.pidfd_open(pid)
-        descriptors.add(pidfd)
-        os.set_blocking(our_in, False)
-        poll = select.poll()
-        poll.register(our_in, select.POLLOUT)
-        for reading in (our_out, our_err, pidfd):
-            poll.register(reading, select.POLLIN)
-        waiting = {our_in, our_out, our_err, pidfd}
-        while waiting - {our_in}:
-            ready = poll.poll(max(end - monotonic(), 0) * 1000)
-            if not ready or monotonic() >= end:
-                break
-            for descriptor, _ in ready:
-                finished = True
-                if descriptor == our_in:
-                    try:
-                        stdin = stdin[os.write(our_in, stdin[:65536]) :]
-                        finished = not stdin
-                    except BlockingIOError:
-                        finished = False
-                    except OSError:
-                        pass  # a script need not read it all
-                elif descriptor != pidfd:
-                    chunk = os.read(descriptor, 65536)
-                    finished = not chunk
-                    if descriptor == our_out:
-                        output += chunk
-                    else:
-                        errors += chunk[: LONGEST_STDERR - len(errors)]
-                if finished:
-                    poll.unregister(descriptor)
-                    waiting.discard(descriptor)
-                    if descriptor == our_in:
-                        close(our_in)
-            if len(output) > LONGEST_XML:
-                status = -signal.SIGKILL
-                break
-        else:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            return bytes(output), bytes(errors), status
-        os.killpg(pid, signal.SIGKILL)
-        last = select.poll()
-        last.register(pidfd, select.POLLIN)
-        if last.poll(1000):  # else it hangs in the kernel, and is left to it
-            os.waitpid(pid, 0)
-        return bytes(output), bytes(errors), status
-    finally:
-        for descriptor in list(descriptors):
-            close(descriptor)

@@ -19,6 +19,15 @@ from vmgahp.job_ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
 
 URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+TEST_URI = "test:///default"
+ANY = {
+    "VM_MEMORY": "1024",
+    "VM_STOP_TIMEOUT": "1",
+    "VM_LIBVIRT_URI": TEST_URI,
+    "VM_LIBVIRT_DOMAIN_TYPE": "test",
+    "VM_NETWORKING": "true",
+    "VM_NETWORKING_TYPE": "nat, user",
+}
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 
 
@@ -83,6 +92,52 @@ class Emulated(Subject):
     def count(self, job: JobAd) -> int:
         console = Path(job.working_dir(), "vm_console.log")
         return max(counts(console.read_bytes()), default=0) if console.exists() else 0
+
+
+class AnyHypervisor(Subject):
+    """libvirt's own test hypervisor, which is in this process: for any that VM_LIBVIRT_DOMAIN_TYPE can name."""
+
+    vm_type = "libvirt"
+    suspend = False
+    checkpoint = False
+    has_guest = False
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        disk = scratch / "guest.img"
+        disk.write_bytes(bytes(1 << 16))
+        for path in (scratch, disk):
+            os.chown(path, WHO.uid, WHO.gid)
+        return {"VMPARAM_vm_Disk": '"guest.img:vda:w:raw"'}
+
+    def exists(self, job: JobAd) -> bool:
+        import libvirt
+
+        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
+            return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        return Emulated.bad_jobs(self)  # type: ignore[arg-type]
+
+    def unfit(self) -> Settings:
+        return Settings(ANY | {"VM_LIBVIRT_DOMAIN_TYPE": "lxc"})
+
+    def power_off(self, job: JobAd) -> None:
+        import libvirt
+
+        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
+            connection.lookupByName(job.vm_name()).shutdown()
+
+
+@pytest.mark.qemu
+class TestAnyHypervisor(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path) -> Iterator[Subject]:
+        import libvirt
+
+        # Its domains live as long as a connection does.
+        held = contextlib.closing(libvirt.open(TEST_URI))
+        with held, AnyHypervisor(scratch.parent, Settings(ANY), WHO) as subject:
+            yield subject
 
 
 @pytest.mark.libvirt

@@ -174,7 +174,7 @@ def test_the_page_shows_the_tables(request: pytest.FixtureRequest) -> None:
     assert shown.strip() == checks.page().strip()
 
 
-@pytest.mark.parametrize("module", ["probe.py", "drivers/libvirt/survey.py"])
+@pytest.mark.parametrize("module", ["probe.py", "drivers/libvirt/survey.py", "drivers/libvirt/others.py"])
 def test_every_finding_of_the_probe_is_in_the_table(module: str) -> None:
     import ast
 

@@ -16,7 +16,7 @@ from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
 from vmgahp import domain_xml, memory_image
 from vmgahp.images import Layer
-from vmgahp.job import Disk, JobSpec
+from vmgahp.job import Disk, JobSpec, Nic
 from vmgahp.saved_xml import Mismatch, reconcile
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
@@ -95,8 +95,7 @@ class Site:
             memory_mib=64,
             vcpus=1,
             disks=disks,
-            networking_type="user" if nic else "",
-            mac="",
+            nics=(Nic("user"),) if nic else (),
             vnc=vnc,
             checkpoint=True,
             no_output_vm=False,

@@ -1,6 +1,7 @@
 """The domain that libvirt made against the one that was asked for: every kind of difference, and real domains."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.test_domain_xml import disk, host, spec
 from vmgahp import config, domain_xml, errors
 from vmgahp.identity import Identity
 from vmgahp.images import Layer
+from vmgahp.job import Nic
 from vmgahp.job_ad import JobAd
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
@@ -31,8 +33,7 @@ CHAINS = {"/scratch/root.qcow2": (Layer("/shared/base.qcow2", "qcow2"), Layer("/
 SPEC = spec(
     vcpus=2,
     vnc=True,
-    networking_type="nat",
-    mac="52:54:00:12:34:56",
+    nics=(Nic("nat", "52:54:00:12:34:56"),),
     disks=(
         disk("/scratch/root.qcow2", "vda", format="qcow2"),
         disk("/shared/data.img", "sdb", writable=False, transferred=False),
@@ -285,6 +286,30 @@ def test_a_script_may_not_give_more(memory: int, vcpus: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "named"),
+    [("<memory unit='KiB'>49152<", "memory"), ("<vcpu>1<", "CPUs")],
+)
+def test_less_than_a_script_asked_for_is_not_what_it_asked_for(now: str, named: str) -> None:
+    asked = SCRIPTED.format(memory=64, vcpus=2, devices="")
+    made = etree.tostring(live(asked), encoding="unicode")
+    old = re.search(now.replace("49152", "65536").replace(">1<", ">2<").replace("'", "[\"']"), made)
+    assert old is not None
+    with pytest.raises(verify.Mismatch, match=f"{named}.* was asked for"):
+        verify.against_script(made.replace(old[0], now), asked, spec(vcpus=2))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["<memory>65536<", "<memory unit='KiB'>65000<", "<memory unit='b'>67108864<", "<memory unit='M'>64<",
+     "<memory unit='MB'>67<", "<cpu><numa/></cpu><memory>1<"],
+)  # fmt: skip
+def test_a_scripts_memory_in_any_unit_is_what_it_comes_to(asked: str) -> None:
+    text = SCRIPTED.format(memory=64, vcpus=1, devices="")
+    script = text.replace("<memory unit='MiB'>64<", asked)
+    assert verify.against_script(etree.tostring(live(text), encoding="unicode"), script, spec()) == ""
+
+
+@pytest.mark.parametrize(
     ("asked", "made"),
     [
         (DEVICES["disk"], DEVICES["disk"].replace("/etc/shadow", "/etc/passwd")),
@@ -518,7 +543,7 @@ def test_a_start_looks_for_its_mac_address_twice(
     if looks == "before it makes its VM":
         monkeypatch.setattr(LibvirtMachine, "create", lambda *_: pytest.fail("it has made the VM"))
     else:
-        monkeypatch.setattr(LibvirtDriver, "_require_free_mac", lambda *_: None)
+        monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
     driver, ad = driver_for(job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **NETWORK)
     with pytest.raises(errors.JobFault, match="address of another VM"):
         driver.start(ad)

@@ -97,6 +97,7 @@ class Examination:
             document["job"] = {
                 "ad": self.trial.path,
                 "findings": [finding._asdict() for finding in self.trial.findings],
+                "policy": self.trial.policy,
                 "description": self.trial.description,
             }
         return document
@@ -127,6 +128,7 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
         *parts["memory"],
         condor.networking(scene),
         condor.log_file(scene),
+        host.policy(scene, on_libvirt),
     )
     add(_USER, host.root(scene))
     add(_HYPERVISOR, *parts["hypervisor"])
@@ -224,6 +226,8 @@ def run(
         sections = [(title, [one for one in found if one.verdict != OK]) for title, found in sections]
         sections.append((f"The job in {done.trial.path}", done.trial.findings))
     text = show.render(page, sections)
+    if done.trial and done.trial.policy:
+        text += "\n" + "\n".join(page.text(line) for line in done.trial.policy) + "\n"
     if done.trial and done.trial.description:
         text += "\n" + "\n".join(page.text(line) for line in done.trial.description.splitlines()) + "\n"
     good = {FIT: True, UNFIT: False, UNSURE: None}[done.status]

@@ -27,6 +27,8 @@ class Trial:
         self.findings: list[Finding] = []
         self.description = ""
         """What the hypervisor would be told; empty where the job could not be described."""
+        self.policy: list[str] = []
+        """What the administrator's policy said and changed, in lines."""
 
 
 def read(path: str) -> JobAd:
@@ -70,11 +72,23 @@ def try_out(scene: Scene, path: str, probe: "Probe") -> Trial:
         ad = read(path)
         identity, user = _user(scene, ad)
         _type(scene, ad, looked_at, trial.findings)
+        if ad.expression("VMPARAM_Libvirt_XML") is not None:
+            from vmgahp import job_xml
+
+            ad = job_xml.bring(ad, scene.settings, identity)
         spec = JobSpec.from_ad(ad, scene.settings, identity)
         seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
         trial.findings.append(Finding("job ad", OK, looked_at, seen))
         trial.findings += _wishes(spec, probe)
-        driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, scene.notes.append)
+        if scene.settings.string("VM_POLICY_REQUIREMENTS"):
+            from vmgahp import policy
+
+            policy.require(scene.settings, ad)
+
+        def log(line: str) -> None:
+            (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else scene.notes).append(line)
+
+        driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, log)
         try:
             trial.description = driver.describe(ad)
         finally:
@@ -151,10 +165,12 @@ def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
             "lower vm_memory, or wait for another machine.",
         )
     kinds = str(offered.get("VM_Networking_Types", "")).split(",")
-    if spec.networking_type and spec.networking_type not in kinds:
+    for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
+        if kind in kinds:
+            continue
         miss(
             "job network",
-            f"The job asks for a network of type {spec.networking_type}, which this machine does not offer now.",
+            f"The job asks for a network of type {kind}, which this machine does not offer now.",
             "mend that network (see above), or set another vm_networking_type.",
         )
     prefix = f"VM_{probe.vm_type}_ATTR_"

@@ -187,10 +187,12 @@ BUILT_IN = {
     "kvm": "vmgahp.drivers.libvirt:LibvirtDriver",
     "libvirt": "vmgahp.drivers.libvirt:LibvirtDriver",
     "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
+    "script": "vmgahp.drivers.script:ScriptDriver",
     "simulated": "vmgahp.drivers.simulated:SimulatedDriver",
     "vsphere": "vmgahp.drivers.vsphere:VsphereDriver",
     "vmrun": "vmgahp.drivers.vmrun:VmrunDriver",
     "vmware": "vmgahp.drivers.vmrun:VmrunDriver",
+    "xen": "vmgahp.drivers.libvirt.xen:XenDriver",
 }
 """VM type -> ``module:class``; looked up here first, because to scan the installed packages for entry
 points costs more than all else that a server imports."""

@@ -12,7 +12,7 @@ import libvirt
 
 from vmgahp import checkpoint, errors, vm
 from vmgahp.checkpoint import Unusable
-from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.saving import CANNOT_SAVE
 
 TYPE_CHECKING = False
@@ -40,13 +40,13 @@ class Restart:
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def description(self, ours: str) -> str:
-        """The domain XML to restore with. Raises `Unusable` where the saved domain is another than `ours`."""
+    def description(self, ours: str, uri: str) -> str:
+        """The domain XML to restore with at `uri`. Raises `Unusable` where the saved domain is another than `ours`."""
         from vmgahp.saved_xml import Mismatch, reconcile
 
         try:
-            return reconcile(self.manifest.xml, ours)
-        except Mismatch as mismatch:
+            return firmware.of_a_restore(reconcile(self.manifest.xml, ours), self.manifest.xml, uri)
+        except (Mismatch, LookupError) as mismatch:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch

@@ -5,9 +5,10 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import domain_xml, errors, kvm, xml_script
+from vmgahp import domain_xml, errors, kvm, scratch, xml_script
 from vmgahp.console_capture import ConsoleCapture, runtime_dir
-from vmgahp.drivers.libvirt import emulator
+from vmgahp.drivers.libvirt import emulator, offers, others, own_xml, tpm
+from vmgahp.drivers.libvirt.administration import Described, described
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Describer:
         domain_type: str,
         chains: "Mapping[str, tuple[Layer, ...]]",
         belongings: "Belongings | None",
-    ) -> str:
-        """The domain XML of a job: ours, or what the administrator's script makes of it.
+    ) -> Described:
+        """The domain XML of a job: ours, or that of the administrator's script; and what his policy makes of it.
 
         The capture of the console begins here, since the socket is in the XML. Without `belongings` the XML is
         only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
@@ -68,22 +69,33 @@ class Describer:
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
                 f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
             )
+        dry = belongings is None
         if script:
-            return self._scripted(script, job, spec, uuid)
+            return described(
+                self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry
+            )
         label = self._dac_label(domain_type)
+        offers.require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        if belongings and spec.devices.share != spec.working_dir:
+            scratch.make_directory(spec.devices.share, self.identity)
         host = domain_xml.Host(
             uuid=uuid,
             domain_type=domain_type,
-            cpu_mode=cpu_mode(self.settings, domain_type),
+            cpu_mode="maximum" if offers.is_foreign(spec) else cpu_mode(self.settings, domain_type),
             dac_label=label,
-            console_socket=self._listen_to_console(spec, label, belongings),
+            console_socket=""
+            if others.is_other(domain_type)
+            else self._listen_to_console(spec, label, belongings),
             vnc_password="" if not spec.vnc else _password() if belongings else ONE_TIME,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             backing=chains,
-            passt=spec.networking_type == "user" and self._has_passt(domain_type),
+            passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
+            arch=offers.arch_of(spec),
+            tpm_socket=self._listen_as_tpm(spec, label, belongings),
         )
-        return domain_xml.build(spec, host)
+        xml = own_xml.describe(job, domain_xml.build(spec, host), belongings, self.identity)
+        return described(self.settings, self.log, job, spec, xml, dry=dry)
 
     def _scripted(self, script: str, job: "JobAd", spec: "JobSpec", uuid: str) -> str:
         """The administrator's own XML, with the UUID by which the guardian and the kill mode know it."""
@@ -143,15 +155,34 @@ class Describer:
             return ""
         if belongings is None:
             return f"/run/vmgahp/{ONE_TIME}/console"
-        owner = tuple(int(part.lstrip("+")) for part in label.split(":")) if label else self._qemu_user()
+        owner = self._owner(label)
         belongings.console = ConsoleCapture(
             os.path.join(runtime_dir(), "console"),
             lambda: self._open_console_file(spec.working_dir),
             self.settings.size("VM_CONSOLE_LOG_MAX"),
             self.log,
-            owner=(owner[0], owner[1]),
+            owner=owner,
         )
         return belongings.console.path
+
+    def _listen_as_tpm(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
+        """Make the job's TPM and return its socket's path, empty where the job wants none."""
+        if not spec.devices.tpm:
+            return ""
+        if belongings is None:
+            return f"/run/vmgahp/{ONE_TIME}/tpm"
+        made = tpm.Tpm(self.identity, self._owner(label))
+        belongings.at_end.append(made.close)
+        belongings.before_restore.append(made.start)
+        made.start()
+        return made.path
+
+    def _owner(self, label: str) -> tuple[int, int]:
+        """The user and group of the QEMU that gets this label."""
+        if not label:
+            return self._qemu_user()
+        uid, _, gid = label.replace("+", "").partition(":")
+        return int(uid), int(gid)
 
     def _open_console_file(self, working_dir: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -181,13 +212,13 @@ class Describer:
     # Small things around it
 
     def _has_passt(self, domain_type: str) -> bool:
-        return has_passt(
+        return not others.is_other(domain_type) and has_passt(
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
 
     def publish_vnc(self, spec: "JobSpec", machine: "LibvirtMachine", xml: str) -> None:
         """Tell the job's owner, and nobody else, where the display is and its one-time password."""
-        if not spec.vnc or self.settings.xml_script():
+        if not spec.vnc or self.settings.xml_script() or not first_attribute(xml, "devices/graphics", "type"):
             return
         import json
 
@@ -221,7 +252,8 @@ def has_passt(capabilities: str) -> bool:
 
 def cpu_mode(settings: "Settings", domain_type: str) -> str:
     """libvirt's CPU mode for jobs of a domain type: the administrator's, or the best there is."""
-    return settings.string("VM_CPU_MODE") or ("host-passthrough" if domain_type == "kvm" else "maximum")
+    default = {"kvm": "host-passthrough", "qemu": "maximum"}.get(domain_type, "")
+    return settings.string("VM_CPU_MODE") or default
 
 
 def first_attribute(xml: str, path: str, name: str) -> str:

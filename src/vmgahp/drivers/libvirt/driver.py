@@ -10,7 +10,17 @@ from vmgahp import errors, kvm
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.drivers.libvirt import faults, neighbourhood, qemu_log, verify
+from vmgahp.drivers.libvirt import (
+    administration,
+    faults,
+    firmware,
+    neighbourhood,
+    offers,
+    others,
+    own_xml,
+    qemu_log,
+    verify,
+)
 from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.describe import (
@@ -31,6 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.administration import Described
     from vmgahp.drivers.libvirt.checkpoints import Chains
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
@@ -40,24 +51,40 @@ class LibvirtDriver(Driver):
     """VM types kvm and libvirt (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG).
 
     The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints
-    of.
+    of; or whatever VM_LIBVIRT_DOMAIN_TYPE makes of it (`others`).
     """
+
+    # What another hypervisor has of its own (`xen`).
+    describer: "type[Describer]" = Describer
+    machine: "type[LibvirtMachine]" = LibvirtMachine
+    saver: "type[Saver]" = Saver
 
     def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
-        uri = settings.string("VM_LIBVIRT_URI") or (SYSTEM_URI if os.getuid() == 0 else SESSION_URI)
+        uri = settings.string("VM_LIBVIRT_URI") or self._usual_uri()
         read_only = uri == SESSION_URI and _probing_for_a_startd()
         self._connection = Connection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
         self._checkpoints = Checkpoints(identity, self._connection, log)
-        self._describer = Describer(settings, identity, self._connection, log)
+        self._describer = self.describer(settings, identity, self._connection, log)
 
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
+        job = own_xml.bring(job, self.settings, self.identity)
+        try:
+            return self._start(job)
+        except errors.Fault as fault:
+            judged = own_xml.judge(job, fault)
+            if judged is fault:
+                raise
+            raise judged from fault
+
+    def _start(self, job: "JobAd") -> Machine:
         spec, domain_type, chains = self._look_at(job, starts=True)
         restart = self._checkpoints.find(spec, domain_type, chains)
         if restart is not None:
             try:
+                spec = self._with_macs(job, spec, restart.manifest.xml)
                 machine = self._launch(job, spec, domain_type, chains, restart)
             except Unusable as unusable:
                 self._checkpoints.refuse(spec, unusable)
@@ -66,13 +93,17 @@ class LibvirtDriver(Driver):
                 return machine
             finally:
                 restart.close()
+        else:
+            spec = self._with_macs(job, spec)
         return self._launch(job, spec, domain_type, chains, None)
 
     def describe(self, job: "JobAd") -> str:
+        job = own_xml.bring(job, self.settings, self.identity)
         spec, domain_type, chains = self._look_at(job, starts=False)
+        spec = self._with_macs(job, spec, dry=True)
         uuid = str(uuids.UUID(int=0))  # that of a start is made for it
         try:
-            return self._describer.describe(job, spec, uuid, domain_type, chains, None)
+            return self._describer.describe(job, spec, uuid, domain_type, chains, None).xml
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"describing {spec.name}") from error
 
@@ -82,7 +113,10 @@ class LibvirtDriver(Driver):
                 domain = self._matching(connection, match, uuid)
                 if domain is None:
                     return False
+                name, of_a_job = domain.name(), not domain.isPersistent()
                 domain.destroy()
+                if of_a_job:
+                    self._forget_firmware(name)
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
                     return False
@@ -108,20 +142,30 @@ class LibvirtDriver(Driver):
 
         Where it `starts`, what an earlier server left behind under its name is cleared away.
         """
+        administration.require(self.settings, job)
         try:
-            spec = JobSpec.from_ad(job, self.settings, self.identity)
-            domain_type = self._domain_type()
+            spec = self._read(job)
+            domain_type = offers.type_for(spec, self._domain_type(), self.settings)
             if starts:
                 self._clear_orphan(spec.name)
                 sweep()
             chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
         except errors.JobFault:
             neighbourhood.require_way_in(job.working_dir(), self.identity)
+            others.require_fit(self.vm_type, self._connection, self.settings)
             raise
         neighbourhood.require_room(spec.working_dir)
-        if spec.mac:
-            self._require_free_mac(spec)
+        if spec.macs:
+            self._require_free_macs(spec)
         return spec, domain_type, chains
+
+    def _read(self, job: "JobAd") -> JobSpec:
+        diskless = others.may_be_diskless(self.vm_type, self.settings)
+        return JobSpec.from_ad(job, self.settings, self.identity, diskless=diskless)
+
+    @staticmethod
+    def _usual_uri() -> str:
+        return SYSTEM_URI if os.getuid() == 0 else SESSION_URI
 
     @staticmethod
     def _matching(connection: "libvirt.virConnect", match: str, uuid: str) -> "libvirt.virDomain | None":
@@ -144,12 +188,15 @@ class LibvirtDriver(Driver):
         return None
 
     def _domain_type(self) -> str:
-        if self.vm_type == "qemu":
-            return "qemu"
+        fixed = others.wanted_type(self.vm_type, self.settings)
+        if others.is_other(fixed):
+            others.require(self._connection, fixed, self.settings)
+        if fixed and fixed != "kvm":
+            return fixed
         reason = kvm.check(KVM_DEADLINE)
         if reason is None:
             return "kvm"
-        if self.settings.boolean("VM_ALLOW_EMULATION"):
+        if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
         raise kvm_fault(reason)
@@ -187,23 +234,32 @@ class LibvirtDriver(Driver):
         """
         uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
         belongings = Belongings()
+        belongings.at_end.append(lambda: self._forget_firmware(spec.name))
+        self._forget_firmware(spec.name)
+        if spec.ignored:
+            self.log(f"{spec.name} runs without what nobody knows: {', '.join(spec.ignored)}")
         try:
-            xml = self._describer.describe(job, spec, uuid, domain_type, chains, belongings)
+            described = self._describer.describe(job, spec, uuid, domain_type, chains, belongings)
             if restart:
-                xml = restart.description(xml)
+                described = described._replace(xml=self._describe_restart(restart, described.xml))
             belongings.guardian = Guardian.post(self._kill_command(spec.name, uuid), os.environ)
-            machine = LibvirtMachine(
+            saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
+            saver.before_restore = belongings.before_restore
+            if spec.devices.share:
+                saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
+            machine = self.machine(
                 spec.name,
                 uuid,
                 self._connection,
                 belongings,
-                Saver(spec.working_dir, self.identity, self.settings, self.log),
+                saver,
                 stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
                 log=self.log,
             )
-            machine.no_checkpoint = self._checkpoints.why_not(spec)
+            machine.domain_type = domain_type
+            machine.no_checkpoint = self._why_not_save(spec, domain_type) or self._checkpoints.why_not(spec)
             machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
-            self._create(xml, machine, spec, chains, restart)
+            self._create(described, machine, spec, chains, restart)
         except OSError as error:
             belongings.let_go()
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
@@ -212,26 +268,31 @@ class LibvirtDriver(Driver):
             raise
         if spec.no_output_vm:
             belongings.at_end.append(lambda: self._empty(spec.working_dir))
-        self._describer.publish_vnc(spec, machine, xml)
+        self._describer.publish_vnc(spec, machine, described.xml)
         self.log(f"started {spec.name} ({uuid}) by {domain_type}")
         return machine
 
     def _create(
-        self, xml: str, machine: LibvirtMachine, spec: JobSpec, chains: "Chains", restart: Restart | None
+        self,
+        described: "Described",
+        machine: LibvirtMachine,
+        spec: JobSpec,
+        chains: "Chains",
+        restart: Restart | None,
     ) -> None:
-        script = self.settings.xml_script()
+        xml, authors, macs, _ = described
 
         def check(connection: "libvirt.virConnect", domain: "libvirt.virDomain", live: str) -> None:
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
-            if not script:
-                verify.against_job(live, xml, spec, chains)
+            if not authors:
+                self._verify(live, xml, spec, chains)
             elif less := verify.against_script(live, xml, spec):
-                self.log(f"{machine.name}, as LIBVIRT_XML_SCRIPT made it: {less}")
-            if spec.mac:
-                neighbourhood.require_free_mac(connection, spec.mac, self.log, domain.ID())
+                self.log(f"{machine.name}, as {authors} made it: {less}")
+            for mac, origin in macs:
+                neighbourhood.require_free_mac(connection, mac, self.log, domain.ID(), origin)
 
         try:
-            if script:
+            if authors:
                 verify.before_libvirt(xml)
             if restart:
                 machine.cpu_before = restart.manifest.cpu_seconds
@@ -242,14 +303,14 @@ class LibvirtDriver(Driver):
             machine.undo()
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
-            raise _unlike(machine.name, script, mismatch) from mismatch
-        except errors.JobFault:
+            raise administration.unlike(machine.name, authors, mismatch) from mismatch
+        except errors.Fault:
             machine.undo()
             raise
         except libvirt.libvirtError as error:
             machine.undo()
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            fault = self._blame(error, doing, machine, spec, chains)
+            fault = self._blame(error, doing, machine, spec, chains, described)
             # Where the machine is unfit the checkpoint stays, for another machine or a better day.
             if restart and type(fault) is not errors.MachineFault:
                 raise Unusable(fault.problem, True) from error
@@ -262,6 +323,7 @@ class LibvirtDriver(Driver):
         machine: LibvirtMachine,
         spec: JobSpec,
         chains: "Chains",
+        described: "Described",
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in spec.disks]
@@ -270,24 +332,39 @@ class LibvirtDriver(Driver):
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
         fault, door = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
-        if script := self.settings.xml_script() if door is DESCRIPTION else "":
-            return errors.MachineFault(
-                f"{fault.problem} The description of the VM was written by LIBVIRT_XML_SCRIPT = {script}.",
-                "mend the script.",
-            )
+        if door is DESCRIPTION and administration.answer_for_refusal(described, self._connection):
+            return administration.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
             return errors.HypervisorFault(
                 f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
             )
         return fault
 
-    def _require_free_mac(self, spec: JobSpec) -> None:
+    def _describe_restart(self, restart: Restart, ours: str) -> str:
+        return restart.description(ours, self._connection.uri)
+
+    def _verify(self, live: str, asked: str, spec: JobSpec, chains: "Chains") -> None:
+        verify.against_job(live, asked, spec, chains)
+
+    def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
+        """Why the VM's memory cannot be saved to a file; empty where it can."""
+        return others.no_saving(domain_type)
+
+    def _with_macs(self, job: "JobAd", spec: JobSpec, saved: str = "", *, dry: bool = False) -> JobSpec:
+        return administration.with_macs(self.settings, self.log, job, spec, saved, dry=dry)
+
+    def _require_free_macs(self, spec: JobSpec) -> None:
+        def require(connection: "libvirt.virConnect") -> None:
+            for mac in spec.macs:
+                neighbourhood.require_free_mac(connection, mac, self.log)
+
         try:
-            self._connection.call(
-                lambda connection: neighbourhood.require_free_mac(connection, spec.mac, self.log)
-            )
+            self._connection.call(require)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for the MAC addresses in use") from error
+
+    def _forget_firmware(self, name: str) -> None:
+        firmware.forget(name, self._connection.uri, self.log)
 
     def _kill_command(self, name: str, uuid: str) -> list[str]:
         return [
@@ -315,16 +392,6 @@ class LibvirtDriver(Driver):
             )
         except (OSError, subprocess.SubprocessError) as error:
             self.log(f"vm_no_output_vm: could not empty {directory}: {error}")
-
-
-def _unlike(name: str, script: str, mismatch: verify.Mismatch) -> errors.Fault:
-    """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
-    problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
-    if script:
-        return errors.MachineFault(
-            f"LIBVIRT_XML_SCRIPT = {script}: {problem}", "mend the script, or unset it for the built-in XML."
-        )
-    return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
 def _probing_for_a_startd() -> bool:

@@ -46,6 +46,18 @@ def is_no_domain(error: "libvirt.libvirtError") -> bool:
     return bool(error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN)
 
 
+def is_unsupported(error: "libvirt.libvirtError") -> bool:
+    """Whether libvirt's driver of the hypervisor has no such call."""
+    code: int = error.get_error_code()
+    return code in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
+
+
+def is_unknown_flag(error: "libvirt.libvirtError") -> bool:
+    """Whether libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
+    is_argument: bool = error.get_error_code() in numbers(("INVALID_ARG",))
+    return is_argument and message_of(error).startswith("unsupported flags")
+
+
 def unreachable(uri: str, error: "libvirt.libvirtError") -> errors.MachineFault:
     """libvirtd does not answer at all."""
     return errors.MachineFault(

@@ -8,7 +8,7 @@ import libvirt
 from vmgahp import errors, vm
 from vmgahp.checkpoint import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.drivers.base import Machine, Report
-from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt import faults, others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Belongings:
     def __init__(self) -> None:
         self.guardian: Guardian | None = None
         self.console: ConsoleCapture | None = None
+        self.before_restore: list[Callable[[], None]] = []
         self.at_end: list[Callable[[], None]] = []
         """Called once, in order, when the VM is gone for good."""
 
@@ -94,6 +95,7 @@ class LibvirtMachine(Machine):
         self.name = name
         self.uuid = uuid
         self.mac = ""
+        self.domain_type = "qemu"
         self.saver = saver
         self.no_checkpoint = "its driver has not said what belongs to one"
         """Why the VM cannot be checkpointed, in the form of "because …"; empty where it can."""
@@ -199,9 +201,11 @@ class LibvirtMachine(Machine):
         self._belongings.let_go()
 
     def soft_suspend(self) -> None:
-        self._operate("pausing", lambda domain: domain.suspend())
+        self._operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
 
     def suspend(self) -> None:
+        if reason := others.no_saving(self.domain_type):
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {reason}.")
         self._save(SUSPEND_FILE, checkpoint=False)
 
     def resume(self, state: str) -> None:
@@ -229,13 +233,17 @@ class LibvirtMachine(Machine):
 
     # Saving and restoring
 
-    def _save(self, name: str, *, checkpoint: bool) -> None:
-        self._operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
+    def _require_ours(self) -> None:
+        """Is the guest on this machine, so that its memory can be written to a file of ours?"""
         if self.pid() == 0:
             raise errors.HypervisorFault(
                 f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}.",
                 "let libvirtd run in the process id namespace of the daemon.",
             )
+
+    def _save(self, name: str, *, checkpoint: bool) -> None:
+        self._operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
+        self._require_ours()
 
         def save(domain: "libvirt.virDomain") -> None:
             _, max_memory, _, _, cpu_nanoseconds = domain.info()
@@ -274,15 +282,26 @@ class LibvirtMachine(Machine):
         self._keep_image = False
 
     def create(self, xml: str, check: "Check") -> None:
-        """Start the domain: it runs once `check` has seen it. Raises `libvirt.libvirtError`, and what that does."""
-        self._begin(lambda connection: connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED), check)
+        """Start the domain: it runs once `check` has seen it. Raises `libvirt.libvirtError`, and what that does.
+
+        Where libvirt's driver of a hypervisor cannot start it paused, it runs while it is looked at.
+        """
+
+        def make(connection: "libvirt.virConnect") -> "libvirt.virDomain":
+            try:
+                return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
+            except libvirt.libvirtError as error:
+                if not (others.is_other(self.domain_type) and faults.is_unknown_flag(error)):
+                    raise
+            return connection.createXML(xml, 0)
+
+        self._begin(make, check)
 
     def go_on_from(self, descriptor: int, xml: str, check: "Check") -> None:
         """Restore the domain from a checkpoint's open memory image; otherwise as `create`."""
-        path = f"/proc/{os.getpid()}/fd/{descriptor}"
 
         def restore(connection: "libvirt.virConnect") -> "libvirt.virDomain":
-            connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+            self.saver.hand_over(connection, descriptor, xml, paused=True)
             return self._find(connection)
 
         self._begin(restore, check)
@@ -294,7 +313,10 @@ class LibvirtMachine(Machine):
         def begin(connection: "libvirt.virConnect") -> None:
             domain = self._domain = make(connection)
             check(connection, domain, domain.XMLDesc())
-            domain.resume()
+            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or not others.is_other(self.domain_type):
+                domain.resume()
+            else:
+                self._watch.resumed.set()
 
         self._watch.resumed.clear()
         self._watch.ours = True
@@ -337,11 +359,18 @@ class LibvirtMachine(Machine):
         figures: list[int] = domain.info()
         return figures
 
-    def _operate(self, doing: str, function: "Callable[[libvirt.virDomain], object]") -> None:
+    def _operate(
+        self, doing: str, function: "Callable[[libvirt.virDomain], object]", cannot: str = ""
+    ) -> None:
+        """Do something to the domain. Where its hypervisor knows no such thing the client is told `cannot`."""
         self._watch.ours = True
         try:
             self._call(function)
         except libvirt.libvirtError as error:
+            if cannot and faults.is_unsupported(error):
+                raise errors.ClientFault(
+                    cannot, f"{self.name}: libvirt knows no {doing} of domains of type {self.domain_type}."
+                ) from error
             raise faults.from_libvirt(error, f"{doing} {self.name}") from error
         finally:
             self._watch.ours = False
@@ -382,6 +411,13 @@ class LibvirtMachine(Machine):
         return ""
 
     def _find_pid(self) -> int:
+        if self.domain_type == "lxc":
+            # The process that made the container, whose descendants all its others are.
+            try:
+                pid = int(self._call(lambda domain: domain.ID()))
+            except (libvirt.libvirtError, errors.Fault):
+                return 0
+            return pid if self._is_ours(pid) else 0
         runs = ["/run", "/var/run"]
         if os.environ.get("XDG_RUNTIME_DIR"):
             runs.append(os.environ["XDG_RUNTIME_DIR"])
@@ -399,11 +435,14 @@ class LibvirtMachine(Machine):
         return 0
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether the process is this domain's QEMU: libvirt puts the UUID on its command line."""
+        """Whether the process is this domain's: libvirt puts QEMU's UUID on its command line, or libvirt_lxc's name."""
         if pid <= 0:
             return False
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                return self.uuid.encode() in file.read(1 << 16)
+                words = file.read(1 << 16)
+                if self.domain_type == "lxc":
+                    return b"libvirt_lxc" in words and self.name.encode() in words.split(b"\0")
+                return self.uuid.encode() in words
         except OSError:
             return False

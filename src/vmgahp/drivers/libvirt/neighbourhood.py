@@ -62,12 +62,17 @@ def require_room(directory: str) -> None:
 
 
 def require_free_mac(
-    connection: "libvirt.virConnect", mac: str, log: "Logger", started_before: int | None = None
+    connection: "libvirt.virConnect",
+    mac: str,
+    log: "Logger",
+    started_before: int | None = None,
+    origin: str = "",
 ) -> None:
     """Has no running VM the MAC address `mac`? libvirt does not mind, and neither VM would have a network.
 
     With the libvirt id of a domain only those that were started before it count: of two starts at once, each
-    of which sees the other, just the later one is refused. Raises `errors.JobFault` and `libvirt.libvirtError`.
+    of which sees the other, just the later one is refused. Raises `errors.JobFault`, or `errors.MachineFault`
+    where the address is not the job's but of a setting, the `origin`; and `libvirt.libvirtError`.
     """
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
@@ -81,6 +86,11 @@ def require_free_mac(
         cards = etree.fromstring(text).iterfind("devices/interface/mac")
         if any(card.get("address", "").lower() == mac for card in cards):
             log(f"{mac} is the MAC address of {domain.name()}")
+            if origin:
+                raise errors.MachineFault(
+                    f"{mac}, which is of {origin}, is the address of another VM that runs on this machine.",
+                    "let it give each VM an address of its own.",
+                )
             raise errors.JobFault(
                 errors.MISMATCHED,
                 f"JobVM_MACADDR = {mac} is the address of another VM that runs on this machine.",

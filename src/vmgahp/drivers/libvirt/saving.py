@@ -36,6 +36,10 @@ class Saver:
     ) -> None:
         self.directory = directory
         self.identity = identity
+        self.cannot = ""
+        """Why the VM's memory cannot be saved, in the form of "because …"; empty where it can."""
+        self.before_restore: list[Callable[[], None]] = []
+        """Makes anew what ended with the QEMU that was saved."""
         self._log = log
         self._settings = settings
 
@@ -48,6 +52,8 @@ class Saver:
         afterwards it is restored from that at once, as `xml` describes it. Raises `libvirt.libvirtError`
         for what libvirt says, `errors.MachineFault` where there is no room or the file cannot be made.
         """
+        if self.cannot:
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"The VM cannot be saved: {self.cannot}.")
         needed = int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA
         self._require_room(needed)
         partial = "." + name + PARTIAL_SUFFIX
@@ -79,20 +85,27 @@ class Saver:
         except OSError as error:
             raise _unusable(name, self.directory, str(error.strerror)) from error
         try:
-            memory_image.inspect(descriptor)
+            self._inspect(descriptor)
         except (OSError, memory_image.Damaged) as error:
             os.close(descriptor)
             raise _unusable(name, self.directory, str(error)) from error
         return descriptor
 
-    @staticmethod
-    def restore(connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
+    def restore(self, connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
         """Restore a domain from an open memory image, described by `xml` and not by what the image says.
 
         Whether the guest was running is the image's word too: it runs. Raises `libvirt.libvirtError`.
         """
-        path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+        for action in self.before_restore:
+            action()
+        self.hand_over(connection, descriptor, xml, paused=False)
+
+    def hand_over(
+        self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool
+    ) -> None:
+        """Give libvirt an open memory image to restore; the domain runs, or is left `paused`."""
+        flag = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
+        connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
 
     def forget(self, name: str) -> None:
         """Remove a memory image that is of no more use."""
@@ -108,6 +121,10 @@ class Saver:
             self.identity.rename_scratch(self.directory, old, new)
         except OSError as error:
             raise self._fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
+
+    def _inspect(self, descriptor: int) -> None:
+        """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
+        memory_image.inspect(descriptor)
 
     def _save(self, domain: "libvirt.virDomain", path: str, checkpoint: bool) -> None:
         kind = "CHECKPOINT" if checkpoint else "SUSPEND"

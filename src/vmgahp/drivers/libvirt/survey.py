@@ -9,8 +9,10 @@ import libvirt
 
 from vmgahp import errors, findings, kvm
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import emulator, faults
+from vmgahp.drivers.libvirt import emulator, faults, offers, others
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
+from vmgahp.drivers.libvirt.others import CONNECTING
+from vmgahp.drivers.libvirt.others import version as _version
 from vmgahp.findings import OFF, OK, Finding
 
 TYPE_CHECKING = False
@@ -27,9 +29,6 @@ KVM_DEADLINE = 0.3
 
 EMULATOR_TIME = 1.6
 """Seconds kept for the second step: QEMU is tried once it is known by which accelerator."""
-
-CONNECTING = 1.5
-"""Seconds for reaching a libvirtd that is just being restarted."""
 
 IFF_UP = 1
 """Of an interface's flags (``linux/if.h``)."""
@@ -85,15 +84,23 @@ class Surveyor:
         self.identity = identity
         self.log = log
         self._connection = connection
+        self._fixed = ""
+        """The domain type where the settings leave no choice about it."""
 
     def survey(self, end: float) -> Survey:
         """All checks, those that do not need one another side by side; see `vmgahp.drivers.base.Driver.survey`."""
+        try:
+            self._fixed = others.wanted_type(self.vm_type, self.settings)
+        except errors.MachineFault as fault:
+            return Survey([findings.judge("domain type", others.SETTING, fault, "")])
+        if others.is_other(self._fixed):
+            return others.survey(self.settings, self._connection, self._fixed, self._look_at_bridge, end)
         first_end = end - EMULATOR_TIME
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
         self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
         wanted = self.settings.networking_types()
         checks: dict[str, Callable[[], object]] = {"libvirt": self._ask_libvirt}
-        if self.vm_type != "qemu":
+        if self._fixed != "qemu":
             checks["kvm"] = _prove_kvm
         if "bridge" in wanted:
             checks["bridge"] = self._look_at_bridge
@@ -151,7 +158,7 @@ class Surveyor:
                     for kind in kinds
                     if kind in ("kvm", "qemu")
                 },
-                self._nat_is_active(connection),
+                others.is_active(connection, self.settings.string("VM_NAT_NETWORK")),
             )
 
         try:
@@ -170,15 +177,6 @@ class Surveyor:
             "" if machine is None else machine.text or "",
             1 if machine is None else int(machine.get("maxCpus", "1")),
         )
-
-    def _nat_is_active(self, connection: "libvirt.virConnect") -> bool:
-        try:
-            network = connection.networkLookupByName(self.settings.string("VM_NAT_NETWORK"))
-            return bool(network.isActive())
-        except libvirt.libvirtError as error:
-            if faults.is_connection_loss(error):
-                raise
-            return False
 
     def _look_at_bridge(self) -> str:
         name = self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
@@ -217,13 +215,13 @@ class Surveyor:
 
     def _judge_kvm(self, reason: object, found: list[Finding]) -> str:
         """The domain type of jobs, empty where they can have none."""
-        if self.vm_type == "qemu":
+        if self._fixed == "qemu":
             return "qemu"
         looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
         if not isinstance(reason, errors.Fault):
             found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
             return "kvm"
-        emulate = self.settings.boolean("VM_ALLOW_EMULATION")
+        emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
         found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, reason.problem, reason.cure))
         return "qemu" if emulate else ""
 
@@ -232,12 +230,7 @@ class Surveyor:
     ) -> Finding:
         name = f"network {kind}"
         if kind == "nat":
-            network = self.settings.string("VM_NAT_NETWORK")
-            looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
-            if host.default_network:
-                return Finding(name, OK, looked_at, f"{network} is active")
-            cure = f"virsh net-start {network}; virsh net-autostart {network}"
-            return Finding(name, OFF, looked_at, f"{network} is not active, or not defined.", cure)
+            return others.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.default_network)
         if kind == "bridge":
             outcome = outcomes["bridge"]
             return findings.judge(
@@ -252,8 +245,8 @@ class Surveyor:
 
     def _vm_types(self, accel: str) -> list[str]:
         """The types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
-        if self.vm_type == "qemu":
-            return ["qemu"]
+        if self._fixed:
+            return list(dict.fromkeys((self.vm_type, self._fixed)))
         return list(dict.fromkeys((self.vm_type, "kvm", "libvirt", "qemu")))
 
     def _attributes(
@@ -265,6 +258,7 @@ class Surveyor:
                 f"guest/arch[@name='{os.uname().machine}']/machine[@canonical]"
             )
         ]
+        emulates = accel == "qemu" or self.settings.boolean("VM_ALLOW_EMULATION")
         attributes: dict[str, Value] = {
             "accel": "kvm" if accel == "kvm" else "tcg",
             "version": _version(host.version),
@@ -276,6 +270,9 @@ class Surveyor:
             "snapshot": False,
             "networking": ",".join(networking),
             "gpu": False,
+            "arches": ",".join(offers.arches(host.capabilities, emulates=emulates)),
+            "tpm": offers.has_tpm(),
+            "share": self.settings.string("VM_SHARE_SCRATCH").lower(),
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
@@ -326,10 +323,6 @@ def _no_such_domains(uri: str, accel: str) -> Finding:
 def _versions(host: object) -> str:
     assert isinstance(host, _Host)
     return f"libvirt {_version(host.libvirt_version)} answers, with QEMU {_version(host.version)}"
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 __all__ = ["KVM_DEADLINE", "Surveyor", "kvm_fault"]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 ADDED: "Mapping[str, Mapping[str, str]]" = {
     "emulator": {},
-    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa"},
-    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb"},
-    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none"},
+    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa|xenbus"},
+    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb|xen"},
+    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none|xen"},
     "audio": {"type": r"none"},
     "watchdog": {"model": r"itco", "action": r"reset|none|poweroff|shutdown"},
     "hub": {"type": r"usb"},
@@ -43,7 +43,7 @@ _NETWORK_CARDS = {"nat": "network", "bridge": "bridge", "user": "user"}
 _OF_A_NETWORK = ("network", "bridge", "direct")
 """As what a card on a libvirt network may show itself: libvirt resolves some kinds of network."""
 
-_KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen")
+_KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen", "accessmode")
 """The attributes that tell devices of a kind apart, where they are asked for."""
 
 _SIDES: "Mapping[str, tuple[str, ...]]" = {
@@ -80,6 +80,8 @@ class _Disk(NamedTuple):
     read_only: bool
     beneath: tuple[tuple[str, str], ...]
     """File and format of the backing files, the nearest first."""
+    shared: bool
+    """Whether others may write to it at the same time."""
 
 
 def against_job(live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Sequence[Layer]]") -> None:
@@ -98,26 +100,21 @@ def against_job(live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Se
             disk.format,
             not disk.writable or disk.kind == "cdrom",
             tuple((layer.path, layer.format) for layer in chains.get(disk.path, ())),
+            disk.shared,
         )
         for disk in spec.disks
     }
     found += _compare_disks(domain, disks)
-    cards = domain.findall("devices/interface")
-    if len(cards) != int(spec.networking):
-        found.append(f"it has {len(cards)} network cards, and the job asks for {int(spec.networking)}")
-    for card in cards if spec.networking else ():
-        kinds = _kinds(_NETWORK_CARDS[spec.networking_type])
-        if card.get("type") not in kinds:
-            found.append(f"its network card is of the type {card.get('type')}, and not {' or '.join(kinds)}")
-        if spec.mac and _of(card, "mac", "address").lower() != spec.mac:
-            found.append(f"its MAC address is {_of(card, 'mac', 'address')}, and the job's is {spec.mac}")
+    found += _compare_cards(domain, spec)
+    found += _compare_cpu_and_firmware(domain, wanted)
     _finish(found + _compare_rest(domain, wanted, "disk"))
 
 
 def against_script(live: str, asked: str, spec: "JobSpec") -> str:
-    """Compare a live domain with the XML of the administrator's script, which may give the job less than it asked.
+    """Compare a live domain with XML in which LIBVIRT_XML_SCRIPT or VM_POLICY had a part.
 
-    Returns what is less, as a sentence without its full stop, mostly empty. Raises `Mismatch`.
+    They may give the job less than it asked, and what they asked for must be there. Returns what is less, as a
+    sentence without its full stop, mostly empty. Raises `Mismatch`.
     """
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found, less = [], []
@@ -129,6 +126,12 @@ def against_script(live: str, asked: str, spec: "JobSpec") -> str:
             found.append(f"its {what} is {is_now}, more than the {should_be} of the job")
         elif is_now < should_be:
             less.append(f"its {what} is {is_now}, and the job asks for {should_be}")
+    # NUMA cells and DIMMs change the sum, and are not ours.
+    whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
+    if whole and _memory(domain) != _rounded(_asked_memory(wanted)):
+        found.append(f"its memory (KiB) is {_memory(domain)}, and {_asked_memory(wanted)} was asked for")
+    if _vcpus(domain) != _vcpus(wanted):
+        found.append(f"its number of CPUs is {_vcpus(domain)}, and {_vcpus(wanted)} was asked for")
     _finish(found + _compare_rest(domain, wanted))
     return "; ".join(less)
 
@@ -159,6 +162,14 @@ def _finish(found: "Sequence[str]") -> None:
 def _memory(domain: etree.Element) -> int:
     """Live XML always has KiB."""
     return int(domain.findtext("memory") or 0)
+
+
+def _asked_memory(wanted: etree.Element) -> int:
+    """KiB, rounded up, from any of libvirt's units (https://libvirt.org/formatdomain.html#memory-allocation)."""
+    unit = _of(wanted, "memory", "unit") or "KiB"
+    scale = 1000 if len(unit) == 2 and unit[1] == "B" else 1024
+    power = "KMGTPE".find(unit[0].upper()) + 1 if unit not in ("b", "bytes") else 0
+    return -(-_memory(wanted) * int(scale**power) // 1024)
 
 
 def _vcpus(domain: etree.Element) -> int:
@@ -203,7 +214,57 @@ def _disk(element: etree.Element) -> _Disk:
         beneath.append((_of(store, "source", "file"), _of(store, "format", "type")))
         store = store.find("backingStore")
     read_only = element.find("readonly") is not None or element.get("device") == "cdrom"
-    return _Disk(_of(element, "source", "file"), _of(element, "driver", "type"), read_only, tuple(beneath))
+    return _Disk(
+        _of(element, "source", "file"),
+        _of(element, "driver", "type"),
+        read_only,
+        tuple(beneath),
+        element.find("shareable") is not None,
+    )
+
+
+# Network cards, CPU and firmware
+
+
+def _compare_cards(domain: etree.Element, spec: "JobSpec") -> list[str]:
+    """libvirt keeps the order of the cards, in which the job names them."""
+    found = []
+    cards = domain.findall("devices/interface")
+    if len(cards) != len(spec.nics):
+        return [f"it has {len(cards)} network cards, and the job asks for {len(spec.nics)}"]
+    for card, nic in zip(cards, spec.nics, strict=True):
+        kinds = _kinds(_NETWORK_CARDS[nic.networking_type])
+        if card.get("type") not in kinds:
+            found.append(f"its network card is of the type {card.get('type')}, and not {' or '.join(kinds)}")
+        if nic.mac and _of(card, "mac", "address").lower() != nic.mac:
+            found.append(f"its MAC address is {_of(card, 'mac', 'address')}, and the job's is {nic.mac}")
+        if _of(card, "model", "type") != nic.model:
+            found.append(
+                f"its network card is of the model {_of(card, 'model', 'type')}, and not {nic.model}"
+            )
+        if (_of(card, "link", "state") != "down") != nic.link_up:
+            found.append(
+                f"the cable of its network card is {'out' if nic.link_up else 'in'}, and should not be"
+            )
+    return found
+
+
+def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> list[str]:
+    found = []
+    for what, path, names in (
+        ("CPU topology", "cpu/topology", ("sockets", "cores", "threads")),
+        ("architecture", "os/type", ("arch",)),
+    ):
+        is_now, should_be = ([_of(each, path, name) for name in names] for each in (domain, wanted))
+        if any(then and now != then for now, then in zip(is_now, should_be, strict=True)):
+            found.append(f"its {what} is {' '.join(is_now)}, and {' '.join(should_be)} was asked for")
+    uefi = wanted.find("os[@firmware='efi']") is not None or wanted.find("os/loader") is not None
+    loader = domain.find("os/loader")
+    if uefi != (loader is not None):
+        found.append(
+            f"it boots by {'BIOS' if loader is None else 'a firmware'}, and the job asks for the other"
+        )
+    return found
 
 
 # Everything else

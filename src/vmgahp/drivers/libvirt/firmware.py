@@ -1,0 +1,117 @@
+"""UEFI firmwares: the file that libvirt makes for what each guest's firmware writes, and which firmware it was.
+
+libvirt leaves that file behind when a domain ends. It stays where libvirt puts it, in a directory that is
+libvirt's own. In the scratch directory it would be no safer: libvirtd makes the file as root, by its name. It
+need not travel with a checkpoint, for QEMU carries its content in the memory image and writes all of it into
+the new file.
+
+libvirt chooses the firmware of a domain that starts, but not of one that is restored (9.0): then it must be told.
+"""
+
+import os
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+
+SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
+
+DESCRIPTORS = "/etc/qemu/firmware", "/usr/share/qemu/firmware"
+"""Where the firmwares of a machine are described, one JSON file each (QEMU's ``docs/interop/firmware.json``)."""
+
+SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
+"""What libvirt puts after the domain's name (``qemuDomainNVRAMPathFormat``; the format's name since 10.9)."""
+
+
+def forget(name: str, uri: str, log: "Logger") -> None:
+    """Remove the firmware's memory of a job's domain that does not run. Raises nothing."""
+    for suffix in SUFFIXES:
+        path = os.path.join(directory(uri), name + suffix)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log(f"{path}, the memory of a firmware, cannot be removed: {error.strerror}")
+
+
+def directory(uri: str) -> str:
+    """Where the libvirtd at `uri` keeps them."""
+    if not uri.endswith("/session"):
+        return SYSTEM_DIRECTORY
+    configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(configuration, "libvirt/qemu/nvram")
+
+
+class Firmware(NamedTuple):
+    """A firmware of this machine, as its descriptor has it."""
+
+    template: str
+    """The file that a guest's own variables begin as."""
+    format: str
+    secure: bool
+    """Whether it boots signed systems only, once it has keys."""
+
+
+def installed() -> dict[str, Firmware]:
+    """The firmwares of this machine that are in two files, by the path of the first, the code."""
+    import json
+
+    found: dict[str, Firmware] = {}
+    for place in DESCRIPTORS:
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            continue
+        for name in names:
+            try:
+                with open(os.path.join(place, name), encoding="utf-8") as file:
+                    descriptor = json.load(file)
+                mapping = descriptor["mapping"]
+                found.setdefault(
+                    mapping["executable"]["filename"],
+                    Firmware(
+                        mapping["nvram-template"]["filename"],
+                        mapping["executable"].get("format", "raw"),
+                        "secure-boot" in descriptor["features"],
+                    ),
+                )
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # of another kind, or no descriptor at all
+    return found
+
+
+def of_a_restore(ours: str, saved: str, uri: str) -> str:
+    """Our domain XML with the firmware of the saved domain, where it boots by one.
+
+    Of the saved XML, which is not trusted, only the choice among this machine's own firmwares is taken. Raises
+    LookupError, with a sentence, where this machine has not that firmware.
+    """
+    domain = etree.fromstring(ours)
+    system = domain.find("os[@firmware='efi']")
+    if system is None:
+        return ours
+    path = (etree.fromstring(saved).findtext("os/loader") or "").strip()
+    firmware = installed().get(path)
+    wants_secure = system.find("firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
+    if firmware is None or firmware.secure != wants_secure:
+        raise LookupError(
+            f"the firmware that it was saved with, {path[:200]!a}, is none that the job gets here"
+        )
+    del system.attrib["firmware"]
+    for part in system.findall("firmware"):
+        system.remove(part)
+    loader = etree.SubElement(system, "loader", readonly="yes", type="pflash")
+    loader.text = path
+    nvram = etree.SubElement(system, "nvram", template=firmware.template)
+    suffix = SUFFIXES[0]
+    if firmware.format != "raw":
+        loader.set("format", firmware.format)
+        nvram.set("format", firmware.format)
+        suffix = f"_VARS.{firmware.format}"
+    if wants_secure:
+        loader.set("secure", "yes")
+    nvram.text = os.path.join(directory(uri), (domain.findtext("name") or "") + suffix)
+    return etree.tostring(domain, encoding="unicode")

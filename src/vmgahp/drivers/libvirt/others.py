@@ -1,0 +1,218 @@
+"""Hypervisors of libvirt that are not QEMU: what can be known of any, and what is asked of none.
+
+With VM_LIBVIRT_URI and VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by whatever libvirt has a driver
+for. Such a driver starts and ends domains and tells how they are. What this package does to QEMU beyond that
+(the user's uid, the console's socket, memory images) it does to no other hypervisor: each has its own way.
+"""
+
+import re
+from time import monotonic
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors, findings
+from vmgahp.drivers.base import Survey
+from vmgahp.drivers.libvirt import faults
+from vmgahp.findings import BAD, OFF, OK, Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.drivers.libvirt.connection import Connection
+
+SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
+
+OURS = ("kvm", "qemu")
+"""The domain types of libvirt's driver for QEMU."""
+
+CONNECTING = 1.5
+"""Seconds for reaching a libvirtd that is just being restarted."""
+
+
+class Hypervisor(NamedTuple):
+    """What a driver of libvirt says of itself."""
+
+    name: str
+    """``virConnectGetType``: LXC, Xen, TEST and so on."""
+    version: int
+    libvirt_version: int
+    os_types: tuple[str, ...]
+    """Of its domains of the wanted type: ``hvm`` for whole machines, ``exe`` for containers; empty: it has none."""
+    nat: bool
+    """Whether the network of VM_NAT_NETWORK is active."""
+
+
+def wanted_type(vm_type: str, settings: "Settings") -> str:
+    """The domain type that settings and VM type leave no choice about; empty for KVM or, where allowed, TCG.
+
+    Raises `errors.MachineFault` for a setting that is no word.
+    """
+    if vm_type == "qemu":
+        return "qemu"
+    kind = settings.string(SETTING).lower() if vm_type == "libvirt" else ""
+    if kind and not re.fullmatch(r"[a-z]{1,20}", kind):
+        raise errors.MachineFault(
+            f"{SETTING} = {kind} ({settings.where(SETTING)}) is no domain type.",
+            f"set {SETTING} to what virsh capabilities shows as <domain type=…>, such as lxc.",
+        )
+    return kind
+
+
+def is_other(domain_type: str) -> bool:
+    """Whether domains of a type are not QEMU's."""
+    return domain_type not in ("", *OURS)
+
+
+def ask(connection: "Connection", domain_type: str, settings: "Settings") -> Hypervisor:
+    """What the libvirt at VM_LIBVIRT_URI has for a domain type. Raises `errors.MachineFault`."""
+
+    def say(libvirtd: "libvirt.virConnect") -> Hypervisor:
+        guests = etree.fromstring(libvirtd.getCapabilities()).iterfind("guest")
+        return Hypervisor(
+            libvirtd.getType(),
+            libvirtd.getVersion(),
+            libvirtd.getLibVersion(),
+            tuple(
+                dict.fromkeys(
+                    guest.findtext("os_type") or ""
+                    for guest in guests
+                    if guest.find(f"arch//domain[@type='{domain_type}']") is not None
+                )
+            ),
+            is_active(libvirtd, settings.string("VM_NAT_NETWORK")),
+        )
+
+    try:
+        return connection.call(say)
+    except libvirt.libvirtError as error:
+        raise faults.from_libvirt(error, "asking for its capabilities") from error
+
+
+def require(connection: "Connection", domain_type: str, settings: "Settings") -> Hypervisor:
+    """As `ask`, and make sure that jobs can be described to it.
+
+    At a start libvirt would call the lack of a driver an invalid argument, as it does a job's. Raises
+    `errors.MachineFault`.
+    """
+    found = ask(connection, domain_type, settings)
+    if not found.os_types:
+        raise errors.MachineFault(
+            f"{SETTING} = {domain_type}, and the libvirt at {connection.uri} has no domains of that type.",
+            "set VM_LIBVIRT_URI to the connection that has them, such as lxc:///system, and see virsh -c URI "
+            "capabilities.",
+        )
+    if "hvm" not in found.os_types and not settings.xml_script():
+        raise errors.MachineFault(
+            f"{SETTING} = {domain_type} has no machines but {', '.join(found.os_types)}, which the built-in "
+            "description of a VM is not for.",
+            "set LIBVIRT_XML_SCRIPT to a program of yours that describes the container of a job.",
+        )
+    return found
+
+
+def require_fit(vm_type: str, connection: "Connection", settings: "Settings") -> None:
+    """As `require`, for whatever hypervisor serves the VM type; nothing where that is QEMU.
+
+    Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
+    """
+    domain_type = wanted_type(vm_type, settings)
+    if is_other(domain_type):
+        require(connection, domain_type, settings)
+
+
+def may_be_diskless(vm_type: str, settings: "Settings") -> bool:
+    """Whether jobs need not name a disk: a container has the root that the administrator's script gives it."""
+    return is_other(wanted_type(vm_type, settings)) and bool(settings.xml_script())
+
+
+def no_saving(domain_type: str) -> str:
+    """Why a VM's memory cannot be saved to a file; empty where it can."""
+    if not is_other(domain_type):
+        return ""
+    return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
+
+
+def survey(
+    settings: "Settings",
+    connection: "Connection",
+    domain_type: str,
+    bridge: "Callable[[], str]",
+    end: float,
+) -> Survey:
+    """`vmgahp.drivers.base.Driver.survey` for any hypervisor: `bridge` looks at the bridge of the settings."""
+    connection.deadline = max(0.3, min(CONNECTING, end - monotonic() - 0.3))
+    wanted = settings.networking_types()
+    checks: dict[str, Callable[[], object]] = {"type": lambda: require(connection, domain_type, settings)}
+    if "bridge" in wanted:
+        checks["bridge"] = bridge
+    outcomes = findings.side_by_side(checks, end)
+    host = outcomes["type"]
+    looked_at = f"domains of type {domain_type} at {connection.uri}"
+    if not isinstance(host, Hypervisor):
+        return Survey([findings.judge("libvirt", looked_at, host, "", BAD)])
+    seen = f"libvirt {version(host.libvirt_version)} has them, with {host.name} {version(host.version)}"
+    found = [Finding("libvirt", OK, looked_at, seen)]
+    networks = [_network(kind, host, outcomes, settings) for kind in wanted]
+    networking = [kind for kind, finding in zip(wanted, networks, strict=True) if finding.verdict == OK]
+    return Survey(
+        [*found, *networks],
+        attributes={
+            "version": version(host.version),
+            "libvirt_version": version(host.libvirt_version),
+            "suspend": False,
+            "checkpoint": False,
+            "snapshot": False,
+            "networking": ",".join(networking),
+            "gpu": False,
+        },
+        machine_attributes={"HasVirshDefaultNetwork": host.nat},
+        networking=networking,
+        hypervisors=[domain_type],
+        vm_types=["libvirt"],
+    )
+
+
+def version(number: int) -> str:
+    """libvirt's numbers for versions, 1,000,000 * major + 1,000 * minor + release, as people write them."""
+    return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+def _network(kind: str, host: Hypervisor, outcomes: "dict[str, object]", settings: "Settings") -> Finding:
+    name = f"network {kind}"
+    if kind == "bridge":
+        outcome = outcomes["bridge"]
+        return findings.judge(
+            name, "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
+        )
+    if kind == "user":
+        return Finding(
+            name,
+            OFF,
+            "user networking",
+            f"{host.name} has none: it is QEMU's.",
+            "leave user out of VM_NETWORKING_TYPE.",
+        )
+    return judge_nat(settings.string("VM_NAT_NETWORK"), host.nat)
+
+
+def judge_nat(network: str, active: bool) -> Finding:
+    """The finding about the network of VM_NAT_NETWORK."""
+    looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
+    if active:
+        return Finding("network nat", OK, looked_at, f"{network} is active")
+    cure = f"virsh net-start {network}; virsh net-autostart {network}"
+    return Finding("network nat", OFF, looked_at, f"{network} is not active, or not defined.", cure)
+
+
+def is_active(libvirtd: "libvirt.virConnect", network: str) -> bool:
+    """Whether libvirt has a network of this name and it is up."""
+    try:
+        return bool(libvirtd.networkLookupByName(network).isActive())
+    except libvirt.libvirtError as error:
+        if faults.is_connection_loss(error):
+            raise
+        return False  # it is not there, or this hypervisor's driver knows no networks

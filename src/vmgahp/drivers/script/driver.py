@@ -1,0 +1,211 @@
+"""Starts, finds and kills VMs by a script of the administrator's."""
+
+import os
+import sys
+import uuid as uuids
+
+from vmgahp import errors, scratch
+from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.script import program, protocol
+from vmgahp.drivers.script.checkpoints import Checkpoints
+from vmgahp.drivers.script.machine import ScriptMachine, refused
+from vmgahp.drivers.script.program import Program
+from vmgahp.drivers.script.protocol import Malformed, Request
+from vmgahp.drivers.script.wish import Wish
+from vmgahp.guardian import Guardian
+from vmgahp.identity import Identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.script.checkpoints import Restart
+    from vmgahp.drivers.script.protocol import Answer
+    from vmgahp.job_ad import JobAd
+
+LEAST_LONG_SECONDS = 30
+
+
+class ScriptDriver(Driver):
+    """VM type script: whatever VM_SCRIPT drives."""
+
+    # The contract
+
+    def start(self, job: "JobAd") -> Machine:
+        wish = Wish.from_ad(job, self.settings)
+        script = self._program(self.identity)
+        checkpoints = Checkpoints(self.identity, wish.directory, self.log)
+        restart = checkpoints.find(wish, script.hypervisor) if wish.checkpoint else None
+        request = self._request(wish, script, restart)
+        self._clear_leftovers(script, request, job)
+        machine = ScriptMachine(
+            wish,
+            script,
+            checkpoints,
+            request,
+            job,
+            seconds=self._seconds(),
+            long_seconds=self._long_seconds(),
+            stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
+            log=self.log,
+        )
+        machine.cpu_before = restart.cpu_seconds if restart else 0.0
+        try:
+            machine.guardian = Guardian.post(self._kill_command(wish.directory, request.uuid), os.environ)
+            self._power_on(machine, script, request, job)
+        except OSError as error:
+            self._undo(machine)
+            raise errors.MachineFault(
+                f"The machine is out of resources: {error}.", "see what is scarce."
+            ) from error
+        except BaseException:
+            self._undo(machine)
+            raise
+        checkpoints.discard()  # from here on the disks change
+        if wish.no_output_vm:
+            machine.at_end.append(lambda: scratch.empty(wish.directory, self.identity, self.log))
+        self.log(f"started {wish.name} ({request.key}) by {script.path}")
+        return machine
+
+    def describe(self, job: "JobAd") -> str:
+        wish = Wish.from_ad(job, self.settings)
+        script = self._program(self.identity)
+        request = self._request(wish, script, None)._replace(uuid="")
+        return request.document(job.public()).decode()
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        directory = os.path.realpath(match)
+        owner = self._owner(directory)
+        script = self._program(owner)
+        request = Request(
+            protocol.DESTROY,
+            script.hypervisor,
+            key=key_of(directory),
+            uuid=uuid,
+            directory=directory,
+            uid=owner.uid,
+            gid=owner.gid,
+        )
+        return self._destroy(script, request, None)
+
+    def survey(self, end: float) -> Survey:
+        from vmgahp.drivers.script.survey import survey
+
+        return survey(self.vm_type, self.settings, self.identity, self.log, end)
+
+    # A start
+
+    def _seconds(self) -> float:
+        return max(1, self.settings.integer("VM_SCRIPT_TIMEOUT"))
+
+    def _long_seconds(self) -> float:
+        return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
+
+    def _program(self, job_user: Identity) -> Program:
+        return Program(self.settings, program.user_for(self.settings, job_user), self.log)
+
+    def _request(self, wish: Wish, script: Program, restart: "Restart | None") -> Request:
+        directory = os.path.realpath(wish.directory)
+        return Request(
+            protocol.START,
+            script.hypervisor,
+            name=wish.name,
+            key=key_of(directory),
+            uuid=str(uuids.uuid4()),
+            directory=directory,
+            uid=self.identity.uid,
+            gid=self.identity.gid,
+            memory_mib=wish.memory_mib,
+            vcpus=wish.vcpus,
+            networking=wish.networking,
+            mac=wish.mac,
+            restart=restart is not None,
+            note=restart.note if restart else "",
+        )
+
+    def _clear_leftovers(self, script: Program, request: Request, job: "JobAd") -> None:
+        """Whatever an earlier server left behind under this key, but not a checkpoint's files."""
+        leftover = request._replace(action=protocol.DESTROY, uuid="", keep=request.restart)
+        if self._destroy(script, leftover, job):
+            self.log(f"{request.key} still ran from an earlier start: it was destroyed")
+
+    def _destroy(self, script: Program, request: Request, job: "JobAd | None") -> bool:
+        answer = script.call(request, job, self._seconds())
+        if answer.outcome != protocol.DONE:
+            raise refused(answer, script, request.action)
+        return answer.fields.get("existed") is not False
+
+    def _power_on(self, machine: ScriptMachine, script: Program, request: Request, job: "JobAd") -> None:
+        """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
+        answer = script.call(request, job, self._long_seconds())
+        if answer.outcome == protocol.REJECTED:
+            reason = answer.reason or "it gives no reason"
+            raise errors.JobFault(
+                errors.MISMATCHED,
+                f"{script.hypervisor} on this machine rejects the job: {reason}{'' if reason[-1] in '.!?' else '.'}",
+                f"change the job, or ask the administrator of this machine about {program.SETTING} ({script.path}).",
+            )
+        if answer.outcome == protocol.NOT_IMPLEMENTED:
+            raise refused(answer, script, request.action)
+        machine.started(answer)
+        if answer.outcome == protocol.MODIFIED:
+            self._accept(machine, script, job, answer)
+
+    def _accept(self, machine: ScriptMachine, script: Program, job: "JobAd", answer: "Answer") -> None:
+        """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
+        try:
+            ad = protocol.changed(job, answer.attributes)
+            wish = Wish.from_ad(ad, self.settings)
+        except (Malformed, errors.JobFault) as error:
+            raise _odd(script, str(error)) from error
+        before = machine.wish
+        if wish.memory_mib > before.memory_mib or wish.vcpus > before.vcpus:
+            raise _odd(
+                script,
+                f"it gives the VM {wish.memory_mib} MiB and {wish.vcpus} CPUs, and the job has "
+                f"{before.memory_mib} MiB and {before.vcpus}",
+            )
+        self.log(f"{script.path} has modified {before.name}:")
+        for line in protocol.difference(job, answer.attributes):
+            self.log(f"{before.name}: {program.clean(line)}")
+        machine.change(wish, ad)
+
+    def _undo(self, machine: ScriptMachine) -> None:
+        """Nothing of a start that failed is left, but the checkpoint that it was to go on from."""
+        try:
+            machine.undo()
+        except errors.Fault as fault:
+            self.log(f"a start failed, and its VM cannot be cleared: {fault.problem}")
+
+    def _kill_command(self, working_dir: str, uuid: str) -> list[str]:
+        return [
+            *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
+            *("vmtype", self.vm_type, "match", working_dir, "uuid", uuid),
+        ]
+
+    # A kill
+
+    def _owner(self, directory: str) -> Identity:
+        """Whose VM it is: the owner of the scratch directory, for the startd names its own user instead."""
+        if os.geteuid() == 0:
+            try:
+                status = os.stat(directory)
+            except OSError:
+                return (
+                    self.identity
+                )  # it is gone, and the one whom the server was told of is all that is known
+            if status.st_uid:
+                return Identity(status.st_uid, status.st_gid)
+        return self.identity
+
+
+def key_of(directory: str) -> str:
+    """What the VM in a scratch directory is called; the kill mode knows nothing but the directory."""
+    from hashlib import sha256
+
+    return f"vmgahp-{sha256(os.fsencode(directory)).hexdigest()[:16]}"
+
+
+def _odd(script: Program, problem: str) -> errors.MachineFault:
+    return errors.MachineFault(
+        f"{program.SETTING} ({script.path}) has modified the job as it may not: {problem.rstrip('.')}.",
+        "let the script make VMs smaller only, and reject what it cannot run.",
+    )

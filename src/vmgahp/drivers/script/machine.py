@@ -1,0 +1,276 @@
+"""One VM that a script manages, as the server sees it."""
+
+import os
+import re
+import threading
+import time
+
+from vmgahp import errors, vm
+from vmgahp.drivers.base import Machine, Report
+from vmgahp.drivers.script import protocol
+from vmgahp.drivers.script.program import SETTING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.script.checkpoints import Checkpoints
+    from vmgahp.drivers.script.program import Program
+    from vmgahp.drivers.script.protocol import Answer, Request
+    from vmgahp.drivers.script.wish import Wish
+    from vmgahp.guardian import Guardian
+    from vmgahp.job_ad import JobAd
+
+POLL = 0.5
+"""Seconds between two looks at a guest that was asked to power off."""
+
+_STATES = {
+    protocol.RUNNING: vm.RUNNING,
+    protocol.PAUSED: vm.SOFT_SUSPENDED,
+    protocol.SUSPENDED: vm.SUSPENDED,
+    protocol.STOPPED: vm.STOPPED,
+}
+_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
+_ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
+
+
+class ScriptMachine(Machine):
+    """A VM by its key."""
+
+    def __init__(
+        self,
+        wish: "Wish",
+        script: "Program",
+        checkpoints: "Checkpoints",
+        request: "Request",
+        job: "JobAd",
+        *,
+        seconds: float,
+        long_seconds: float,
+        stop_timeout: float,
+        log: "Callable[[str], None]",
+    ) -> None:
+        self.name = wish.name
+        self.wish = wish
+        self.request = request
+        """The start; every later request is like it."""
+        self.guardian: Guardian | None = None
+        self.at_end: list[Callable[[], None]] = []
+        """Called once, in order, when the VM is gone for good."""
+        self.cpu_before = 0.0
+        """Seconds of CPU that the guest had used before its checkpoint."""
+        self._script = script
+        self._checkpoints = checkpoints
+        self._job = job
+        self._seconds = seconds
+        self._long_seconds = long_seconds
+        self._stop_timeout = stop_timeout
+        self._log = log
+        self._state = protocol.RUNNING
+        self._pid = 0
+        self._asks_pid = True
+        self._cpu_seconds = 0.0
+        self._keep = False
+        self._gone = False
+        self._tidied = False
+        self._tidy_lock = threading.Lock()
+
+    # What the driver says
+
+    def started(self, answer: "Answer") -> None:
+        """What the script answered to the start."""
+        self.request = self.request._replace(id=answer.text("id"))
+        self._pid = answer.integer("pid")
+
+    def change(self, wish: "Wish", job: "JobAd") -> None:
+        """The script runs the VM like this instead."""
+        self.wish, self._job = wish, job
+        self.request = self.request._replace(memory_mib=wish.memory_mib, vcpus=wish.vcpus)
+
+    def undo(self) -> None:
+        """The start has failed: destroy whatever has the key, but not the checkpoint that it was to go on from.
+
+        A start that was cut off may not have come to putting its uuid on the VM.
+        """
+        self._keep = self.request.restart
+        self.request = self.request._replace(uuid="")
+        self.destroy()
+
+    # What the server asks
+
+    def status(self) -> Report:
+        if self._gone:
+            return Report(vm.STOPPED)
+        answer = self._ask(protocol.STATUS, self._seconds)
+        if answer.outcome != protocol.DONE:
+            raise refused(answer, self._script, protocol.STATUS)
+        self._state = answer.text("state")
+        if self._state == protocol.STOPPED:
+            return Report(vm.STOPPED)
+        self._pid = answer.integer("pid") or self._pid
+        told = answer.number("cpu_seconds")
+        self._cpu_seconds = self.cpu_before + (self._process_seconds() if told is None else told)
+        memory = self.wish.memory_mib << 10
+        mac, ip = answer.text("mac").lower() or self.wish.mac, answer.text("ip")
+        return Report(
+            _STATES[self._state],
+            cpu_seconds=self._cpu_seconds,
+            vcpus=self.wish.vcpus,
+            memory_kib=answer.integer("memory_kib") or memory,
+            max_memory_kib=answer.integer("max_memory_kib") or memory,
+            # They go into a line of the protocol, and may be the guest's own word.
+            mac=mac if _MAC.fullmatch(mac) else "",
+            ip=ip if _ADDRESS.fullmatch(ip) else "",
+        )
+
+    def pid(self) -> int:
+        if self._gone or self._state in (protocol.SUSPENDED, protocol.STOPPED):
+            return 0
+        if not self._pid and self._asks_pid:
+            answer = self._ask(protocol.PID, self._seconds)
+            self._asks_pid = answer.outcome == protocol.DONE
+            self._pid = answer.integer("pid")
+        return self._pid if self._is_the_users(self._pid) else 0
+
+    def stop(self) -> None:
+        if not self._gone and self._state not in (protocol.SUSPENDED, protocol.STOPPED):
+            try:
+                if self._state == protocol.PAUSED:
+                    self._do(protocol.UNPAUSE, self._seconds, errors.VM_INVALID_OPERATION)
+                end = time.monotonic() + self._stop_timeout
+                answer = self._ask(protocol.STOP, self._seconds)
+                if answer.outcome == protocol.DONE:
+                    while self.status().state != vm.STOPPED and time.monotonic() < end:
+                        time.sleep(min(POLL, max(0.0, end - time.monotonic())))
+                else:
+                    self._log(f"{self.name} cannot be asked to power off: {answer.reason or answer.outcome}")
+            except errors.Fault as fault:
+                self._log(f"{self.name} cannot be asked to power off: {fault.problem}")
+        self.destroy()
+
+    def destroy(self) -> None:
+        if not self._gone:
+            self._end()
+            self._gone = True
+        self.release()
+
+    def release(self) -> None:
+        with self._tidy_lock:
+            if self._tidied:
+                return
+            self._tidied = True
+        if not self._gone:
+            try:
+                self._end()
+            except errors.Fault as fault:
+                self._log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
+            self._gone = True
+        for action in self.at_end:
+            action()
+        self.at_end = []
+        if self.guardian is not None:
+            self.guardian.dismiss()
+
+    def soft_suspend(self) -> None:
+        self._do(protocol.PAUSE, self._seconds, errors.VM_NO_SUPPORT_SUSPEND)
+        self._state = protocol.PAUSED
+
+    def suspend(self) -> None:
+        self._do(protocol.SUSPEND, self._long_seconds, errors.VM_NO_SUPPORT_SUSPEND)
+        self._state = protocol.SUSPENDED
+
+    def resume(self, state: str) -> None:
+        if state == vm.SOFT_SUSPENDED:
+            self._do(protocol.UNPAUSE, self._seconds, errors.VM_INVALID_OPERATION)
+        else:
+            # From here on the disks change, and what is written down of them is wrong.
+            self._checkpoints.discard()
+            self._keep = False
+            self._do(protocol.RESUME, self._long_seconds, errors.VM_INVALID_OPERATION)
+        self._state = protocol.RUNNING
+
+    def checkpoint(self) -> None:
+        if not self.wish.checkpoint and not self._gone:
+            raise errors.ClientFault(
+                errors.VM_NO_SUPPORT_CHECKPOINT,
+                f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
+            )
+        answer = self._do(protocol.CHECKPOINT, self._long_seconds, errors.VM_NO_SUPPORT_CHECKPOINT)
+        self._state = protocol.SUSPENDED
+        try:
+            self._checkpoints.write(
+                self.wish,
+                self.request.hypervisor,
+                self._cpu_seconds,
+                answer.words("files"),
+                answer.text("note"),
+            )
+        except errors.Fault:
+            try:
+                self.resume(vm.SUSPENDED)
+            except errors.Fault as fault:
+                self._log(f"{self.name} stays suspended after a checkpoint that failed: {fault.problem}")
+            raise
+        self._keep = True
+
+    # What helps
+
+    def _ask(self, action: str, seconds: float) -> "Answer":
+        request = self.request._replace(
+            action=action, state=self._state, keep=self._keep and action == protocol.DESTROY, restart=False
+        )
+        return self._script.call(request, self._job, seconds)
+
+    def _do(self, action: str, seconds: float, word: str) -> "Answer":
+        """What a script need not know how to do, and may refuse. Raises `errors.ClientFault` with the word."""
+        if self._gone:
+            raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
+        answer = self._ask(action, seconds)
+        if answer.outcome != protocol.DONE:
+            reason = answer.reason or f"{action} is {answer.outcome}"
+            raise errors.ClientFault(
+                word, f"{self.name}: the script of {self.request.hypervisor} cannot {action} it: {reason}."
+            )
+        return answer
+
+    def _end(self) -> None:
+        """Destroy the VM and make sure of it: the script's word alone is not enough."""
+        answer = self._ask(protocol.DESTROY, self._seconds)
+        if answer.outcome != protocol.DONE:
+            raise refused(answer, self._script, protocol.DESTROY)
+        answer = self._ask(protocol.STATUS, self._seconds)
+        left = answer.text("state")
+        if answer.outcome == protocol.DONE and left != protocol.STOPPED:
+            raise errors.MachineFault(
+                f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}.",
+                "end the VM by hand, and see why the script did not.",
+            )
+
+    def _is_the_users(self, pid: int) -> bool:
+        """Whether there is such a process, and of the script's user: HTCondor measures and may signal it."""
+        try:
+            with open(f"/proc/{pid}/status") as file:
+                uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+        except (OSError, ValueError, StopIteration):
+            return False
+        return pid > 1 and self._script.user.uid in (0, uid)
+
+    def _process_seconds(self) -> float:
+        """The CPU time of the VM's process, for a script that does not count it itself."""
+        if not self._is_the_users(self._pid):
+            return 0.0
+        try:
+            with open(f"/proc/{self._pid}/stat", "rb") as file:
+                user, system = file.read().rpartition(b")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return 0.0
+
+
+def refused(answer: "Answer", script: "Program", action: str) -> errors.MachineFault:
+    """The fault for an outcome that no job can be blamed for."""
+    reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
+    return errors.MachineFault(
+        f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}.",
+        f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only.",
+    )

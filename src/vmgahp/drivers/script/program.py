@@ -1,0 +1,202 @@
+"""Runs a hypervisor script: which program, as whom, with which limits, and for how long.
+
+It is trusted as the administrator's other programs are (`vmgahp.trusted_program`), and mostly runs with less
+rights than the server: as the job's user, who owns what it works on.
+"""
+
+import os
+
+from vmgahp import errors, log, trusted_program
+from vmgahp.drivers.script import protocol
+from vmgahp.drivers.script.protocol import Answer, Malformed, Request
+from vmgahp.identity import Identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Logger
+    from vmgahp.job_ad import JobAd
+
+HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USER", "VM_SCRIPT_LIMITS"
+JOB, CONDOR, ROOT = "job", "condor", "root"
+
+REQUEST_VARIABLE = "VMGAHP_REQUEST"
+REQUEST_PATH = f"/proc/self/fd/{trusted_program.AD_DESCRIPTOR}"
+"""A file in memory, which is gone with the script."""
+
+KNOWN_LIMITS = (
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
+    "rtprio", "rttime", "sigpending", "stack",
+)  # fmt: skip
+"""Resources by prlimit's names for them."""
+
+_NOT_EXECUTABLE = (126, 127)
+_BY_HAND = "run it by hand with this action (docs/script-drivers.md says how), and see the server's log."
+
+
+class Program:
+    """The script of the settings, for one user. Raises `errors.MachineFault` where it may not be run at all."""
+
+    def __init__(self, settings: "Settings", user: Identity, log_line: "Logger") -> None:
+        self.hypervisor = hypervisor(settings)
+        self.path = settings.string(SETTING)
+        self.user = user
+        self._limits = limits(settings)
+        self._log = log_line
+        if not self.path:
+            raise errors.MachineFault(
+                f"{HYPERVISOR} = {self.hypervisor}, and {SETTING} is not set: nobody knows how to drive it.",
+                f"set {SETTING} to the full path of the hypervisor's script.",
+            )
+        trusted_program.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
+
+    def call(self, request: Request, ad: "JobAd | None", seconds: float) -> Answer:
+        """Run the script once and read its answer.
+
+        Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an answer
+        that is none.
+        """
+        label = f"{SETTING} ({self.path}), {request.action}"
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("request")
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(request.document(ad))
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            output, complaints, status = trusted_program.converse(
+                SETTING,
+                [*self._prefix(), self.path, request.action],
+                protocol.ad_text(ad),
+                seconds,
+                self._environment() | request.environment() | {REQUEST_VARIABLE: REQUEST_PATH},
+                protocol.LONGEST_ANSWER,
+                descriptor,
+            )
+        except OSError as error:
+            raise errors.MachineFault(
+                f"{label} cannot be given its request: {error}.", "see what is scarce."
+            ) from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        said = [line for line in complaints.decode(errors="replace").splitlines() if line.strip()]
+        for line in said:
+            self._log(f"{label}: {log.redact(line)}")
+        last = f" Its last words: {clean(said[-1])[:200]}" if said else ""
+        if status is None:
+            raise errors.MachineFault(f"{label} did not end within {seconds:g} s.{last}", _BY_HAND)
+        if len(output) > protocol.LONGEST_ANSWER:
+            limit = protocol.LONGEST_ANSWER >> 10
+            raise errors.MachineFault(f"{label} printed more than {limit} KiB.{last}", _BY_HAND)
+        if status in _NOT_EXECUTABLE:
+            raise errors.MachineFault(
+                f"{label} cannot be executed as uid {self.user.uid} (exit status {status}).{last}",
+                f"see that this user may execute it, and its interpreter; {USER} says who runs it.",
+            )
+        try:
+            answer = protocol.decode(request.action, output, status)
+        except Malformed as error:
+            raise errors.MachineFault(
+                f"{label} gave no answer: {clean(str(error))}.{last}", _BY_HAND
+            ) from error
+        return answer._replace(reason=clean(answer.reason))
+
+    def _prefix(self) -> list[str]:
+        words = [_tool("prlimit"), *self._limits] if self._limits else []
+        if self.user.switching:
+            groups = self.user.groups()
+            words += [_tool("setpriv"), f"--reuid={self.user.uid}", f"--regid={self.user.gid}"]
+            words += [
+                f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
+                "--inh-caps=-all",
+            ]
+        return words
+
+    def _environment(self) -> dict[str, str]:
+        """What the script's user needs; of another user's than this server's nothing of the server's settings."""
+        environ = trusted_program.environment(os.environ)
+        if self.user.switching:
+            environ = {
+                name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")
+            }
+        import pwd
+
+        try:
+            entry = pwd.getpwuid(self.user.uid)
+            name, home = entry.pw_name, entry.pw_dir
+        except KeyError:
+            name, home = str(self.user.uid), "/"
+        return environ | {"HOME": home, "USER": name, "LOGNAME": name, "LC_ALL": "C.UTF-8"}
+
+
+def hypervisor(settings: "Settings") -> str:
+    """VM_HYPERVISOR, which becomes part of the names of attributes. Raises `errors.MachineFault`."""
+    name = settings.string(HYPERVISOR)
+    plain = name.replace("_", "a")
+    if not (plain.isascii() and plain.isalnum() and not plain[0].isdigit() and len(plain) <= 32):
+        raise errors.MachineFault(
+            f"{HYPERVISOR} = {name or 'not set'} is no name of a hypervisor.",
+            f"set {HYPERVISOR} to a name of letters, digits and underscores, such as virtualbox.",
+        )
+    return name
+
+
+def limits(settings: "Settings") -> list[str]:
+    """VM_SCRIPT_LIMITS as prlimit takes them. Raises `errors.MachineFault`."""
+    found = []
+    for word in settings.strings(LIMITS):
+        name, _, value = word.lower().partition("=")
+        if name not in KNOWN_LIMITS or not (value == "unlimited" or (value.isascii() and value.isdigit())):
+            raise errors.MachineFault(
+                f"{LIMITS}, entry {word!a}, is no limit.",
+                f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}.",
+            )
+        found.append(f"--{name}={value}")
+    return found
+
+
+def user_for(settings: "Settings", job: Identity) -> Identity:
+    """Who runs the script for a job of the user `job`, as VM_SCRIPT_USER says. Raises `errors.MachineFault`."""
+    word = settings.string(USER)
+    if word == JOB:
+        return job
+    if word == ROOT:
+        found = Identity(0, 0)
+    elif word == CONDOR and "." in os.environ.get("CONDOR_IDS", ""):
+        uid, _, gid = os.environ["CONDOR_IDS"].partition(".")
+        if not (uid.isdecimal() and gid.isdecimal()):
+            raise errors.MachineFault(
+                f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid."
+            )
+        found = Identity(int(uid), int(gid))
+    else:
+        import pwd
+
+        try:
+            entry = pwd.getpwnam(word)
+        except KeyError:
+            raise errors.MachineFault(
+                f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user.",
+                f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
+            ) from None
+        found = Identity(entry.pw_uid, entry.pw_gid)
+    if os.geteuid() not in (0, found.uid):
+        raise errors.MachineFault(
+            f"{USER} = {word}, and this server, which is not root, cannot run anything as that user.",
+            f"start HTCondor as root, or set {USER} to {JOB}.",
+        )
+    return found
+
+
+def clean(text: str) -> str:
+    """One printable line, without the secrets that `vmgahp.log` knows."""
+    return log.escape(log.redact(" ".join(text.split())))[: protocol.LONGEST_TEXT]
+
+
+def _tool(name: str) -> str:
+    """A tool of util-linux, which every Linux has. Raises `errors.MachineFault`."""
+    for directory in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
+        path = os.path.join(directory, name)
+        if os.access(path, os.X_OK):
+            return path
+    raise errors.MachineFault(f"There is no {name} on this machine.", "install util-linux.")

@@ -1,0 +1,308 @@
+"""What a hypervisor script is told and what it may answer; pure. docs/script-drivers.md is for its authors.
+
+A script gets the job ad on standard input, a request as JSON in a file of its own, and the request's plain
+values as environment variables. It answers with one object of JSON, or with lines ``Name = literal``, and with
+its exit status. An answer is the administrator's word, but it may repeat what a guest said: every value is
+checked for its kind, and whatever is not understood is `Malformed` and never guessed at.
+"""
+
+import json
+import math
+import re
+from typing import NamedTuple
+
+from vmgahp.job_ad import JobAd, has_control, literal, quote
+from vmgahp.log import is_private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    Value = str | int | float | bool
+
+PROBE, START, STATUS, PID, STOP, DESTROY = "probe", "start", "status", "pid", "stop", "destroy"
+PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT = "pause", "unpause", "suspend", "resume", "checkpoint"
+
+ACTIONS = (PROBE, START, STATUS, PID, STOP, DESTROY, PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT)
+NEEDED = (PROBE, START, STATUS, DESTROY)
+"""What every script must implement; a script names the others that it has when it is probed."""
+
+DONE, REJECTED, MODIFIED, NOT_IMPLEMENTED = "done", "rejected", "modified", "not implemented"
+OUTCOMES = (DONE, REJECTED, MODIFIED, NOT_IMPLEMENTED)
+
+STATUSES = {0: "", 65: REJECTED, 69: NOT_IMPLEMENTED}
+"""Exit status -> outcome; with 0 the answer says it, and an empty one means `DONE`. The two are EX_DATAERR and
+EX_UNAVAILABLE of ``sysexits.h``: no shell ends with them by mistake, as it does with 1 and 2."""
+
+RUNNING, PAUSED, SUSPENDED, STOPPED = "running", "paused", "suspended", "stopped"
+STATES = (RUNNING, PAUSED, SUSPENDED, STOPPED)
+
+LONGEST_ANSWER = 64 << 10
+LONGEST_TEXT = 500
+MOST_ATTRIBUTES = 100
+MOST_FILES = 1000
+
+UNCHANGEABLE = ("vm_working_dir", "jobvmtype", "user", "owner", "clusterid", "procid", "globaljobid")
+"""What a script may not change in a job ad, in lower case: whose job it is, and where."""
+
+_FIELDS: "dict[str, dict[str, str]]" = {
+    PROBE: {"version": "text", "actions": "list", "networking": "list"},
+    START: {"id": "text", "pid": "integer"},
+    STATUS: {
+        "state": "state",
+        "pid": "integer",
+        "cpu_seconds": "number",
+        "memory_kib": "integer",
+        "max_memory_kib": "integer",
+        "mac": "text",
+        "ip": "text",
+    },
+    PID: {"pid": "integer"},
+    CHECKPOINT: {"files": "list", "note": "text"},
+    DESTROY: {"existed": "bool"},
+}
+_WITH_ATTRIBUTES = (PROBE, START)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+
+
+class Malformed(Exception):
+    """This is no answer; the text says why."""
+
+
+class Request(NamedTuple):
+    """One call of a script."""
+
+    action: str
+    hypervisor: str
+    name: str = ""
+    """The VM's name, for people; empty where only its directory is known."""
+    key: str = ""
+    """What the VM is called with the hypervisor: the same for the same scratch directory, and of plain letters."""
+    uuid: str = ""
+    """Of this one start of the VM; empty where whatever has the key is meant."""
+    id: str = ""
+    """What the script itself answered when it started the VM."""
+    directory: str = ""
+    uid: int = 0
+    gid: int = 0
+    memory_mib: int = 0
+    vcpus: int = 0
+    networking: str = ""
+    mac: str = ""
+    state: str = ""
+    """What the server believes."""
+    restart: bool = False
+    """Whether this start is to go on from the checkpoint in the scratch directory."""
+    note: str = ""
+    """What the script answered when it made that checkpoint."""
+    keep: bool = False
+    """Whether the files of a checkpoint stay where they are though the VM is destroyed."""
+
+    def environment(self) -> dict[str, str]:
+        """The request as variables, all of them always: ``VMGAHP_ACTION``, ``VMGAHP_KEY`` and so on."""
+        return {f"VMGAHP_{name.upper()}": _plain(value) for name, value in self._asdict().items()}
+
+    def document(self, ad: JobAd | None) -> bytes:
+        """The request as JSON, with the values of the ad's attributes where there is an ad."""
+        content = self._asdict() | {"ad": None if ad is None else ad.values()}
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _plain(value: object) -> str:
+    return ("1" if value else "") if isinstance(value, bool) else str(value)
+
+
+def ad_text(ad: JobAd | None) -> bytes:
+    """The job ad as a script reads it on standard input, without its secrets; a blank line ends it."""
+    lines = [line.replace("\n", " ") for line in ad.lines()] if ad is not None else []
+    return "".join(line + "\n" for line in (*lines, "")).encode("utf-8", "surrogateescape")
+
+
+class Answer(NamedTuple):
+    """What came of a call."""
+
+    outcome: str
+    reason: str
+    """One line for people, cut, and with whatever characters the script has put there."""
+    fields: "dict[str, object]"
+    attributes: "dict[str, Value]"
+
+    def text(self, name: str) -> str:
+        value = self.fields.get(name, "")
+        return value if isinstance(value, str) else ""
+
+    def words(self, name: str) -> list[str]:
+        value = self.fields.get(name, [])
+        return value if isinstance(value, list) else []
+
+    def integer(self, name: str) -> int:
+        value = self.fields.get(name, 0)
+        return value if isinstance(value, int) else 0
+
+    def number(self, name: str) -> float | None:
+        value = self.fields.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+def decode(action: str, output: bytes, status: int) -> Answer:
+    """The answer to `action` that a script with this exit status printed. Raises `Malformed`."""
+    if status not in STATUSES:
+        raise Malformed(f"it ended with {f'exit status {status}' if status > 0 else f'signal {-status}'}")
+    try:
+        text = output.decode().strip()
+    except UnicodeDecodeError as error:
+        raise Malformed(f"it printed what is not UTF-8 ({error.reason})") from error
+    meant = STATUSES[status]
+    attributes: object = {}
+    if text.startswith("{"):
+        said = _json(text)
+        attributes = said.pop("attributes", {})
+    else:
+        pairs = _class_ad(text)
+        if pairs is None:
+            if not meant:
+                raise Malformed(f"it printed neither JSON nor lines of a ClassAd: {text[:100]!a}")
+            pairs = {"reason": text}
+        said, attributes = _sort(action, pairs)
+    outcome = _outcome(said.pop("outcome", None), meant)
+    reason = said.pop("reason", "")
+    if not isinstance(reason, str):
+        raise Malformed(f"reason = {str(reason)[:100]!a} is no text")
+    kinds = _FIELDS.get(action, {})
+    for name in said:
+        if name not in kinds:
+            raise Malformed(f"it answers {action} with {name!a}, which means nothing there")
+    fields = {name: _checked(name, kinds[name], value) for name, value in said.items()}
+    checked = _attributes(attributes)
+    if checked and not (action == PROBE or (action == START and outcome == MODIFIED)):
+        raise Malformed(f"it answers {action} with attributes and the outcome {outcome!a}")
+    if outcome == MODIFIED and (action != START or not checked):
+        raise Malformed("only a start can be modified, and then the attributes say what has changed")
+    if action == STATUS and outcome == DONE and "state" not in fields:
+        raise Malformed("it does not say what state the VM is in")
+    return Answer(outcome, " ".join(reason.split())[:LONGEST_TEXT], fields, checked)
+
+
+def changed(ad: JobAd, attributes: "Mapping[str, Value]") -> JobAd:
+    """The ad with what a script has modified. Raises `Malformed` for what it may not touch."""
+    for name in attributes:
+        if name.lower() in UNCHANGEABLE or is_private(name):
+            raise Malformed(f"it changes {name}, which says whose job it is")
+    return JobAd([*ad.pairs(), *((name, _expression(value)) for name, value in attributes.items())])
+
+
+def difference(ad: JobAd, attributes: "Mapping[str, Value]") -> list[str]:
+    """What a script has modified, as lines of a diff."""
+    lines = []
+    for name, value in sorted(attributes.items()):
+        before, after = ad.expression(name), _expression(value)
+        if before != after:
+            lines += [f"- {name} = {before}"] if before is not None else []
+            lines.append(f"+ {name} = {after}")
+    return lines
+
+
+def _expression(value: "Value") -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return quote(value) if isinstance(value, str) else repr(value)
+
+
+def _json(text: str) -> dict[str, object]:
+    def unique(pairs: "list[tuple[str, object]]") -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name comes twice")
+        return found
+
+    def constant(name: str) -> "NoReturn":
+        raise ValueError(f"{name} is no number")
+
+    try:
+        said = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"it printed what is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise Malformed("it printed JSON that is no object")
+    return said
+
+
+def _class_ad(text: str) -> "dict[str, object] | None":
+    """Lines ``Name = literal``; None for what is no such text."""
+    found: dict[str, object] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        pair = JobAd.parse_line(line)
+        if pair is None or pair[0] in found:
+            return None
+        value = literal(pair[1])
+        if not isinstance(value, str | int | float):
+            raise Malformed(f"{pair[0]} = {pair[1][:100]!a} is no literal")
+        found[pair[0]] = value
+    return found
+
+
+def _sort(action: str, pairs: "dict[str, object]") -> "tuple[dict[str, object], dict[str, object]]":
+    """Tell an answer's own words, which may be written in any case, from attributes of ads."""
+    own = ("outcome", "reason", *_FIELDS.get(action, {}))
+    said = {name.lower(): value for name, value in pairs.items() if name.lower() in own}
+    rest = {name: value for name, value in pairs.items() if name.lower() not in own}
+    if action not in _WITH_ATTRIBUTES:
+        return said | rest, {}
+    return said, rest
+
+
+def _outcome(told: object, meant: str) -> str:
+    if told is None:
+        return meant or DONE
+    word = str(told).strip().lower().replace("_", " ")
+    if word not in OUTCOMES:
+        raise Malformed(f"its outcome is {str(told)[:60]!a}, which is none of {', '.join(OUTCOMES)}")
+    if meant and word != meant:
+        raise Malformed(f"its outcome is {word!a}, and its exit status says {meant!a}")
+    return word
+
+
+def _checked(name: str, kind: str, value: object) -> object:
+    """A value of an answer's, of the kind that it must have."""
+    good = False
+    if kind == "text":
+        value = " ".join(value.split()) if isinstance(value, str) else value
+        good = isinstance(value, str) and not has_control(value) and len(value) <= LONGEST_TEXT
+    elif kind == "bool":
+        good = isinstance(value, bool)
+    elif kind == "integer":
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    elif kind == "number":
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good = good and math.isfinite(value) and 0 <= value < 1e12  # type: ignore[arg-type, operator]
+    elif kind == "state":
+        value = value.strip().lower() if isinstance(value, str) else value
+        good = value in STATES
+    else:
+        if isinstance(value, str):
+            value = [word.strip() for word in value.split(",") if word.strip()]
+        words = value if isinstance(value, list) and len(value) <= MOST_FILES else [None]
+        good = all(isinstance(word, str) and word and not has_control(word) for word in words)
+    if not good:
+        raise Malformed(f"{name} = {str(value)[:100]!a} is no {kind}")
+    return value
+
+
+def _attributes(found: object) -> "dict[str, Value]":
+    if not isinstance(found, dict) or len(found) > MOST_ATTRIBUTES:
+        raise Malformed(f"its attributes are no object of at most {MOST_ATTRIBUTES} values")
+    checked: dict[str, Value] = {}
+    for name, value in found.items():
+        if _NAME.fullmatch(name) is None:
+            raise Malformed(f"{name[:100]!a} is no name of an attribute")
+        if not isinstance(value, str | int | float) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            raise Malformed(f"the attribute {name} is neither a string nor a number nor true or false")
+        if isinstance(value, str) and (has_control(value) or len(value) > LONGEST_TEXT):
+            raise Malformed(f"the attribute {name} is too long, or has a control character")
+        checked[name] = value
+    return checked

@@ -1,0 +1,159 @@
+"""The disks that a job asks for in vm_disk, checked; each image is opened as the job's user to see that it can be.
+
+A disk that the hypervisor cannot open would be blamed on the machine.
+"""
+
+import errno
+import os
+import re
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.job_ad import JobAd, has_control, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.identity import Identity
+
+FORMATS = {
+    "raw": "raw",
+    "iso": "raw",
+    "qcow2": "qcow2",
+    "qcow": "qcow",
+    "qed": "qed",
+    "vmdk": "vmdk",
+    "vdi": "vdi",
+    "vpc": "vpc",
+    "vhd": "vpc",
+}
+"""Image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
+storagecommon.rng, which has no vhdx)."""
+
+DISK = "VMPARAM_vm_Disk"
+DISK_CURE = (
+    "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
+)
+
+_DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
+
+
+class Disk(NamedTuple):
+    """One entry of vm_disk, as it is to be attached."""
+
+    path: str
+    """The full path of the image; of a transferred one, in the scratch directory."""
+    device: str
+    """The whole device as the guest is to see it, such as ``vda``; without the digits of a partition."""
+    partition: str
+    """The digits of ``sda2``, mostly none. Only Xen guests know disks that are a partition."""
+    writable: bool
+    format: str
+    """As libvirt names it; ``raw`` where the job gave none: an image is never looked into to find out."""
+    transferred: bool
+    """Whether the image came, or goes home, with the job: it is in the scratch directory."""
+    kind: str
+    """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
+    shared: bool = False
+    """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
+
+
+def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
+    """All disks of the job, in its order. Raises `JobFault`."""
+    text = ad.string(DISK)
+    if text is None:
+        raise JobFault(
+            errors.NO_DISK_PARAM,
+            f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.",
+            DISK_CURE,
+        )
+    found: dict[str, Disk] = {}
+    for entry in text.split(","):
+        if not entry.strip():
+            continue
+        disk = _disk(entry.strip(), ad.working_dir(), identity)
+        device = disk.device + disk.partition
+        if device in found:
+            raise _bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
+        found[device] = disk
+    if not found:
+        raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_CURE)
+    return tuple(found.values())
+
+
+def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
+    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``)."""
+    fields = [field.strip() for field in entry.split(":")]
+    if len(fields) == 4 and not fields[3]:
+        del fields[3]
+    if has_control(entry):
+        raise _bad_disk(entry, "has a control character")
+    if not 3 <= len(fields) <= 4 or not all(fields):
+        raise _bad_disk(entry, "is not of the form file:device:permission[:format]")
+    file, device, permission, image_format = (*fields, "raw")[:4]
+    found = _DEVICE.fullmatch(device.lower())
+    if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
+        cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
+        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
+    permission = permission.lower()
+    shared = permission.endswith("s")
+    if permission.removesuffix("s") not in ("r", "w", "rw"):
+        cure = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
+        raise _bad_disk(entry, f"{shown(permission)} is not a permission", cure)
+    image_format = image_format.lower()
+    if image_format not in FORMATS:
+        cure = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
+        raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", cure)
+    if found[1].startswith("fd"):
+        kind = "floppy"
+    elif image_format == "iso" or file.lower().endswith(".iso"):
+        kind = "cdrom"
+    else:
+        kind = "disk"
+    writable = "w" in permission and kind != "cdrom"
+    if shared and writable and FORMATS[image_format] != "raw":
+        # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
+        cure = "convert the image to raw, or give every VM an image of its own."
+        raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", cure)
+    path, transferred = _find_image(entry, file, working_dir, identity, writable)
+    return Disk(path, found[1], found[2], writable, FORMATS[image_format], transferred, kind, shared)
+
+
+def _find_image(
+    entry: str, file: str, working_dir: str, identity: "Identity", writable: bool
+) -> tuple[str, bool]:
+    """Where the image is, and whether it came with the job; that its user may open it is made sure of.
+
+    As with the C++ daemon, what has the same base name as a file of the scratch directory *is* that file,
+    for condor_submit leaves the path of the submit machine in vm_disk.
+    """
+    name = os.path.basename(file)
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        os.close(identity.open_scratch(working_dir, name, flags))
+        return os.path.join(working_dir, name), True
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
+            raise _bad_disk(
+                entry,
+                f"{shown(name)} in the job's scratch directory cannot be opened: {error.strerror}",
+                "transfer a regular file, no link, that its owner may read, and write if the permission is w.",
+            ) from error
+    if not file.startswith("/"):
+        raise _bad_disk(
+            entry,
+            f"{shown(file)} is not in the job's scratch directory and is not a full path",
+            "add the image to transfer_input_files, or give its full path on a shared file system.",
+        )
+    reason = identity.check_access(file, writable)
+    if reason is not None:
+        raise _bad_disk(
+            entry,
+            f"{shown(file)} cannot be opened on this machine ({reason})",
+            "transfer the image, or make it accessible to the job's user on this machine.",
+        )
+    return file, False
+
+
+def _bad_disk(entry: str, problem: str, cure: str = DISK_CURE) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", cure)

@@ -1,0 +1,72 @@
+"""Block devices of files that the job's user has opened, for hypervisors whose disks are block devices.
+
+Xen's own scripts would make a loop device of a file by its name, as root. So the file is opened here, as the job's
+user, and the kernel is given the descriptor: whatever happens to the name, the device is this file. The kernel
+takes it apart when nobody has it open any more (``LO_FLAGS_AUTOCLEAR``): neither a server that was killed nor a
+guest that was destroyed leaves one behind.
+
+See loop(4), and ``struct loop_config`` in the kernel's ``linux/loop.h``.
+"""
+
+import errno
+import os
+import struct
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock, ioctl
+
+from vmgahp.errors import MachineFault
+
+CONTROL = "/dev/loop-control"
+
+_CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
+_READ_ONLY, _AUTOCLEAR = 1, 4
+_CONFIG = struct.Struct("=II" + "QQQQQ" + "IIII" + "64s64s32s" + "QQ" + "64s")
+"""``fd`` and ``block_size``, the ``loop_info64`` (five numbers of 64 bits, four of 32, three texts, two numbers), and
+what is reserved."""
+
+_TRIES = 20
+
+
+class InUse(OSError):
+    """Another VM of this machine uses the file, and one of them writes to it."""
+
+
+def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[str, int]:
+    """Make a block device of an open file: its path, and a descriptor that keeps it until it is closed.
+
+    `descriptor` is of no more use afterwards, and the caller's to close. A file that is not `shared` is locked
+    (flock(2)) for as long as the device is there. Raises `InUse`, and `MachineFault` where there is no device.
+    """
+    if not (shared and writable):
+        try:
+            flock(descriptor, (LOCK_EX if writable else LOCK_SH) | LOCK_NB)
+        except BlockingIOError as error:
+            raise InUse(error.errno, "it is in use by another VM of this machine") from error
+        except OSError:
+            pass  # a file system without locks
+    try:
+        return _attach(descriptor, _AUTOCLEAR if writable else _AUTOCLEAR | _READ_ONLY)
+    except OSError as error:
+        raise MachineFault(
+            f"No loop device can be made of a disk image: {error}.",
+            "modprobe loop; see that there is a /dev/loop-control and the kernel is 5.8 or later.",
+        ) from error
+
+
+def _attach(descriptor: int, flags: int) -> tuple[str, int]:
+    control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for attempt in range(_TRIES):
+            path = f"/dev/loop{ioctl(control, _CTL_GET_FREE)}"
+            device = os.open(path, (os.O_RDONLY if flags & _READ_ONLY else os.O_RDWR) | os.O_CLOEXEC)
+            config = _CONFIG.pack(descriptor, 0, *[0] * 8, flags, b"", b"", b"", 0, 0, b"")
+            try:
+                ioctl(device, _CONFIGURE, config)
+                return path, device
+            except OSError as error:
+                os.close(device)
+                # Somebody else was faster.
+                if error.errno != errno.EBUSY or attempt == _TRIES - 1:
+                    raise
+    finally:
+        os.close(control)
+    raise AssertionError("the last attempt returns or raises")
