@@ -322,6 +322,17 @@ def test_a_vmdk_with_parts_elsewhere_is_refused(home, submit, part):
     assert not (home / "flat.qcow2").exists()
 
 
+def test_what_qemu_finds_in_a_descriptor_counts(home, submit):
+    """A part that is named beyond what is read here."""
+    samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
+    (home / "other").mkdir()
+    shutil.move("flat-flat.vmdk", "other/flat-flat.vmdk")
+    text = (home / "flat.vmdk").read_text().replace("RW ", f"{'# padding' * 8000}\nRW ", 1)
+    (home / "flat.vmdk").write_text(text.replace('"flat-flat.vmdk"', f'"{home}/other/flat-flat.vmdk"'))
+    _, said = submit("disk", "flat.vmdk", "--memory", "1G", "--convert", status=1)
+    assert "parts of it are in" in said
+
+
 # --- .vmx
 
 
@@ -341,10 +352,12 @@ def test_a_vmx_as_attributes(submit):
 def test_every_entry_of_a_vmx_is_told_or_used(submit):
     """An entry that nobody knows is lost, and not in silence."""
     with open("machine.vmx", "a") as file:
-        file.write('something.new = "1"\npciPassthru0.present = "TRUE"\nscsi0.present = "TRUE"\n')
+        file.write('something.new = "1"\nsata0:2.present = "TRUE"\nsata0:2.deviceType = "atapi-cdrom"\n')
+        file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru0.present = "TRUE"\nscsi0.present = "TRUE"\n')
     _, said = submit("vmx", "machine.vmx")
     lost = said[said.index("NOT carried") : said.index("Left to")]
     assert "something.new = 1" in lost
+    assert "/dev/sr0" in lost
     assert "pciPassthru0.present = TRUE" in lost
     assert "scsi0.present" in said
 

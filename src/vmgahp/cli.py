@@ -179,7 +179,9 @@ def people(argv: "Sequence[str]") -> int:
         "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
         "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root).",
     )
-    command.add_argument("--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)")
+    command.add_argument(
+        "--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)"
+    )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.add_argument(
         "--job",

@@ -12,7 +12,7 @@ import classad2
 import pytest
 
 from tests.lab.chamber import LAB, OUR_SERVER, build_wheel, why_not
-from tests.lab.guest import make_guest
+from tests.lab.guest import counts, make_guest
 from tests.lab.pool import USER, Job, Pool
 from tests.submit_samples import SOURCES, write_sources
 
@@ -21,6 +21,9 @@ pytestmark = pytest.mark.pool
 IMAGES = f"{LAB}/images"
 PLUGIN = OUR_SERVER.replace("condor_vm-gahp", "vmgahp-image-plugin")
 VMGAHP = OUR_SERVER.replace("condor_vm-gahp", "vmgahp")
+
+LONGER = 90
+"""Seconds that the guest counts which is interrupted after the starter's sleep."""
 
 SETTINGS = f"""
 FILETRANSFER_PLUGINS = {PLUGIN}
@@ -58,8 +61,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         made.stop()
 
 
-def submit(pool: Pool, name: str, url: str) -> Job:
-    return pool.submit(name, lambda _: None, template=SUBMIT.format(url=url, name="{name}"))
+def submit(pool: Pool, name: str, url: str, commands: str = "") -> Job:
+    return pool.submit(name, lambda _: None, commands, SUBMIT.format(url=url, name="{name}"))
 
 
 def test_the_machine_says_that_it_has_the_plugin(pool: Pool) -> None:
@@ -79,6 +82,21 @@ def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None
     assert b"8\r\n" in (pool.directory / "whole.raw").read_bytes()[512:1024]
     assert (pool.directory / "images/base.raw").read_bytes() == before
     assert "vmgahp guest done" in (job.directory / "vm_console.log").read_text()
+
+
+def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
+    """HTCondor runs the plugin at the second start too, when the overlay has come back from the spool."""
+    make_guest(pool.directory / "images/longer.raw", LONGER)
+    url = f"nfs://{IMAGES}/longer.raw:disk.qcow2"
+    job = submit(pool, "vacated", url, "vm_checkpoint = true\nwhen_to_transfer_output = ON_EXIT_OR_EVICT\n")
+    pool.wait_until("its guest", job.is_running, 120)
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), 120)
+    job.command("condor_vacate_job")
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, 240)
+    job.wait_for_event("terminated", 240)
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count("vmgahp guest up") == 1, "it went on, it was not booted again"
+    assert counts(console) == list(range(1, LONGER + 1))
 
 
 def test_a_job_that_names_another_file_is_held_with_the_reason(pool: Pool) -> None:

@@ -55,7 +55,9 @@ def test_files_go_in_and_come_out_as_they_are(xen: XenHost, tmp_path: Path) -> N
 
 def test_our_package_runs_in_dom0(xen: XenHost, tmp_path: Path) -> None:
     xen.install(build_wheel(tmp_path))
-    env = {"VMGAHP_CONFIG": "/dev/null", "VMGAHP_VMTYPE": "simulated", "_CONDOR_VM_MEMORY": "1024"}
+    xen.write("/etc/vmgahp.conf", b"")
+    env = {"VMGAHP_CONFIG": "/etc/vmgahp.conf", "VMGAHP_VMTYPE": "simulated"}
+    env |= {"_CONDOR_VM_MEMORY": "1024"}
     env |= {"VMGAHP_WORKING_DIR": "/home/alice", "VMGAHP_USER_UID": "1201", "VMGAHP_USER_GID": "1201"}
     command = xen.command([OUR_SERVER, "-f", "-t", "-M", SERVE], cwd="/home/alice", env=env)
     with open(tmp_path / "log", "w") as log:

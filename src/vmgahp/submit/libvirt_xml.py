@@ -51,7 +51,13 @@ _SETTLED = {
     "/domain/iothreads": "its own tuning",
     "/domain/vcpu/@placement": "its own tuning",
     "/domain/vcpu/@cpuset": "its own tuning",
-    "/domain/cpu": "VM_CPU_MODE",
+    **dict.fromkeys(
+        (
+            *(f"/domain/cpu/@{name}" for name in ("mode", "match", "check", "migratable")),
+            *(f"/domain/cpu/{name}" for name in ("model", "vendor", "feature", "cache", "maxphysaddr")),
+        ),
+        "VM_CPU_MODE",
+    ),
     "/domain/on_poweroff": "the job ends with the guest",
     "/domain/on_reboot": "the job ends with the guest",
     "/domain/on_crash": "the job ends with the guest",

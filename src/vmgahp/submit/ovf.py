@@ -43,6 +43,12 @@ _FORMATS = (
 
 _OVIRT_FIRMWARE = {"3": "uefi", "4": "uefi-secure"}
 _SETTLED_ITEMS = {24: "the console's", 23: "no USB device is in the VM"}
+_WITH_REMARKS = (
+    *("File", "Disk", "VirtualSystem", "Content", "VirtualHardwareSection", "Section"),
+    *("Item", "StorageItem", "EthernetPortItem"),
+)
+"""Elements whose other attributes say nothing of the VM."""
+_REMARKS = "Caption", "Description", "ElementName", "InstanceID", "InstanceId", "AutomaticAllocation"
 _SETTLED_TAGS = {
     "Reservation": "its own tuning",
     "Limit": "its own tuning",
@@ -120,27 +126,13 @@ def machine(options: "argparse.Namespace", report: Report) -> Machine:
 def _settled(path: str, element: "etree._Element") -> str:
     tag = local(element.tag)
     kind = get(element, "type").rpartition(":")[2].removesuffix("_Type") if tag == "Section" else tag
-    if "/@" in path and tag in (
-        "File",
-        "Disk",
-        "Item",
-        "VirtualSystem",
-        "Content",
-        "StorageItem",
-        "EthernetPortItem",
-    ):
+    if path.endswith("/@required") or ("/@" in path and tag in _WITH_REMARKS):
         return "a remark of the exporter"
-    if tag in ("VirtualHardwareSection", "Section") and "/@" in path:
-        return "a remark of the exporter"
-    if path.count("/") > 3 and ("Item/" in path or "/Item" in path) and "/@" not in path and _is_remark(tag):
+    if "Item/" in path and tag in _REMARKS and "/@" not in path:
         return "a remark of the exporter"
     if tag == "Config" and get(element, "required").lower() == "false":
         return "the exporter says that it is not required"
     return _SETTLED_TAGS.get(kind, "")
-
-
-def _is_remark(tag: str) -> bool:
-    return tag in ("Caption", "Description", "ElementName", "InstanceID", "InstanceId", "AutomaticAllocation")
 
 
 def _system(root: "etree._Element", account: Account, wanted: str) -> "etree._Element":
@@ -287,9 +279,11 @@ def _nic(item: Item, made: Machine, report: Report, options: "argparse.Namespace
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
     item.use("AutomaticAllocation", "Name")
     subtype = item.first("ResourceSubType").lower()
-    model = _MODELS.get(subtype, "e1000")
-    if subtype and subtype not in _MODELS:
-        report.lose(item.place, f"a network card {subtype}: it is an {model}")
+    # Some list several, by blanks or commas; the guest is to know each.
+    model = next((_MODELS[word] for word in subtype.replace(",", " ").split() if word in _MODELS), "")
+    if subtype and not model:
+        report.lose(item.place, f"a network card {subtype}: it is an e1000")
+    model = model or "e1000"
     connection = item.first("Connection")
     kind = {"nat": "nat", "bridged": "bridge"}.get(connection.lower(), "")
     if not kind and connection and not options.network:

@@ -45,7 +45,8 @@ class Report:
 
     def advise(self, text: str) -> None:
         """Something that the execute machine must have, or that the person should know."""
-        self.advice.append(text)
+        if text not in self.advice:
+            self.advice.append(text)
 
     def show(self, out: "TextIO") -> None:
         """Print everything."""

@@ -100,9 +100,7 @@ class Saver:
             action()
         self.hand_over(connection, descriptor, xml, paused=False)
 
-    def hand_over(
-        self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool
-    ) -> None:
+    def hand_over(self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool) -> None:
         """Give libvirt an open memory image to restore; the domain runs, or is left `paused`."""
         flag = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
         connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
