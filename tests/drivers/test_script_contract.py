@@ -16,7 +16,9 @@ import pytest
 from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
 from tests.lab.vmware import convert
+from vmgahp import errors
 from vmgahp.config import Settings
+from vmgahp.drivers.base import Driver
 from vmgahp.drivers.script.driver import key_of
 from vmgahp.identity import Identity
 from vmgahp.job_ad import JobAd
@@ -132,6 +134,20 @@ class TestVirtualBox(DriverContract):
                 yield made
         finally:
             made.kill_all()
+
+    def test_a_disk_that_fails_at_the_start_is_the_jobs_fault_and_virtualbox_itself_is_not(
+        self, subject: VirtualBox, driver: Driver, job: JobAd
+    ) -> None:
+        for text, fault in (
+            ("Could_not_open_the_medium_(VERR-VD-VMDK)", errors.JobFault),
+            ("The_kernel_driver_is_not_accessible", errors.MachineFault),
+        ):
+            (subject.state / "modes").write_text(f"fail:startvm={text}")
+            with pytest.raises(fault, match=text.replace("_", " ").partition(" (")[0]):
+                driver.start(job)
+            (subject.state / "modes").unlink()
+            assert not subject.exists(job)
+            assert sorted(os.listdir(job.working_dir())) == ["disk.vmdk"]
 
 
 def container_runtime(directory: Path) -> str:
@@ -253,6 +269,7 @@ class Podman(Scripted):
             "an image elsewhere": self.changed(job, VM_podman_ATTR_image='"/etc/passwd"'),
             "a link": self.changed(job, VM_podman_ATTR_image='"link.tar"'),
             "no image in the file": self.changed(job, VM_podman_ATTR_image='"garbage.tar"'),
+            "an image that runs nothing by itself": self.changed(job, VM_podman_ATTR_command=None),
             "a wish that nobody knows": self.changed(job, VM_podman_ATTR_colour='"green"'),
         }
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pool
 
 START = 120
 END = 240
-SECONDS = 70
+SECONDS = 100
 """How long the guest counts: long enough to be interrupted after the starter's sleep of 30 s."""
 
 HERE = f"{LAB}/virtualbox"

@@ -224,14 +224,31 @@ class ScriptMachine(Machine):
     def _do(self, action: str, seconds: float, word: str) -> "Answer":
         """What a script need not know how to do, and may refuse. Raises `errors.ClientFault` with the word."""
         if self._gone:
-            raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
-        answer = self._ask(action, seconds)
+            raise self._not_found()
+        try:
+            answer = self._ask(action, seconds)
+        except errors.MachineFault as fault:
+            if self._has_ended():
+                raise self._not_found() from fault
+            raise
+        if answer.outcome == protocol.REJECTED and self._has_ended():
+            raise self._not_found()
         if answer.outcome != protocol.DONE:
             reason = answer.reason or f"{action} is {answer.outcome}"
             raise errors.ClientFault(
                 word, f"{self.name}: the script of {self.request.hypervisor} cannot {action} it: {reason}."
             )
         return answer
+
+    def _has_ended(self) -> bool:
+        """Whether the guest has powered itself off meanwhile, for which nobody is to blame."""
+        try:
+            return self.status().state == vm.STOPPED
+        except errors.Fault:
+            return False
+
+    def _not_found(self) -> errors.ClientFault:
+        return errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
 
     def _end(self) -> None:
         """Destroy the VM and make sure of it: the script's word alone is not enough."""

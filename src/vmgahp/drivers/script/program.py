@@ -157,35 +157,39 @@ def limits(settings: "Settings") -> list[str]:
 
 def user_for(settings: "Settings", job: Identity) -> Identity:
     """Who runs the script for a job of the user `job`, as VM_SCRIPT_USER says. Raises `errors.MachineFault`."""
+    found = named_user(settings, job)
+    if os.geteuid() not in (0, found.uid):
+        raise errors.MachineFault(
+            f"{USER} = {settings.string(USER)}, and this server, which is not root, cannot run anything as that user.",
+            f"start HTCondor as root, or set {USER} to {JOB}.",
+        )
+    return found
+
+
+def named_user(settings: "Settings", job: Identity) -> Identity:
+    """Whom VM_SCRIPT_USER means, whether or not this server can be that user. Raises `errors.MachineFault`."""
     word = settings.string(USER)
     if word == JOB:
         return job
     if word == ROOT:
-        found = Identity(0, 0)
-    elif word == CONDOR and "." in os.environ.get("CONDOR_IDS", ""):
+        return Identity(0, 0)
+    if word == CONDOR and "." in os.environ.get("CONDOR_IDS", ""):
         uid, _, gid = os.environ["CONDOR_IDS"].partition(".")
         if not (uid.isdecimal() and gid.isdecimal()):
             raise errors.MachineFault(
                 f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid."
             )
-        found = Identity(int(uid), int(gid))
-    else:
-        import pwd
+        return Identity(int(uid), int(gid))
+    import pwd
 
-        try:
-            entry = pwd.getpwnam(word)
-        except KeyError:
-            raise errors.MachineFault(
-                f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user.",
-                f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
-            ) from None
-        found = Identity(entry.pw_uid, entry.pw_gid)
-    if os.geteuid() not in (0, found.uid):
+    try:
+        entry = pwd.getpwnam(word)
+    except KeyError:
         raise errors.MachineFault(
-            f"{USER} = {word}, and this server, which is not root, cannot run anything as that user.",
-            f"start HTCondor as root, or set {USER} to {JOB}.",
-        )
-    return found
+            f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user.",
+            f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
+        ) from None
+    return Identity(entry.pw_uid, entry.pw_gid)
 
 
 def clean(text: str) -> str:

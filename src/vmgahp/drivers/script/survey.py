@@ -30,8 +30,9 @@ def survey(vm_type: str, settings: "Settings", identity: "Identity", log: "Logge
     """All checks; see `vmgahp.drivers.base.Driver.survey`."""
     looked_at = f"{SETTING} = {settings.string(SETTING) or '(not set)'}, asked to probe"
     try:
-        # The startd probes as its own user, who can become nobody else.
-        user = program.user_for(settings, identity) if os.geteuid() == 0 else identity
+        user = program.named_user(settings, identity)
+        if os.geteuid() != 0:
+            user = identity  # the startd probes as its own user, who can become nobody else
         script = Program(settings, user, log)
         answer = script.call(
             Request(protocol.PROBE, script.hypervisor, uid=identity.uid, gid=identity.gid),
