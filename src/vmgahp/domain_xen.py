@@ -4,6 +4,7 @@ A paravirtual guest has no machine to be described: its kernel is told of its me
 network cards and one console. A job with hardware virtualisation gets a PC that has the same disks and cards.
 """
 
+import re
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -22,6 +23,9 @@ DOMAIN_TYPE = "xen"
 
 NETWORKS = ("nat", "bridge")
 """User networking is QEMU's; a Xen guest's cards have their other end in dom0's kernel."""
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What ElementTree would write all the same."""
 
 _BUSES = {"xvd": "xen", "sd": "scsi", "hd": "ide"}
 """The bus that a device name stands for. To a paravirtual guest it is part of the name and no more."""
@@ -61,7 +65,10 @@ def require(spec: "JobSpec", boot: "XenBoot") -> None:
 
 
 def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
-    """The domain XML for `spec` on `host`, booting as `boot` says."""
+    """The domain XML for `spec` on `host`, booting as `boot` says.
+
+    Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
+    """
     domain = etree.Element("domain", type=DOMAIN_TYPE)
     add_text(domain, "name", spec.name)
     add_text(domain, "uuid", host.uuid)
@@ -98,7 +105,14 @@ def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
     else:
         etree.SubElement(etree.SubElement(devices, "console", type="pty"), "target", type="xen", port="0")
     etree.indent(domain)
-    return etree.tostring(domain, encoding="unicode")
+    text = etree.tostring(domain, encoding="unicode")
+    if found := _NO_XML.search(text):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The job cannot be described to libvirt: {found[0]!a} is no character of XML.",
+            "use printable characters in xen_root and xen_kernel_params.",
+        )
+    return text
 
 
 def _require_disk(disk: "Disk") -> None:

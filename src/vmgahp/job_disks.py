@@ -72,7 +72,8 @@ def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
         if not entry.strip():
             continue
         disk = _disk(entry.strip(), ad.working_dir(), identity)
-        device = disk.device + disk.partition
+        # To a Xen guest sda1 and sda2 are two disks; to any other, one.
+        device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
         if device in found:
             raise _bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
         found[device] = disk

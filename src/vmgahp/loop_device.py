@@ -12,18 +12,22 @@ import errno
 import os
 import struct
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock, ioctl
+from time import monotonic, sleep
 
 from vmgahp.errors import MachineFault
 
 CONTROL = "/dev/loop-control"
 
 _CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
-_READ_ONLY, _AUTOCLEAR = 1, 4
+_AUTOCLEAR = 4
 _CONFIG = struct.Struct("=II" + "QQQQQ" + "IIII" + "64s64s32s" + "QQ" + "64s")
 """``fd`` and ``block_size``, the ``loop_info64`` (five numbers of 64 bits, four of 32, three texts, two numbers), and
 what is reserved."""
 
 _TRIES = 20
+
+LOCK_WAIT = 10.0
+"""Seconds to wait for the lock of a guest that has just ended: the kernel lets go of its disks a little later."""
 
 
 class InUse(OSError):
@@ -37,14 +41,9 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
     (flock(2)) for as long as the device is there. Raises `InUse`, and `MachineFault` where there is no device.
     """
     if not (shared and writable):
-        try:
-            flock(descriptor, (LOCK_EX if writable else LOCK_SH) | LOCK_NB)
-        except BlockingIOError as error:
-            raise InUse(error.errno, "it is in use by another VM of this machine") from error
-        except OSError:
-            pass  # a file system without locks
+        _lock(descriptor, LOCK_EX if writable else LOCK_SH)
     try:
-        return _attach(descriptor, _AUTOCLEAR if writable else _AUTOCLEAR | _READ_ONLY)
+        return _attach(descriptor, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         raise MachineFault(
             f"No loop device can be made of a disk image: {error}.",
@@ -52,13 +51,28 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
         ) from error
 
 
-def _attach(descriptor: int, flags: int) -> tuple[str, int]:
+def _lock(descriptor: int, kind: int) -> None:
+    end = monotonic() + LOCK_WAIT
+    while True:
+        try:
+            flock(descriptor, kind | LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if monotonic() >= end:
+                raise InUse(error.errno, "it is in use by another VM of this machine") from error
+            sleep(0.1)  # a lock can be waited for without end only
+        except OSError:
+            return  # a file system without locks
+
+
+def _attach(descriptor: int, mode: int) -> tuple[str, int]:
+    """A device that is opened for reading only can be written by nobody."""
     control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
         for attempt in range(_TRIES):
             path = f"/dev/loop{ioctl(control, _CTL_GET_FREE)}"
-            device = os.open(path, (os.O_RDONLY if flags & _READ_ONLY else os.O_RDWR) | os.O_CLOEXEC)
-            config = _CONFIG.pack(descriptor, 0, *[0] * 8, flags, b"", b"", b"", 0, 0, b"")
+            device = os.open(path, mode | os.O_CLOEXEC)
+            config = _CONFIG.pack(descriptor, 0, *[0] * 8, _AUTOCLEAR, b"", b"", b"", 0, 0, b"")
             try:
                 ioctl(device, _CONFIGURE, config)
                 return path, device

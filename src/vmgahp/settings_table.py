@@ -58,7 +58,7 @@ SETTINGS = (
         "path",
         "",
         "The program that takes the kernel out of a Xen job's disk (xen_kernel = included), such as "
-        "/usr/lib/xen-common/bin/pygrub; it reads the job's disk as root. Empty: such jobs are held.",
+        "/usr/lib/xen-4.17/bin/pygrub; it reads the job's disk as root. Empty: such jobs are held.",
     ),
     Setting(
         "XEN_ALLOW_HARDWARE_VT_SUSPEND",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,18 @@ def dom0(xen: XenHost, tmp_path_factory: pytest.TempPathFactory) -> XenHost:
     xen.install(build_wheel(tmp_path_factory.mktemp("wheel")))
     xen.write(SETTINGS, b"")
     return xen
+
+
+KILL = """
+import glob, os, sys
+[daemon] = [
+    int(path.split("/")[2])
+    for path in glob.glob("/proc/[0-9]*/cmdline")
+    if b"\\0-M\\0003\\0" in open(path, "rb").read() and os.readlink(os.path.dirname(path) + "/cwd") == sys.argv[1]
+]
+os.kill(daemon, 9)
+"""
+"""Kills the daemon whose current directory is the argument, with no time to tidy up."""
 
 
 class Job:
@@ -155,9 +168,14 @@ def test_a_job_from_start_to_its_own_end(job: Job) -> None:
 
 
 def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: Job) -> None:
+    job.host.virsh("net-start", "default", check=False)
+    job.settings |= {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, nat"}
+    job.attributes["JobVMNetworking"] = "true"
     with job.daemon() as talk:
         vm = job.start(talk)
         job.goes_on()
+        card = re.search(r"MAC=([0-9a-f:]{17})", status(talk, vm))
+        assert card
         talk.request("CONDOR_VM_SOFT_SUSPEND", vm, timeout=START)
         assert "STATUS=SoftSuspended" in status(talk, vm)
         # A guest that is paused is saved all the same, though libxl would not.
@@ -179,6 +197,7 @@ def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: J
         vm = job.start(talk)
         counts = job.goes_on()
         assert counts[: len(before)] == before
+        assert card[0] in status(talk, vm)
         # The memory came back, and not a new boot: no count twice, none left out.
         assert counts == list(range(1, len(counts) + 1))
         talk.request("CONDOR_VM_STOP", vm, timeout=START)
@@ -202,7 +221,7 @@ def test_the_kill_mode_and_the_guardian_end_what_a_daemon_leaves(job: Job) -> No
     with job.daemon() as talk:
         job.start(talk)
         assert job.name in job.host.domains()
-        job.host.run("pkill", "-KILL", "-o", "-f", "condor_vm-gahp .*-M 3", check=False)
+        job.host.run("python3", "-c", KILL, job.scratch)
         job.host.wait_until("the guardian", lambda: job.name not in job.host.domains(), START)
     job.leaves_nothing()
 
@@ -223,4 +242,33 @@ def test_a_jobs_fault_holds_the_job(job: Job, attribute: str, value: str, word: 
         with pytest.raises(ProtocolError, match=f"VMGAHP_ERR_{word}$"):
             job.start(talk)
         talk.quit()
+    job.leaves_nothing()
+
+
+IN_A_DISK = f"""
+tree=$(mktemp -d -p /root) && mkdir -p "$tree/boot/grub"
+cp {KERNEL} "$tree/boot/vmlinux" && cp {INITRD} "$tree/boot/initrd"
+cat > "$tree/boot/grub/grub.cfg" <<'END'
+set timeout=0
+menuentry 'guest' {{
+  linux /boot/vmlinux console=hvc0 quiet loglevel=0 seconds=2
+  initrd /boot/initrd
+}}
+END
+mke2fs -q -F -t ext2 -d "$tree" "$1" 128M && rm -r "$tree"
+"""
+"""Makes a disk with a file system, in which there are a kernel and a configuration of GRUB's."""
+
+
+def test_the_kernel_in_the_disk_is_booted_where_there_is_a_bootloader(job: Job) -> None:
+    job.host.run("sh", "-ec", IN_A_DISK, "sh", f"{job.scratch}/{IMAGE}")
+    for name in ("Initrd", "Root", "Kernel_Params"):
+        job.attributes[f"VMPARAM_Xen_{name}"] = ""
+    job.attributes["VMPARAM_Xen_Kernel"] = '"included"'
+    job.settings["XEN_BOOTLOADER"] = job.host.run("sh", "-c", "echo /usr/lib/xen-*/bin/pygrub").stdout.strip()
+    with job.daemon() as talk:
+        vm = job.start(talk)
+        job.host.wait_until("its end", lambda: "STATUS=Stopped" in status(talk, vm), START)
+        talk.quit()
+    assert job.counts() == [1, 2]
     job.leaves_nothing()

@@ -128,7 +128,7 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
         *parts["memory"],
         condor.networking(scene),
         condor.log_file(scene),
-        host.policy(scene, on_libvirt),
+        host.policy(scene, on_libvirt or scene.vm_type == "xen"),
     )
     add(_USER, host.root(scene))
     add(_HYPERVISOR, *parts["hypervisor"])
@@ -155,7 +155,8 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
 
 
 def _is_libvirts(vm_type: str) -> bool:
-    return base.BUILT_IN.get(vm_type, "").startswith("vmgahp.drivers.libvirt")
+    """Whether libvirt's QEMU runs the VMs of a type; Xen's guests have neither KVM nor a user of their own."""
+    return base.BUILT_IN.get(vm_type, "").startswith("vmgahp.drivers.libvirt:")
 
 
 def _probe(scene: Scene, answers: bool) -> probe.Probe:
@@ -200,7 +201,7 @@ def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
         name = finding.check.partition(" ")[0]
         if name == "memory" and (scene.unread or "VM_MEMORY" in scene.bad_names):
             continue  # it is among the settings already
-        if finding.check == "libvirt" and finding.verdict == BAD:
+        if finding.check == "libvirt" and finding.verdict == BAD and _is_libvirts(scene.vm_type):
             finding = host.explain_libvirt(scene, finding)
         if finding.check == "kvm" and finding.verdict in (BAD, OFF):
             finding = host.explain_kvm(scene, finding)

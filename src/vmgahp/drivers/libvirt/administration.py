@@ -112,8 +112,13 @@ def answer_for_refusal(made: Described, connection: "Connection") -> bool:
     """
     if not made.authors or not made.before_policy:
         return bool(made.authors)
+
+    def look(opened: "libvirt.virConnect") -> None:
+        form = "xen-xl" if opened.getType() == "Xen" else "qemu-argv"
+        opened.domainXMLToNative(form, made.before_policy, 0)
+
     try:
-        connection.call(lambda opened: opened.domainXMLToNative("qemu-argv", made.before_policy, 0))
+        connection.call(look)
     except libvirt.libvirtError as error:
         return faults.judge(error) is not DESCRIPTION
     return True

@@ -102,6 +102,7 @@ class Describer:
         lines = job.lines({"VMPARAM_VM_NAME": spec.name})
         lines += xml_script.extra_lines(
             lines,
+            bootloader=spec.xen.bootloader if spec.xen else "",
             bridge_interface=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             networking_type=spec.networking_type,
         )

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 ADDED: "Mapping[str, Mapping[str, str]]" = {
     "emulator": {},
-    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa|xenbus"},
-    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb|xen"},
-    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none|xen"},
+    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa"},
+    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb"},
+    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none"},
     "audio": {"type": r"none"},
     "watchdog": {"model": r"itco", "action": r"reset|none|poweroff|shutdown"},
     "hub": {"type": r"usb"},
