@@ -807,3 +807,17 @@ def test_the_probe(job: Job) -> None:
         'VM_GAHP_VERSION = "0.0.1"\nVM_Type = "kvm"\nVM_Memory = 1024\nVM_Networking = FALSE\n'
     ), ended.stderr
     assert ended.returncode == 0
+
+
+def test_a_closed_connection_keeps_no_descriptor() -> None:
+    """A server opens one anew whenever libvirtd was restarted."""
+    from vmgahp.drivers.libvirt.connection import Connection
+
+    def round_trip() -> int:
+        opened = Connection(URI, lambda _line: None)
+        opened.call(lambda asked: asked.getVersion())
+        opened.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    settled = round_trip()
+    until(lambda: round_trip() <= settled, "the descriptors to be closed")

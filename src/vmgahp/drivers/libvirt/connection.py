@@ -129,6 +129,7 @@ class Connection:
         self._lock = threading.Lock()
         self._connection: libvirt.virConnect | None = None
         self._opening: _Opening | None = None
+        self._callback = -1
         self._watches: dict[str, Watch] = {}
         self._closed = False
 
@@ -172,7 +173,7 @@ class Connection:
             connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                connection.close()
+                self._end(connection)
             except libvirt.libvirtError as error:
                 self._log(f"closing the connection to libvirt: {error}")
 
@@ -212,8 +213,17 @@ class Connection:
             # A driver within this process, such as the test driver, has none and needs none.
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
-        connection.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
+        self._callback = connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None
+        )
         return connection
+
+    def _end(self, connection: "libvirt.virConnect") -> None:
+        """Close a connection, and with it its descriptors: a callback that is registered would keep them."""
+        try:
+            connection.domainEventDeregisterAny(self._callback)
+        finally:
+            connection.close()
 
     def _lifecycle(
         self,
@@ -253,6 +263,6 @@ class Connection:
             if self._connection is connection:
                 self._connection = None
         try:
-            connection.close()
+            self._end(connection)
         except libvirt.libvirtError:
             pass  # it is dead already
