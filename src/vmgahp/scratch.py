@@ -1,7 +1,5 @@
 """Small things done to the job's scratch directory as a whole."""
 
-import subprocess
-
 from vmgahp.errors import MachineFault
 
 TYPE_CHECKING = False
@@ -18,6 +16,8 @@ MAKING = 10.0
 
 def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") -> None:
     """vm_no_output_vm: leave nothing in the directory that would be sent home. A failure is logged."""
+    import subprocess
+
     as_user: dict[str, object] = {}
     if identity.switching:
         as_user = {"user": identity.uid, "group": identity.gid, "extra_groups": []}
@@ -38,6 +38,8 @@ def make_directory(path: str, identity: "Identity") -> None:
     """Make a directory, as the job's user, if it is not there; an empty path is none. Raises `MachineFault`."""
     if not path:
         return
+    import subprocess
+
     as_user: dict[str, object] = {}
     if identity.switching:
         as_user = {"user": identity.uid, "group": identity.gid, "extra_groups": []}

@@ -6,7 +6,7 @@ import uuid as uuids
 
 import libvirt
 
-from vmgahp import errors, kvm
+from vmgahp import errors, kvm, scratch
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
 from vmgahp.drivers.base import Driver, Machine, Survey
@@ -267,7 +267,7 @@ class LibvirtDriver(Driver):
             belongings.let_go()
             raise
         if spec.no_output_vm:
-            belongings.at_end.append(lambda: self._empty(spec.working_dir))
+            belongings.at_end.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
         self._describer.publish_vnc(spec, machine, described.xml)
         self.log(f"started {spec.name} ({uuid}) by {domain_type}")
         return machine
@@ -376,27 +376,6 @@ class LibvirtDriver(Driver):
             *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
             *("vmtype", self.vm_type, "match", name, "uuid", uuid),
         ]
-
-    # Small things around it
-
-    def _empty(self, directory: str) -> None:
-        """vm_no_output_vm: leave nothing in the scratch directory that would be sent home."""
-        import subprocess
-
-        as_user: dict[str, object] = {}
-        if self.identity.switching:
-            as_user = {"user": self.identity.uid, "group": self.identity.gid, "extra_groups": []}
-        try:
-            subprocess.run(
-                ["find", directory, "-xdev", "-mindepth", "1", "-delete"],
-                cwd="/",
-                timeout=60,
-                check=True,
-                capture_output=True,
-                **as_user,  # type: ignore[call-overload]
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            self.log(f"vm_no_output_vm: could not empty {directory}: {error}")
 
 
 def _probing_for_a_startd() -> bool:
