@@ -124,14 +124,14 @@ setup_packages() {
 # libvirt's driver for containers, of the version of the libvirt here, kept in $VMGAHP_LAB/lxc. It is never
 # installed: a libvirtd that cannot start one of its drivers does not start at all. The tests lay it over the
 # system in a chamber.
-_fetch_lxc_driver() {
-    local directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/lxc version
+_fetch_lxc_driver() (
+    directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/lxc
     version=$(dpkg-query -W -f='${Version}' libvirt-daemon) || return 1
-    as_root mkdir -p "$directory" || return 1
-    cd "$directory" || return 1
-    compgen -G "libvirt-daemon-driver-lxc_*_*.deb" >/dev/null ||
-        as_root apt-get -q download "libvirt-daemon-driver-lxc=$version"
-}
+    as_root mkdir -p "$directory" && cd "$directory" || return 1
+    compgen -G "libvirt-daemon-driver-lxc_*_*.deb" >/dev/null && return 0
+    download() { as_root apt-get -q download "libvirt-daemon-driver-lxc=$version"; }
+    download || { as_root apt-get -q update && download; }
+)
 
 setup_lxc_driver() { step "fetching libvirt's driver for containers" _fetch_lxc_driver; }
 
