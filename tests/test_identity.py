@@ -376,7 +376,7 @@ def test_many_threads_at_once(user, scratch):
 
     def work(number):
         try:
-            for turn in range(40):
+            for turn in range(15):
                 name = f"file{number}"
                 data = b"%d %d" % (number, turn)
                 user.write_scratch(str(scratch), name, data)
