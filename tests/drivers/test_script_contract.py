@@ -281,12 +281,14 @@ class Podman(Scripted):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("podman")
     reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
     if reason:
         pytest.skip(reason)
-    return directory / "image.tar"
+    yield directory / "image.tar"
+    # Rootless podman leaves a process behind that keeps its user namespace.
+    subprocess.run(["pkill", "-u", str(JOB_UID), "podman pause"], check=False)
 
 
 class TestPodman(DriverContract):
