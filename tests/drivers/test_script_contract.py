@@ -288,7 +288,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip(reason)
     yield directory / "image.tar"
     # Rootless podman leaves a process behind that keeps its user namespace.
-    subprocess.run(["pkill", "-u", str(JOB_UID), "podman pause"], check=False)
+    subprocess.run(["pkill", "-KILL", "-u", str(JOB_UID), "podman pause"], check=False)
 
 
 class TestPodman(DriverContract):
