@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     Operation = Callable[..., int]
     """Runs as the job's user with prepared arguments, makes system calls only, returns a descriptor or -1,
@@ -96,6 +96,19 @@ class Identity:
             except (KeyError, OSError):
                 self._groups = [self.gid]
         return self._groups
+
+    def of_process(self, groups: "list[int] | None" = None) -> "dict[str, Any]":
+        """Arguments for `subprocess.Popen` that make a program run as the user; none where it does so anyway.
+
+        `groups` are the supplementary ones, by default all that the user has.
+        """
+        if not self.switching:
+            return {}
+        return {
+            "user": self.uid,
+            "group": self.gid,
+            "extra_groups": self.groups() if groups is None else groups,
+        }
 
     def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
         """Open the regular file `name` beneath `directory` as the user; returns a descriptor.

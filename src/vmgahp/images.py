@@ -80,9 +80,6 @@ def _info(path: str, image_format: str, identity: "Identity") -> bytes:
 
     # -U: a template that another VM has open for writing is still to be looked at.
     command = ["qemu-img", "info", "-U", "--output=json", "--backing-chain", "-f", image_format, path]
-    user: dict[str, object] = {}
-    if identity.switching:
-        user = {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups()}
     try:
         ended = subprocess.run(
             ["prlimit", f"--cpu={CPU_SECONDS}", f"--as={ADDRESS_SPACE}", *command],
@@ -91,7 +88,7 @@ def _info(path: str, image_format: str, identity: "Identity") -> bytes:
             cwd="/",
             timeout=DEADLINE,
             check=False,
-            **user,  # type: ignore[call-overload]
+            **identity.of_process(),
         )
     except FileNotFoundError as error:
         raise errors.MachineFault(

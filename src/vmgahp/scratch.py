@@ -18,9 +18,6 @@ def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") ->
     """vm_no_output_vm: leave nothing in the directory that would be sent home. A failure is logged."""
     import subprocess
 
-    as_user: dict[str, object] = {}
-    if identity.switching:
-        as_user = {"user": identity.uid, "group": identity.gid, "extra_groups": []}
     try:
         subprocess.run(
             ["find", directory, "-xdev", "-mindepth", "1", "-delete"],
@@ -28,7 +25,7 @@ def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") ->
             timeout=DEADLINE,
             check=True,
             capture_output=True,
-            **as_user,  # type: ignore[call-overload]
+            **identity.of_process(groups=[]),
         )
     except (OSError, subprocess.SubprocessError) as error:
         log(f"vm_no_output_vm: could not empty {directory}: {error}")
@@ -40,9 +37,6 @@ def make_directory(path: str, identity: "Identity") -> None:
         return
     import subprocess
 
-    as_user: dict[str, object] = {}
-    if identity.switching:
-        as_user = {"user": identity.uid, "group": identity.gid, "extra_groups": []}
     try:
         subprocess.run(
             ["mkdir", "-p", "--", path],
@@ -50,7 +44,7 @@ def make_directory(path: str, identity: "Identity") -> None:
             timeout=MAKING,
             check=True,
             capture_output=True,
-            **as_user,  # type: ignore[call-overload]
+            **identity.of_process(groups=[]),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineFault(

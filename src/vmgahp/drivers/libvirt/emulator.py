@@ -96,10 +96,7 @@ def _run(
     """
     import subprocess
 
-    user: dict[str, object] = {}
-    if identity.switching:
-        groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
-        user = {"user": identity.uid, "group": identity.gid, "extra_groups": groups}
+    groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
     try:
         process = subprocess.Popen(
             command,
@@ -107,7 +104,7 @@ def _run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
-            **user,  # type: ignore[call-overload]
+            **identity.of_process(groups),
         )
     except OSError as error:
         raise errors.MachineFault(

@@ -49,9 +49,6 @@ class Tpm:
         import subprocess
 
         self._end()
-        user: dict[str, object] = {}
-        if self._identity.switching:
-            user = {"user": self._identity.uid, "group": self._identity.gid, "extra_groups": []}
         # Only swtpm keeps it: where that ends, QEMU hears so at once and does not wait for an answer.
         with socket.socket(socket.AF_UNIX) as listener:
             try:
@@ -70,7 +67,7 @@ class Tpm:
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     pass_fds=(descriptor,),
-                    **user,  # type: ignore[call-overload]
+                    **self._identity.of_process(groups=[]),
                 )
             except OSError as error:
                 raise errors.MachineFault(

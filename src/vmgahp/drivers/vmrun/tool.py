@@ -84,13 +84,6 @@ class Tool:
 
     def call(self, words: list[str], command: str, seconds: float) -> tuple[int, str, str]:
         """The exit status and what was printed on standard output and standard error."""
-        user: dict[str, object] = {}
-        if self.identity.switching:
-            user = {
-                "user": self.identity.uid,
-                "group": self.identity.gid,
-                "extra_groups": self.identity.groups(),
-            }
         try:
             process = subprocess.Popen(
                 [self.path, *words],
@@ -100,7 +93,7 @@ class Tool:
                 env=self.environment(),
                 cwd="/",
                 start_new_session=True,
-                **user,  # type: ignore[call-overload]
+                **self.identity.of_process(),
             )
         except OSError as error:
             raise errors.MachineFault(

@@ -168,9 +168,6 @@ def _open(disk: JobDisk, name: str, identity: "Identity") -> int:
 
 
 def _qemu_img(arguments: list[str], name: str, identity: "Identity", seconds: float) -> None:
-    user: dict[str, object] = {}
-    if identity.switching:
-        user = {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups()}
     try:
         ended = subprocess.run(
             ["prlimit", f"--as={4 << 30}", "qemu-img", *arguments],
@@ -180,7 +177,7 @@ def _qemu_img(arguments: list[str], name: str, identity: "Identity", seconds: fl
             timeout=max(1.0, seconds),
             check=False,
             umask=0o077,
-            **user,  # type: ignore[call-overload]
+            **identity.of_process(),
         )
     except FileNotFoundError as error:
         raise errors.MachineFault(
