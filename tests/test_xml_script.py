@@ -291,18 +291,18 @@ def test_a_directory_that_others_may_write_is_not_trusted(script, place):
 
 def test_links_are_followed_and_judged(script, place):
     program = script("true")
-    shared = place / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    (shared / "link").symlink_to(program)
-    (place / "way").symlink_to("shared/../shared/link")
-    assert f"{shared}, to which others may write" in refused(place / "way")
-    shared.chmod(0o755)
+    common = place / "common"
+    common.mkdir()
+    common.chmod(0o777)
+    (common / "link").symlink_to(program)
+    (place / "way").symlink_to("common/../common/link")
+    assert f"{common}, to which others may write" in refused(place / "way")
+    common.chmod(0o755)
     require_trustworthy(str(place / "way"))
     if os.geteuid() == 0:
-        os.lchown(shared / "link", 12345, 0)
-        shared.chmod(0o1777)
-        assert f"{shared}/link, which belongs to user id 12345" in refused(place / "way")
+        os.lchown(common / "link", 12345, 0)
+        common.chmod(0o1777)
+        assert f"{common}/link, which belongs to user id 12345" in refused(place / "way")
     (place / "round").symlink_to(place / "round")
     assert "symbolic links" in refused(place / "round")
 
