@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vmgahp import vm
 
-PAGE = Path(__file__).parent.parent / "docs" / "states.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "states.md"
 
 
 def test_the_diagram_in_the_documentation_is_the_table() -> None:

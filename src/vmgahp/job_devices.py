@@ -1,6 +1,6 @@
 """What a job asks of its VM beside disks and network cards: firmware, CPU topology, TPM, a shared directory.
 
-None of these attributes is HTCondor's own; docs/devices.md describes them. Whether a machine has what they
+None of these attributes is HTCondor's own; docs/how-to/devices.md describes them. Whether a machine has what they
 take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.
 """
 

@@ -133,7 +133,7 @@ SETTINGS = (
         "VM_ALLOW_LIBVIRT_XML",
         "bool",
         "true",
-        "Whether jobs may bring libvirt XML of their own, of which they may say what docs/job-xml.md lists.",
+        "Whether jobs may bring libvirt XML of their own, of which they may say what docs/reference/job-xml.md lists.",
     ),
     _ours(
         "VM_STOP_TIMEOUT", "integer", "30", "How long a guest may take to shut down when asked to.", "seconds"
@@ -230,7 +230,7 @@ SETTINGS = (
         "VM_SCRIPT",
         "path",
         "",
-        "For VM type script: the program that drives the hypervisor, as docs/script-drivers.md says.",
+        "For VM type script: the program that drives the hypervisor, as docs/how-to/script-drivers.md says.",
     ),
     _ours(
         "VM_SCRIPT_USER",

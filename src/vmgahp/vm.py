@@ -71,7 +71,7 @@ STATUS may *find* that the guest is gone, which leads to `STOPPED` from anywhere
 
 
 def diagram() -> str:
-    """`TRANSITIONS` as a Mermaid state diagram, which docs/states.md shows."""
+    """`TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
     lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
     for (state, operation), outcome in TRANSITIONS.items():
         if state != outcome and outcome != KEEP:

@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt import checks, doors, faults, qemu_log  # noqa: E402
 
 __all__ = ["chamber", "client", "connection", "job"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
 SOURCES = Path(checks.__file__).parents[2]
 CODES = {name for name in dir(libvirt) if name.startswith("VIR_ERR_")}
 LEVELS = {"VIR_ERR_NONE", "VIR_ERR_WARNING", "VIR_ERR_ERROR"}

@@ -1,6 +1,6 @@
 """VMware jobs under HTCondor's own startd and starter, by the stand-in for vmrun.
 
-condor_submit has no VMware jobs any more; the submit files here are as in docs/vmware.md.
+condor_submit has no VMware jobs any more; the submit files here are as in docs/how-to/vmware.md.
 """
 
 from __future__ import annotations

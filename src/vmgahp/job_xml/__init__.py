@@ -2,7 +2,7 @@
 
 `allowed` is the list of all that it may say, `reading` refuses everything else, `meaning` says what it asks for in
 the attributes of the job ad, where it is checked like any job's, `boot_files` copies a kernel, and `merge` puts the
-rest into the description that this package makes of every job. docs/job-xml.md is for users.
+rest into the description that this package makes of every job. docs/reference/job-xml.md is for users.
 """
 
 import os

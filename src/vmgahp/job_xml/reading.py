@@ -30,7 +30,8 @@ def refused(name: str, problem: str, cure: str = "") -> JobFault:
     return JobFault(
         errors.MISMATCHED,
         f"{ATTRIBUTE} = {shown(name)}: {problem}.",
-        cure or "take it out of the file; docs/job-xml.md has the list of what a job's XML may say.",
+        cure
+        or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say.",
     )
 
 

@@ -63,7 +63,7 @@ def run(
     for line in said:
         log_line(f"{label}: {log.redact(line)}")
     last = f" Its last words: {_clean(said[-1])[:200]}" if said else ""
-    by_hand = "run it by hand (docs/policy.md says how), and see the server's log."
+    by_hand = "run it by hand (docs/how-to/policy.md says how), and see the server's log."
     if status is None:
         raise MachineFault(f"{label} did not end within {deadline:g} s.{last}", by_hand)
     if len(output) > LONGEST_OUTPUT:

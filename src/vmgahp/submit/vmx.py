@@ -190,4 +190,4 @@ def _as_is(made: Machine, options: "argparse.Namespace", report: Report) -> None
     ]
     if names:
         made.attributes[VMDK_FILES] = ",".join(names)
-    report.advise("The machine must have VMware: --type vmrun or vsphere (docs/vmware.md).")
+    report.advise("The machine must have VMware: --type vmrun or vsphere (docs/how-to/vmware.md).")

@@ -2,7 +2,7 @@
 
 The checks themselves are where they are made (`vmgahp.job`, `vmgahp.images`, `vmgahp.domain_xml`, the survey
 of the probe, the start); here it can be read, and tested, that none of them blames the wrong one. The page
-docs/faults.md is made of both tables.
+docs/reference/faults.md is made of both tables.
 """
 
 from typing import NamedTuple
@@ -153,7 +153,7 @@ OF_THE_MACHINE = (
 
 
 def page() -> str:
-    """Both tables as the Markdown of docs/faults.md."""
+    """Both tables as the Markdown of docs/reference/faults.md."""
     checks = [*OF_THE_JOB, *OF_THE_MACHINE]
     rows = [(check.name, check.wrong, check.fault, check.word) for check in checks]
     text = "\n".join(_markdown(("Looked at", "What is wrong", "Who must act", "Word"), rows))

@@ -70,7 +70,7 @@ class XenSurveyor(Surveyor):
                 OFF,
                 looked_at,
                 f"{BOOTLOADER} is not set: such jobs are held.",
-                f"set {BOOTLOADER} to the path of pygrub; docs/xen.md says what that risks.",
+                f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks.",
             )
         try:
             require_bootloader(path)

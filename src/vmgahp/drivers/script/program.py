@@ -31,7 +31,9 @@ KNOWN_LIMITS = (
 """Resources by prlimit's names for them."""
 
 _NOT_EXECUTABLE = (126, 127)
-_BY_HAND = "run it by hand with this action (docs/script-drivers.md says how), and see the server's log."
+_BY_HAND = (
+    "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
+)
 
 
 class Program:

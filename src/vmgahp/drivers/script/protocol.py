@@ -1,4 +1,4 @@
-"""What a hypervisor script is told and what it may answer; pure. docs/script-drivers.md is for its authors.
+"""What a hypervisor script is told and what it may answer; pure. docs/how-to/script-drivers.md is for its authors.
 
 A script gets the job ad on standard input, a request as JSON in a file of its own, and the request's plain
 values as environment variables. It answers with one object of JSON, or with lines ``Name = literal``, and with
