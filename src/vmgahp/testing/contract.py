@@ -303,7 +303,8 @@ class DriverContract:
                 driver.start(job).checkpoint()
             assert caught.value.word == errors.VM_NO_SUPPORT_CHECKPOINT
             return
-        wanted = subject.changed(job, JobVMCheckpoint="true")
+        # vm_no_output_vm keeps files from going home when the job is over, and here it is not.
+        wanted = subject.changed(job, JobVMCheckpoint="true", VMPARAM_No_Output_VM="true")
         machine = driver.start(wanted)
         before = goes_on(subject, job) if subject.has_guest else 0
         machine.checkpoint()

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.connection import Connection
-    from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
+    from vmgahp.drivers.libvirt.machine import LibvirtMachine
     from vmgahp.identity import Identity
     from vmgahp.images import Layer
     from vmgahp.job import JobSpec

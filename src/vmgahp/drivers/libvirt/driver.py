@@ -21,6 +21,7 @@ from vmgahp.drivers.libvirt import (
     qemu_log,
     verify,
 )
+from vmgahp.drivers.libvirt.belongings import Belongings
 from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.describe import (
@@ -30,7 +31,7 @@ from vmgahp.drivers.libvirt.describe import (
     first_attribute,
 )
 from vmgahp.drivers.libvirt.doors import DESCRIPTION
-from vmgahp.drivers.libvirt.machine import Belongings, LibvirtMachine
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.saving import Saver
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
 from vmgahp.guardian import Guardian
@@ -233,7 +234,7 @@ class LibvirtDriver(Driver):
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
         uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
-        belongings = Belongings()
+        belongings = Belongings(self.log)
         belongings.at_end.append(lambda: self._forget_firmware(spec.name))
         self._forget_firmware(spec.name)
         if spec.ignored:
@@ -267,7 +268,7 @@ class LibvirtDriver(Driver):
             belongings.let_go()
             raise
         if spec.no_output_vm:
-            belongings.at_end.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
+            belongings.when_over.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
         self._describer.publish_vnc(spec, machine, described.xml)
         self.log(f"started {spec.name} ({uuid}) by {domain_type}")
         return machine

@@ -1,7 +1,6 @@
 """One domain of libvirt, as the server sees it."""
 
 import os
-import threading
 
 import libvirt
 
@@ -15,10 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from vmgahp.console_capture import ConsoleCapture
+    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.connection import Connection
     from vmgahp.drivers.libvirt.saving import Saver
-    from vmgahp.guardian import Guardian
 
     Result = TypeVar("Result")
 
@@ -54,30 +52,6 @@ DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
 
 
-class Belongings:
-    """What a domain needs beside libvirt, let go of when it is gone."""
-
-    def __init__(self) -> None:
-        self.guardian: Guardian | None = None
-        self.console: ConsoleCapture | None = None
-        self.before_restore: list[Callable[[], None]] = []
-        self.at_end: list[Callable[[], None]] = []
-        """Called once, in order, when the VM is gone for good."""
-
-    def let_go(self) -> None:
-        if self.console is not None:
-            self.console.close()
-        for action in self.at_end:
-            action()
-        self.at_end = []
-        if self.guardian is not None:
-            self.guardian.dismiss()
-
-    def leave_to_guardian(self) -> None:
-        """The domain could not be destroyed: the guardian is never dismissed and does it when the server ends."""
-        self.guardian = None
-
-
 class LibvirtMachine(Machine):
     """A transient domain: when it stops, libvirt forgets it, and nothing is left to undefine."""
 
@@ -86,7 +60,7 @@ class LibvirtMachine(Machine):
         name: str,
         uuid: str,
         connection: "Connection",
-        belongings: Belongings,
+        belongings: "Belongings",
         saver: "Saver",
         *,
         stop_timeout: float,
@@ -117,13 +91,11 @@ class LibvirtMachine(Machine):
         self._saved_in = ""
         self._saved_xml = ""
         self._keep_image = False
-        self._tidied = False
-        self._tidy_lock = threading.Lock()
 
     # What the server asks
 
     def status(self) -> Report:
-        if self._tidied:
+        if self._belongings.claimed:
             return Report(vm.STOPPED)
         if self._saved_in:
             return Report(vm.SUSPENDED)
@@ -191,14 +163,12 @@ class LibvirtMachine(Machine):
             self._belongings.leave_to_guardian()
 
     def release(self) -> None:
-        with self._tidy_lock:
-            if self._tidied:
-                return
-            self._tidied = True
+        if not self._belongings.claim():
+            return
         self._connection.unwatch(self.uuid)
         if self._saved_in and not self._keep_image:
             self.saver.forget(self._saved_in)
-        self._belongings.let_go()
+        self._belongings.let_go(kept=self._keep_image)
 
     def soft_suspend(self) -> None:
         self._operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)

@@ -12,7 +12,7 @@ from vmgahp.errors import JobFault
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.machine import Belongings
+    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
     from vmgahp.job_xml import JobAdWithXml

@@ -32,8 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.checkpoints import Chains, Restart
-    from vmgahp.drivers.libvirt.machine import Belongings
     from vmgahp.images import Layer
     from vmgahp.job import Disk
     from vmgahp.job_ad import JobAd

@@ -49,7 +49,9 @@ class ScriptDriver(Driver):
         )
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:
-            machine.guardian = Guardian.post(self._kill_command(wish.directory, request.uuid), os.environ)
+            machine.belongings.guardian = Guardian.post(
+                self._kill_command(wish.directory, request.uuid), os.environ
+            )
             self._power_on(machine, script, request, job)
         except OSError as error:
             self._undo(machine)
@@ -61,7 +63,9 @@ class ScriptDriver(Driver):
             raise
         checkpoints.discard()  # from here on the disks change
         if wish.no_output_vm:
-            machine.at_end.append(lambda: scratch.empty(wish.directory, self.identity, self.log))
+            machine.belongings.when_over.append(
+                lambda: scratch.empty(wish.directory, self.identity, self.log)
+            )
         self.log(f"started {wish.name} ({request.key}) by {script.path}")
         return machine
 

@@ -2,11 +2,11 @@
 
 import os
 import re
-import threading
 import time
 
 from vmgahp import errors, vm
 from vmgahp.drivers.base import Machine, Report
+from vmgahp.drivers.belongings import Belongings
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.program import SETTING
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from vmgahp.drivers.script.program import Program
     from vmgahp.drivers.script.protocol import Answer, Request
     from vmgahp.drivers.script.wish import Wish
-    from vmgahp.guardian import Guardian
     from vmgahp.job_ad import JobAd
 
 POLL = 0.5
@@ -54,9 +53,7 @@ class ScriptMachine(Machine):
         self.wish = wish
         self.request = request
         """The start; every later request is like it."""
-        self.guardian: Guardian | None = None
-        self.at_end: list[Callable[[], None]] = []
-        """Called once, in order, when the VM is gone for good."""
+        self.belongings = Belongings(log)
         self.cpu_before = 0.0
         """Seconds of CPU that the guest had used before its checkpoint."""
         self._script = script
@@ -72,8 +69,6 @@ class ScriptMachine(Machine):
         self._cpu_seconds = 0.0
         self._keep = False
         self._gone = False
-        self._tidied = False
-        self._tidy_lock = threading.Lock()
 
     # What the driver says
 
@@ -155,21 +150,15 @@ class ScriptMachine(Machine):
         self.release()
 
     def release(self) -> None:
-        with self._tidy_lock:
-            if self._tidied:
-                return
-            self._tidied = True
+        if not self.belongings.claim():
+            return
         if not self._gone:
             try:
                 self._end()
             except errors.Fault as fault:
                 self._log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
             self._gone = True
-        for action in self.at_end:
-            action()
-        self.at_end = []
-        if self.guardian is not None:
-            self.guardian.dismiss()
+        self.belongings.let_go(kept=self._keep)
 
     def soft_suspend(self) -> None:
         self._do(protocol.PAUSE, self._seconds, errors.VM_NO_SUPPORT_SUSPEND)

@@ -146,7 +146,9 @@ class VmrunDriver(Driver):
             checkpoints.forget(*state_files(checkpoints.directory, copy.name))
         before = set(os.listdir(checkpoints.directory))
         try:
-            machine.guardian = Guardian.post(self._kill_command(spec.working_dir, machine.uuid), os.environ)
+            machine.belongings.guardian = Guardian.post(
+                self._kill_command(spec.working_dir, machine.uuid), os.environ
+            )
             self._write(checkpoints.directory, copy)
             if spec.snapshot_disk and not restart:
                 self._take_snapshot(machine, vmrun, copy)
@@ -160,7 +162,9 @@ class VmrunDriver(Driver):
         if spec.checkpoint:
             machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
         if spec.no_output_vm:
-            machine.at_end.append(lambda: scratch.empty(checkpoints.directory, self.identity, self.log))
+            machine.belongings.when_over.append(
+                lambda: scratch.empty(checkpoints.directory, self.identity, self.log)
+            )
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {vmrun.product}")
         return machine
 

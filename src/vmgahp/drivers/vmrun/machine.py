@@ -2,10 +2,10 @@
 
 import os
 import re
-import threading
 
 from vmgahp import errors, vm
 from vmgahp.drivers.base import Machine, Report
+from vmgahp.drivers.belongings import Belongings
 from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoints import CANNOT_SAVE, Checkpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.drivers.vmrun.processes import Process
-    from vmgahp.guardian import Guardian
     from vmgahp.vmware_job import VmwareSpec
     from vmgahp.vmx import Vmx
 
@@ -57,9 +56,7 @@ class VmrunMachine(Machine):
         self.vmx_name = vmx_name
         self.vmx = os.path.join(checkpoints.directory, vmx_name)
         """The full path of the working ``.vmx``, without links."""
-        self.guardian: Guardian | None = None
-        self.at_end: list[Callable[[], None]] = []
-        """Called once, in order, when the VM is gone for good."""
+        self.belongings = Belongings(log)
         self.write_manifest: Callable[[VmrunMachine], None] | None = None
         """Writes down what a checkpoint consists of, once the VM is suspended."""
         self.cpu_before = 0.0
@@ -80,8 +77,6 @@ class VmrunMachine(Machine):
         self._ip = ""
         self._address_hangs = 0
         self._last_report: Report | None = None
-        self._tidied = False
-        self._tidy_lock = threading.Lock()
 
     # What the server asks
 
@@ -137,17 +132,11 @@ class VmrunMachine(Machine):
         self.saved_in = ""
 
     def release(self) -> None:
-        with self._tidy_lock:
-            if self._tidied:
-                return
-            self._tidied = True
+        if not self.belongings.claim():
+            return
         if self.saved_in and not self._keep_state:
             self._forget_state()
-        for action in self.at_end:
-            action()
-        self.at_end = []
-        if self.guardian is not None:
-            self.guardian.dismiss()
+        self.belongings.let_go(kept=self._keep_state)
 
     def soft_suspend(self) -> None:
         try:

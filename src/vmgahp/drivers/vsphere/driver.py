@@ -75,7 +75,9 @@ class VsphereDriver(Driver):
             self._tidy(context, place, tag)
             raise
         if spec.no_output_vm:
-            context.at_end = lambda: scratch.empty(spec.working_dir, self.identity, self.log)
+            context.belongings.when_over.append(
+                lambda: scratch.empty(spec.working_dir, self.identity, self.log)
+            )
         self.log(f"started {spec.name} ({tag.id}) on {self._connection.access}")
         return vm
 
@@ -194,14 +196,13 @@ class VsphereDriver(Driver):
         except errors.Fault as fault:
             self.log(f"what was made of {tag.name} cannot be removed now: {fault.problem}")
         else:
-            if context.guardian is not None:
-                context.guardian.dismiss()
+            context.belongings.let_go()
 
     def _context(self, wish: Wish, place: "Place", tag: Tag) -> Context:
         context = self._bare_context(place)
         context.homecoming = Homecoming(self._connection, context.store, wish, self.identity, self.log)
         try:
-            context.guardian = Guardian.post(self._kill_command(tag), os.environ)
+            context.belongings.guardian = Guardian.post(self._kill_command(tag), os.environ)
         except OSError as error:
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         return context

@@ -14,6 +14,7 @@ from pyVmomi import vim
 
 from vmgahp import errors, vm
 from vmgahp.drivers.base import Machine, Report
+from vmgahp.drivers.belongings import Belongings
 from vmgahp.drivers.vsphere import faults, power, tags
 from vmgahp.drivers.vsphere.checkpoints import Manifest
 from vmgahp.drivers.vsphere.connection import Gone
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from vmgahp.drivers.vsphere.homecoming import Homecoming
     from vmgahp.drivers.vsphere.store import Store
     from vmgahp.drivers.vsphere.tags import Tag
-    from vmgahp.guardian import Guardian
     from vmgahp.vmware_job import VmwareSpec
 
 FIGURES = (
@@ -60,11 +60,9 @@ class Context:
         self.checkpoints = checkpoints
         self.datacenter = datacenter
         self.homecoming: Homecoming | None = None
-        self.guardian: Guardian | None = None
+        self.belongings = Belongings(log)
         self.stop_timeout = stop_timeout
         self.log = log
-        self.at_end: Callable[[], None] | None = None
-        """Called once when the job is over: vm_no_output_vm empties the scratch directory."""
 
 
 class _Fetch:
@@ -122,8 +120,6 @@ class VsphereMachine(Machine):
         self._home = False
         """The disks are home, although the VM may not have been removed yet."""
         self._over = False
-        self._tidied = False
-        self._lock = threading.Lock()
 
     # What the server asks
 
@@ -191,14 +187,8 @@ class VsphereMachine(Machine):
         self.release()
 
     def release(self) -> None:
-        with self._lock:
-            if self._tidied:
-                return
-            self._tidied = True
-        if self._context.at_end is not None and not self._saved:
-            self._context.at_end()
-        if self._context.guardian is not None:
-            self._context.guardian.dismiss()
+        if self._context.belongings.claim():
+            self._context.belongings.let_go(kept=self._saved)
 
     def suspend(self) -> None:
         self._must_run("suspended")

@@ -1,0 +1,55 @@
+"""What goes with a VM on this machine, and is let go of when its guest is gone: the same for every driver."""
+
+from _thread import allocate_lock
+
+from vmgahp import errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.guardian import Guardian
+
+
+class Belongings:
+    """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
+
+    def __init__(self, log: "Callable[[str], None]") -> None:
+        self.guardian: Guardian | None = None
+        self.at_end: list[Callable[[], None]] = []
+        """Done in order when the VM is gone, also by a start that failed."""
+        self.when_over: list[Callable[[], None]] = []
+        """Done in order after `at_end` when the job is over: not where a checkpoint waits for its restart."""
+        self._log = log
+        self._claimed = False
+        self._lock = allocate_lock()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has begun to tidy up."""
+        return self._claimed
+
+    def claim(self) -> bool:
+        """Whether the caller is the first, and so the one to tidy up and to call `let_go`."""
+        with self._lock:
+            first, self._claimed = not self._claimed, True
+        return first
+
+    def let_go(self, *, kept: bool = False) -> None:
+        """Tidy up and dismiss the guardian; `kept` says that a checkpoint is left behind.
+
+        What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.
+        """
+        todo = self.at_end if kept else self.at_end + self.when_over
+        self.at_end, self.when_over = [], []
+        for action in todo:
+            try:
+                action()
+            except (errors.Fault, OSError) as error:
+                self._log(f"the end of a VM: {error}")
+        if self.guardian is not None:
+            self.guardian.dismiss()
+
+    def leave_to_guardian(self) -> None:
+        """The VM could not be destroyed: the guardian is never dismissed and does it when the server ends."""
+        self.guardian = None

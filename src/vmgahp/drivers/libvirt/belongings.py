@@ -1,0 +1,23 @@
+"""What a domain needs beside libvirt."""
+
+from vmgahp.drivers import belongings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.console_capture import ConsoleCapture
+
+
+class Belongings(belongings.Belongings):
+    """Those of any VM, the capture of its console, and what a restore needs again."""
+
+    def __init__(self, log: "Callable[[str], None]") -> None:
+        super().__init__(log)
+        self.console: ConsoleCapture | None = None
+        self.before_restore: list[Callable[[], None]] = []
+
+    def let_go(self, *, kept: bool = False) -> None:
+        if self.console is not None:
+            self.console.close()
+        super().let_go(kept=kept)
