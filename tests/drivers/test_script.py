@@ -461,7 +461,10 @@ def test_the_script_is_told_to_go_on_from_a_checkpoint(toy: Toy, driver: ScriptD
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"), "'toy.saved' is not as it was"),
+        (
+            lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"),
+            "the content of 'toy.saved' has changed",
+        ),
         (lambda scratch: (scratch / "toy.saved").unlink(), "'toy.saved' cannot be opened"),
         (lambda scratch: (scratch / MANIFEST_FILE).write_text("{}"), "cannot be read"),
         (lambda scratch: _swap(scratch), "cannot be opened"),

@@ -4,11 +4,10 @@ The script makes the files and says which they are; the manifest, written last, 
 memory and disks which do not belong together are never brought together.
 """
 
-import os
-import re
 from typing import NamedTuple
 
-from vmgahp import checkpoint, errors
+from vmgahp import errors, kept_files
+from vmgahp.kept_files import KeptFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,18 +22,6 @@ FORMAT = 1
 
 CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_LARGEST_FILE = 2**63 - 1
-_MOST_FILES = 1000
-
-
-class FileState(NamedTuple):
-    """One file as it was; only pieces of a large one are looked at (`checkpoint.sample`)."""
-
-    path: str
-    size: int
-    sample: str
-
 
 class Restart(NamedTuple):
     """A checkpoint that may be gone on from."""
@@ -47,7 +34,7 @@ class Restart(NamedTuple):
     cpu_seconds: float
     note: str
     """The script's own words to itself."""
-    files: tuple[FileState, ...]
+    files: tuple[KeptFile, ...]
 
 
 class Checkpoints:
@@ -64,17 +51,16 @@ class Checkpoints:
         Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
         """
         try:
-            descriptor = self._identity.open_scratch(self._directory, MANIFEST_FILE, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
+            data = kept_files.load(self._identity, self._directory, MANIFEST_FILE)
         except OSError as error:
             raise _unusable(wish, f"{MANIFEST_FILE} cannot be opened: {error.strerror}") from error
-        from vmgahp.manifest import LARGEST, Invalid
+        if data is None:
+            return None
+        from vmgahp.manifest import Invalid
 
         try:
-            with os.fdopen(descriptor, "rb") as file:
-                found = _parse(file.read(LARGEST + 1))
-        except (OSError, Invalid) as error:
+            found = _parse(data)
+        except Invalid as error:
             raise _unusable(wish, f"{MANIFEST_FILE} cannot be read: {error}") from error
         wanted = (hypervisor, wish.name, wish.memory_mib, wish.vcpus)
         reasons = [
@@ -82,7 +68,9 @@ class Checkpoints:
             for what, then, now in zip(("hypervisor", "VM", "memory", "CPUs"), found[:4], wanted, strict=True)
             if then != now
         ]
-        reasons += [reason for state in found.files if (reason := self._difference(state))]
+        for then_file in found.files:
+            if reason := kept_files.difference(self._identity, self._directory, then_file):
+                reasons.append(reason)
         if reasons:
             raise _unusable(wish, "; ".join(reasons))
         return found
@@ -96,7 +84,10 @@ class Checkpoints:
         from vmgahp.manifest import Invalid
 
         try:
-            states = [self._describe(name)._asdict() for name in dict.fromkeys(files)]
+            states = [
+                kept_files.describe(self._identity, self._directory, name)._asdict()
+                for name in dict.fromkeys(files)
+            ]
             if not states:
                 raise Invalid("the script names no files of it.")
             content = {
@@ -127,37 +118,12 @@ class Checkpoints:
         except (OSError, errors.Fault) as error:
             self._log(f"could not remove {MANIFEST_FILE} from {self._directory}: {error}")
 
-    def _difference(self, then: FileState) -> str:
-        try:
-            now = self._describe(then.path)
-        except OSError as error:
-            return f"{then.path!a} cannot be opened ({error.strerror})"
-        return "" if now == then else f"{then.path!a} is not as it was"
-
-    def _describe(self, name: str) -> FileState:
-        descriptor = self._identity.open_scratch(self._directory, name, os.O_RDONLY)
-        try:
-            size = os.fstat(descriptor).st_size
-            return FileState(name, size, checkpoint.sample(descriptor, size))
-        finally:
-            os.close(descriptor)
-
 
 def _parse(data: bytes) -> Restart:
     """The manifest that `data` is. Raises `vmgahp.manifest.Invalid`."""
     from vmgahp import manifest
 
     top = manifest.read(data, FORMAT, Restart._fields)
-    files = []
-    for number, item in enumerate(top.items("files", _MOST_FILES)):
-        file = manifest.Fields(item, f"files[{number}].", FileState._fields)
-        files.append(
-            FileState(
-                file.text("path", 4096),
-                file.integer("size", 0, _LARGEST_FILE),
-                file.form("sample", _SHA256),
-            )
-        )
     return Restart(
         hypervisor=top.text("hypervisor", 32),
         name=top.text("name", 300),
@@ -165,7 +131,7 @@ def _parse(data: bytes) -> Restart:
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
         note=top.text("note", 500, may_be_empty=True),
-        files=tuple(files),
+        files=kept_files.read(top, "files"),
     )
 
 

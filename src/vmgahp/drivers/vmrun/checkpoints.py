@@ -9,8 +9,9 @@ import os
 import re
 from typing import NamedTuple
 
-from vmgahp import checkpoint, errors
+from vmgahp import errors, kept_files
 from vmgahp.checkpoint import Unusable
+from vmgahp.kept_files import KeptFile
 from vmgahp.vmware_job import read_vmx
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from vmgahp.drivers.base import Logger
     from vmgahp.drivers.vmrun.vmdk import Layer
     from vmgahp.identity import Identity
-    from vmgahp.manifest import Fields
     from vmgahp.vmware_job import VmwareSpec
     from vmgahp.vmx import Vmx
 
@@ -34,18 +34,7 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _STATE = re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_MOST_FILES = 5000
 _MOST_REFUSED = 100
-
-
-class FileState(NamedTuple):
-    """One file as it was; only pieces of a large one are looked at (`checkpoint.sample`)."""
-
-    path: str
-    """A name in the scratch directory, or a full path elsewhere."""
-    size: int
-    sample: str
 
 
 class Manifest(NamedTuple):
@@ -59,9 +48,9 @@ class Manifest(NamedTuple):
     memory_mib: int
     vcpus: int
     cpu_seconds: float
-    memory: tuple[FileState, ...]
+    memory: tuple[KeptFile, ...]
     """What VMware keeps of the VM: `state`, and what goes with it."""
-    disks: tuple[FileState, ...]
+    disks: tuple[KeptFile, ...]
 
 
 class Restart(NamedTuple):
@@ -177,17 +166,16 @@ class Checkpoints:
 
     def _load(self) -> Manifest | None:
         try:
-            descriptor = self._identity.open_scratch(self.directory, MANIFEST_FILE, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
+            data = kept_files.load(self._identity, self.directory, MANIFEST_FILE)
         except OSError as error:
             raise Unusable(f"{MANIFEST_FILE} cannot be opened: {error.strerror}.", False) from error
-        from vmgahp.manifest import LARGEST, Invalid
+        if data is None:
+            return None
+        from vmgahp.manifest import Invalid
 
         try:
-            with os.fdopen(descriptor, "rb") as file:
-                return _parse(file.read(LARGEST + 1))
-        except (OSError, Invalid) as error:
+            return _parse(data)
+        except Invalid as error:
             raise Unusable(f"{MANIFEST_FILE} cannot be read: {error}", False) from error
 
     def _check(self, content: Manifest, spec: "VmwareSpec") -> None:
@@ -207,26 +195,11 @@ class Checkpoints:
         if reasons or changed:
             raise Unusable("; ".join(reasons + changed) + ".", not changed)
 
-    def _difference(self, then: FileState) -> str:
-        try:
-            now = self._describe(then.path)
-        except (OSError, errors.MachineFault) as error:
-            reason = error.strerror if isinstance(error, OSError) else "its file system does not answer"
-            return f"{then.path!a} cannot be opened ({reason})"
-        if now.size != then.size:
-            return f"{then.path!a} had {then.size} bytes and has {now.size} now"
-        return f"the content of {then.path!a} has changed" if now.sample != then.sample else ""
+    def _difference(self, then: KeptFile) -> str:
+        return kept_files.difference(self._identity, self.directory, then)
 
-    def _describe(self, path: str) -> FileState:
-        if path.startswith("/"):
-            descriptor = self._identity.open_named(path, os.O_RDONLY)
-        else:
-            descriptor = self._identity.open_scratch(self.directory, path, os.O_RDONLY)
-        try:
-            size = os.fstat(descriptor).st_size
-            return FileState(path, size, checkpoint.sample(descriptor, size))
-        finally:
-            os.close(descriptor)
+    def _describe(self, path: str) -> KeptFile:
+        return kept_files.describe(self._identity, self.directory, path)
 
     def _set_aside(self, names: "Iterable[str]") -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
@@ -259,22 +232,6 @@ def _parse(data: bytes) -> Manifest:
         memory_mib=top.integer("memory_mib", 1, 10**9),
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
-        memory=_files(top, "memory"),
-        disks=_files(top, "disks"),
+        memory=kept_files.read(top, "memory"),
+        disks=kept_files.read(top, "disks"),
     )
-
-
-def _files(top: "Fields", where: str) -> tuple[FileState, ...]:
-    from vmgahp.manifest import Fields
-
-    found = []
-    for number, item in enumerate(top.items(where, _MOST_FILES)):
-        file = Fields(item, f"{where}[{number}].", FileState._fields)
-        found.append(
-            FileState(
-                path=file.text("path", 4096),
-                size=file.integer("size", 0, 2**63 - 1),
-                sample=file.form("sample", _SHA256),
-            )
-        )
-    return tuple(found)
