@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.chamber import LAB, REPOSITORY, build_wheel, why_not
+from tests.lab.chamber import LAB, REPOSITORY
 from tests.lab.guest import BANNER, DONE, counts, make_guest
 from tests.lab.pool import Job, Pool
 from tests.lab.vmware import convert
+from tests.pool import fates
+from tests.pool.fates import END
 
 pytestmark = pytest.mark.pool
 
-START = 120
-END = 240
 SECONDS = 100
 """How long the guest counts: long enough to be interrupted after the starter's sleep of 30 s."""
 
@@ -62,15 +62,8 @@ def install(pool: Pool) -> None:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of its own, whose machine offers VMs by the script."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    pool = Pool(tmp_path_factory.mktemp("script-pool"), settings=CONFIG)
-    try:
-        pool.start(build_wheel(tmp_path_factory.mktemp("wheel")), install)
+    with fates.pool_of_its_own(tmp_path_factory, "script", CONFIG, install) as pool:
         yield pool
-    finally:
-        pool.stop()
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +75,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
         "vacated": pool.submit("vacated", make_files, CHECKPOINTED, SUBMIT),
         "bad": pool.submit("bad", make_files, DISK.replace("disk.vmdk:", "no.vmdk:"), SUBMIT),
     }
-    for name in ("removed", "suspended", "vacated"):
-        pool.wait_until(f"the VM of {name}", lambda name=name: vm_of(pool, submitted[name]), START)
-    submitted["removed"].command("condor_rm")
-    submitted["suspended"].command("condor_suspend")
-    pool.wait_until(
-        "the first STATUS=Running", lambda: "STATUS=Running" in pool.told(submitted["vacated"]), START
-    )
-    submitted["vacated"].command("condor_vacate_job")
+    fates.befall(pool, submitted, vm_of)
     return submitted
 
 
@@ -112,26 +98,18 @@ def test_the_machine_offers_what_the_script_says(pool: Pool) -> None:
 
 
 def test_a_removed_job_leaves_no_vm(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    jobs["removed"].wait_for_event("removed", END)
-    pool.wait_until("its VM to go", lambda: not vm_of(pool, jobs["removed"]), END)
+    fates.assert_removed(pool, jobs["removed"], vm_of)
 
 
 def test_a_job_that_the_script_rejects_is_held_and_the_machine_stays(
     pool: Pool, jobs: Mapping[str, Job]
 ) -> None:
-    jobs["bad"].wait_for_event("held", END)
-    ad = jobs["bad"].ad()
-    assert ad["HoldReasonCode"] == 6
-    assert "VMGAHP_ERR_JOBCLASSAD" in ad["HoldReason"]
-    assert pool.machine()["HasVM"] is True
+    fates.assert_held(pool, jobs["bad"])
 
 
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    job = jobs["suspended"]
-    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
-    job.command("condor_continue")
-    job.wait_for_event("terminated", END)
-    assert_counted_through(job)
+    fates.go_on_after_suspension(pool, jobs["suspended"])
+    assert_counted_through(jobs["suspended"])
 
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(jobs: Mapping[str, Job]) -> None:

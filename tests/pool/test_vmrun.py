@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.chamber import LAB, build_wheel, why_not
+from tests.lab.chamber import LAB
 from tests.lab.guest import BANNER, DONE, counts, make_guest
 from tests.lab.pool import Job, Pool
 from tests.lab.vmware import VMware, convert, count_on
+from tests.pool import fates
+from tests.pool.fates import END
 
 pytestmark = pytest.mark.pool
 
-START = 120
-END = 240
 SECONDS = 90
 """How long the guest counts: long enough to be interrupted after the starter's sleep of 30 s."""
 
@@ -63,15 +63,8 @@ def make_files(home: Path) -> None:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of its own, whose machine offers VMs by vmrun."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    pool = Pool(tmp_path_factory.mktemp("vmrun-pool"), settings=CONFIG)
-    try:
-        pool.start(build_wheel(tmp_path_factory.mktemp("wheel")), install_vmware)
+    with fates.pool_of_its_own(tmp_path_factory, "vmrun", CONFIG, install_vmware) as pool:
         yield pool
-    finally:
-        pool.stop()
 
 
 def install_vmware(pool: Pool) -> None:
@@ -90,14 +83,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
         "vacated": pool.submit("vacated", make_files, CHECKPOINTED, SUBMIT),
         "bad": pool.submit("bad", make_files, '+VMPARAM_VMware_VMX_File = "no.vmx"\n', SUBMIT),
     }
-    for name in ("removed", "suspended", "vacated", "whole"):
-        pool.wait_until(f"the VM of {name}", lambda name=name: vmx_of(pool, submitted[name]), START)
-    submitted["removed"].command("condor_rm")
-    submitted["suspended"].command("condor_suspend")
-    pool.wait_until(
-        "the first STATUS=Running", lambda: "STATUS=Running" in pool.told(submitted["vacated"]), START
-    )
-    submitted["vacated"].command("condor_vacate_job")
+    fates.befall(pool, submitted, vmx_of)
     return submitted
 
 
@@ -119,17 +105,12 @@ def test_the_machine_offers_vmrun(pool: Pool) -> None:
 
 
 def test_a_removed_job_leaves_no_vm(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    jobs["removed"].wait_for_event("removed", END)
-    pool.wait_until("its VM to go", lambda: not vmx_of(pool, jobs["removed"]), END)
+    fates.assert_removed(pool, jobs["removed"], vmx_of)
 
 
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    job = jobs["suspended"]
-    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
-    assert {"terminated", "evicted"}.isdisjoint(job.events())
-    job.command("condor_continue")
-    job.wait_for_event("terminated", END)
-    assert_counted_through(job)
+    fates.go_on_after_suspension(pool, jobs["suspended"])
+    assert_counted_through(jobs["suspended"])
 
 
 def test_a_job_runs_to_its_end_and_its_disk_comes_home(jobs: Mapping[str, Job]) -> None:
@@ -146,11 +127,7 @@ def assert_counted_through(job: Job) -> None:
 
 
 def test_a_job_without_its_vmx_is_held_and_the_machine_stays(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    jobs["bad"].wait_for_event("held", START)
-    ad = jobs["bad"].ad()
-    assert ad["HoldReasonCode"] == 6
-    assert "VMGAHP_ERR_JOBCLASSAD_KVM" in ad["HoldReason"]
-    assert pool.machine()["HasVM"] is True
+    fates.assert_held(pool, jobs["bad"], "VMGAHP_ERR_JOBCLASSAD_KVM")
 
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str, Job]) -> None:

@@ -12,14 +12,13 @@ import pytest
 
 from tests.drivers.vsphere.lab import MIB, VMX, write_disk
 from tests.lab import vcsim
-from tests.lab.chamber import LAB, build_wheel, why_not
+from tests.lab.chamber import LAB
 from tests.lab.pool import Job, Pool
 from tests.lab.vcsim import PASSWORD, USER
+from tests.pool.fates import END, START, pool_of_its_own
 
 pytestmark = [pytest.mark.pool, pytest.mark.vsphere]
 
-START = 120
-END = 240
 PORT = 8989
 
 CONFIG = f"""
@@ -49,12 +48,14 @@ log = job.log
 class VspherePool:
     """A pool, and a vSphere server in the same chamber."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    pool: Pool
+
+    def __init__(self) -> None:
         self.server: subprocess.Popen[str] | None = None
 
     def prepare(self, pool: Pool) -> None:
         """Before HTCondor starts: pyvmomi, the password, the simulator."""
+        self.pool = pool
         import pyVmomi
 
         (packages,) = pool.chamber.path("/opt/vmgahp/lib").glob("python3*/site-packages")
@@ -101,15 +102,9 @@ class VspherePool:
 
 @pytest.fixture(scope="module")
 def vsphere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VspherePool]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    made = VspherePool(Pool(tmp_path_factory.mktemp("vsphere-pool"), settings=CONFIG))
-    try:
-        made.pool.start(build_wheel(tmp_path_factory.mktemp("wheel")), made.prepare)
+    made = VspherePool()
+    with pool_of_its_own(tmp_path_factory, "vsphere", CONFIG, made.prepare):
         yield made
-    finally:
-        made.pool.stop()
 
 
 def test_the_machine_offers_vsphere(vsphere: VspherePool) -> None:
