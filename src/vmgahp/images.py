@@ -12,13 +12,9 @@ from vmgahp import errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from vmgahp.identity import Identity
-
-DEADLINE = 30.0
-"""Seconds for ``qemu-img info``; a healthy image takes a hundredth of one."""
-
-CPU_SECONDS, ADDRESS_SPACE = 10, 1 << 30
-"""Limits of ``qemu-img info``, which a crafted header can make work hard (as OpenStack's nova has them)."""
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
@@ -29,6 +25,8 @@ class Layer(NamedTuple):
 
     path: str
     format: str
+    known_as: str = ""
+    """What a checkpoint calls it, where that is not its path: an image of the administrator's catalogue."""
 
 
 def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[Layer, ...]:
@@ -39,22 +37,10 @@ def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[L
     """
     if image_format in PLAIN_FORMATS:
         return ()
-    import json
-
-    text = _info(path, image_format, identity)
-    try:
-        images = json.loads(text)
-    except ValueError as error:
-        raise errors.HypervisorFault(
-            f"qemu-img said about {path} what is not JSON: {error}.", "see that qemu-img works."
-        ) from error
     layers: list[Layer] = []
-    for image in images:
+    for image in _info(path, image_format, identity):
         name = image.get("filename", path)
-        if (image.get("format-specific") or {}).get("data", {}).get("data-file"):
-            raise _bad(
-                errors.INVALID_DISK_PARAM, f"{name} keeps its data in another file", "convert the image."
-            )
+        _require_own_data(name, image)
         if "full-backing-filename" not in image and "backing-filename" not in image:
             continue
         backing = image.get("full-backing-filename") or image["backing-filename"]
@@ -75,42 +61,47 @@ def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[L
     return tuple(layers)
 
 
-def _info(path: str, image_format: str, identity: "Identity") -> bytes:
-    import subprocess
+def require_whole(path: str, image_format: str, identity: "Identity") -> None:
+    """Look at an image whose layers beneath are known: whatever its header says of them is not followed.
 
-    # -U: a template that another VM has open for writing is still to be looked at.
-    command = ["qemu-img", "info", "-U", "--output=json", "--backing-chain", "-f", image_format, path]
+    Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
+    """
+    for image in _info(path, image_format, identity, chain=False):
+        _require_own_data(path, image)
+
+
+def _require_own_data(name: str, image: "dict[str, Any]") -> None:
+    if (image.get("format-specific") or {}).get("data", {}).get("data-file"):
+        raise _bad(errors.INVALID_DISK_PARAM, f"{name} keeps its data in another file", "convert the image.")
+
+
+def _info(
+    path: str, image_format: str, identity: "Identity", *, chain: bool = True
+) -> "list[dict[str, Any]]":
+    from vmgahp import qemu_img
+
     try:
-        ended = subprocess.run(
-            ["prlimit", f"--cpu={CPU_SECONDS}", f"--as={ADDRESS_SPACE}", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            timeout=DEADLINE,
-            check=False,
-            **identity.of_process(),
-        )
-    except FileNotFoundError as error:
+        return qemu_img.info(path, image_format, identity, chain=chain)
+    except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
-            f"{error.filename} is not installed, and {path} has to be looked at.",
+            f"{error.program} is not installed, and {path} has to be looked at.",
             "install qemu-utils and util-linux.",
         ) from error
-    except subprocess.TimeoutExpired as error:
+    except qemu_img.TooSlow as error:
         raise _bad(
             errors.BAD_IMAGE,
-            f"{path} could not be read within {DEADLINE:g} s",
+            f"{path} could not be read within {error.seconds:g} s",
             "see that the file system answers.",
         ) from error
-    if ended.returncode != 0:
-        said = " ".join(ended.stderr.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
-        unreadable = "Permission denied" in said or "No such file" in said
-        word = errors.INVALID_DISK_PARAM if unreadable else errors.BAD_IMAGE
+    except qemu_img.Refused as error:
+        word = errors.INVALID_DISK_PARAM if error.no_access else errors.BAD_IMAGE
         raise _bad(
             word,
-            f"{path} is no usable {image_format} image ({said})",
+            f"{path} is no usable {image_format} image ({error})",
             "see what qemu-img info says about it.",
-        )
-    return bytes(ended.stdout)
+        ) from error
+    except qemu_img.Trouble as error:
+        raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error
 
 
 def _bad(word: str, problem: str, cure: str) -> errors.JobFault:

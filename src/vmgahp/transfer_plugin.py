@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vmgahp.config import Settings
+    from vmgahp.identity import Identity
 
 METHODS = "nfs", "vmimage"
 """The schemes of URLs: that of the how-to which made the rounds, and one that nobody else has."""
 
 SETTING = "VM_IMAGE_DIRS"
-
-DEADLINE = 120.0
-"""Seconds that making an overlay may take; it is a few KiB on a local disk, and a look at the base."""
 
 MOST_ADS = 1000
 LONGEST_INPUT = 4 << 20
@@ -113,7 +111,7 @@ def fetch(url: str, destination: str, settings: "Settings") -> int:
                     f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay."
                 )
         else:
-            _create(base, base_format, target)
+            _create(base, base_format, target, who)
     except errors.JobFault as fault:
         raise TransferError(f"{_shown(url)}: {fault.problem} To mend it: {fault.cure}") from fault
     return os.stat(target).st_size
@@ -150,31 +148,22 @@ def _directories(settings: "Settings") -> list[str]:
     return found
 
 
-def _create(base: str, base_format: str, target: str) -> None:
+def _create(base: str, base_format: str, target: str, who: "Identity") -> None:
     """Write an empty overlay, at first under another name: half of one must never be taken for it."""
-    import subprocess
+    from vmgahp import qemu_img
 
     temporary = f"{target}.{os.getpid()}.new"
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base_format, "-b", base, temporary]
     try:
-        ended = subprocess.run(
-            ["prlimit", "--cpu=60", f"--as={1 << 30}", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            timeout=DEADLINE,
-            check=False,
-        )
-        if ended.returncode != 0:
-            said = " ".join(ended.stderr.decode("utf-8", "replace").split())
-            raise TransferError(f"no overlay of {base} could be made: {said[-500:]}")
+        qemu_img.create_overlay(base, base_format, temporary, who)
         os.rename(temporary, target)
-    except FileNotFoundError as error:
+    except qemu_img.NotInstalled as error:
         raise TransferError(
-            f"{error.filename} is not installed on this machine (qemu-utils, util-linux)."
+            f"{error.program} is not installed on this machine (qemu-utils, util-linux)."
         ) from error
-    except subprocess.TimeoutExpired as error:
-        raise TransferError(f"no overlay of {base} could be made within {DEADLINE:g} s.") from error
+    except qemu_img.TooSlow as error:
+        raise TransferError(f"no overlay of {base} could be made within {error.seconds:g} s.") from error
+    except qemu_img.Trouble as error:
+        raise TransferError(f"no overlay of {base} could be made: {error}") from error
     except OSError as error:
         raise TransferError(f"{target} cannot be written ({error.strerror}).") from error
     finally:

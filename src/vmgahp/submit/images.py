@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LOOK, CONVERT = 30.0, 86_400.0
-"""Seconds for a look at an image, and for a conversion, which may well take hours."""
+CONVERT = 86_400.0
+"""Seconds for a conversion, which may well take hours."""
 
 
 def check(disk: Disk, report: Report, *, converting: bool = False) -> None:
@@ -70,21 +70,17 @@ def check(disk: Disk, report: Report, *, converting: bool = False) -> None:
 
 def convert(disk: Disk, directory: str, report: Report, *, force: bool) -> None:
     """Make a qcow2 image of the disk in `directory` and let the disk be that. Raises `SubmitError`."""
-    import subprocess
+    from vmgahp import qemu_img
 
     stem = os.path.splitext(os.path.basename(disk.path))[0]
     target = os.path.join(directory, simple_name(stem, "disk") + ".qcow2")
     free(target, force)
     temporary = target + ".new"
-    # The options say what to read, and that by QEMU's own words for it: no name of a file begins a protocol.
-    command = ["qemu-img", "convert", "-f", _qemu(disk.format), "-O", "qcow2", disk.path, temporary]
     try:
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=CONVERT, check=True
-        )
+        qemu_img.convert(disk.path, _qemu(disk.format), temporary, "qcow2", seconds=CONVERT)
         os.replace(temporary, target)
         report.made.append(target)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, qemu_img.Trouble) as error:
         raise _refused(disk, f"it cannot be converted: {error}", "see what qemu-img says of it.") from error
     finally:
         if os.path.exists(temporary):
@@ -124,26 +120,20 @@ def _flat_files(disk: Disk) -> list[str]:
 
 
 def _info(disk: Disk) -> "dict[str, Any]":
-    import json
-    import subprocess
+    from vmgahp import qemu_img
 
-    limits = ["prlimit", "--cpu=20", f"--as={1 << 30}"]
-    command = [*limits, "qemu-img", "info", "-U", "--output=json", "-f", _qemu(disk.format), disk.path]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOK, check=False
-        )
-        if done.returncode:
-            said = " ".join(done.stderr.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
-            raise _refused(disk, f"qemu-img cannot read it: {said}", f"see whether it is {disk.format}.")
-        found: dict[str, Any] = json.loads(done.stdout)
-    except FileNotFoundError as error:
+        return qemu_img.info(disk.path, _qemu(disk.format))[0]
+    except qemu_img.NotInstalled as error:
         raise SubmitError(
-            f"{error.filename} is not installed.", "install qemu-utils and util-linux."
+            f"{error.program} is not installed.", "install qemu-utils and util-linux."
         ) from error
-    except (subprocess.TimeoutExpired, ValueError) as error:
+    except qemu_img.Refused as error:
+        raise _refused(
+            disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}."
+        ) from error
+    except qemu_img.Trouble as error:
         raise _refused(disk, f"qemu-img does not come to an end with it: {error}", "look at it.") from error
-    return found
 
 
 def _qemu(form: str) -> str:

@@ -9,10 +9,9 @@ converted by ``qemu-img``, there and back, with the rights of the job's user.
 import os
 import re
 import secrets
-import subprocess
 from typing import NamedTuple
 
-from vmgahp import errors
+from vmgahp import errors, qemu_img
 from vmgahp.images import backing_chain
 from vmgahp.job_ad import shown
 from vmgahp.vmware_job import VMDK_FILES
@@ -110,16 +109,14 @@ def unpack(disk: JobDisk, scratch: str, raw: str, identity: "Identity", seconds:
         ) from fault
     if chain:
         raise bad(disk.name, "it is the snapshot of another disk", "send a disk without snapshots.")
-    _qemu_img(
-        ["convert", "-f", "vmdk", "-O", "raw", path, os.path.join(scratch, raw)], disk.name, identity, seconds
-    )
+    _convert(path, os.path.join(scratch, raw), ("vmdk", "raw"), disk.name, identity, seconds)
 
 
 def pack(disk: JobDisk, scratch: str, raw: str, target: str, identity: "Identity") -> None:
     """The reverse: make `target` in the scratch directory, one growing file, from the plain content in `raw`."""
-    options = ["convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicSparse"]
-    places = [os.path.join(scratch, raw), os.path.join(scratch, target)]
-    _qemu_img([*options, *places], disk.name, identity, CONVERT_DEADLINE)
+    source, made = os.path.join(scratch, raw), os.path.join(scratch, target)
+    options = ("subformat=monolithicSparse",)
+    _convert(source, made, ("raw", "vmdk"), disk.name, identity, CONVERT_DEADLINE, options)
 
 
 def descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs") -> bytes:
@@ -167,31 +164,31 @@ def _open(disk: JobDisk, name: str, identity: "Identity") -> int:
         ) from error
 
 
-def _qemu_img(arguments: list[str], name: str, identity: "Identity", seconds: float) -> None:
+def _convert(
+    source: str,
+    target: str,
+    formats: tuple[str, str],
+    name: str,
+    identity: "Identity",
+    seconds: float,
+    options: tuple[str, ...] = (),
+) -> None:
     try:
-        ended = subprocess.run(
-            ["prlimit", f"--as={4 << 30}", "qemu-img", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            timeout=max(1.0, seconds),
-            check=False,
-            umask=0o077,
-            **identity.of_process(),
+        qemu_img.convert(
+            source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options
         )
-    except FileNotFoundError as error:
+    except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
-            f"{error.filename} is not installed, and {name} has to be converted.",
+            f"{error.program} is not installed, and {name} has to be converted.",
             "install qemu-utils and util-linux.",
         ) from error
-    except subprocess.TimeoutExpired as error:
+    except qemu_img.TooSlow as error:
         raise bad(
             name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk."
         ) from error
-    if ended.returncode != 0:
-        said = " ".join(ended.stderr.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
-        if said.endswith("No space left on device"):
+    except qemu_img.Trouble as error:
+        if isinstance(error, qemu_img.Refused) and error.no_space:
             raise errors.MachineFault(
-                f"{name} cannot be converted: {said}.", "make room on the file system of EXECUTE."
-            )
-        raise bad(name, f"qemu-img cannot convert it ({said})", _CURE, errors.BAD_IMAGE)
+                f"{name} cannot be converted: {error}.", "make room on the file system of EXECUTE."
+            ) from error
+        raise bad(name, f"qemu-img cannot convert it ({error})", _CURE, errors.BAD_IMAGE) from error
