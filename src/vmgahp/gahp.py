@@ -132,6 +132,23 @@ def escape(word: str) -> str:
     return word
 
 
+def words(line: str) -> list[str]:
+    r"""The words of a reply or result line, as the client takes it apart: split at unescaped spaces.
+
+    The other way round of `reply`; two spaces in a row make an empty word.
+    """
+    if "\\" not in line:
+        return line.split(" ")
+    found = [""]
+    letters = iter(line)
+    for letter in letters:
+        if letter == " ":
+            found.append("")
+        else:
+            found[-1] += next(letters, "") if letter == "\\" else letter
+    return found
+
+
 def reply(*words: str) -> bytes:
     """A reply or result line of escaped words, its newline included, never above `MAX_REPLY`.
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from tests.lab.chamber import REPOSITORY
-from tests.lab.client import Client, ProtocolError
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
+from vmgahp.client import Client, ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
 COLOURS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}
@@ -111,16 +111,16 @@ def converse(client: Client, scratch: Path, console: Console, screen: Screen, se
     client.greeting()
     for request in ("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON"):
         client.say(request)
-    client.send_ad(job_ad(scratch))
-    vm = client.request("CONDOR_VM_START", "kvm", timeout=60)
-    how = accelerator(int(client.request("CONDOR_VM_GETPID", vm)))
+    client.send_ad(*job_ad(scratch))
+    vm = client.call("START", "kvm", timeout=60)
+    how = accelerator(int(client.call("GETPID", vm)))
     screen.show("#", f"the guest is up, by {how}, and will power itself off after {seconds} s")
     seen: list[str] = []
     deadline = time.monotonic() + seconds + 30
     while not seen or seen[-1] != "Stopped":
         if time.monotonic() > deadline:
             raise DemoError(f"the guest should have powered itself off; STATUS said {', '.join(seen)}")
-        status = client.request("CONDOR_VM_STATUS", vm)
+        status = client.call("STATUS", vm)
         seen.append(status.split("STATUS=", 1)[-1].split()[0])
         # As long as the guest runs, its console is more interesting than the next status.
         until = time.monotonic() + (1.5 if seen[-1] == "Running" else 0)
@@ -130,9 +130,7 @@ def converse(client: Client, scratch: Path, console: Console, screen: Screen, se
     if "Running" not in seen:
         raise DemoError("STATUS never said Running")
     console.follow()
-    status_at_exit = client.quit()
-    if status_at_exit != 0:
-        raise DemoError(f"the daemon's exit status is {status_at_exit}")
+    client.quit()
     return how
 
 
@@ -165,7 +163,7 @@ def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
             how = converse(client, scratch, console, screen, seconds)
         finally:
             if client.process.poll() is None:
-                client.close()
+                client.finish()
     check(scratch, console, seconds)
     return (
         f"Seen: a guest booted by {how}, counted to {seconds} on its console and its disk, and powered itself"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab.chamber import LAB, OUR_SERVER, Chamber, build_wheel, wait_until, why_not
-from tests.lab.client import Client, ProtocolError
 from tests.lab.guest import make_guest
+from vmgahp.client import Client, ProtocolError
 
 pytestmark = pytest.mark.pool
 
@@ -46,6 +46,7 @@ def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
         "_CONDOR_VM_MEMORY": "1024",
         "_CONDOR_VM_ALLOW_EMULATION": "True",
         "_CONDOR_VM_STOP_TIMEOUT": "1",
+        "_CONDOR_VM_METRICS_INTERVAL": "1",
         "_CONDOR_VM_GAHP_REQ_TIMEOUT": str(REQUEST_TIMEOUT),
     }
     log = tmp_path / "log"
@@ -54,17 +55,15 @@ def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
         try:
             client.greeting()
             client.send_ad(
-                [
-                    f'VM_WORKING_DIR = "{SCRATCH}"',
-                    'JobVMType = "kvm"',
-                    "JobVMMemory = 64",
-                    'VMPARAM_vm_Disk = "guest.img:vda:w:raw"',
-                    "ClusterId = 1",
-                    "ProcId = 0",
-                    'User = "alice@lab"',
-                ]
+                f'VM_WORKING_DIR = "{SCRATCH}"',
+                'JobVMType = "kvm"',
+                "JobVMMemory = 64",
+                'VMPARAM_vm_Disk = "guest.img:vda:w:raw"',
+                "ClusterId = 1",
+                "ProcId = 0",
+                'User = "alice@lab"',
             )
-            assert client.request("CONDOR_VM_START", "kvm") == "1"
+            assert client.call("START", "kvm") == "1"
             yield client
         finally:
             print(log.read_text())
@@ -91,59 +90,59 @@ def libvirtd(chamber: Chamber) -> int:
 
 
 def test_a_guest_survives_a_restart_of_libvirtd(chamber: Chamber, client: Client) -> None:
-    pid = client.request("CONDOR_VM_GETPID", "1")
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    pid = client.call("GETPID", "1")
+    assert client.call("STATUS", "1").startswith("STATUS=Running")
     old = libvirtd(chamber)
     chamber.kill(old, "TERM")
     wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
     chamber.run("libvirtd", "-d")
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
-    assert client.request("CONDOR_VM_GETPID", "1") == pid
-    assert client.request("CONDOR_VM_SUSPEND", "1") == "NULL"
-    assert client.request("CONDOR_VM_RESUME", "1") == "NULL"
-    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    assert client.call("STATUS", "1").startswith("STATUS=Running")
+    assert client.call("GETPID", "1") == pid
+    assert client.call("SUSPEND", "1") == "NULL"
+    assert client.call("RESUME", "1") == "NULL"
+    assert client.call("STOP", "1") == "NULL"
     assert chamber.domains() == []
-    assert client.quit() == 0
+    client.quit()
 
 
 def test_a_libvirtd_that_is_away_ends_no_job(chamber: Chamber, client: Client) -> None:
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    assert client.call("STATUS", "1").startswith("STATUS=Running")
     old = libvirtd(chamber)
     chamber.kill(old, "KILL")
     wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
+    assert client.call("STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
     chamber.run("libvirtd", "-d")
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
-    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
-    assert client.quit() == 0
+    assert client.call("STATUS", "1").startswith("STATUS=Running")
+    assert client.call("STOP", "1") == "NULL"
+    client.quit()
 
 
 def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client: Client) -> None:
-    assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running")
+    assert client.call("STATUS", "1").startswith("STATUS=Running")
     hanging = libvirtd(chamber)
     chamber.kill(hanging, "STOP")
+    figures = chamber.exchange / "scratch" / "vm_metrics.jsonl"
     try:
         began = time.monotonic()
-        assert client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
+        assert client.call("STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
         assert time.monotonic() - began < REQUEST_TIMEOUT
         client.say("VERSION")
         began = time.monotonic()
         with pytest.raises(ProtocolError, match="VMGAHP_ERR_CRITICAL"):
-            client.request("CONDOR_VM_SOFT_SUSPEND", "1")
+            client.call("SOFT_SUSPEND", "1")
         assert time.monotonic() - began < REQUEST_TIMEOUT
+        before = figures.read_bytes()
     finally:
         chamber.kill(hanging, "CONT")
     wait_until(
         "the daemon to have its libvirt again",
-        lambda: (
-            client.request("CONDOR_VM_STATUS", "1").startswith("STATUS=")
-            and client.request("CONDOR_VM_GETPID", "1") != "0"
-        ),
+        lambda: client.call("STATUS", "1").startswith("STATUS=") and client.call("GETPID", "1") != "0",
         60,
     )
-    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    wait_until("figures again", lambda: b"cpu_seconds" in figures.read_bytes().removeprefix(before), 60)
+    assert client.call("STOP", "1") == "NULL"
     assert chamber.domains() == []
-    assert client.quit() == 0
+    client.quit()
 
 
 def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(chamber: Chamber) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.lab import guest
 from tests.lab.chamber import build_wheel
-from tests.lab.client import Client, ProtocolError
 from tests.lab.xen import INITRD, KERNEL, OUR_SERVER, USER, XenHost
 from tests.xen.guests import START
+from vmgahp.client import Client, ProtocolError
 from vmgahp.job_ad import quote
 
 pytestmark = pytest.mark.xen
@@ -95,8 +95,8 @@ class Job:
                 talk.process.wait()
 
     def start(self, talk: Client) -> str:
-        talk.send_ad(self.ad())
-        return talk.request("CONDOR_VM_START", "xen", timeout=START)
+        talk.send_ad(*self.ad())
+        return talk.call("START", "xen", timeout=START)
 
     def counts(self) -> list[int]:
         try:
@@ -132,7 +132,7 @@ NUMBERS = iter(range(10, 1000))
 
 
 def status(talk: Client, vm: str) -> str:
-    return talk.request("CONDOR_VM_STATUS", vm, timeout=START)
+    return talk.call("STATUS", vm, timeout=START)
 
 
 def test_the_probe_says_what_jobs_get(dom0: XenHost, tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_job_from_start_to_its_own_end(job: Job) -> None:
     job.words = "seconds=3"
     with job.daemon() as talk:
         vm = job.start(talk)
-        assert talk.request("CONDOR_VM_GETPID", vm) == "0"
+        assert talk.call("GETPID", vm) == "0"
         job.host.wait_until("its end", lambda: "STATUS=Stopped" in status(talk, vm), START)
-        talk.request("CONDOR_VM_STOP", vm, timeout=START)
+        talk.call("STOP", vm, timeout=START)
         talk.quit()
     assert job.counts() == [1, 2, 3]
     assert guest.DONE in job.host.read(f"{job.scratch}/{CONSOLE}").decode()
@@ -176,17 +176,17 @@ def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: J
         job.goes_on()
         card = re.search(r"MAC=([0-9a-f:]{17})", status(talk, vm))
         assert card
-        talk.request("CONDOR_VM_SOFT_SUSPEND", vm, timeout=START)
+        talk.call("SOFT_SUSPEND", vm, timeout=START)
         assert "STATUS=SoftSuspended" in status(talk, vm)
         # A guest that is paused is saved all the same, though libxl would not.
-        talk.request("CONDOR_VM_SUSPEND", vm, timeout=START)
+        talk.call("SUSPEND", vm, timeout=START)
         assert job.name not in job.host.domains()
         assert "STATUS=Suspended" in status(talk, vm)
-        talk.request("CONDOR_VM_RESUME", vm, timeout=START)
+        talk.call("RESUME", vm, timeout=START)
         job.goes_on()
         assert "STATUS=Running" in status(talk, vm)
-        talk.request("CONDOR_VM_CHECKPOINT", vm, timeout=START)
-        talk.request("CONDOR_VM_STOP", vm, timeout=START)
+        talk.call("CHECKPOINT", vm, timeout=START)
+        talk.call("STOP", vm, timeout=START)
         talk.quit()
     job.leaves_nothing()
     before = job.counts()
@@ -200,7 +200,7 @@ def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: J
         assert card[0] in status(talk, vm)
         # The memory came back, and not a new boot: no count twice, none left out.
         assert counts == list(range(1, len(counts) + 1))
-        talk.request("CONDOR_VM_STOP", vm, timeout=START)
+        talk.call("STOP", vm, timeout=START)
         assert "asked to shut down" in job.host.read(f"{job.scratch}/{CONSOLE}").decode()
         talk.quit()
     assert "vm_checkpoint.mem" not in job.host.run("ls", job.scratch).stdout
