@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmgahp import errors, gahp, session, transcript, vm
+from vmgahp import errors, gahp, replay, session, transcript, vm
 from vmgahp.drivers.base import Report
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -70,20 +70,20 @@ def test_the_recorded_conversation_gives_the_same_lines() -> None:
     buffered: list[str] = []
     client.session._output += gahp.GREETING + b"\n"
 
-    def receive(count: int) -> list[str]:
-        buffered.extend(client.read())
-        taken, buffered[:] = buffered[:count], buffered[count:]
-        return taken
+    class Wire:
+        def send(self, data: bytes) -> None:
+            client.session.receive(data, client.now)
+            if client.session.quitting:
+                client.session.goodbye()
 
-    def send(line: bytes) -> None:
-        client.session.receive(line, client.now)
-        if client.session.quitting:
-            client.session.goodbye()
+        def receive(self, timeout: float) -> str | None:
+            buffered.extend(client.read())
+            return buffered.pop(0) if buffered else None
 
-    heard = transcript.play(recorded, send, receive)
-    assert heard.received() == recorded.received()
-    assert buffered == []
-    assert client.session.quitting
+        def end(self) -> None:
+            assert client.session.quitting
+
+    assert replay.Replay(recorded, Wire(), exact=True).run() == []
 
 
 def test_bytes_one_by_one_give_the_same_replies() -> None:

@@ -52,6 +52,11 @@ def is_private(name: str) -> bool:
     return name in PRIVATE_ATTRIBUTES or name.startswith(PRIVATE_PREFIX)
 
 
+def is_hidden(name: str) -> bool:
+    """Whether what an attribute says is kept out of logs: secrets, and the job's environment."""
+    return is_private(name) or name.lower() in _HIDDEN_IN_LOGS
+
+
 def redact(text: str) -> str:
     """`text` with the values of secret attributes and the secret ends of claim ids hidden.
 
