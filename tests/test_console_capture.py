@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmgahp import console_capture
-from vmgahp.console_capture import CUT, ConsoleCapture, runtime_dir, sweep
+from vmgahp.console_capture import CUT, TAIL, ConsoleCapture, runtime_dir, sweep
 from vmgahp.errors import MachineFault
 
 DEADLINE = 20.0
@@ -96,6 +96,20 @@ def test_bytes_are_kept_as_they_are(console):
         guest.sendall(everything)
     capture.close()
     assert console.text == everything
+
+
+def test_the_end_is_remembered_although_the_file_has_reached_its_limit(console):
+    console.log.write_bytes(b"of an earlier run\n")
+    capture = console.start(limit=30)
+    assert capture.tail() == b""
+    with console.qemu(capture) as guest:
+        for number in range(3 * TAIL // 1024):
+            guest.sendall(b"%d".ljust(1024) % number)
+        guest.sendall(b"the last words\n")
+    capture.close()
+    assert capture.tail().endswith(b"the last words\n")
+    assert len(capture.tail()) == TAIL
+    assert b"last words" not in console.text
 
 
 def test_it_goes_on_after_what_the_file_held(console):

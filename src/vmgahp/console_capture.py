@@ -30,6 +30,8 @@ CUT = b"\n[the console's output goes on, but no more of it is kept: it has reach
 """The line after the last byte that is kept; it comes on top of the limit."""
 
 CHUNK = 65536
+TAIL = 65536
+"""Bytes of its end that a capture remembers, those included that are over the limit."""
 CLOSE_SECONDS = 1.0
 CLOSE_BYTES = 1 << 20
 """When a capture is closed it takes what waits in the socket: this much of it, for this long."""
@@ -70,6 +72,7 @@ class ConsoleCapture:
         self._lock = threading.Lock()
         self._closed = False
         self._buffer = memoryview(bytearray(CHUNK))
+        self._tail = bytearray()
         try:
             if len(os.fsencode(path)) >= LONGEST_PATH:
                 raise MachineFault(
@@ -119,6 +122,10 @@ class ConsoleCapture:
             self._listener.close()
             os.close(self._wake)
             raise
+
+    def tail(self) -> bytes:
+        """The end of all that this capture has taken, at most `TAIL` bytes; to be asked for when it is closed."""
+        return bytes(self._tail[-TAIL:])
 
     def close(self) -> None:
         """Keep what still waits in the socket, then close and remove everything but the file.
@@ -217,6 +224,10 @@ class ConsoleCapture:
             raise
         except OSError:
             return 0  # such as a reset: the other end is gone
+        if got:
+            self._tail += self._buffer[:got]
+            if len(self._tail) > 2 * TAIL:  # and not at every piece of a flood of small ones
+                del self._tail[:-TAIL]
         if got and not self._cut:
             self._keep(self._buffer[:got])
         return got

@@ -1,0 +1,95 @@
+"""What is written down of a VM's end, by every driver in the same way."""
+
+import time
+
+from vmgahp import errors, guest_exit
+from vmgahp.guest_exit import BY_ITSELF, EXIT_FILE, GONE, Ending
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.identity import Identity
+
+CONSOLE_FILE = "vm_console.log"
+
+
+class ExitRecord:
+    """Writes ``vm_exit.json`` when a job's VM is over, and tells the starter the guest's exit code."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: str,
+        cpu_seconds: "Callable[[], float]",
+        settings: "Settings",
+        identity: "Identity",
+        log: "Callable[[str], None]",
+    ) -> None:
+        """For the VM `name`, which runs from now on, in the scratch `directory`.
+
+        `cpu_seconds` says what it had used when it was last looked at.
+        """
+        self.how = ""
+        """How it ended, once somebody knows: one of the words in `vmgahp.guest_exit`."""
+        self.tells = True
+        """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
+        self.port: Callable[[], bytes] | None = None
+        """What the guest has written to its port, where it has one."""
+        self.console: Callable[[], bytes] = self._console_file
+        """The end of what it printed since it was started here."""
+        self._name = name
+        self._cpu_seconds = cpu_seconds
+        self._directory = directory
+        self._settings = settings
+        self._identity = identity
+        self._log = log
+        self._began = time.time()
+        self._printed_before = _size(identity, directory, CONSOLE_FILE)
+
+    def write(self) -> None:
+        """The VM is over: write it down. What fails is logged."""
+        ending = self._ending()
+        try:
+            self._identity.write_scratch(self._directory, EXIT_FILE, guest_exit.render(ending))
+        except (OSError, errors.Fault) as error:
+            self._log(f"{self._name}: {EXIT_FILE} cannot be written: {error}")
+        if not self.tells or ending.how not in BY_ITSELF:
+            return
+        libexec = self._settings.string("LIBEXEC")
+        if told := guest_exit.tell_starter(ending.exit_code, self._directory, libexec, self._identity):
+            self._log(f"{self._name}: {told}")
+
+    def _ending(self) -> Ending:
+        source = ""
+        code = None
+        if self.port is not None and (code := guest_exit.from_port(self.port())) is not None:
+            source = "port"
+        elif (code := guest_exit.from_console(self.console())) is not None:
+            source = "console"
+        return Ending(
+            how=self.how or GONE,
+            exit_code=code,
+            source=source,
+            began=self._began,
+            ended=time.time(),
+            cpu_seconds=self._cpu_seconds() or None,
+        )
+
+    def _console_file(self) -> bytes:
+        return guest_exit.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)
+
+
+def _size(identity: "Identity", directory: str, name: str) -> int:
+    """Bytes of a file of the scratch directory; 0 for none."""
+    import os
+
+    try:
+        descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
+    except (OSError, errors.Fault):
+        return 0
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)

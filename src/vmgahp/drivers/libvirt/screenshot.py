@@ -1,0 +1,80 @@
+"""What a guest shows when it fails, kept for the job's owner as a picture.
+
+libvirt takes it from QEMU, as PNG from QEMU 7.1 on and else as PPM, which every program for pictures reads; it is
+kept as it comes. A guest chooses the size of its screen, so what is taken is limited; and a VM that has failed may
+well hang, so nobody waits for it for long.
+"""
+
+import threading
+
+import libvirt
+
+from vmgahp import errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.identity import Identity
+
+NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
+"""Media type, as virDomainScreenshot names it -> the file in the scratch directory."""
+MOST_BYTES = 32 << 20
+DEADLINE = 5.0
+"""Seconds by which it may delay what is done to the VM."""
+_CHUNK = 256 << 10
+
+
+class Screenshot:
+    """Takes the picture of one domain, once."""
+
+    def __init__(
+        self,
+        connection: "Connection",
+        name: str,
+        uuid: str,
+        directory: str,
+        identity: "Identity",
+        log: "Callable[[str], None]",
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._uuid = uuid
+        self._directory = directory
+        self._identity = identity
+        self._log = log
+        self._taken = False
+
+    def take(self) -> None:
+        """Take and keep it within the deadline. Raises nothing: a failure is logged."""
+        if self._taken:
+            return
+        self._taken = True
+        thread = threading.Thread(target=self._run, name=f"screenshot {self._name}", daemon=True)
+        thread.start()
+        thread.join(DEADLINE)
+        if thread.is_alive():
+            self._log(f"{self._name}: what it shows could not be had within {DEADLINE:.0f} s")
+
+    def _run(self) -> None:
+        try:
+            kind, picture = self._connection.once(self._get)
+            self._identity.write_scratch(self._directory, NAMES[kind], picture)
+            self._log(f"{self._name}: what it shows is in {NAMES[kind]}")
+        except (libvirt.libvirtError, errors.Fault, OSError, ValueError, KeyError) as error:
+            self._log(f"{self._name}: what it shows cannot be had: {error}")
+
+    def _get(self, connection: "libvirt.virConnect") -> tuple[str, bytes]:
+        """The media type and the picture. Raises `libvirt.libvirtError`, and ValueError for one that is too large."""
+        domain = connection.lookupByUUIDString(self._uuid)
+        stream = connection.newStream()
+        kind = str(domain.screenshot(stream, 0))
+        picture = bytearray()
+        while chunk := stream.recv(_CHUNK):
+            picture += chunk
+            if len(picture) > MOST_BYTES:
+                stream.abort()
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        stream.finish()
+        return kind, bytes(picture)
