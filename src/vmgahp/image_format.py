@@ -4,6 +4,8 @@ What a guest wrote into a raw image can look like the header of another format, 
 the one beneath it. So a header is looked at for one thing only: to refuse a name that leaves open what it is.
 """
 
+import os
+
 from vmgahp.job_disks import FORMATS
 
 TYPE_CHECKING = False
@@ -31,7 +33,11 @@ _HEADERS = (
     (0, b"# Disk DescriptorFile", "vmdk"),
     (64, b"\x7f\x10\xda\xbe", "vdi"),
     (0, b"conectix", "vpc"),
+    (0, b"vhdxfile", "vhdx"),
 )
+CONVERTIBLE = FORMATS | {"vhdx": "vhdx"}
+"""As `vmgahp.job_disks.FORMATS`, with those that no hypervisor here uses and that can be converted."""
+
 HEADER = 512
 """Bytes at the beginning of an image that `looks_like` wants to see."""
 
@@ -68,3 +74,27 @@ def image_format(name: str, said: str, file: "BinaryIO") -> str:
             f"its name does not say what format it has, and it could be {likeness}, or raw with such a beginning"
         )
     return "raw"
+
+
+def proven_format(name: str, said: str, header: bytes) -> str:
+    """The format of an image that is perhaps to be converted: what is `said`, else what name and header agree about.
+
+    Returns QEMU's name of it, and ``iso`` for a CD-ROM. Without a word of the job's nothing is taken for raw but what
+    is called so, for to whom it is raw and to whom it is not decides who reads which file; and a header alone proves
+    nothing, for a guest can have written it. Raises `UnclearFormat`.
+    """
+    if said:
+        if said.lower() not in CONVERTIBLE:
+            raise UnclearFormat(f"{said[:40]!a} is none of the formats {', '.join(CONVERTIBLE)}")
+        return "iso" if said.lower() == "iso" else CONVERTIBLE[said.lower()]
+    ending = os.path.splitext(name)[1].lower()
+    by_name = "vhdx" if ending == ".vhdx" else BY_ENDING.get(ending, "")
+    if by_name == "raw":
+        return "iso" if ending == ".iso" else "raw"
+    likeness = looks_like(header)
+    if by_name and by_name == likeness:
+        return by_name
+    seen = f"begins like {likeness}" if likeness else "begins like no format that has a header"
+    if by_name:
+        raise UnclearFormat(f"its name says {by_name}, and it {seen}")
+    raise UnclearFormat(f"neither the job nor the image's name says what format it has (it {seen})")

@@ -1,0 +1,192 @@
+"""A job's image as a new one of another format, in the scratch directory, made as the job's user.
+
+The job's own image stays as it is; the new one, NAME.FORMAT beside it, is what the guest writes to and what goes
+home. Both take room while the job runs, so the room is looked at first.
+"""
+
+import os
+from time import monotonic
+
+from vmgahp import errors, qemu_img
+from vmgahp.drivers.any import memo
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.images import backing_chain
+from vmgahp.job_ad import shown
+from vmgahp.job_disks import DISK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.drivers.any.disks import AnyDisk
+    from vmgahp.drivers.base import Logger
+    from vmgahp.identity import Identity
+    from vmgahp.job_ad import JobAd
+
+STARTING = 60.0
+"""Seconds that are kept, of those that the client waits for a START, for the start itself."""
+START_EXTRA = 120.0
+"""Seconds that condor_starter waits for a START beyond VM_GAHP_REQ_TIMEOUT."""
+LEAST = 30.0
+
+MEASURING = 120.0
+"""Seconds for finding out how large the new image gets, which reads the tables of the old one."""
+
+SPARE = 64 << 20
+"""Bytes by which the new image may be larger than was measured, and that stay free: headers, and other formats' own
+ideas of a table."""
+
+STEP = 10.0
+"""Per cent between two lines of the log."""
+
+_OPTIONS = {"vmdk": ("subformat=monolithicSparse",)}
+_MIB = 1 << 20
+
+
+def patience(settings: "Settings") -> float:
+    """Seconds that the conversions of one start may take together."""
+    return max(LEAST, settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - STARTING)
+
+
+def convert(
+    disk: "AnyDisk", to_format: str, ad: "JobAd", identity: "Identity", log: "Logger", end: float
+) -> "AnyDisk":
+    """Make the new image and return the disk that it is; to be done when the monotonic clock shows `end`.
+
+    Raises `JobFault` for an image that is no good, or that does not fit into what the job has asked for, and
+    `MachineFault` where the machine has less room than it has promised. Nothing is left of what failed.
+    """
+    directory = ad.working_dir()
+    name = f"{disk.name}.{to_format}"
+    temporary = f".{name}.new"
+    _require_new(directory, name, disk, identity)
+    size = 0
+    try:
+        backing_chain(disk.path, disk.format, identity)  # refuses what is no file of this machine
+        size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=MEASURING)
+        _require_room(ad, disk, size, directory)
+        log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // _MIB)} MiB")
+        qemu_img.convert(
+            disk.path,
+            disk.format,
+            os.path.join(directory, temporary),
+            to_format,
+            identity,
+            seconds=max(1.0, end - monotonic()),
+            options=_OPTIONS.get(to_format, ()),
+            largest=0
+            if to_format == "raw"
+            else size + size // 5 + SPARE,  # raw has holes, and all its length
+            progress=_teller(f"converting {disk.name} to {name}", log),
+        )
+        identity.rename_scratch(directory, temporary, name, replace=False)
+    except qemu_img.Trouble as error:
+        _forget(directory, temporary, identity, log)
+        raise _judge(error, ad, disk, size) from error
+    except OSError as error:
+        _forget(directory, temporary, identity, log)
+        raise memo.unwritable(name, error) from error
+    except BaseException:
+        _forget(directory, temporary, identity, log)
+        raise
+    return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
+
+
+def _teller(what: str, log: "Logger") -> "Callable[[float], None]":
+    """Writes a line at every `STEP` per cent."""
+    told = 0.0
+
+    def tell(per_cent: float) -> None:
+        nonlocal told
+        if per_cent >= told + STEP:
+            told = per_cent // STEP * STEP
+            log(f"{what}: {told:.0f} %")
+
+    return tell
+
+
+def _require_new(directory: str, name: str, disk: "AnyDisk", identity: "Identity") -> None:
+    try:
+        os.close(identity.open_scratch(directory, name, os.O_RDONLY))
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass  # there is something else of that name
+    raise _bad(disk, f"{name}, which it would be converted to, is there already", "rename one of the two.")
+
+
+def _require_room(ad: "JobAd", disk: "AnyDisk", size: int, directory: str) -> None:
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise MachineFault(
+            f"The scratch directory {directory} cannot be looked at: {error.strerror}.",
+            "look at the file system of EXECUTE.",
+        ) from error
+    free = status.f_bavail * status.f_frsize
+    if free < size + SPARE:
+        raise _no_room(ad, disk, size, f"{free // _MIB} MiB are free")
+
+
+def _no_room(ad: "JobAd", disk: "AnyDisk", size: int, seen: str) -> errors.Fault:
+    """Whose fault it is that the new image has no room: of the machine only where it has promised as much."""
+    request = ad.integer("RequestDisk") or 0
+    needed = size + SPARE + (_size_of(disk.path) if disk.transferred else 0)
+    room = (size + SPARE) // _MIB
+    problem = f"{disk.name} has to be converted, which takes {room} MiB in the scratch directory, and {seen}"
+    if request * 1024 >= needed:
+        return MachineFault(
+            f"{problem}, though the job has asked for {request // 1024} MiB (RequestDisk).",
+            "make room on the file system of EXECUTE.",
+        )
+    return JobFault(
+        errors.MISMATCHED,
+        f"{problem}; RequestDisk = {shown(ad.expression('RequestDisk'))} does not ask for it.",
+        f"set request_disk = {-(-needed // _MIB)}MB at least, or send an image that need not be converted.",
+    )
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _judge(error: qemu_img.Trouble, ad: "JobAd", disk: "AnyDisk", size: int) -> errors.Fault:
+    """Whose fault a failure of qemu-img is."""
+    if isinstance(error, qemu_img.NotInstalled):
+        return MachineFault(
+            f"{error.program} is not installed, and {disk.name} has to be converted.",
+            "install qemu-utils and util-linux.",
+        )
+    by_hand = f"convert it before you submit: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
+    if isinstance(error, qemu_img.TooSlow):
+        return _bad(
+            disk,
+            f"it could not be converted within {error.seconds:.0f} s",
+            by_hand,
+            errors.BAD_IMAGE,
+        )
+    if isinstance(error, qemu_img.TooLarge):
+        return _bad(disk, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)
+    if isinstance(error, qemu_img.Refused) and error.no_space:
+        return _no_room(ad, disk, size, f"qemu-img says: {error}")
+    return _bad(
+        disk,
+        f"it cannot be converted from {disk.format} ({error})",
+        "see what qemu-img check says about it, and that vm_disk names its true format.",
+        errors.BAD_IMAGE,
+    )
+
+
+def _forget(directory: str, name: str, identity: "Identity", log: "Logger") -> None:
+    try:
+        identity.unlink_scratch(directory, name)
+    except (OSError, errors.Fault) as error:
+        log(f"{name} cannot be removed: {error}")
+
+
+def _bad(disk: "AnyDisk", problem: str, cure: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
+    return JobFault(word, f"{DISK}, entry {shown(disk.entry)}: {problem}.", cure)
