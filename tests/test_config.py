@@ -278,23 +278,6 @@ def test_the_environment_overrides_a_file(from_text):
     assert settings.where("VM_TYPE") == "the environment"
 
 
-def test_a_misspelt_name_in_a_file_is_reported_with_the_right_one(from_text, tmp_path):
-    settings = from_text(
-        """\
-        VM_MEMROY = 1024
-        VM_MAX_NUMBER = 3
-        VM_MY_DIRECTORY = /srv/$(SITE)
-        VM_GAHP_LOG = $(VM_MY_DIRECTORY)/log
-        MY_OWN = 1
-        VM_GAHP.VM_TPYE = kvm
-        """
-    )
-    assert settings.warnings == [
-        f"VM_MEMROY ({tmp_path}/vmgahp.conf, line 1) is not a setting of this daemon; did you mean VM_MEMORY?",
-        f"VM_TPYE ({tmp_path}/vmgahp.conf, line 6) is not a setting of this daemon; did you mean VM_TYPE?",
-    ]
-
-
 @pytest.mark.parametrize(
     "line", ["VM_TYPE kvm", "= 5", "VM-TYPE = 1", "5A = 1", "use ROLE : Execute", "if true"]
 )
@@ -315,7 +298,7 @@ def test_a_circle_is_named(from_text, text):
 @given(st.text(st.sampled_from("VM_TYPE=$():\\\n # aB.\"'")))
 def test_no_file_raises_anything_but_a_fault(text):
     with contextlib.suppress(MachineFault):
-        config_sources._from_lines(text, "/x", tuple(config.BY_NAME), config.OTHERS, {})
+        config_sources._from_lines(text, "/x", tuple(config.BY_NAME), {})
 
 
 def test_a_file_that_is_not_there_or_not_safe(tmp_path):

@@ -8,13 +8,14 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 import os
 
 from vmgahp.errors import MachineFault
-from vmgahp.settings_table import BY_NAME, OTHERS, SETTINGS, Setting
+from vmgahp.settings_row import Setting
+from vmgahp.settings_table import BY_NAME, SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["BY_NAME", "OTHERS", "SETTINGS", "Setting", "Settings", "example", "load"]
+__all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "example", "load"]
 
 TRUE_WORDS = ("true", "1", "yes", "t")
 FALSE_WORDS = ("false", "0", "no", "f")
@@ -39,7 +40,7 @@ class Settings:
         self._values: dict[str, str] = {}
         self._where: dict[str, str] = {}
         self.warnings = list(warnings)
-        """Sentences for the log, such as about a misspelt name in a file."""
+        """Sentences for the log, such as what HTCondor's tool complained of."""
         for name, value in (values or {}).items():
             setting = BY_NAME[name.upper()]
             if value.strip():  # HTCondor takes an empty value for none
@@ -49,6 +50,10 @@ class Settings:
     def where(self, name: str) -> str:
         """Where a setting's value came from, for people; ``default`` where it is not set."""
         return self._where.get(BY_NAME[name].name, "default")
+
+    def locate(self, where: "Mapping[str, str]") -> None:
+        """Learn more exactly where values came from, such as from which line of a file."""
+        self._where.update({name: place for name, place in where.items() if name in self._where})
 
     def string(self, name: str) -> str:
         """A setting as text, without quotes around it (but arguments and an expression as they are written)."""
@@ -175,7 +180,7 @@ def load(environ: "Mapping[str, str]") -> Settings:
     """
     from vmgahp import config_sources
 
-    values, where, warnings = config_sources.read(tuple(BY_NAME), OTHERS, environ)
+    values, where, warnings = config_sources.read(tuple(BY_NAME), environ)
     return Settings(values, where, warnings)
 
 

@@ -24,34 +24,46 @@ SUBSYSTEM = "VM_GAHP"
 DEADLINE = 10.0
 """Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
 
+HTCONDOR, ENVIRONMENT = "HTCondor's configuration", "the environment"
+"""Where a value came from, for people, where no more is known."""
+
 _TOOL = "condor_config_val"
 _NOT_DEFINED = "Not defined: "
+NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
+"""How condor_config_val begins to say that HTCondor is installed and has no configuration."""
+
 _LONGEST_OUTPUT = 1 << 20
 _SIGKILL, _SIGPIPE = 9, 13
 
 
-def read(names: "Sequence[str]", others: "frozenset[str]", environ: "Mapping[str, str]") -> "Answer":
+def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
     """The values of `names` from the first of these that is there:
 
     the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python
     module; ``~/.config/vmgahp/vmgahp.conf``; ``/etc/vmgahp.conf``; nothing. In each case
     ``_CONDOR_<NAME>`` and ``_CONDOR_VM_GAHP.<NAME>`` of the environment, in upper or lower case, override
-    it. `others` are names that are no misspelling though nobody here reads them.
+    it.
 
     Raises `MachineFault` for a source that is there and cannot be read.
     """
     path = environ.get("VMGAHP_CONFIG", "")
     if path:
-        return _from_file(path, names, others, environ)
+        return _from_lines(read_file(path), path, names, environ)
     tool = find_tool(environ)
     answer = _from_tool(tool, names, environ) if tool else _from_bindings(names, environ)
     if answer is not None:
         return answer
+    path = own_file(environ)
+    return _from_lines(read_file(path) if path else "", path, names, environ)
+
+
+def own_file(environ: "Mapping[str, str]") -> str:
+    """The file that has the settings where there is no HTCondor; empty where there is none either."""
     home = environ.get("HOME", "")
     for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
         if os.path.isabs(path) and os.path.exists(path):
-            return _from_file(path, names, others, environ)
-    return _from_lines("", "", names, others, environ)
+            return path
+    return ""
 
 
 def overrides(environ: "Mapping[str, str]") -> dict[str, str]:
@@ -94,11 +106,11 @@ def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") 
     if answer is None:
         return None
     found, err = answer
-    where = dict.fromkeys(found, "HTCondor's configuration")
+    where = dict.fromkeys(found, HTCONDOR)
     for name in overrides(environ):
         name = name.removeprefix(f"{SUBSYSTEM}.")
         if name in where:
-            where[name] = "the environment"
+            where[name] = ENVIRONMENT
     warnings = [line for line in err.splitlines() if line.strip() and not line.startswith(_NOT_DEFINED)]
     return found, where, warnings[:20]
 
@@ -107,11 +119,11 @@ def _ask(
     command: list[str], names: "Sequence[str]", environ: "Mapping[str, str]"
 ) -> tuple[dict[str, str], str] | None:
     """The values of some names, and what else the tool says; None where there is no configuration."""
-    out, err = _run([*command, *names], environ)
+    out, err = run([*command, *names], environ)
     found = _pair(names, out, err)
     if found is not None:
         return found, err
-    if "Neither the environment variable CONDOR_CONFIG" in err:
+    if NO_CONFIGURATION in err:
         return None
     if not out and _NOT_DEFINED not in err:
         problem = " ".join(err.split())[:500].rstrip(".") or "it wrote nothing"
@@ -140,7 +152,7 @@ def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
     return dict(zip(asked, lines, strict=True))
 
 
-def _run(command: list[str], environ: "Mapping[str, str]") -> tuple[str, str]:
+def run(command: list[str], environ: "Mapping[str, str]") -> tuple[str, str]:
     """Run a program and return what it writes to standard output and to standard error.
 
     Raises `MachineFault` where it cannot be run or is not done within `DEADLINE`; it is killed.
@@ -233,12 +245,11 @@ def _from_bindings(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Ans
         value = htcondor2.param.get(f"{SUBSYSTEM}.{name}", htcondor2.param.get(name))
         if value is not None and str(value):
             found[name] = str(value)
-    return found, dict.fromkeys(found, "HTCondor's configuration"), []
+    return found, dict.fromkeys(found, HTCONDOR), []
 
 
-def _from_file(
-    path: str, names: "Sequence[str]", others: "frozenset[str]", environ: "Mapping[str, str]"
-) -> "Answer":
+def read_file(path: str) -> str:
+    """The text of a file of settings. Raises `MachineFault` where others than its reader could change it."""
     if not os.path.isabs(path):
         raise MachineFault(f"VMGAHP_CONFIG = {path} is not a full path.", "set it to one that begins with /.")
     try:
@@ -254,12 +265,22 @@ def _from_file(
             f"{path} can be changed by others than its reader, and it names programs to run.",
             f"chown it to root or to the user who runs the daemon, and chmod o-w {path}.",
         )
-    return _from_lines(text, path, names, others, environ)
+    return text
 
 
-def _from_lines(
-    text: str, path: str, names: "Sequence[str]", others: "frozenset[str]", environ: "Mapping[str, str]"
-) -> "Answer":
+def _from_lines(text: str, path: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
+    table, origin = tables(text, path, environ)
+    values, where = {}, {}
+    for name in names:
+        key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
+        if key in table:
+            values[name] = expand(table[key], table, f"{key} ({origin[key]})")
+            where[name] = origin[key]
+    return values, where, []
+
+
+def tables(text: str, path: str, environ: "Mapping[str, str]") -> tuple[dict[str, str], dict[str, str]]:
+    """What a file and the environment set, as it is written, and where each name was set last."""
     table: dict[str, str] = {}
     origin: dict[str, str] = {}
     for number, name, value in logical_lines(text, path):
@@ -268,16 +289,9 @@ def _from_lines(
         table[name] = value
         origin[name] = f"{path}, line {number}"
     set_there = overrides(environ)
-    warnings = _misspelt(origin, {**table, **set_there}, [*names, *sorted(others)])
     table.update(set_there)
-    origin.update(dict.fromkeys(set_there, "the environment"))
-    values, where = {}, {}
-    for name in names:
-        key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
-        if key in table:
-            values[name] = expand(table[key], table, f"{key} ({origin[key]})")
-            where[name] = origin[key]
-    return values, where, warnings
+    origin.update(dict.fromkeys(set_there, ENVIRONMENT))
+    return table, origin
 
 
 def logical_lines(text: str, path: str) -> "list[tuple[int, str, str]]":
@@ -345,24 +359,3 @@ def _closing(value: str, position: int) -> int:
         if depth == 0:
             return index
     return -1
-
-
-def _misspelt(origin: dict[str, str], table: dict[str, str], known: "list[str]") -> list[str]:
-    """A sentence for each name of a file that looks like a setting and is none; not for one that is used."""
-    text = " ".join(table.values()).upper()
-    sentences = []
-    for key, where in origin.items():
-        name = key.removeprefix(f"{SUBSYSTEM}.")
-        if (
-            name in known
-            or not name.startswith(("VM_", "VMGAHP", "MAX_VM", "LIBVIRT", "_CONDOR"))
-            or f"$({key}" in text
-            or f"$({name}" in text
-        ):
-            continue
-        from difflib import get_close_matches
-
-        near = get_close_matches(name.removeprefix("_CONDOR_"), known, 1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        sentences.append(f"{name} ({where}) is not a setting of this daemon{hint}")
-    return sentences

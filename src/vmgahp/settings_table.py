@@ -1,55 +1,43 @@
-"""Every setting that this daemon reads, in one table: name, kind, default, meaning.
+"""Every setting that this daemon reads, in one table: name, kind, default, meaning, who reads it.
 
 Add one here, and regenerate ``config/vmgahp.conf.example`` (`vmgahp.config.example`); what a kind of value
-may look like is in `vmgahp.config`.
+may look like is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
+`vmgahp.settings_elsewhere`.
 """
 
+from vmgahp.settings_row import PLUGIN, SERVER, STARTD, STARTER, Setting
+from vmgahp.settings_row import ours as _ours
 
-class Setting:
-    """A row of `SETTINGS`.
-
-    `kind` is string, integer, bool, path, list, arguments, expression or size; `default` is written as in a
-    file; `ours` tells our own settings from HTCondor's; `example` is the value in the example file, where it is
-    to be set.
-    """
-
-    __slots__ = ("default", "example", "kind", "meaning", "name", "ours", "unit")
-
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        default: str,
-        meaning: str,
-        unit: str = "",
-        ours: bool = False,
-        example: str = "",
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.default = default
-        self.meaning = meaning
-        self.unit = unit
-        self.ours = ours
-        self.example = example
-
-
-def _ours(name: str, kind: str, default: str, meaning: str, unit: str = "") -> Setting:
-    return Setting(name, kind, default, meaning, unit, ours=True)
+_NETWORKS = ("nat", "bridge", "user")
+_IMAGE_FORMATS = ("raw", "sparse", "zstd", "lzop", "gzip", "bzip2", "xz")
 
 
 SETTINGS = (
-    Setting("VM_TYPE", "string", "", "The VM type that this machine offers, such as kvm.", example="kvm"),
+    Setting(
+        "VM_TYPE",
+        "string",
+        "",
+        "The VM type that this machine offers, such as kvm; any for all of VM_ANY_TYPES.",
+        example="kvm",
+        readers=(STARTD, SERVER),
+    ),
     Setting(
         "VM_MEMORY", "integer", "0", "Memory of this machine for all VMs; must be set.", "MiB", example="1024"
     ),
-    Setting("VM_NETWORKING", "bool", "false", "Whether VMs may have a network."),
-    Setting("VM_NETWORKING_TYPE", "list", "", "The kinds of network on offer: nat, bridge, user."),
+    Setting("VM_NETWORKING", "bool", "false", "Whether VMs may have a network.", readers=(STARTD, SERVER)),
+    Setting(
+        "VM_NETWORKING_TYPE",
+        "list",
+        "",
+        "The kinds of network on offer: nat, bridge, user.",
+        words=_NETWORKS,
+    ),
     Setting(
         "VM_NETWORKING_DEFAULT_TYPE",
         "string",
         "",
         "The kind for a job that names none; empty: user where it is on offer, else nat.",
+        words=_NETWORKS,
     ),
     Setting("VM_NETWORKING_BRIDGE_INTERFACE", "string", "", "The bridge for networks of type bridge."),
     Setting("VM_HARDWARE_VT", "bool", "false", "Whether to advertise hardware virtualisation to jobs."),
@@ -74,17 +62,41 @@ SETTINGS = (
         "or HTCondor's own libvirt_simple_script.awk: the daemon builds the XML itself.",
     ),
     Setting("LIBVIRT_XML_SCRIPT_ARGS", "arguments", "", "Arguments for LIBVIRT_XML_SCRIPT."),
-    Setting("VM_GAHP_LOG", "path", "", "The log file, by its full path; empty or /dev/null: no log."),
+    Setting(
+        "VM_GAHP_LOG",
+        "path",
+        "",
+        "The log file, by its full path; empty or /dev/null: no log.",
+        readers=(STARTD, STARTER, SERVER),
+    ),
     Setting("VM_GAHP_DEBUG", "string", "", "What to log; D_FULLDEBUG adds the details."),
-    Setting("DEFAULT_DEBUG", "string", "", "Stands in for VM_GAHP_DEBUG where that is not set."),
-    Setting("ALL_DEBUG", "string", "", "Added to VM_GAHP_DEBUG."),
+    Setting(
+        "DEFAULT_DEBUG",
+        "string",
+        "",
+        "Stands in for VM_GAHP_DEBUG where that is not set.",
+        readers=(STARTD, STARTER, SERVER),
+    ),
+    Setting("ALL_DEBUG", "string", "", "Added to VM_GAHP_DEBUG.", readers=(STARTD, STARTER, SERVER)),
     Setting(
         "MAX_VM_GAHP_LOG", "size", "10 Mb", "The log is renamed to .old when it grows to this; 0: never."
     ),
     Setting(
-        "VM_GAHP_REQ_TIMEOUT", "integer", "300", "How long condor_starter waits for an answer.", "seconds"
+        "VM_GAHP_REQ_TIMEOUT",
+        "integer",
+        "300",
+        "How long condor_starter waits for an answer.",
+        "seconds",
+        readers=(STARTER, SERVER),
+        least=1,
     ),
-    Setting("VM_SOFT_SUSPEND", "bool", "false", "Whether condor_starter suspends a VM by pausing it in RAM."),
+    Setting(
+        "VM_SOFT_SUSPEND",
+        "bool",
+        "false",
+        "Whether condor_starter suspends a VM by pausing it in RAM.",
+        readers=(STARTER,),
+    ),
     Setting(
         "VMWARE_NETWORKING_TYPE",
         "string",
@@ -107,9 +119,21 @@ SETTINGS = (
         "",
         'A file of lines name = "value" that every VMware VM of this machine gets in its .vmx.',
     ),
-    Setting("EXECUTE", "path", "", "The directory that has the jobs' scratch directories."),
-    Setting("LOG", "path", "", "HTCondor's log directory."),
-    Setting("LIBEXEC", "path", "", "HTCondor's directory of helper programs."),
+    Setting(
+        "EXECUTE",
+        "path",
+        "",
+        "The directory that has the jobs' scratch directories.",
+        readers=(STARTD, STARTER, SERVER),
+    ),
+    Setting("LOG", "path", "", "HTCondor's log directory.", readers=(STARTD, STARTER, SERVER)),
+    Setting(
+        "LIBEXEC",
+        "path",
+        "",
+        "HTCondor's directory of helper programs.",
+        readers=(STARTD, STARTER, SERVER),
+    ),
     _ours(
         "VM_ALLOW_EMULATION",
         "bool",
@@ -140,10 +164,28 @@ SETTINGS = (
     ),
     _ours("VM_NAT_NETWORK", "string", "default", "The libvirt network for VMs with networking of type nat."),
     _ours(
-        "VM_CPU_MODE", "string", "", "libvirt's CPU mode; empty: host-passthrough for KVM, maximum for TCG."
+        "VM_CPU_MODE",
+        "string",
+        "",
+        "libvirt's CPU mode; empty: host-passthrough for KVM, maximum for TCG.",
+        words=("custom", "host-model", "host-passthrough", "maximum"),
     ),
     _ours("VM_CONSOLE_LOG", "bool", "true", "Whether the serial console goes to vm_console.log and home."),
+    _ours(
+        "VM_SCREENSHOT",
+        "bool",
+        "true",
+        "Whether what a guest with a display shows when it fails goes home as vm_screenshot.png.",
+    ),
     _ours("VM_CONSOLE_LOG_MAX", "size", "16 Mb", "How much of the serial console is kept."),
+    _ours(
+        "VM_METRICS_INTERVAL",
+        "integer",
+        "60",
+        "How often what a VM uses goes to vm_metrics.jsonl and home with the job; 0: there is no such file.",
+        "seconds",
+    ),
+    _ours("VM_METRICS_MAX", "size", "16 Mb", "How large vm_metrics.jsonl may become."),
     _ours("VM_RUN_AS_JOB_USER", "bool", "true", "Whether QEMU runs with the job user's uid and gid."),
     _ours(
         "VM_REPORT_PID",
@@ -158,6 +200,7 @@ SETTINGS = (
         "",
         "How libvirt writes the memory of a suspended VM: raw, sparse, zstd, lzop, gzip and so on, where its "
         "version (11.2 and later) can be told; empty: as /etc/libvirt/qemu.conf says.",
+        words=_IMAGE_FORMATS,
     ),
     _ours(
         "VM_CHECKPOINT_IMAGE_FORMAT",
@@ -165,6 +208,7 @@ SETTINGS = (
         "",
         "The same for a checkpoint. HTCondor's file transfer fills the holes of a sparse file; a compressed "
         "format such as zstd travels better.",
+        words=_IMAGE_FORMATS,
     ),
     _ours(
         "VM_SUSPEND_BYPASS_CACHE",
@@ -192,6 +236,7 @@ SETTINGS = (
         "30",
         "How long each stage of VM_POLICY, and VM_MAC_HOOK, may take.",
         "seconds",
+        least=1,
     ),
     _ours(
         "VM_MAC_HOOK",
@@ -212,6 +257,14 @@ SETTINGS = (
         "none",
         "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. It takes "
         "VM_RUN_AS_JOB_USER, so that the guest can reach no more than its user can.",
+        words=("none", "9p"),
+    ),
+    _ours(
+        "VM_CATALOG",
+        "path",
+        "",
+        "A TOML file with the images of this machine that jobs may name as catalog:<name> in vm_disk, as "
+        "docs/how-to/images.md says; empty: none.",
     ),
     _ours(
         "VM_IMAGE_DIRS",
@@ -219,6 +272,20 @@ SETTINGS = (
         "",
         "Directories of this machine whose disk images jobs may put overlays on, by the file transfer plugin "
         "vmgahp-image-plugin; empty: none.",
+        readers=(PLUGIN,),
+    ),
+    _ours(
+        "VM_ANY_TYPES",
+        "list",
+        "",
+        "For VM type any: the VM types of this machine, the preferred first, such as kvm, vmrun. Empty: the VM_TYPE "
+        "where that is one, else all whose needs are here, of kvm, xen, vmrun, vsphere and script.",
+    ),
+    _ours(
+        "VM_ANY_CONVERT",
+        "bool",
+        "true",
+        "For VM type any: whether disk images are converted where no VM type can use them as they are.",
     ),
     _ours(
         "VM_HYPERVISOR",
@@ -245,6 +312,7 @@ SETTINGS = (
         "How long VM_SCRIPT may take to answer a question; what starts, saves or restores a VM may take "
         "VM_GAHP_REQ_TIMEOUT.",
         "seconds",
+        least=1,
     ),
     _ours(
         "VM_SCRIPT_LIMITS",
@@ -258,6 +326,7 @@ SETTINGS = (
         "string",
         "",
         "The VMware product that vmrun drives: ws, player or fusion; empty: the first of them that answers.",
+        words=("ws", "player", "fusion"),
     ),
     _ours(
         "VMWARE_TIMEOUT",
@@ -265,6 +334,7 @@ SETTINGS = (
         "30",
         "How long vmrun may take to answer a question; what moves a guest's memory may take VM_GAHP_REQ_TIMEOUT.",
         "seconds",
+        least=1,
     ),
     _ours(
         "VSPHERE_HOST", "string", "", "The ESXi host or vCenter for VM type vsphere, with :port if not 443."
@@ -318,6 +388,7 @@ SETTINGS = (
         "240",
         "How long the server may take for one task, such as to start a VM; less than VM_GAHP_REQ_TIMEOUT.",
         "seconds",
+        least=1,
     ),
     _ours(
         "VSPHERE_CHECKPOINT_DAYS",
@@ -328,21 +399,3 @@ SETTINGS = (
     ),
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
-
-OTHERS = frozenset(
-    (
-        "VM_GAHP_SERVER",
-        "VM_MAX_NUMBER",
-        "VM_STATUS_INTERVAL",
-        "VM_STATUS_MAX_ERROR",
-        "VM_RECHECK_INTERVAL",
-        "VM_KILLING_TIMEOUT",
-        "VM_GAHP_SEND_ALL_CLASSAD",
-        "VM_NETWORKING_MAC_PREFIX",
-        "VM_GAHP_CONFIG",
-        "VM_MAX_MEMORY",
-        "VMWARE_PERL",
-        "VMWARE_SCRIPT",
-    )
-)
-"""Names that HTCondor knows and this daemon does not read: no misspelling."""
