@@ -1,0 +1,130 @@
+"""Parts of the reference made from the code's own tables while the documents are built.
+
+A page says ``{from-code} settings-ours`` and the like; each name in `PARTS` is a function that returns Markdown.
+Nothing of it is written into the source tree, so it cannot be out of date.
+"""
+
+from collections.abc import Callable, Iterator
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import command_line
+from command_line import plain
+from vmgahp import cli, error_words, errors, transfer_plugin
+from vmgahp.job_attributes import ATTRIBUTES, WISHES, JobAttribute
+from vmgahp.settings_elsewhere import DEAD, ELSEWHERE
+from vmgahp.settings_row import SERVER, Setting
+from vmgahp.settings_table import SETTINGS
+
+FAMILIES = {
+    "settings-xen": ("XEN_",),
+    "settings-vmware": ("VMWARE_",),
+    "settings-vsphere": ("VSPHERE_",),
+    "settings-script": ("VM_HYPERVISOR", "VM_SCRIPT"),
+}
+"""Part -> how the names of its settings begin."""
+
+
+def settings_of(part: str) -> list[Setting]:
+    """The rows of the table that a part shows; every row is in one part."""
+    if part in FAMILIES:
+        return [setting for setting in SETTINGS if setting.name.startswith(FAMILIES[part])]
+    others = tuple(prefix for prefixes in FAMILIES.values() for prefix in prefixes)
+    ours = part == "settings-ours"
+    return [s for s in SETTINGS if s.ours == ours and not s.name.startswith(others)]
+
+
+def _settings(part: str) -> str:
+    return "\n".join(_setting(setting) for setting in settings_of(part))
+
+
+def _setting(setting: Setting) -> str:
+    unit = f", {setting.unit}" if setting.unit else ""
+    default = f"`{setting.default}`" if setting.default else "empty"
+    words = f" One of: {', '.join(f'`{word}`' for word in setting.words)}." if setting.words else ""
+    readers = "" if setting.readers == (SERVER,) else f" Read by: {', '.join(setting.readers)}."
+    return (
+        f"```{{confval}} {setting.name}\n:type: {setting.kind}{unit}\n:default: {default}\n\n"
+        f"{plain(setting.meaning)}{words}{readers}\n```\n"
+    )
+
+
+def _attributes(*, wishes: bool) -> str:
+    return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in WISHES) == wishes)
+
+
+def _attribute(row: JobAttribute) -> str:
+    written = f"`{row.command} = …`" if row.command else f"`+{row.name} = …`"
+    types = ", ".join(f"`{name}`" for name in row.types) or "all"
+    return (
+        f"```{{job-attribute}} {row.name}\n{plain(row.meaning)}\n\nIn a submit file: {written}. Type: {row.kind}. "
+        f"Without it: {plain(row.default)}. VM types: {types}.\n```\n"
+    )
+
+
+def _dead() -> str:
+    lines = [
+        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(DEAD.items())
+    ]
+    return "\n".join(lines)
+
+
+def _words(*, ours: bool) -> str:
+    """The error words, the holding ones first: those that this daemon answers, or the others."""
+    answered = {value for value in vars(errors).values() if isinstance(value, str)}
+    holding = [word.removeprefix(errors.PREFIX) for word in errors.HOLDING_WORDS]
+    text = ""
+    for word in (*holding, *(word for word in error_words.WORDS if word not in holding)):
+        if (errors.PREFIX + word in answered) == ours:
+            fate = (
+                f"Holds the job, subcode {holding.index(word)}."
+                if word in holding
+                else "Does not hold the job."
+            )
+            text += f"`{word}`\n: {plain(error_words.meaning(word))} {fate}\n\n"
+    return text
+
+
+def _verbatim(text: str) -> str:
+    return f"```text\n{text}```\n"
+
+
+def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
+    """Every part's name and what makes it."""
+    for part in ("settings-htcondor", "settings-ours", *FAMILIES):
+        yield part, lambda part=part: _settings(part)
+    yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
+    yield "settings-dead", _dead
+    yield "words-of-ours", lambda: _words(ours=True)
+    yield "words-of-others", lambda: _words(ours=False)
+    yield "job-attributes", lambda: _attributes(wishes=False)
+    yield "job-wishes", lambda: _attributes(wishes=True)
+    yield "commands", command_line.commands
+    yield "daemon-usage", lambda: _verbatim(cli.USAGE)
+    yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)
+
+
+PARTS = dict(parts())
+
+
+class FromCode(SphinxDirective):
+    """The directive ``from-code NAME``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        try:
+            make = PARTS[self.arguments[0]]
+        except KeyError:
+            raise self.error(f"from-code knows {', '.join(PARTS)}, and not {self.arguments[0]}") from None
+        return self.parse_text_to_nodes(make())
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("from-code", FromCode)
+    app.add_object_type(
+        "job-attribute", "job-attribute", "single: %s; job attribute", objname="job attribute"
+    )
+    return {"parallel_read_safe": True}

@@ -1,0 +1,48 @@
+"""How Sphinx makes the documents: pages in four rooms, tables made from the code, and the man pages.
+
+Nothing is fetched while it builds. `scripts/docs` builds all of it; a warning is a failure.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import vmgahp  # noqa: E402
+
+project = "vmgahp"
+author = "The vmgahp developers"
+copyright = "The vmgahp developers, Apache-2.0"
+version = release = vmgahp.__version__
+
+extensions = ["myst_parser", "from_code", "link_names", "links_out", "state_diagram"]
+exclude_patterns = ["_build", "_ext"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+# GitHub draws such a fence by itself; here the extension state_diagram does.
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 3
+nitpicky = True
+smartquotes = False  # --option must remain what one types
+
+html_theme = "furo"
+html_title = f"vmgahp {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#8a3a12", "color-brand-content": "#8a3a12"},
+    "dark_css_variables": {"color-brand-primary": "#f0a070", "color-brand-content": "#f0a070"},
+}
+highlight_language = "text"
+pygments_style = "tango"
+pygments_dark_style = "monokai"
+
+man_pages = [
+    ("man/condor_vm-gahp", "condor_vm-gahp", "runs the VM jobs of HTCondor", author, 1),
+    ("man/vmgahp", "vmgahp", "virtual machines as HTCondor jobs, for people", author, 1),
+    ("man/vmgahp-image-plugin", "vmgahp-image-plugin", "disks of VM jobs as overlays of images", author, 1),
+]

@@ -1,0 +1,126 @@
+"""Pictures for the documents, of what is really said: the doctor of two machines, and a recording of the demo.
+
+    python -m tests.lab.pictures            as root, with the pool's root (scripts/pool-root); a minute
+
+writes docs/images/doctor-healthy.svg, doctor-sick.svg and demo.svg. They are looked at, not compared: what a machine's
+QEMU and kernel are called changes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+
+from tests.lab.chamber import OUR_SERVER, REPOSITORY, Chamber, build_wheel
+from tests.lab.pool import Pool
+
+IMAGES = REPOSITORY / "docs/images"
+WIDTH = 92
+DOCTOR = str(Path(OUR_SERVER).with_name("vmgahp")) + " doctor"
+
+MISTAKES = """
+# What goes wrong on machines: a misspelling, KVM that does not work, a directory that is closed.
+VM_MEMROY = 2048
+VM_ALLOW_EMULATION = False
+VM_NETWORKING = True
+VM_NETWORKING_TYPE = nat
+"""
+
+FORMAT = """\
+<svg class="terminal" viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font: {char_height}px / {line_height}px "DejaVu Sans Mono", monospace; }}
+{styles}
+</style>
+<defs>{lines}</defs>
+<rect width="{terminal_width}" height="{terminal_height}" rx="8" fill="#1b1b1b"/>
+<g transform="translate(9, 9)">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
+</svg>
+"""
+"""rich's own format would fetch its font from somewhere when it is looked at."""
+
+
+def as_svg(text: str, width: int = WIDTH, name: str = "doctor") -> str:
+    """What a terminal of `width` columns shows of `text`, with its colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(
+        record=True, file=io.StringIO(), width=width + 3, force_terminal=True, legacy_windows=False
+    )
+    console.print(Text.from_ansi(text))
+    return console.export_svg(title="", code_format=FORMAT, unique_id=name)
+
+
+def doctor(chamber: Chamber) -> str:
+    """The doctor's words on a terminal of `WIDTH` columns."""
+    on_a_terminal = f"stty cols {WIDTH}; {DOCTOR}"
+    return chamber.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
+
+
+LINE = re.compile(r"\x1b\[(\d+)m( *([\d.]+)  .*?)\x1b\[0m")
+COLOURS = {"36": "#5fd7d7", "32": "#87d787", "33": "#ffd787", "2": "#9e9e9e", "31": "#ff8787"}
+HEIGHT, CHARACTER, LONGEST = 17, 7.9, 100
+
+
+def recording(text: str) -> str:
+    """The demonstration as an SVG in which each line appears when it was said; all at once for who wants no motion."""
+    lines = LINE.findall(text)
+    parts = []
+    for number, (colour, line, when) in enumerate(lines, 1):
+        shown = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+        style = f"fill: {COLOURS[colour]}; animation-delay: {when}s"
+        parts.append(f'<text x="10" y="{number * HEIGHT + 6}" style="{style}">{escape(shown)}</text>')
+    width, height = round(LONGEST * CHARACTER) + 20, len(lines) * HEIGHT + 20
+    return f"""\
+<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+text {{ font: 13px "DejaVu Sans Mono", monospace; white-space: pre; }}
+@media (prefers-reduced-motion: no-preference) {{ text {{ animation: said 1ms both; }} }}
+@keyframes said {{ from {{ opacity: 0; }} to {{ opacity: 1; }} }}
+</style>
+<rect width="{width}" height="{height}" rx="8" fill="#1b1b1b"/>
+{chr(10).join(parts)}
+</svg>
+"""
+
+
+def demo() -> str:
+    """What scripts/demo shows on a terminal."""
+    command = ["script", "-qc", f"{sys.executable} -m tests.lab.demo", "/dev/null"]
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    return done.stdout
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / "demo.svg").write_text(recording(demo()))
+    with tempfile.TemporaryDirectory(prefix="vmgahp-pictures-") as directory:
+        Path(directory).chmod(0o755)
+        pool = Pool(Path(directory) / "pool")
+        with pool.chamber:
+            pool.start(build_wheel(directory))
+            prompt = "\x1b[1m# vmgahp doctor\x1b[0m\n"
+            (IMAGES / "doctor-healthy.svg").write_text(as_svg(prompt + doctor(pool.chamber)))
+            with open(pool.chamber.path("/etc/condor/config.d/99-lab.config"), "a") as config:
+                config.write(MISTAKES)
+            pool.run("chmod", "700", "/var/lib/condor")
+            (IMAGES / "doctor-sick.svg").write_text(as_svg(prompt + doctor(pool.chamber)))
+    sys.stderr.write(f"Written: {IMAGES}/doctor-healthy.svg, doctor-sick.svg and demo.svg\n")
+
+
+if __name__ == "__main__":
+    main()
