@@ -29,12 +29,12 @@ CONFIG_VAL = """\
 import os, sys
 values = dict(line.rstrip("\\n").split(" = ", 1) for line in open({file!r}))
 words = sys.argv[1:]
-if words[0] == "-dump":
-    print("# Configuration from machine: lab")
-    for name, value in values.items():
-        print(name, "=", value)
-    sys.exit()
 assert words[:2] == ["-subsystem", "VM_GAHP"], words
+if words[2:] == ["-dump", "-verbose"]:
+    print("# Configuration from machine: lab")
+    for number, (name, value) in enumerate(values.items(), 1):
+        print(f"{{name}} = {{value}}\\n # at: /etc/condor/condor_config, line {{number}}\\n # expanded: {{value}}")
+    sys.exit()
 for name in words[2:]:
     if name in values:
         print(values[name])
@@ -271,6 +271,7 @@ def test_a_misspelt_setting_of_htcondors(pool: Condor) -> None:
     assert [finding.verdict for finding in found] == [OFF]
     assert "VM_MEMROY" in found[0].seen
     assert "did you mean VM_MEMORY?" in found[0].seen
+    assert "/etc/condor/condor_config, line " in found[0].seen
 
 
 def test_no_memory_for_vms(pool: Condor) -> None:

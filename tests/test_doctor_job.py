@@ -222,3 +222,17 @@ def test_the_jobs_own_xml_is_read_as_a_start_reads_it(ad: Ad, pool: Condor) -> N
     found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
     bad = [finding for finding in found.findings if finding.verdict == BAD]
     assert ["/domain/devices/hostdev" in finding.seen for finding in bad] == [True]
+
+
+def test_a_job_that_leaves_its_type_open(pool: Condor, ad: Ad) -> None:
+    """What it asks for is looked at as the type would that it gets; nothing is made."""
+    ad.disk.rename(ad.directory / "disk.vhdx")
+    path = ad.write('VMPARAM_vm_Disk = "disk.vhdx:vda:w:vhdx"', vm_type="any")
+    before = snapshot(ad.directory)
+    trial = tried(pool, path, offers("any"), VM_TYPE="any", VM_ANY_TYPES="qemu")
+    assert named(trial.findings, "dry run").verdict == OK
+    assert trial.description == "The job would run by qemu; disk.vhdx as qcow2.\n"
+    assert snapshot(ad.directory) == before
+    path = ad.write('VMPARAM_vm_Types = "kvm, xen"')
+    found = named(tried(pool, path).findings, "job ad")
+    assert (found.verdict, "VMPARAM_vm_Types" in found.seen) == (BAD, True)

@@ -14,6 +14,7 @@ from lxml import etree
 from vmgahp import domain_devices, domain_xml, errors
 from vmgahp.images import Layer
 from vmgahp.job import Devices, Disk, JobSpec, Nic, Topology
+from vmgahp.job_disks import Image
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
@@ -112,6 +113,30 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         ),
         host(),
     ),
+    "made-disks": (
+        spec(
+            disks=(
+                disk(
+                    "/scratch/vda-debian-12.qcow2",
+                    format="qcow2",
+                    image=Image("debian-12", "/srv/images/debian-12.qcow2", "qcow2"),
+                ),
+                disk(
+                    "/srv/images/tools.iso",
+                    "sda",
+                    kind="cdrom",
+                    writable=False,
+                    transferred=False,
+                    image=Image("tools", "/srv/images/tools.iso", "raw"),
+                ),
+                disk("/scratch/vdb-data.qcow2", "vdb", format="qcow2", size=1 << 30),
+                disk("/scratch/vm_data_files.iso", "sdb", kind="cdrom", writable=False, files=("in.csv",)),
+            )
+        ),
+        host(
+            backing={"/scratch/vda-debian-12.qcow2": (Layer("/srv/images/debian-12.qcow2", "qcow2"),)},
+        ),
+    ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),
     "topology-of-the-default-cpu": (
         spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))),
@@ -120,6 +145,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "uefi": (spec(disks=ODD_DISKS, devices=Devices(firmware="uefi")), host()),
     "uefi-secure": (spec(devices=Devices(firmware="uefi-secure", tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
+    "exit-port": (spec(devices=Devices(exit_port=True)), host(exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
     "share": (spec(devices=Devices(share="/scratch/share")), host(dac_label="+54321:+64055")),
     "aarch64": (
         spec(memory_mib=256, disks=ODD_DISKS[:3], vnc=True, devices=Devices(arch="aarch64", tpm=True)),

@@ -3,35 +3,21 @@
 import os
 import select
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import simulated_ad
 from tests.peer import DEADLINE, Peer, environment
-from vmgahp import gahp, server, transcript
+from vmgahp import gahp, replay, server, transcript
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
 
 def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
-    recorded = transcript.parse((TRANSCRIPTS / "protocol.txt").read_text())
+    recorded = transcript.load(str(TRANSCRIPTS / "protocol.txt"))
     with Peer(environment("kvm", scratch)) as peer:
-
-        def receive(count: int) -> list[str]:
-            lines = []
-            for _ in range(count):
-                expected_r = False
-                while b"\n" not in peer._buffer:
-                    peer._read(time.monotonic() + DEADLINE)
-                line, _, peer._buffer = peer._buffer.partition(b"\n")
-                lines.append(line.decode())
-                assert not expected_r
-            return lines
-
-        heard = transcript.play(recorded, lambda line: peer.send(line.removesuffix(b"\r\n")), receive)
-        assert heard.received() == recorded.received()
+        assert replay.Replay(recorded, replay.ClientWire(peer), exact=True).run() == []
         peer.finish()
         assert peer.process.returncode == recorded.exit_status
 
@@ -185,7 +171,7 @@ def test_garbage_is_answered_and_survived(peer: Peer) -> None:
     peer.send(b"\0\xff\xfe garbage")
     assert peer.line() == "E"
     for _ in range(10):
-        os.write(peer._to, b"x" * (1 << 20))
+        peer.write(b"x" * (1 << 20))
     peer.send("")
     assert peer.line() == "E"
     assert "Traceback" not in peer.quit()

@@ -21,6 +21,10 @@ HOST_PACKAGES=(
 VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 # What runs containers, for the tests of the script driver.
 CONTAINER_PACKAGES=(podman crun busybox-static)
+# What draws the documents' diagrams.
+DOCS_PACKAGES=(graphviz)
+# What scripts/build-deb builds with.
+DEB_PACKAGES=(dpkg-dev debhelper dh-python)
 # What building the pool's root takes as well.
 POOL_PACKAGES=(debootstrap)
 # What building a machine with Xen, and talking to it, takes as well.
@@ -135,6 +139,22 @@ _fetch_lxc_driver() (
 
 setup_lxc_driver() { step "fetching libvirt's driver for containers" _fetch_lxc_driver; }
 
+# Debian's kernel for clouds, unpacked in $VMGAHP_LAB/linux: what tests start Linux guests from. It is never installed.
+_fetch_linux_guest() (
+    directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/linux
+    compgen -G "$directory/boot/vmlinuz-*" >/dev/null && return 0
+    package() { apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1; }
+    [ -n "$(package)" ] || as_root apt-get -q update
+    as_root rm -rf "$directory.tmp"
+    as_root mkdir -p "$directory.tmp" && cd "$directory.tmp" || return 1
+    download() { as_root apt-get -q download "$(package)"; }
+    download || { as_root apt-get -q update && download; } || return 1
+    as_root dpkg -x linux-image-*.deb . && as_root rm -rf linux-image-*.deb "$directory" || return 1
+    as_root mv "$directory.tmp" "$directory"
+)
+
+setup_linux_guest() { step "fetching a kernel for Linux guests" _fetch_linux_guest; }
+
 # ---- Python ---------------------------------------------------------------------------------------------
 
 _find_python() {
@@ -148,13 +168,14 @@ _find_python() {
     return 1
 }
 
-# The names in pyproject's dependency group "dev": the pip of Debian 12 has no --group yet.
+# The names in pyproject's dependency groups "dev" and "docs": the pip of Debian 12 has no --group yet.
 _dev_requirements() {
     "$venv/bin/python" - "$root/pyproject.toml" <<'PYTHON'
 import sys, tomllib
 
 with open(sys.argv[1], "rb") as file:
-    print("\n".join(tomllib.load(file)["dependency-groups"]["dev"]))
+    groups = tomllib.load(file)["dependency-groups"]
+    print("\n".join(groups["dev"] + groups["docs"]))
 PYTHON
 }
 
@@ -196,6 +217,16 @@ setup_venv() {
         done
         _venv_key >"$venv/made-from"
     fi
+}
+
+# The documents in docs/_build: pages and man pages, where a warning is a failure. Nothing is fetched. All of it
+# is read anew (-E), since pages are made from the code as well.
+build_docs() {
+    local builder
+    for builder in html man; do
+        "$venv/bin/python" -m sphinx -b $builder -E -W --keep-going -n -q -d "$root/docs/_build/doctrees" \
+            "$root/docs" "$root/docs/_build/$builder" || return 1
+    done
 }
 
 # ---- libvirt --------------------------------------------------------------------------------------------

@@ -70,9 +70,15 @@ def describe_disks(
         DiskState(
             disk.device,
             disk.writable,
-            _describe(identity, directory, disk.path, disk.format),
+            _describe(
+                identity,
+                directory,
+                disk.path,
+                disk.format,
+                disk.image.known_as if disk.image and not disk.writable else "",
+            ),
             tuple(
-                _describe(identity, directory, layer.path, layer.format)
+                _describe(identity, directory, layer.path, layer.format, layer.known_as)
                 for layer in chains.get(disk.path, ())
             ),
         )
@@ -305,7 +311,11 @@ def _pieces(size: int) -> "list[tuple[int, int]]":
     ]
 
 
-def _describe(identity: "Identity", directory: str, path: str, image_format: str) -> "FileState":
+def _describe(
+    identity: "Identity", directory: str, path: str, image_format: str, known_as: str = ""
+) -> "FileState":
+    """The file as it is; one of an image of the catalogue under that name, for on another machine it lies elsewhere
+    and was written at another time."""
     from vmgahp.manifest import FileState
 
     beneath = _beneath(directory, path)
@@ -319,11 +329,11 @@ def _describe(identity: "Identity", directory: str, path: str, image_format: str
     try:
         status = os.fstat(descriptor)
         return FileState(
-            path=path if beneath is None else beneath,
+            path=known_as or (path if beneath is None else beneath),
             transferred=beneath is not None,
             format=image_format,
             size=status.st_size,
-            mtime_ns=status.st_mtime_ns,
+            mtime_ns=0 if known_as else status.st_mtime_ns,
             sample=sample(descriptor, status.st_size),
         )
     finally:

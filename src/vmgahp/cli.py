@@ -141,6 +141,16 @@ def _version() -> int:
 
 def people(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
+    options = people_parser().parse_args(argv[1:])
+    try:
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def people_parser() -> "argparse.ArgumentParser":
+    """The command line of ``vmgahp``, of which the manual page is made too."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -192,6 +202,28 @@ def people(argv: "Sequence[str]") -> int:
     command.set_defaults(run=_people_doctor)
 
     command = commands.add_parser(
+        "config",
+        help="print the settings as they count here, and where each comes from",
+        description="Print each setting's value and the file and line, or whatever else, that it comes from; then "
+        "what is wrong: values that are none, misspelt names, names that nobody reads any more. The exit status is "
+        "1 where that keeps jobs from running, 2 for a name that is no setting.",
+    )
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too"
+    )
+    command.add_argument("--changed", action="store_true", help="only those that somebody has set")
+    command.add_argument(
+        "--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read"
+    )
+    command.add_argument(
+        "--verbose",
+        action="store_true",
+        help="with the default, the type, who reads it, and the whole meaning",
+    )
+    command.add_argument("--json", action="store_true", help="print everything as JSON")
+    command.set_defaults(run=_people_config)
+
+    command = commands.add_parser(
         "kill",
         help="destroy a leftover VM by its name",
         description="Destroy the VM of a job that is gone. A VM that does not exist is a success.",
@@ -206,15 +238,24 @@ def people(argv: "Sequence[str]") -> int:
 
     submit.add_to(commands)
 
+    from vmgahp import report, top
+
+    report.add_to(commands)
+    top.add_to(commands)
+
+    from vmgahp import console
+
+    console.add_to(commands)
+
+    from vmgahp import record, replay
+
+    record.add_to(commands)
+    replay.add_to(commands)
+
     command = commands.add_parser("version", help="print the version")
     command.set_defaults(run=lambda _options: _version())
 
-    options = parser.parse_args(argv[1:])
-    try:
-        status: int = options.run(options)
-    except KeyboardInterrupt:
-        return 130
-    return status
+    return parser
 
 
 def _add_type(command: "argparse.ArgumentParser") -> None:
@@ -240,6 +281,19 @@ def _people_doctor(options: "argparse.Namespace") -> int:
     from vmgahp import doctor
 
     return doctor.run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
+
+
+def _people_config(options: "argparse.Namespace") -> int:
+    from vmgahp import config_show
+
+    return config_show.run(
+        os.environ,
+        options.names,
+        vm_type=options.type.lower(),
+        changed=options.changed,
+        verbose=options.verbose,
+        as_json=options.json,
+    )
 
 
 def _people_kill(options: "argparse.Namespace") -> int:

@@ -1,9 +1,10 @@
-"""The devices of a domain: disks, network cards, console, display, TPM and shared directory, as libvirt's XML."""
+"""The devices of a domain, from disks and network cards to the shared directory, as libvirt's XML."""
 
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.guest_exit import PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Host(NamedTuple):
     """The architecture of the guest, ``x86_64`` or ``aarch64``; empty for x86_64 on itself."""
     tpm_socket: str = ""
     """Unix socket on which swtpm listens for a guest that has a TPM."""
+    exit_socket: str = ""
+    """Unix socket that listens for the exit code of a guest that has a port for it."""
 
 
 def add_devices(domain: etree.Element, spec: "JobSpec", host: Host, machine: str) -> None:
@@ -63,6 +66,8 @@ def add_devices(domain: etree.Element, spec: "JobSpec", host: Host, machine: str
     for nic in spec.nics:
         _network(devices, nic, host)
     _console(devices, host)
+    if spec.devices.exit_port:
+        _exit_port(devices, host)
     if spec.vnc:
         _vnc(devices, host, machine)
     if spec.devices.tpm:
@@ -185,6 +190,12 @@ def _console(devices: etree.Element, host: Host) -> None:
     else:
         serial = etree.SubElement(devices, "serial", type="pty")
     etree.SubElement(serial, "target", port="0")
+
+
+def _exit_port(devices: etree.Element, host: Host) -> None:
+    channel = etree.SubElement(devices, "channel", type="unix")
+    etree.SubElement(channel, "source", mode="connect", path=host.exit_socket)
+    etree.SubElement(channel, "target", type="virtio", name=PORT)
 
 
 def _vnc(devices: etree.Element, host: Host, machine: str) -> None:

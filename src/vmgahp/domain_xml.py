@@ -51,10 +51,11 @@ def build(spec: "JobSpec", host: Host) -> str:
     if firmware == UEFI_SECURE:
         etree.SubElement(features, "smm", state="on")
     _cpu(domain, spec, host)
-    # A guest that powers off or panics has ended its job; one that reboots has not.
+    # A guest that powers off or panics has ended its job; one that reboots has not. What a panic shows is kept until
+    # the next STATUS has seen it.
     add_text(domain, "on_poweroff", "destroy")
     add_text(domain, "on_reboot", "restart")
-    add_text(domain, "on_crash", "destroy")
+    add_text(domain, "on_crash", "preserve" if spec.vnc else "destroy")
     add_devices(domain, spec, host, machine)
     if host.dac_label:
         label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")

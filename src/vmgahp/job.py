@@ -13,7 +13,15 @@ from vmgahp.job_ad import JobAd, shown
 from vmgahp.job_devices import Devices, Topology, contradictions, devices
 from vmgahp.job_disks import DISK, Disk, disks
 from vmgahp.job_nics import Nic, mac, networking_type, nics
-from vmgahp.job_wishes import Wishes
+from vmgahp.job_wishes import (
+    DATA_DISK,
+    DATA_FILES,
+    EXIT_PORT,
+    META_DATA,
+    NETWORK_CONFIG,
+    USER_DATA,
+    Wishes,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,13 +94,14 @@ class JobSpec(NamedTuple):
         """
         wishes = Wishes(ad, others_know=bool(settings.xml_script()))
         number = vcpus(ad)
+        memory = memory_mib(ad, settings)
         made = cls(
             name=ad.vm_name(),
             vm_type=ad.vm_type(),
             working_dir=ad.working_dir(),
-            memory_mib=memory_mib(ad, settings),
+            memory_mib=memory,
             vcpus=number,
-            disks=() if diskless and ad.string(DISK) is None else disks(ad, identity),
+            disks=_disks(ad, settings, identity, wishes, memory, diskless=diskless),
             nics=nics(ad, settings, wishes, networks),
             vnc=bool(ad.boolean("JobVMVNCConsole")),
             checkpoint=bool(ad.boolean("JobVMCheckpoint")),
@@ -101,8 +110,49 @@ class JobSpec(NamedTuple):
             devices=devices(wishes, settings, number, ad.working_dir()),
             ignored=wishes.ignored,
         )
+        made = _with_seed(made, ad, identity, wishes)
         contradictions(made.devices, made.disks, wishes, checkpoint=made.checkpoint)
+        _require_our_description(settings, wishes)
         return made
+
+
+def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Wishes) -> JobSpec:
+    """The same with what cloud-init is told, if the job says anything about that."""
+    if not any(wishes.has(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)):
+        return made
+    from vmgahp import cloud_init
+
+    seed = cloud_init.wanted(wishes, ad, identity)
+    drive = cloud_init.drive(seed, made.disks, made.working_dir)
+    return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
+
+
+def _require_our_description(settings: "Settings", wishes: Wishes) -> None:
+    """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
+    for wish in (USER_DATA, EXIT_PORT):
+        if settings.xml_script() and wishes.has(wish):
+            raise wishes.refused(
+                wish,
+                "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT), in whose "
+                "description there is none",
+                "leave it out, or run the job on another machine.",
+            )
+
+
+def _disks(
+    ad: JobAd, settings: "Settings", identity: "Identity", wishes: Wishes, memory: int, *, diskless: bool
+) -> tuple[Disk, ...]:
+    """Those of vm_disk, then those that are made for the job."""
+    found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
+    if any(disk.image for disk in found):
+        from vmgahp import catalogue
+
+        found = catalogue.resolve(found, settings, identity, ad.working_dir(), memory)
+    if any(disk.is_made for disk in found) or wishes.has(DATA_DISK) or wishes.has(DATA_FILES):
+        from vmgahp.made_disks import made_disks
+
+        found += made_disks(wishes, found, identity, ad.working_dir())
+    return found
 
 
 def memory_mib(ad: JobAd, settings: "Settings") -> int:

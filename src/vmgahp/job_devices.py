@@ -1,7 +1,7 @@
-"""What a job asks of its VM beside disks and network cards: firmware, CPU topology, TPM, a shared directory.
+"""What a job asks of its VM beside disks and network cards: firmware, CPU topology, TPM, a shared directory, a port.
 
-None of these attributes is HTCondor's own; docs/how-to/devices.md describes them. Whether a machine has what they
-take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.
+None of these attributes is HTCondor's own; docs/how-to/devices.md and guests.md describe them. Whether a machine
+has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.
 """
 
 import os
@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job_wishes import ARCH, FIRMWARE, SHARE, TOPOLOGY, TPM, Wishes
+from vmgahp.job_wishes import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Wishes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vmgahp.cloud_init import Seed
     from vmgahp.config import Settings
     from vmgahp.job_disks import Disk
 
@@ -54,6 +55,10 @@ class Devices(NamedTuple):
     tpm: bool = False
     share: str = ""
     """The full path of the directory of the job's that the guest can mount, or empty."""
+    exit_port: bool = False
+    """Whether the guest has a port to which it can write its exit code."""
+    user_data: "Seed | None" = None
+    """What its cloud-init is told; the drive with it is one of the job's disks."""
 
 
 def devices(wishes: Wishes, settings: "Settings", vcpus: int, working_dir: str) -> Devices:
@@ -65,6 +70,7 @@ def devices(wishes: Wishes, settings: "Settings", vcpus: int, working_dir: str) 
         topology=_topology(wishes, vcpus),
         tpm=wishes.boolean(TPM),
         share=_share(wishes, settings, working_dir),
+        exit_port=wishes.boolean(EXIT_PORT),
     )
 
 

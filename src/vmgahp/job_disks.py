@@ -14,6 +14,8 @@ from vmgahp.job_ad import JobAd, has_control, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vmgahp.identity import Identity
 
 FORMATS = {
@@ -34,12 +36,31 @@ DISK = "VMPARAM_vm_Disk"
 DISK_CURE = (
     "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
 )
+CATALOG = "catalog"
+"""What stands before the name of an image of this machine's catalogue: ``catalog:<name>:device:permission``, no
+format. condor_submit demands three or four fields (``validate_disk_param`` in HTCondor's
+``src/condor_utils/submit_utils.cpp``)."""
+CATALOG_CURE = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
 _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
+_PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
+
+
+class Image(NamedTuple):
+    """An image of the administrator's catalogue; at first the job has said no more than its name."""
+
+    name: str
+    path: str = ""
+    format: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """What a checkpoint calls it: on another machine it may lie elsewhere."""
+        return f"{CATALOG}:{self.name}"
 
 
 class Disk(NamedTuple):
-    """One entry of vm_disk, as it is to be attached."""
+    """One entry of vm_disk, or a disk that is made for the job, as it is to be attached."""
 
     path: str
     """The full path of the image; of a transferred one, in the scratch directory."""
@@ -56,6 +77,17 @@ class Disk(NamedTuple):
     """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
     shared: bool = False
     """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
+    image: Image | None = None
+    """The image of this machine that it is, or that it is a layer on where it is writable (`vmgahp.catalogue`)."""
+    size: int = 0
+    """Bytes of an empty disk that is made at the job's start; 0 for any other (`vmgahp.made_disks`)."""
+    files: tuple[str, ...] = ()
+    """Files of the scratch directory that it is made of at the job's start."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is a file that this daemon makes in the scratch directory, if it is not there yet."""
+        return bool(self.size or self.files or (self.image and self.writable))
 
 
 def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
@@ -82,42 +114,86 @@ def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
     return tuple(found.values())
 
 
+def device_of(text: str) -> tuple[str, str] | None:
+    """A device's name without the digits of a partition, and those digits; None for what no VM can have."""
+    found = _DEVICE.fullmatch(text.lower())
+    if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
+        return None
+    return found[1], found[2]
+
+
+def free_device(taken: "Iterable[str]") -> str:
+    """The first name of a SATA drive that is none of those; empty where there is none left."""
+    used = set(taken)
+    return next(
+        (name for name in (f"sd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz") if name not in used), ""
+    )
+
+
 def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
-    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``)."""
+    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalogue."""
     fields = [field.strip() for field in entry.split(":")]
-    if len(fields) == 4 and not fields[3]:
-        del fields[3]
     if has_control(entry):
         raise _bad_disk(entry, "has a control character")
+    if _is_of_catalogue(fields):
+        return _of_catalogue(entry, fields)
+    if len(fields) == 4 and not fields[3]:
+        del fields[3]
     if not 3 <= len(fields) <= 4 or not all(fields):
         raise _bad_disk(entry, "is not of the form file:device:permission[:format]")
     file, device, permission, image_format = (*fields, "raw")[:4]
-    found = _DEVICE.fullmatch(device.lower())
-    if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
-        cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
-        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
-    permission = permission.lower()
-    shared = permission.endswith("s")
-    if permission.removesuffix("s") not in ("r", "w", "rw"):
-        cure = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
-        raise _bad_disk(entry, f"{shown(permission)} is not a permission", cure)
+    name, partition, written, shared = _attachment(entry, device, permission)
     image_format = image_format.lower()
     if image_format not in FORMATS:
         cure = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
         raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", cure)
-    if found[1].startswith("fd"):
+    if name.startswith("fd"):
         kind = "floppy"
     elif image_format == "iso" or file.lower().endswith(".iso"):
         kind = "cdrom"
     else:
         kind = "disk"
-    writable = "w" in permission and kind != "cdrom"
+    writable = written and kind != "cdrom"
     if shared and writable and FORMATS[image_format] != "raw":
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
         cure = "convert the image to raw, or give every VM an image of its own."
         raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", cure)
     path, transferred = _find_image(entry, file, working_dir, identity, writable)
-    return Disk(path, found[1], found[2], writable, FORMATS[image_format], transferred, kind, shared)
+    return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
+
+
+def _is_of_catalogue(fields: "list[str]") -> bool:
+    """``catalog:vda:w`` and ``catalog:vda:w:qcow2`` are of a file of that name."""
+    return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
+
+
+def _of_catalogue(entry: str, fields: "list[str]") -> Disk:
+    """One ``catalog:name:device:permission``; what the image is, the catalogue knows (`vmgahp.catalogue`)."""
+    if len(fields) != 4 or not all(fields):
+        problem = "is not of the form catalog:name:device:permission; the catalogue knows the format"
+        raise _bad_disk(entry, problem, CATALOG_CURE)
+    _, image, device, permission = fields
+    name, partition, writable, shared = _attachment(entry, device, permission)
+    if shared:
+        problem = (
+            "shares an image of the catalogue, which any number of VMs use, each with a layer of its own"
+        )
+        raise _bad_disk(entry, problem, "write the permission r or w.")
+    kind = "floppy" if name.startswith("fd") else "disk"
+    return Disk("", name, partition, writable, "", False, kind, image=Image(image))
+
+
+def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
+    """The device, the digits of its partition, whether it can be written and whether others use it too."""
+    found = device_of(device)
+    if found is None:
+        cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
+        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
+    permission = permission.lower()
+    if permission not in _PERMISSIONS:
+        cure = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
+        raise _bad_disk(entry, f"{shown(permission)} is not a permission", cure)
+    return *found, "w" in permission, permission.endswith("s")
 
 
 def _find_image(

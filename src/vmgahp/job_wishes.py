@@ -9,27 +9,35 @@ that misspells its wish would otherwise run without it; ``VMPARAM_vm_Ignore_Unkn
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.job_ad import shown
+from vmgahp.job_attributes import WISH_PREFIX as PREFIX
+from vmgahp.job_attributes import WISHES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.job_ad import JobAd
 
-PREFIX = "VMPARAM_vm_"
 GENERAL = "VM_ATTR_"
 
 ARCH = "Arch"
+DATA_DISK = "Data_Disk"
+DATA_FILES = "Data_Files"
+EXIT_PORT = "Exit_Port"
 FIRMWARE = "Firmware"
 IGNORE_UNKNOWN = "Ignore_Unknown"
+META_DATA = "Meta_Data"
+NETWORK_CONFIG = "Network_Config"
 NICS = "NICs"
 SHARE = "Share"
 TOPOLOGY = "Topology"
 TPM = "TPM"
+USER_DATA = "User_Data"
 
-NAMES = (ARCH, FIRMWARE, IGNORE_UNKNOWN, NICS, SHARE, TOPOLOGY, TPM)
-"""The wishes that may be written in each of the three forms."""
+NAMES = tuple(row.name.removeprefix(PREFIX) for row in WISHES)
+"""The wishes that may be written in each of the three forms: the rows of the table in `job_attributes`."""
 
-OTHERS = ("disk", "name")
-"""What else begins with ``VMPARAM_vm_``: vm_disk, read elsewhere, and the name that this daemon gives."""
+OTHERS = ("disk", "name", "types")
+"""What else begins with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
+daemon gives."""
 
 
 class Wishes:
@@ -72,6 +80,10 @@ class Wishes:
         name = self.attribute(wish)
         value = self._ad.string(name)
         return f"{name} = {shown(self._ad.expression(name) if value is None else value)}"
+
+    def has(self, wish: str) -> bool:
+        """Whether the job says anything about it."""
+        return wish.lower() in self._attributes
 
     def string(self, wish: str) -> str:
         """A text without blanks around it, empty where the job does not say. Raises `JobFault` for no text."""

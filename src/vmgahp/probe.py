@@ -4,7 +4,7 @@ import os
 import sys
 from time import monotonic
 
-from vmgahp import config, errors, findings
+from vmgahp import config, config_entries, errors, findings, settings_check
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.identity import Identity
@@ -12,8 +12,9 @@ from vmgahp.log import Log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from vmgahp.config_entries import Entries
     from vmgahp.drivers.base import Value
 
     Attributes = dict[str, Value]
@@ -58,9 +59,15 @@ class Probe:
 
 
 def probe(
-    vm_type: str, settings: config.Settings, driver: base.Driver, seconds: float = DEADLINE - RESERVE
+    vm_type: str,
+    settings: config.Settings,
+    driver: base.Driver,
+    seconds: float = DEADLINE - RESERVE,
+    entries: "Callable[[], Entries] | None" = None,
 ) -> Probe:
     """Run every check side by side, and put together what the startd may hear, in the order of printing.
+
+    `entries` lists what the configuration sets; without it nothing is said of the settings.
 
     Raises `errors.MachineFault` for a setting that is no value of its kind.
     """
@@ -74,8 +81,15 @@ def probe(
     }
     if not execute:
         del checks["room"]
+    if entries is not None:
+        checks["settings"] = entries
     outcomes = findings.side_by_side(checks, end)
     found = Probe(vm_type)
+    if entries is not None:
+        listed = outcomes["settings"]
+        found.findings += _judge_settings(
+            vm_type, settings, listed if isinstance(listed, config_entries.Entries) else None
+        )
     usable = _judge_memory(memory, outcomes["memory"], found.findings)
     survey = outcomes["driver"]
     if isinstance(survey, base.Survey):
@@ -89,6 +103,10 @@ def probe(
         for name in ("suspend", "checkpoint"):
             if name in survey.attributes:
                 survey.attributes[name] = False
+            # The type any has those of other types beside its own.
+            for other in survey.machine_attributes:
+                if other.startswith("VM_") and other.endswith(f"_ATTR_{name}"):
+                    survey.machine_attributes[other] = False
     found.attributes = _attributes(vm_type, settings, usable, survey, found.seconds)
     return found
 
@@ -108,6 +126,15 @@ def _attributes(
     attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
     attributes["VM_Probe_Time"] = round(seconds, 3)
     return attributes
+
+
+def _judge_settings(vm_type: str, settings: config.Settings, entries: "Entries | None") -> list[Finding]:
+    """What is wrong with the settings; `entries` is None where they could not be listed in time."""
+    if entries is not None:
+        settings.locate(entries.where())
+    found = settings_check.check(settings, vm_type, entries)
+    network = settings_check.networking(settings, vm_type)
+    return [*found, network] if network else found
 
 
 def _physical_memory_mib() -> int:
@@ -188,8 +215,13 @@ def look(vm_type: str, environ: "Mapping[str, str]", log: Log, *, to_stderr: boo
     try:
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
+        wrong = settings_check.values(settings, vm_type)
+        if findings.first_bad(wrong):
+            found = Probe(vm_type)
+            found.findings += wrong
+            return found
         driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
-        return probe(vm_type, settings, driver)
+        return probe(vm_type, settings, driver, entries=lambda: config_entries.read(environ))
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))
@@ -216,7 +248,8 @@ def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json:
     trouble = found.trouble
     for finding in found.findings:
         if finding.verdict == OFF and finding is not trouble:
-            log.always(f"not offered: {finding.check}: {finding.seen}")
+            what = "" if finding.check == settings_check.CHECK else "not offered: "
+            log.always(f"{what}{finding.check}: {finding.seen}")
     if trouble is not None:
         fault = errors.MachineFault(trouble.seen, trouble.cure)
         reason = f"this machine is not VM-capable: {fault.render()}"

@@ -1,5 +1,7 @@
 """Small things done to the job's scratch directory as a whole."""
 
+import os
+
 from vmgahp.errors import MachineFault
 
 TYPE_CHECKING = False
@@ -51,3 +53,29 @@ def make_directory(path: str, identity: "Identity") -> None:
             f"{path} cannot be made as uid {identity.uid}: {error}.",
             "see that the job's user can write to its scratch directory, and that no file has this name.",
         ) from error
+
+
+def files_beneath(directory: str, name: str, identity: "Identity", most: int) -> list[str]:
+    """The regular files in the directory `name` of the scratch directory and all below, by their paths from it on.
+
+    Sorted, of one file system, found as the job's user, and no link is followed; `most` of them where there are more.
+    Raises OSError where that cannot be found out, or not in time.
+    """
+    import errno
+    import subprocess
+
+    find = 'timeout "$1" find -P "$2" -xdev -type f -printf "%P\\0" | head -z -n "$3"'
+    try:
+        found = subprocess.run(
+            ["sh", "-c", find, "sh", f"{MAKING:g}", os.path.join(directory, name), str(most)],
+            cwd="/",
+            timeout=2 * MAKING,
+            check=True,
+            capture_output=True,
+            **identity.of_process(groups=[]),
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(errno.ETIMEDOUT, "its files cannot be listed in time", name) from error
+    if found.stderr:
+        raise OSError(errno.EIO, found.stderr.decode("utf-8", "replace").strip()[-200:], name)
+    return sorted(os.fsdecode(path) for path in found.stdout.split(b"\0") if path)

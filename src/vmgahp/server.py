@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vmgahp.drivers.base import Driver, Machine, Report
+    from vmgahp.sampling import Sampler
 
     Outcome = Report | int | errors.Fault | None
 
@@ -73,6 +74,8 @@ class Server:
         self._configuration_fault: errors.Fault | None = None
         self._driver: Driver | None = None
         self._driver_lock = allocate_lock()
+        self._sampler: Sampler | None = None
+        """Keeps the figures of the VMs; none where VM_METRICS_INTERVAL is 0."""
         self._poller = select.poll()
         self._poller.register(STDIN, select.POLLIN)
         self._poller.register(STDOUT, 0)
@@ -235,6 +238,7 @@ class Server:
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
+        began = time.time()
         try:
             outcome = self._perform(call)
         except errors.Fault as fault:
@@ -249,6 +253,8 @@ class Server:
             )
         if call.operation == vm.START and isinstance(outcome, errors.Fault):
             self._explain(call, outcome)
+        if self._sampler is not None:
+            self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
         self._wake()
 
@@ -257,9 +263,12 @@ class Server:
             self._start(call)
             return None
         machine = self._machines[call.vm.id]
+        if self._sampler is not None:
+            self._sampler.before(call)
         match call.operation:
             case vm.STATUS:
                 report = machine.status()
+                machine.found = time.time(), report
                 if report.state == vm.STOPPED:
                     machine.release()
                 return report
@@ -285,6 +294,10 @@ class Server:
     def _start(self, call: Call) -> None:
         assert call.job is not None
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
+        if call.job.expression("VMPARAM_vm_Types") is not None:
+            from vmgahp import job_types
+
+            job_types.require(call.job)
         driver = self._get_driver()
         assert self._settings is not None
         if self._settings.string("VM_POLICY_REQUIREMENTS"):
@@ -310,7 +323,20 @@ class Server:
                 self._driver = base.find(self.session.vm_type)(
                     self.session.vm_type, self._settings, self._identity, self.log.always
                 )
+                self._sampler = self._make_sampler(self._settings, self._identity)
             return self._driver
+
+    def _make_sampler(self, settings: "config.Settings", identity: Identity) -> "Sampler | None":
+        """None where no figures are wanted, and where that setting makes no sense: no job fails for want of them."""
+        try:
+            if not settings.integer("VM_METRICS_INTERVAL"):
+                return None
+            from vmgahp.sampling import Sampler
+
+            return Sampler(settings, identity, self.log)
+        except errors.MachineFault as fault:
+            self.log.always(fault.render())
+            return None
 
     def _explain(self, call: Call, fault: errors.Fault) -> None:
         """Leave the reason of a failed START where the job's owner can find it."""
@@ -351,6 +377,9 @@ class Server:
             machine.destroy()
         except errors.Fault as fault:
             self.log.always(f"could not destroy {machine.name}: {fault.render()}")
+        else:
+            if self._sampler is not None:
+                self._sampler.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))
 
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:

@@ -26,7 +26,7 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
     what is in it. `setting` names the file, `otherwise` is what else can be done than to give a good one.
     Raises `MachineFault`.
     """
-    from stat import S_ISDIR, S_ISREG, S_ISVTX
+    from stat import S_ISREG
 
     what = "an executable" if executable else "a file"
     cure = f"give {setting} {what} that belongs to root, in directories that only root may write to"
@@ -39,12 +39,8 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
     trusted = {0, os.geteuid()}
     try:
         way = _way(path)
-        for passed in way[:-1]:
-            there = os.lstat(passed)
-            if there.st_uid not in trusted:
-                raise refuse(f"is reached by {passed}, which belongs to user id {there.st_uid}")
-            if S_ISDIR(there.st_mode) and there.st_mode & 0o022 and not there.st_mode & S_ISVTX:
-                raise refuse(f"is reached by {passed}, to which others may write")
+        if trouble := _trouble(way[:-1], trusted):
+            raise refuse(f"is reached by {trouble}")
         file = os.lstat(way[-1])
         if not S_ISREG(file.st_mode):
             raise refuse("is not a regular file")
@@ -57,6 +53,26 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
             raise refuse(f"may not be {'executed' if executable else 'read'} by this server")
     except OSError as error:
         raise refuse(f"cannot be used: {error.strerror}") from error
+
+
+def trouble_with_directory(path: str) -> str:
+    """Who else can have put something into a directory, or another in its place; "" for nobody.
+
+    By the rules of `require_trustworthy`. Raises OSError.
+    """
+    return _trouble(_way(os.path.join(os.getcwd(), path)), {0, os.geteuid()})
+
+
+def _trouble(way: "Sequence[str]", trusted: set[int]) -> str:
+    from stat import S_ISDIR, S_ISVTX
+
+    for passed in way:
+        there = os.lstat(passed)
+        if there.st_uid not in trusted:
+            return f"{passed}, which belongs to user id {there.st_uid}"
+        if S_ISDIR(there.st_mode) and there.st_mode & 0o022 and not there.st_mode & S_ISVTX:
+            return f"{passed}, to which others may write"
+    return ""
 
 
 def _way(path: str) -> list[str]:

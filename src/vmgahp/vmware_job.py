@@ -10,7 +10,7 @@ import errno
 import os
 from typing import NamedTuple
 
-from vmgahp import errors, job, job_nics
+from vmgahp import errors, job, job_nics, made_disks
 from vmgahp.errors import JobFault
 from vmgahp.job_ad import JobAd, has_control, shown
 from vmgahp.vmx import LARGEST, Vmx, VmxError
@@ -78,6 +78,7 @@ class VmwareSpec(NamedTuple):
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
         sent, `MachineFault` for settings that are missing or wrong.
         """
+        made_disks.refuse(ad)
         kinds = settings.networking_types(NETWORKING_TYPES, own_bridge=True)
         network = job_nics.networking_type(ad, settings, kinds)
         working_dir = ad.working_dir()

@@ -622,19 +622,19 @@ def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
 @pytest.mark.pool
 def test_a_libvirtd_that_was_stopped_is_the_machines(chamber, client) -> None:  # type: ignore[no-untyped-def]
     from tests.lab.chamber import wait_until
-    from tests.lab.client import ProtocolError
+    from vmgahp.client import ProtocolError
 
-    assert client.request("CONDOR_VM_STOP", "1") == "NULL"
+    assert client.call("STOP", "1") == "NULL"
     old = libvirtd(chamber)
     chamber.kill(old, "TERM")
     wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
     try:
         with pytest.raises(ProtocolError, match=CRITICAL):
-            client.request("CONDOR_VM_START", "kvm")
+            client.call("START", "kvm")
         text = (chamber.exchange / "scratch" / "vm_error.txt").read_text()
         assert "libvirt cannot be reached" in text
         assert "start libvirtd" in text
     finally:
         chamber.run("libvirtd", "-d")
-    assert client.request("CONDOR_VM_START", "kvm") == "3"
-    assert client.quit() == 0
+    assert client.call("START", "kvm") == "3"
+    client.quit()

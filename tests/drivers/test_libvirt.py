@@ -22,6 +22,8 @@ pytestmark = pytest.mark.libvirt
 
 URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 CONSOLE = "vm_console.log"
+METRICS = "vm_metrics.jsonl"
+EXIT = "vm_exit.json"
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +141,8 @@ def test_files_stay_the_job_users_own(job: Job) -> None:
         assert {path.name: path.stat().st_uid for path in job.scratch.iterdir()} == {
             "guest.img": owner,
             CONSOLE: owner,
+            METRICS: owner,
+            EXIT: owner,
         }
         peer.quit()
 
@@ -227,7 +231,7 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> 
         peer.quit()
     assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
     assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE}
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
 
 
 def test_a_paused_guest_can_be_suspended(job: Job) -> None:
@@ -249,7 +253,7 @@ def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> Non
             assert peer.run("STOP", 1) == ["0", "NULL"]
             assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         peer.finish() if end == "EOF" else peer.quit()
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE}
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
 
 
 def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
@@ -441,7 +445,7 @@ def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         peer.quit()
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, *CHECKPOINT}
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, *CHECKPOINT}
     moved(job, elsewhere)
     with serving(job) as peer:
         start(peer, job)

@@ -258,6 +258,17 @@ def test_a_script_makes_no_vm_larger_and_nobody_elses(
     assert not toy.exists(toy.job())
 
 
+@pytest.mark.parametrize(("end", "word"), [("destroy", "destroyed"), ("release", "gone")])
+def test_how_a_vm_has_ended_is_written_down(toy: Toy, driver: ScriptDriver, end: str, word: str) -> None:
+    machine = driver.start(toy.job())
+    console = Path(toy.job().working_dir(), "vm_console.log")
+    console.write_text("vmgahp-exit-code: 3\n")
+    os.chmod(console, 0o644)
+    getattr(machine, end)()
+    ended = json.loads(Path(toy.job().working_dir(), "vm_exit.json").read_text())
+    assert (ended["exit_code"], ended["source"], ended["ended_by"]) == (3, "console", word)
+
+
 def test_a_vm_that_is_said_to_be_destroyed_and_runs_is_not_believed_gone(
     toy: Toy, driver: ScriptDriver
 ) -> None:

@@ -99,6 +99,9 @@ def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
     assert job.disk.read_bytes() == before, "the job's own disk has changed"
     assert count_on(job.disk) == 0
     assert count_on(scratch / "dos-000001.vmdk") == 2
+    ended = json.loads((scratch / "vm_exit.json").read_text())
+    assert (ended["exit_code"], ended["ended_by"]) == (None, "gone")
+    assert ended["cpu_seconds"] > 0
     assert "Traceback" not in log
 
 

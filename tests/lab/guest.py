@@ -74,21 +74,58 @@ class _Code:
                 self.code[at : at + size] = (target - at - size).to_bytes(size, "little", signed=True)
         return bytes(self.code)
 
+    def sector(self) -> bytes:
+        """The code as a boot sector."""
+        code = self.link()
+        if len(code) > SECTOR - 2:
+            raise AssertionError("the guest no longer fits its sector")
+        return code.ljust(SECTOR - 2, b"\0") + b"\x55\xaa"
 
-def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = False) -> bytes:
+    def begin(self) -> None:
+        """Segments to zero and a stack below the code."""
+        self.emit("FA 31C0 8ED8 8EC0 8ED0 BC")  # cli; xor ax,ax; mov ds,ax; mov es,ax; mov ss,ax; mov sp,
+        self.word(ORIGIN)
+        self.emit("FB FC")  # sti; cld
+
+    def power_off(self) -> None:
+        self.emit("BA")  # mov dx,ACPI_PM1A_CONTROL
+        self.word(ACPI_PM1A_CONTROL)
+        self.emit("B8")  # mov ax,ACPI_SLEEP_NOW
+        self.word(ACPI_SLEEP_NOW)
+        self.emit("EF")  # out dx,ax
+
+    def print_routine(self) -> None:
+        """print: the zero-terminated text at SI to COM1, each byte once the UART can take it."""
+        self.label("print")
+        self.emit("AC 84C0")  # lodsb; test al,al
+        self.refer("74", "printed", "rel8")  # jz printed
+        self.emit("88C4 BA")  # mov ah,al; mov dx,COM1+5, the line status
+        self.word(COM1 + 5)
+        self.label("full")
+        self.emit("EC A820")  # in al,dx; test al,0x20 (transmitter holding register empty)
+        self.refer("74", "full", "rel8")  # jz full
+        self.emit("88E0 BA")  # mov al,ah; mov dx,COM1
+        self.word(COM1)
+        self.emit("EE")  # out dx,al
+        self.refer("EB", "print", "rel8")  # jmp print
+        self.label("printed")
+        self.emit("C3")  # ret
+
+
+def boot_sector(
+    seconds: int | None = 3, power_off: bool = True, busy: bool = False, last_words: str = ""
+) -> bytes:
     """The guest's boot sector: 512 bytes of 16-bit code for the BIOS.
 
     It counts about once a second, up to `seconds` or for ever (None), and then powers off, or with
-    `power_off` false halts for good. Between two counts it sleeps, or with `busy` spins, which gives
-    CPUUTILIZATION something to see.
+    `power_off` false halts for good; `last_words` are a line that it prints before that. Between two
+    counts it sleeps, or with `busy` spins, which gives CPUUTILIZATION something to see.
     """
     if seconds is not None and not 1 <= seconds <= 0xFFFF:
         raise ValueError("the guest counts in 16 bits: seconds must be 1 to 65535, or None for ever")
     c = _Code()
-    # Segments to zero and a stack below the code; the BIOS passes the boot drive in DL.
-    c.emit("FA 31C0 8ED8 8EC0 8ED0 BC")  # cli; xor ax,ax; mov ds,ax; mov es,ax; mov ss,ax; mov sp,
-    c.word(ORIGIN)
-    c.emit("FB FC")  # sti; cld
+    c.begin()
+    # The BIOS passes the boot drive in DL.
     c.refer("8816", "drive", "abs16")  # mov [drive],dl
     # An empty record: whatever lies there would end up in sector 1.
     c.emit("BF")  # mov di,RECORD
@@ -137,34 +174,18 @@ def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = Fa
         c.refer("72", "wait", "rel8")  # jb wait
         c.refer("BE", "done", "abs16")  # mov si,done
         c.refer("E8", "print", "rel16")  # call print
+        if last_words:
+            c.refer("BE", "last_words", "abs16")  # mov si,last_words
+            c.refer("E8", "print", "rel16")  # call print
         if power_off:
-            c.emit("BA")  # mov dx,ACPI_PM1A_CONTROL
-            c.word(ACPI_PM1A_CONTROL)
-            c.emit("B8")  # mov ax,ACPI_SLEEP_NOW
-            c.word(ACPI_SLEEP_NOW)
-            c.emit("EF")  # out dx,ax
+            c.power_off()
         c.label("halt")
         c.emit("F4")  # hlt
         c.refer("EB", "halt", "rel8")  # jmp halt
     else:
         c.refer("EB", "wait", "rel8")  # jmp wait
 
-    # print: the zero-terminated text at SI to COM1, each byte once the UART can take it.
-    c.label("print")
-    c.emit("AC 84C0")  # lodsb; test al,al
-    c.refer("74", "printed", "rel8")  # jz printed
-    c.emit("88C4 BA")  # mov ah,al; mov dx,COM1+5, the line status
-    c.word(COM1 + 5)
-    c.label("full")
-    c.emit("EC A820")  # in al,dx; test al,0x20 (transmitter holding register empty)
-    c.refer("74", "full", "rel8")  # jz full
-    c.emit("88E0 BA")  # mov al,ah; mov dx,COM1
-    c.word(COM1)
-    c.emit("EE")  # out dx,al
-    c.refer("EB", "print", "rel8")  # jmp print
-    c.label("printed")
-    c.emit("C3")  # ret
-
+    c.print_routine()
     c.label("drive")
     c.emit("80")
     # The disk address packet of the extended write: 16 bytes, one sector, from 0000:RECORD, to LBA 1.
@@ -175,11 +196,47 @@ def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = Fa
     c.text("banner", BANNER)
     c.text("done", DONE)
     c.text("write_failed", WRITE_FAILED)
+    c.text("last_words", last_words)
 
-    code = c.link()
-    if len(code) > SECTOR - 2:
-        raise AssertionError("the guest no longer fits its sector")
-    return code.ljust(SECTOR - 2, b"\0") + b"\x55\xaa"
+    return c.sector()
+
+
+def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
+    """A guest that prints a sector of another drive, which must be text, and writes it to a third drive's sector 1.
+
+    Drives are numbered as the BIOS has them: disks from 0x80 in the order of the domain, and with SeaBIOS CD-ROMs
+    from 0xE0, whose sectors have 2048 bytes. Then it powers off.
+    """
+    c = _Code()
+    c.begin()
+    c.refer("BE", "banner", "abs16")  # mov si,banner
+    c.refer("E8", "print", "rel16")  # call print
+    for name, function, number in (("read", 0x42, drive), ("write", 0x43, to_drive)):
+        c.refer("BE", name, "abs16")  # mov si,name
+        c.emit(f"B2{number:02X} B800{function:02X} CD13")  # mov dl,number; mov ax,function << 8; int 0x13
+        c.refer("BE", "failed", "abs16")  # mov si,failed
+        c.refer("72", "say", "rel8")  # jc say
+    c.emit("BE")  # mov si,RECORD
+    c.word(RECORD)
+    c.refer("E8", "print", "rel16")  # call print
+    c.refer("BE", "done", "abs16")  # mov si,done
+    c.label("say")
+    c.refer("E8", "print", "rel16")  # call print
+    c.power_off()
+    c.label("halt")
+    c.emit("F4")  # hlt
+    c.refer("EB", "halt", "rel8")  # jmp halt
+    c.print_routine()
+    for name, place in (("read", sector), ("write", 1)):
+        c.label(name)
+        c.emit("1000 0100")
+        c.word(RECORD)
+        c.emit("0000")
+        c.code += place.to_bytes(8, "little")
+    c.text("banner", BANNER)
+    c.text("done", DONE)
+    c.text("failed", WRITE_FAILED)
+    return c.sector()
 
 
 def make_guest(
@@ -189,12 +246,13 @@ def make_guest(
     format: str = "raw",
     power_off: bool = True,
     busy: bool = False,
+    last_words: str = "",
 ) -> Path:
     """Write a bootable disk of `size` bytes with the guest in its first sector."""
     path = Path(path)
     raw = path if format == "raw" else path.with_name(path.name + ".raw")
     with open(raw, "wb") as disk:
-        disk.write(boot_sector(seconds, power_off, busy))
+        disk.write(boot_sector(seconds, power_off, busy, last_words))
         disk.truncate(size)
     if format != "raw":
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", format, raw, path], check=True)

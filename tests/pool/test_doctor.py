@@ -150,6 +150,37 @@ def test_names_of_htcondors_configuration_that_are_misspelt(chamber: Chamber) ->
         file.write("VM_NETWORKING_TYPES = nat\n")
     _, found = examined(chamber)
     assert "did you mean VM_NETWORKING_TYPE?" in found["settings"]["seen"]
+    assert "99-doctor.config, line 8)" in found["settings"]["seen"]
+
+
+def test_the_settings_as_htcondor_has_them(chamber: Chamber) -> None:
+    """Where each comes from, what is wrong with them; the same at the probe, of which the startd sees nothing."""
+    where = "/etc/condor/config.d/99-doctor.config"
+    with chamber.path(where).open("a") as file:
+        file.write(
+            "VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n"
+        )
+        file.write("STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_STOP_TIMEOUT @=end\n5\n@end\n")
+    done = chamber.run(DOCTOR, "config", "--json")
+    document = json.loads(done.stdout)
+    rows = {row["name"]: (row["value"], row["from"]) for row in document["settings"]}
+    assert rows["VM_TYPE"] == ("kvm", f"{where}, line 1")
+    assert rows["VM_MEMORY"] == ("128", f"{where}, line 9")
+    assert rows["VM_STATUS_INTERVAL"] == ("45", f"{where}, line 13")
+    assert rows["VM_STOP_TIMEOUT"][0] == "5"
+    assert rows["VM_RECHECK_INTERVAL"] == ("600", "HTCondor's default")
+    assert rows["VM_SCRIPT_TIMEOUT"] == ("30", "default")
+    wanted = ["HTCondor no longer reads VMWARE_PERL", "STARTER.VM_NAT_NETWORK"]
+    seen = [finding["seen"] for finding in document["findings"]]
+    assert len(seen) == len(wanted), seen
+    for part in wanted:
+        assert any(part in sentence for sentence in seen)
+    probed = json.loads(chamber.run(DOCTOR, "probe", "--json", check=False).stdout)
+    assert [one["seen"] for one in probed["findings"] if one["check"] == "settings"] == seen
+    who = ("VMGAHP_USER_UID=1201", "VMGAHP_USER_GID=1201")
+    told = chamber.run("env", *who, OUR_SERVER, "-f", "-M", "0", "vmtype", "kvm").stdout
+    assert "VM_Memory = 128" in told
+    assert "PERL" not in told
 
 
 def test_a_plain_user_is_told_what_could_not_be_looked_at(chamber: Chamber) -> None:

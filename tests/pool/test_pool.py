@@ -11,6 +11,7 @@ import pytest
 from tests.lab.chamber import OUR_SERVER
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
 from tests.lab.pool import Job, Pool
+from vmgahp import cli
 
 pytestmark = pytest.mark.pool
 
@@ -117,6 +118,19 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     console = (job.directory / "vm_console.log").read_text()
     assert console.count(BANNER) == 1, "it was resumed, not booted again"
     assert counts(console) == list(range(1, LONGER + 1))
+    page = job.directory.parent / f"{job.cluster}.html"
+    log = next(pool.log.glob("VMGahpLog*"))
+    assert cli.people(["vmgahp", "report", str(job.directory), "--log", str(log), "-o", str(page)]) == 0
+    text = page.read_text()
+    for words in (
+        job.domain,
+        "suspended to disk",
+        ">suspend<",
+        ">resume<",
+        "the guest is gone",
+        "is saved in vm_suspend",
+    ):
+        assert words in text, words
 
 
 def test_a_job_runs_to_its_end_and_its_files_come_home(pool: Pool, running: Mapping[str, Job]) -> None:
@@ -157,7 +171,7 @@ def test_what_goes_home_is_what_the_job_made(running: Mapping[str, Job]) -> None
     """Nothing of the daemon's own business (XML, locks, sockets) lands in the user's directory."""
     job: Job = running["finishing"]
     job.wait_for_event("terminated", END)
-    ours = {"guest.img", "job.sub", "job.log", "vm_console.log"}
+    ours = {"guest.img", "job.sub", "job.log", "vm_console.log", "vm_exit.json", "vm_metrics.jsonl"}
     assert {path.name for path in Path(job.directory).iterdir()} == ours
 
 

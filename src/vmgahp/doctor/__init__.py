@@ -27,7 +27,7 @@ FIT, UNFIT, UNSURE = 0, 1, 3
 DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
 """Checks without which nobody can say that a job could run."""
 
-_CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _REST, _STARTD, _LOG = (
+_CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _IMAGES, _REST, _STARTD, _LOG = (
     "HTCondor's settings",
     "Who looks",
     "The hypervisor",
@@ -35,6 +35,7 @@ _CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _REST, _STA
     "QEMU's user and its confinement",
     "The scratch directories",
     "Networks",
+    "The catalogue of images",
     "Firmware and the probe's clock",
     "What the startd last saw",
     "The last failures",
@@ -142,6 +143,8 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
     else:
         add(_SCRATCH, *parts["room"])
     add(_NETWORKS, *parts["network"])
+    if parts["images"]:
+        add(_IMAGES, *parts["images"])
     clock = host.clock(scene, probed, condor.is_ours(server))
     add(_REST, host.firmware(scene, probed) if on_libvirt else None, clock)
     fit = findings.first_bad(done.findings) is None
@@ -195,7 +198,7 @@ class _StandIn(base.Driver):
 def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
     """The probe's findings by where they are shown, those that are bad with their causes."""
     parts: dict[str, list[Finding]] = {
-        name: [] for name in ("memory", "hypervisor", "kvm", "cpu", "network", "room")
+        name: [] for name in ("memory", "hypervisor", "kvm", "cpu", "network", "room", "images")
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]
@@ -205,6 +208,8 @@ def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
             finding = host.explain_libvirt(scene, finding)
         if finding.check == "kvm" and finding.verdict in (BAD, OFF):
             finding = host.explain_kvm(scene, finding)
+        if name == "image":
+            name = "images"
         parts[name if name in parts else "hypervisor"].append(finding)
     return parts
 

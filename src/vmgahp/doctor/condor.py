@@ -4,7 +4,7 @@ import os
 import stat
 import time
 
-from vmgahp import __version__, config, errors
+from vmgahp import __version__, config_entries, errors, settings_check
 from vmgahp.doctor.scene import TYPES_OF_ROOT, Scene, ask, down_to, first_closed
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
@@ -18,7 +18,9 @@ TOOL_DEADLINE = 10.0
 SERVER_DEADLINE = 10.0
 """Seconds for the server to say its version; a tenth of one is usual."""
 
-_PREFIXES = ("VM_", "VMGAHP", "MAX_VM", "LIBVIRT")
+PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
+"""The server in Debian's package, whose vmgahp is in /usr/bin."""
+
 _ATTRIBUTES = (
     *("Name", "HasVM", "VM_Type", "VM_Memory", "VM_AvailNum", "VM_Networking_Types", "PartitionableSlot"),
     *("VMOfflineReason", "VMOfflineTime"),
@@ -44,38 +46,22 @@ def installed(scene: Scene) -> Finding:
 
 
 def settings(scene: Scene) -> list[Finding]:
-    """Settings that cannot be read, that are no values, or whose names look misspelt."""
-    looked_at = "all settings of this daemon"
-    found = [Finding("settings", BAD, looked_at, fault.problem, fault.cure) for fault in scene.faults]
-    for warning in (*scene.settings.warnings, *_misspelt(scene)):
-        cure = "correct it, or take it out." if "not a setting" in warning else "see what it is about."
-        found.append(Finding("settings", OFF, looked_at, warning, cure))
+    """Settings that cannot be read, that are no values, contradict each other, or whose names look misspelt."""
+    check, looked_at = settings_check.CHECK, settings_check.LOOKED_AT
+    found = [Finding(check, BAD, looked_at, fault.problem, fault.cure) for fault in scene.faults]
+    if not scene.unread:
+        try:
+            entries = config_entries.read(scene.environ)
+            for values in (scene.loaded, scene.settings):
+                values.locate(entries.where())
+        except errors.Fault as fault:
+            entries = None
+            found.append(Finding(check, UNKNOWN, looked_at, fault.problem, fault.cure))
+        found += settings_check.check(scene.loaded, scene.vm_type, entries)
     if not found:
         origin = scene.settings.where("VM_TYPE")
-        found.append(Finding("settings", OK, looked_at, f"they can be read (VM_TYPE: {origin})"))
+        found.append(Finding(check, OK, looked_at, f"they can be read (VM_TYPE: {origin})"))
     return found
-
-
-def _misspelt(scene: Scene) -> list[str]:
-    """Names in HTCondor's configuration that are nearly ours. HTCondor itself minds no name."""
-    if not scene.tool or scene.environ.get("VMGAHP_CONFIG"):
-        return []
-    from difflib import get_close_matches
-
-    said = ask([scene.tool, "-dump", "^(VM_|VMGAHP|MAX_VM|LIBVIRT)"], TOOL_DEADLINE, scene.environ)
-    known = sorted({*config.BY_NAME, *config.OTHERS})
-    sentences = []
-    for line in said.out.splitlines():
-        name, equals, value = line.partition("=")
-        name = name.strip().upper().removeprefix("VM_GAHP.")
-        if not equals or not value.strip() or not name.startswith(_PREFIXES) or name in known:
-            continue
-        near = get_close_matches(name, known, 1, 0.8)
-        if near:
-            sentences.append(
-                f"{name} (HTCondor's configuration) is not a setting of this daemon; did you mean {near[0]}?"
-            )
-    return sentences
 
 
 def vm_type(scene: Scene) -> Finding:
@@ -143,10 +129,11 @@ def is_ours(found: list[Finding]) -> bool:
 
 
 def our_launcher() -> str:
-    """Where this installation has its server."""
+    """Where this installation has its server: beside its Python, or where Debian's package has it."""
     import sys
 
-    return os.path.join(os.path.dirname(sys.executable), "condor_vm-gahp")
+    beside = os.path.join(os.path.dirname(sys.executable), "condor_vm-gahp")
+    return beside if os.path.exists(beside) or not os.path.exists(PACKAGED) else PACKAGED
 
 
 def _why_not_run(scene: Scene, path: str) -> tuple[str, str]:
@@ -222,6 +209,8 @@ def _identify(scene: Scene, path: str, looked_at: str) -> Finding:
 
 
 def _beside(path: str) -> str:
+    if path == PACKAGED:
+        return "/usr/bin/vmgahp doctor"
     return os.path.join(os.path.dirname(os.path.realpath(path)), "vmgahp doctor")
 
 
@@ -236,27 +225,9 @@ def networking(scene: Scene) -> Finding:
     if not ours.boolean(name):
         seen = "VM_NETWORKING is off: jobs that ask for a network do not match this machine"
         return Finding(name, OK, looked_at, seen)
-    given = [word.strip("\"'").lower() for word in ours.strings("VM_NETWORKING_TYPE")]
-    offered = ours.networking_types()
-    unknown = [word for word in given if word not in config.NETWORKING_TYPES]
-    default = ours.string("VM_NETWORKING_DEFAULT_TYPE").lower()
-    if not given:
-        seen, cure = (
-            "VM_NETWORKING is on, and VM_NETWORKING_TYPE names no kind: jobs get no network.",
-            "set VM_NETWORKING_TYPE = nat (or bridge, user, or several with commas).",
-        )
-    elif unknown:
-        seen = f"VM_NETWORKING_TYPE names {', '.join(unknown)}, which is no kind of network."
-        cure = f"use {', '.join(config.NETWORKING_TYPES)}."
-    elif "bridge" in given and "bridge" not in offered:
-        seen = "VM_NETWORKING_TYPE names bridge, and VM_NETWORKING_BRIDGE_INTERFACE is not set."
-        cure = "set VM_NETWORKING_BRIDGE_INTERFACE to the name of the bridge, such as br0."
-    elif default and default not in offered:
-        seen = f"VM_NETWORKING_DEFAULT_TYPE = {default}, which VM_NETWORKING_TYPE does not offer."
-        cure = f"set it to one of {', '.join(offered)}, or leave it out."
-    else:
-        return Finding(name, OK, looked_at, f"jobs may have: {', '.join(offered)}")
-    return Finding(name, OFF, looked_at, seen, cure)
+    wrong = settings_check.networking(ours, scene.vm_type)
+    offered = ", ".join(ours.networking_types())
+    return wrong or Finding(name, OK, looked_at, f"jobs may have: {offered}")
 
 
 def log_file(scene: Scene) -> Finding:

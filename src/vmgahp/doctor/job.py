@@ -2,7 +2,7 @@
 
 import os
 
-from vmgahp import errors, vm
+from vmgahp import errors, job_types, vm
 from vmgahp.doctor.scene import NOBODY, Scene
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -72,14 +72,17 @@ def try_out(scene: Scene, path: str, probe: "Probe") -> Trial:
         ad = read(path)
         identity, user = _user(scene, ad)
         _type(scene, ad, looked_at, trial.findings)
-        if ad.expression("VMPARAM_Libvirt_XML") is not None:
+        job_types.require(ad)
+        choice = job_types.is_choice(scene.vm_type)  # what the job asks for means something else to each type
+        if not choice and ad.expression("VMPARAM_Libvirt_XML") is not None:
             from vmgahp import job_xml
 
             ad = job_xml.bring(ad, scene.settings, identity)
-        spec = JobSpec.from_ad(ad, scene.settings, identity)
-        seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
-        trial.findings.append(Finding("job ad", OK, looked_at, seen))
-        trial.findings += _wishes(spec, probe)
+        if not choice:
+            spec = JobSpec.from_ad(ad, scene.settings, identity)
+            seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
+            trial.findings.append(Finding("job ad", OK, looked_at, seen))
+            trial.findings += _wishes(spec, probe)
         if scene.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp import policy
 

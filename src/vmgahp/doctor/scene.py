@@ -64,12 +64,14 @@ class Scene:
         self.notes: list[str] = []
         """What drivers would have written to the log; a look leaves none."""
         self.faults: list[errors.Fault] = []
-        """What is wrong with the settings; the bad ones count as not set from here on."""
+        """Why the settings could not be read."""
         self.tool = config_sources.find_tool(environ)
         """condor_config_val, or empty."""
         self.bad_names: set[str] = set()
         self.unread = False
         """The settings could not be read at all: what is not set is not known."""
+        self.loaded = config.Settings()
+        """The settings as they are; those that are no values count as not set in `settings`."""
         self.settings = self._load()
         self.more = self._load_more()
         self.vm_type = (vm_type or self.settings.string("VM_TYPE") or "kvm").lower()
@@ -127,13 +129,13 @@ class Scene:
             self.faults.append(fault)
             self.unread = True
             return config.Settings()
+        self.loaded = loaded
         kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}
         good, where = {}, {}
         for setting in config.SETTINGS:
             try:
                 kinds.get(setting.kind, loaded.string)(setting.name)
-            except errors.Fault as fault:
-                self.faults.append(fault)
+            except errors.Fault:
                 self.bad_names.add(setting.name)
                 continue
             if loaded.where(setting.name) != "default":
@@ -142,9 +144,8 @@ class Scene:
         return config.Settings(good, where, loaded.warnings)
 
     def _load_more(self) -> dict[str, str]:
-        known = frozenset((*config.BY_NAME, *config.OTHERS, *MORE_SETTINGS))
         try:
-            values, _, _ = config_sources.read(MORE_SETTINGS, known, self.environ)
+            values, _, _ = config_sources.read(MORE_SETTINGS, self.environ)
         except errors.Fault:
             return {}  # `_load` has said why
         return {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}

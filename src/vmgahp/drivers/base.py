@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vmgahp.findings import Finding
     from vmgahp.identity import Identity
     from vmgahp.job_ad import JobAd
+    from vmgahp.metrics import Metrics
 
     Logger = Callable[[str], None]
     Value = str | int | float | bool
@@ -95,6 +96,9 @@ class Machine(ABC):
     name: str
     """The VM's name with the hypervisor: ``<User with @ as _>_<ClusterId>.<ProcId>``."""
 
+    found: "tuple[float, Report] | None" = None
+    """What the last STATUS found, and when, in seconds since 1970; the server keeps it for `metrics`."""
+
     @abstractmethod
     def status(self) -> Report:
         """How the VM is. A VM that no longer exists is reported as STOPPED, not raised."""
@@ -116,6 +120,31 @@ class Machine(ABC):
 
     def release(self) -> None:  # noqa: B027 - nothing to tidy up is a good default
         """The guest was found gone by itself: tidy up what belonged to it, such as its console's capture."""
+
+    def metrics(self) -> "Metrics | None":
+        """What the VM has used, for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
+
+        Unlike all else here this is called beside whatever goes on with the VM, from a thread of its own: it
+        changes nothing, and waits for nothing that a request waits for too. By default it is what the last
+        STATUS found, which costs nothing; a driver that knows more, or can look by itself, says so.
+        """
+        from vmgahp.metrics import Metrics
+
+        if self.found is None or self.found[1].state not in (vm.RUNNING, vm.SOFT_SUSPENDED):
+            return None
+        when, report = self.found
+        return Metrics(
+            report.state,
+            cpu_seconds=report.cpu_seconds,
+            vcpus=report.vcpus,
+            memory_kib=report.memory_kib,
+            max_memory_kib=report.max_memory_kib,
+            when=when,
+        )
+
+    def saved_bytes(self) -> int:
+        """Bytes of what the last suspend or checkpoint has written, 0 where nobody knows."""
+        return 0
 
     def soft_suspend(self) -> None:
         """Stop the guest's CPUs and keep its memory in RAM."""
@@ -184,6 +213,7 @@ class Driver(ABC):
 
 
 BUILT_IN = {
+    "any": "vmgahp.drivers.any:AnyDriver",
     "kvm": "vmgahp.drivers.libvirt:LibvirtDriver",
     "libvirt": "vmgahp.drivers.libvirt:LibvirtDriver",
     "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
@@ -205,7 +235,8 @@ def find(vm_type: str) -> type[Driver]:
     """
     from importlib import import_module
 
-    place = BUILT_IN.get(vm_type)
+    # A list of types is a choice as "any" is; no driver's name has a comma.
+    place = BUILT_IN.get("any" if "," in vm_type else vm_type)
     if place is None:
         from importlib.metadata import entry_points
 
@@ -213,9 +244,14 @@ def find(vm_type: str) -> type[Driver]:
             place = point.value
             break
         else:
+            from difflib import get_close_matches
+
+            near = get_close_matches(vm_type, BUILT_IN, 1)
+            hint = f"did you mean {near[0]}? Else " if near else ""
             raise errors.MachineFault(
                 f"No driver is installed for VM_TYPE = {vm_type}.",
-                f"set VM_TYPE to one of {', '.join(sorted(BUILT_IN))}, or install the package of the driver.",
+                hint
+                + f"set VM_TYPE to one of {', '.join(sorted(BUILT_IN))}, or install the package of the driver.",
                 errors.NO_SUPPORTED_VM_TYPE,
             )
     module_name, _, class_name = place.partition(":")

@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vmgahp.drivers.exit_record import ExitRecord
     from vmgahp.guardian import Guardian
 
 
@@ -16,6 +17,8 @@ class Belongings:
 
     def __init__(self, log: "Callable[[str], None]") -> None:
         self.guardian: Guardian | None = None
+        self.exit: ExitRecord | None = None
+        """Of a VM that runs; none while it is still being started."""
         self.at_end: list[Callable[[], None]] = []
         """Done in order when the VM is gone, also by a start that failed."""
         self.when_over: list[Callable[[], None]] = []
@@ -29,6 +32,16 @@ class Belongings:
         """Whether somebody has begun to tidy up."""
         return self._claimed
 
+    def to_be_stopped(self) -> None:
+        """HTCondor wants the VM to end, and waits for it."""
+        if self.exit is not None:
+            self.exit.tells = False
+
+    def ended(self, how: str) -> None:
+        """Say how the VM ended (`vmgahp.guest_exit` has the words); what was said first stands."""
+        if self.exit is not None and not self.exit.how:
+            self.exit.how = how
+
     def claim(self) -> bool:
         """Whether the caller is the first, and so the one to tidy up and to call `let_go`."""
         with self._lock:
@@ -40,8 +53,11 @@ class Belongings:
 
         What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.
         """
-        todo = self.at_end if kept else self.at_end + self.when_over
-        self.at_end, self.when_over = [], []
+        todo = list(self.at_end)
+        if not kept:
+            todo += [self.exit.write] if self.exit is not None else []
+            todo += self.when_over
+        self.exit, self.at_end, self.when_over = None, [], []
         for action in todo:
             try:
                 action()

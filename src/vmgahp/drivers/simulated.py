@@ -1,7 +1,7 @@
 """A hypervisor that exists only in memory: for the tests of the server, and to try the protocol by hand.
 
 It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"`` makes the START fail,
-``Simulated_<OPERATION>_Gate = "path"`` makes an operation wait until the file `path` exists (a test opens
+``Simulated_<OPERATION>_Gate = "path"`` makes an operation, or METRICS, wait until the file `path` exists (a test opens
 the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at its n-th STATUS.
 """
 
@@ -14,6 +14,7 @@ from vmgahp.drivers.base import Driver, Machine, Report, Survey
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.job_ad import JobAd
+    from vmgahp.metrics import Metrics
 
 GATE_DEADLINE = 60.0
 """Seconds after which a gate opens by itself, so that a broken test ends."""
@@ -52,6 +53,10 @@ class SimulatedMachine(Machine):
         return Report(
             self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory
         )
+
+    def metrics(self) -> "Metrics | None":
+        self.gate("METRICS")
+        return super().metrics()
 
     def pid(self) -> int:
         self.gate(vm.GETPID)

@@ -210,6 +210,23 @@ class DriverContract:
         pid = machine.pid()
         assert pid == 0 or Path(f"/proc/{pid}").exists()
 
+    def test_what_it_uses_is_known(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+        readings = []
+        for _ in range(2):
+            if subject.has_guest:
+                goes_on(subject, job)
+            machine.found = time.time(), machine.status()  # as the server does
+            readings.append(machine.metrics())
+        first, second = readings
+        assert first is not None
+        assert second is not None
+        assert (first.state, first.vcpus >= 1, second.time >= first.time) == (vm.RUNNING, True, True)
+        grown = dict(second.counters())
+        assert all(0 <= value <= grown[key] for key, value in first.counters())
+        machine.destroy()
+        machine.found = time.time(), machine.status()
+        assert machine.metrics() is None
+
     def test_destroyed_it_is_gone_and_once_is_as_good_as_twice(
         self, subject: Subject, job: JobAd, machine: "Machine"
     ) -> None:

@@ -79,7 +79,8 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
         assert server.jobs() == {}
         assert server.files() == []
-        assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx"]
+        ours = ["vm_exit.json", "vm_metrics.jsonl"]
+        assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx", *ours]
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     assert "downloading disk.vmdk: done, 1.0 MiB" in log

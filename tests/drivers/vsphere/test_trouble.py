@@ -38,7 +38,8 @@ CHECKPOINT = "JobVMCheckpoint = TRUE"
 def kept_whole(job: Job) -> None:
     """Nothing of the job's was changed, and nothing put beside it."""
     assert job.disk() == job.content
-    names = set(os.listdir(job.scratch)) - {"vm_error.txt", MANIFEST}
+    ours = {"vm_error.txt", "vm_exit.json", "vm_metrics.jsonl", MANIFEST}
+    names = set(os.listdir(job.scratch)) - ours
     assert names == {"disk-flat.vmdk", "disk.vmdk", "machine.vmx"}
 
 

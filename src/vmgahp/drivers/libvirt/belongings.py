@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.console_capture import ConsoleCapture
+    from vmgahp.drivers.libvirt.exit_port import ExitPort
 
 
 class Belongings(belongings.Belongings):
@@ -15,9 +16,12 @@ class Belongings(belongings.Belongings):
     def __init__(self, log: "Callable[[str], None]") -> None:
         super().__init__(log)
         self.console: ConsoleCapture | None = None
+        self.exit_port: ExitPort | None = None
         self.before_restore: list[Callable[[], None]] = []
 
     def let_go(self, *, kept: bool = False) -> None:
         if self.console is not None:
             self.console.close()
+        if self.exit_port is not None:
+            self.exit_port.close()
         super().let_go(kept=kept)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import libvirt
 
-from vmgahp import errors
+from vmgahp import errors, guest_exit
 from vmgahp.drivers.libvirt import faults
 
 TYPE_CHECKING = False
@@ -54,7 +54,19 @@ _CAUSES = {
 }
 """What libvirt's life-cycle events mean (``virDomainEventType`` and the details of each)."""
 
+_HOW = {
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): guest_exit.POWERED_OFF,
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): (
+        guest_exit.DESTROYED_BY_OTHERS
+    ),
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): guest_exit.CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED): guest_exit.CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): guest_exit.CRASHED,
+}
+"""How a VM has ended, by the event that says that it is gone."""
+
 _GONE_EVENTS = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_CRASHED)
+_DISK_ERROR = (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_IOERROR)
 _SAVED = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED)
 
 
@@ -69,6 +81,10 @@ class Watch:
         """Set when its CPUs begin to run, or when it stops instead; cleared by who lets it run."""
         self.was_saved = False
         """It stopped because its memory was written to a file."""
+        self.how = ""
+        """How it stopped, by itself or by others: a word of `vmgahp.guest_exit`; empty where no event said so."""
+        self.disk_error = False
+        """An error of a disk has paused it; cleared by who looks at what it shows."""
         self.ours = False
         """What happens now is the machine's own doing and needs no line in the log."""
 
@@ -246,8 +262,13 @@ class Connection:
         if event == libvirt.VIR_DOMAIN_EVENT_STARTED:
             watch.gone.clear()
             watch.was_saved = False
+            watch.how = ""
+        elif (event, detail) == _DISK_ERROR:
+            watch.disk_error = True
         elif event in _GONE_EVENTS:
             watch.was_saved = (event, detail) == _SAVED
+            # A crash comes before the stop that follows from it.
+            watch.how = watch.how or _HOW.get((event, detail), "")
             watch.gone.set()
 
     def _lost(self, connection: "libvirt.virConnect", error: "libvirt.libvirtError") -> bool:

@@ -9,6 +9,7 @@ from vmgahp import domain_xml, errors, kvm, scratch, xml_script
 from vmgahp.console_capture import ConsoleCapture, runtime_dir
 from vmgahp.drivers.libvirt import emulator, offers, others, own_xml, tpm
 from vmgahp.drivers.libvirt.administration import Described, described
+from vmgahp.drivers.libvirt.exit_port import ExitPort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Describer:
             passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
             arch=offers.arch_of(spec),
             tpm_socket=self._listen_as_tpm(spec, label, belongings),
+            exit_socket=self._listen_to_exit_port(spec, label, belongings),
         )
         xml = own_xml.describe(job, domain_xml.build(spec, host), belongings, self.identity)
         return described(self.settings, self.log, job, spec, xml, dry=dry)
@@ -179,6 +181,15 @@ class Describer:
         made.start()
         return made.path
 
+    def _listen_to_exit_port(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
+        """Listen for the guest's exit code and return the socket's path, empty where the job wants no port."""
+        if not spec.devices.exit_port:
+            return ""
+        if belongings is None:
+            return f"/run/vmgahp/{ONE_TIME}/exit"
+        belongings.exit_port = ExitPort(self._owner(label), self.log)
+        return belongings.exit_port.path
+
     def _owner(self, label: str) -> tuple[int, int]:
         """The user and group of the QEMU that gets this label."""
         if not label:
@@ -262,6 +273,12 @@ def first_attribute(xml: str, path: str, name: str) -> str:
     """An attribute of the first element at `path`, or empty."""
     element = etree.fromstring(xml).find(path)
     return "" if element is None else element.get(name, "")
+
+
+def has_display(xml: str) -> bool:
+    """Whether the guest of a domain shows anything; with graphics libvirt adds what it shows it by."""
+    devices = etree.fromstring(xml).find("devices")
+    return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
 
 
 def groups_for_qemu(domain_type: str) -> set[int]:

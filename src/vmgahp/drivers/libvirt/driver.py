@@ -10,6 +10,7 @@ from vmgahp import errors, kvm, scratch
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import sweep
 from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.libvirt import (
     administration,
     faults,
@@ -18,6 +19,7 @@ from vmgahp.drivers.libvirt import (
     offers,
     others,
     own_xml,
+    provision,
     qemu_log,
     verify,
 )
@@ -29,13 +31,14 @@ from vmgahp.drivers.libvirt.describe import (
     SYSTEM_URI,
     Describer,
     first_attribute,
+    has_display,
 )
 from vmgahp.drivers.libvirt.doors import DESCRIPTION
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.saving import Saver
+from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
 from vmgahp.guardian import Guardian
-from vmgahp.images import backing_chain
 from vmgahp.job import JobSpec
 
 TYPE_CHECKING = False
@@ -81,7 +84,15 @@ class LibvirtDriver(Driver):
             raise judged from fault
 
     def _start(self, job: "JobAd") -> Machine:
-        spec, domain_type, chains = self._look_at(job, starts=True)
+        made = provision.Provision(job.working_dir(), self.identity)
+        try:
+            return self._start_with(job, made)
+        except BaseException:
+            made.undo()
+            raise
+
+    def _start_with(self, job: "JobAd", made: provision.Provision) -> Machine:
+        spec, domain_type, chains = self._look_at(job, made)
         restart = self._checkpoints.find(spec, domain_type, chains)
         if restart is not None:
             try:
@@ -100,7 +111,7 @@ class LibvirtDriver(Driver):
 
     def describe(self, job: "JobAd") -> str:
         job = own_xml.bring(job, self.settings, self.identity)
-        spec, domain_type, chains = self._look_at(job, starts=False)
+        spec, domain_type, chains = self._look_at(job, None)
         spec = self._with_macs(job, spec, dry=True)
         uuid = str(uuids.UUID(int=0))  # that of a start is made for it
         try:
@@ -138,19 +149,21 @@ class LibvirtDriver(Driver):
 
     # A start
 
-    def _look_at(self, job: "JobAd", *, starts: bool) -> tuple[JobSpec, str, "Chains"]:
+    def _look_at(self, job: "JobAd", made: provision.Provision | None) -> tuple[JobSpec, str, "Chains"]:
         """What the job asks for, by which domain type it runs, and what lies beneath its disks, all checked.
 
-        Where it `starts`, what an earlier server left behind under its name is cleared away.
+        Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
         """
         administration.require(self.settings, job)
         try:
             spec = self._read(job)
             domain_type = offers.type_for(spec, self._domain_type(), self.settings)
-            if starts:
+            provision.require_possible(spec, domain_type, self.settings)
+            if made:
                 self._clear_orphan(spec.name)
                 sweep()
-            chains = {disk.path: backing_chain(disk.path, disk.format, self.identity) for disk in spec.disks}
+                made.make(spec)
+            chains = provision.chains(spec, self.identity)
         except errors.JobFault:
             neighbourhood.require_way_in(job.working_dir(), self.identity)
             others.require_fit(self.vm_type, self._connection, self.settings)
@@ -267,11 +280,27 @@ class LibvirtDriver(Driver):
         except BaseException:
             belongings.let_go()
             raise
+        belongings.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
+        belongings.exit = self._exit_record(machine, spec, belongings)
+        if self.settings.boolean("VM_SCREENSHOT") and has_display(described.xml):
+            machine.screenshot = Screenshot(
+                self._connection, spec.name, uuid, spec.working_dir, self.identity, self.log
+            ).take
         if spec.no_output_vm:
             belongings.when_over.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
         self._describer.publish_vnc(spec, machine, described.xml)
         self.log(f"started {spec.name} ({uuid}) by {domain_type}")
         return machine
+
+    def _exit_record(self, machine: LibvirtMachine, spec: JobSpec, belongings: Belongings) -> ExitRecord:
+        made = ExitRecord(
+            spec.name, spec.working_dir, machine.cpu_seconds, self.settings, self.identity, self.log
+        )
+        if belongings.exit_port is not None:
+            made.port = belongings.exit_port.written
+        if belongings.console is not None:
+            made.console = belongings.console.tail
+        return made
 
     def _create(
         self,

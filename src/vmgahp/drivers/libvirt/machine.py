@@ -4,10 +4,11 @@ import os
 
 import libvirt
 
-from vmgahp import errors, vm
+from vmgahp import errors, guest_exit, vm
 from vmgahp.checkpoint import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.drivers.base import Machine, Report
 from vmgahp.drivers.libvirt import faults, others
+from vmgahp.drivers.libvirt.metrics import Meter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.connection import Connection
     from vmgahp.drivers.libvirt.saving import Saver
+    from vmgahp.metrics import Metrics
 
     Result = TypeVar("Result")
 
@@ -73,6 +75,8 @@ class LibvirtMachine(Machine):
         self.saver = saver
         self.no_checkpoint = "its driver has not said what belongs to one"
         """Why the VM cannot be checkpointed, in the form of "because …"; empty where it can."""
+        self.screenshot: Callable[[], None] = lambda: None
+        """Keeps what the guest shows when it fails, where it has a display."""
         self.write_manifest: Callable[[LibvirtMachine], None] | None = None
         """Writes down what belongs to the memory image of a checkpoint, once it is there."""
         self.description = ""
@@ -84,6 +88,7 @@ class LibvirtMachine(Machine):
         self._belongings = belongings
         self._stop_timeout = stop_timeout
         self._log = log
+        self._meter = Meter(connection, name, uuid)
         self._watch = connection.watch(uuid, name)
         self._domain: libvirt.virDomain | None = None
         self._pid = 0
@@ -113,7 +118,12 @@ class LibvirtMachine(Machine):
                 return self._last_report
             raise
         if state == libvirt.VIR_DOMAIN_CRASHED:
+            self.screenshot()
+            self._belongings.ended(guest_exit.CRASHED)
             self.destroy()
+        elif self._watch.disk_error:
+            self._watch.disk_error = False
+            self.screenshot()
         self._last_report = Report(
             _STATES.get(state, vm.RUNNING),
             cpu_seconds=self.cpu_before + cpu_nanoseconds / 1e9,
@@ -132,12 +142,26 @@ class LibvirtMachine(Machine):
             self._pid = self._find_pid()
         return self._pid
 
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self._last_report.cpu_seconds if self._last_report else self.cpu_before
+
+    def metrics(self) -> "Metrics | None":
+        return None if self._saved_in or self._belongings.claimed else self._meter.read()
+
+    def saved_bytes(self) -> int:
+        return self.saver.size(self._saved_in) if self._saved_in else 0
+
     def stop(self) -> None:
+        self._belongings.to_be_stopped()
         if not self._saved_in:
             try:
                 self._call(self._ask_to_power_off)
-                if not self._watch.gone.wait(self._stop_timeout):
+                if self._watch.gone.wait(self._stop_timeout):
+                    self._belongings.ended(guest_exit.POWERED_OFF_WHEN_ASKED)
+                else:
                     self._log(f"{self.name} has not powered off in {self._stop_timeout:g} s: destroying it")
+                    self.screenshot()
             except libvirt.libvirtError as error:
                 if not faults.is_no_domain(error):
                     self._log(f"{self.name} cannot be asked to power off ({error}): destroying it")
@@ -148,6 +172,7 @@ class LibvirtMachine(Machine):
         if not self._saved_in:
             try:
                 self._call(lambda domain: domain.destroy())
+                self._belongings.ended(guest_exit.DESTROYED)
                 self._watch.gone.wait(DESTROY_WAIT)
             except libvirt.libvirtError as error:
                 if not faults.is_no_domain(error):
@@ -165,6 +190,7 @@ class LibvirtMachine(Machine):
     def release(self) -> None:
         if not self._belongings.claim():
             return
+        self._belongings.ended(guest_exit.DESTROYED if self._saved_in else self._watch.how)
         self._connection.unwatch(self.uuid)
         if self._saved_in and not self._keep_image:
             self.saver.forget(self._saved_in)

@@ -9,7 +9,7 @@ import libvirt
 
 from vmgahp import errors, findings, kvm
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import emulator, faults, offers, others
+from vmgahp.drivers.libvirt import emulator, faults, offers, others, provision
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.others import CONNECTING
 from vmgahp.drivers.libvirt.others import version as _version
@@ -106,6 +106,8 @@ class Surveyor:
             checks["bridge"] = self._look_at_bridge
         if "user" in wanted:
             checks["passt"] = lambda: emulator.start_passt(self.identity, first_end)
+        if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
+            checks["images"] = lambda: provision.survey(self.settings, self.identity)
         outcomes = findings.side_by_side(checks, first_end)
 
         found: list[Finding] = []
@@ -131,10 +133,12 @@ class Surveyor:
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
+        images, of_catalogue = provision.judge(outcomes.get("images"))
+        found += of_catalogue
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking),
-            machine_attributes={"HasVirshDefaultNetwork": host.default_network},
+            machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
             hypervisors=[
                 name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")

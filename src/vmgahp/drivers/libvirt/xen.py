@@ -10,7 +10,7 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import domain_xen, errors, loop_device
+from vmgahp import domain_xen, errors, loop_device, made_disks
 from vmgahp.checkpoint import Unusable
 from vmgahp.console_capture import runtime_dir
 from vmgahp.domain_xen import DOMAIN_TYPE, NETWORKS
@@ -176,6 +176,7 @@ class XenDriver(LibvirtDriver):
                 f"{own_xml.ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
                 "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
+        made_disks.refuse(job)
         boot = XenBoot.from_ad(job, self.settings, self.identity)
         networks = self.settings.networking_types(NETWORKS)
         spec = JobSpec.from_ad(job, self.settings, self.identity, networks=networks)

@@ -6,6 +6,7 @@ import uuid as uuids
 
 from vmgahp import errors, scratch
 from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.checkpoints import Checkpoints
 from vmgahp.drivers.script.machine import ScriptMachine, refused
@@ -62,6 +63,9 @@ class ScriptDriver(Driver):
             self._undo(machine)
             raise
         checkpoints.discard()  # from here on the disks change
+        machine.belongings.exit = ExitRecord(
+            wish.name, wish.directory, machine.cpu_seconds, self.settings, self.identity, self.log
+        )
         if wish.no_output_vm:
             machine.belongings.when_over.append(
                 lambda: scratch.empty(wish.directory, self.identity, self.log)

@@ -9,6 +9,7 @@ from vmgahp.drivers.base import Machine, Report
 from vmgahp.drivers.belongings import Belongings
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.program import SETTING
+from vmgahp.guest_exit import DESTROYED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ class ScriptMachine(Machine):
             ip=ip if _ADDRESS.fullmatch(ip) else "",
         )
 
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self._cpu_seconds
+
     def pid(self) -> int:
         if self._gone or self._state in (protocol.SUSPENDED, protocol.STOPPED):
             return 0
@@ -128,6 +133,7 @@ class ScriptMachine(Machine):
         return self._pid if self._is_the_users(self._pid) else 0
 
     def stop(self) -> None:
+        self.belongings.to_be_stopped()
         if not self._gone and self._state not in (protocol.SUSPENDED, protocol.STOPPED):
             try:
                 if self._state == protocol.PAUSED:
@@ -144,6 +150,7 @@ class ScriptMachine(Machine):
         self.destroy()
 
     def destroy(self) -> None:
+        self.belongings.ended(DESTROYED)
         if not self._gone:
             self._end()
             self._gone = True

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vmgahp import job, job_nics
+from vmgahp import job, job_nics, made_disks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Wish(NamedTuple):
     @classmethod
     def from_ad(cls, ad: "JobAd", settings: "Settings") -> "Wish":
         """Raises `JobFault`, `ClientFault` and `MachineFault` as all drivers do for these attributes."""
+        made_disks.refuse(ad)
         networking = job_nics.networking_type(ad, settings)
         return cls(
             name=ad.vm_name(),

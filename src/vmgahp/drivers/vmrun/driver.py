@@ -7,6 +7,7 @@ import uuid as uuids
 from vmgahp import errors, scratch
 from vmgahp.checkpoint import Unusable
 from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
 from vmgahp.drivers.vmrun.checkpoints import Checkpoints, Restart, state_files
 from vmgahp.drivers.vmrun.ending import end
@@ -161,6 +162,9 @@ class VmrunDriver(Driver):
             raise
         if spec.checkpoint:
             machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
+        machine.belongings.exit = ExitRecord(
+            spec.name, checkpoints.directory, machine.cpu_seconds, self.settings, self.identity, self.log
+        )
         if spec.no_output_vm:
             machine.belongings.when_over.append(
                 lambda: scratch.empty(checkpoints.directory, self.identity, self.log)

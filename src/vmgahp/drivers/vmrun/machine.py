@@ -10,6 +10,7 @@ from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoints import CANNOT_SAVE, Checkpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
+from vmgahp.guest_exit import DESTROYED
 from vmgahp.vmware_job import read_vmx
 
 TYPE_CHECKING = False
@@ -110,11 +111,16 @@ class VmrunMachine(Machine):
         )
         return self._last_report
 
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self._last_report.cpu_seconds if self._last_report else self.cpu_before
+
     def pid(self) -> int:
         process = None if self.saved_in else self._find_process()
         return process.pid if process else 0
 
     def stop(self) -> None:
+        self.belongings.to_be_stopped()
         if not self.saved_in:
             try:
                 if self._paused:
@@ -126,6 +132,7 @@ class VmrunMachine(Machine):
         self.destroy()
 
     def destroy(self) -> None:
+        self.belongings.ended(DESTROYED)
         if not self.saved_in:
             end(self._tool, self.vmx, self._uid, self._seconds, self._log)
         self.release()

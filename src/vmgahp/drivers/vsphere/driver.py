@@ -7,6 +7,7 @@ import uuid as uuids
 
 from vmgahp import errors, scratch
 from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vsphere import machine as machines
 from vmgahp.drivers.vsphere import power, tags
 from vmgahp.drivers.vsphere.checkpoints import Checkpoints
@@ -74,6 +75,9 @@ class VsphereDriver(Driver):
         except BaseException:
             self._tidy(context, place, tag)
             raise
+        context.belongings.exit = ExitRecord(
+            spec.name, spec.working_dir, lambda: vm.cpu_seconds, self.settings, self.identity, self.log
+        )
         if spec.no_output_vm:
             context.belongings.when_over.append(
                 lambda: scratch.empty(spec.working_dir, self.identity, self.log)

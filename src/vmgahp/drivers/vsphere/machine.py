@@ -18,6 +18,7 @@ from vmgahp.drivers.belongings import Belongings
 from vmgahp.drivers.vsphere import faults, power, tags
 from vmgahp.drivers.vsphere.checkpoints import Manifest
 from vmgahp.drivers.vsphere.connection import Gone
+from vmgahp.guest_exit import DESTROYED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,12 +159,14 @@ class VsphereMachine(Machine):
         return 0  # the guest runs on another machine
 
     def stop(self) -> None:
+        self._context.belongings.to_be_stopped()
         if not (self._over or self._saved):
             if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
                 self._fetch = None  # it failed before, and nobody has asked since
             try:
                 if self._fetch is None:
                     power.shut_down(self._connection, self._ref, self._context.stop_timeout, self._log)
+                    self._context.belongings.ended(DESTROYED)
                     self._fetch = _Fetch(self._come_home, self.name)
                 self._fetch.wait()
             except Gone:
@@ -176,6 +179,8 @@ class VsphereMachine(Machine):
 
     def destroy(self) -> None:
         self._context.store.aborted.set()
+        if self._fetch is None:
+            self._context.belongings.ended(DESTROYED)
         if self._fetch is not None:
             try:
                 self._fetch.wait()

@@ -1,0 +1,344 @@
+"""The disks that a job's VM gets beside those that came with it: made before its start, and what lies beneath them.
+
+A disk of the catalogue that can be written is a layer of the job's own, an empty qcow2 image on the administrator's.
+It goes home like any disk of the job's, and `RECORD` with it, which says what it is a layer on: on another image it
+would be noise. So a job that comes back with its layer, with a checkpoint or without, is started on a machine whose
+catalogue has the same image under that name, wherever it lies there. What the layer's own header says of the image
+beneath is of no account: the job can have written it, and libvirt is told the layers.
+"""
+
+import os
+from typing import NamedTuple
+
+from vmgahp import errors, findings
+from vmgahp.drivers.libvirt import others
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import OFF
+from vmgahp.images import Layer, backing_chain, require_whole
+from vmgahp.job_attributes import WISH_PREFIX as PREFIX
+from vmgahp.job_disks import DISK
+from vmgahp.job_wishes import DATA_DISK, DATA_FILES, USER_DATA
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Value
+    from vmgahp.drivers.libvirt.checkpoints import Chains
+    from vmgahp.findings import Finding
+    from vmgahp.identity import Identity
+    from vmgahp.job import JobSpec
+    from vmgahp.job_disks import Disk, Image
+    from vmgahp.kept_files import KeptFile
+
+ATTRIBUTE = "VM_Images"
+"""Of the machine: the names of the images that jobs can have here, with commas between them."""
+
+RECORD = "vm_catalog.json"
+"""In the scratch directory: which image of the catalogue each layer is on."""
+FORMAT = 1
+
+
+class _Layer(NamedTuple):
+    """A line of the record."""
+
+    file: str
+    """The layer, a name in the scratch directory."""
+    image: str
+    """The name in the catalogue."""
+    base: "KeptFile"
+    """The image as it was when the layer was made."""
+
+
+def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") -> None:
+    """Make sure that this machine makes the disks that the job wants made. Raises `JobFault`."""
+    if spec.devices.user_data and others.is_other(domain_type):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get no drive "
+            "for cloud-init here.",
+            "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+        )
+    if not any(disk.is_made or disk.image for disk in spec.disks):
+        return
+    script = settings.xml_script()
+    if not script and not others.is_other(domain_type):
+        return
+    why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
+    raise JobFault(
+        errors.INVALID_DISK_PARAM,
+        f"The job wants an image of the catalogue or a disk that is made for it ({DISK}, {PREFIX}{DATA_DISK}, "
+        f"{PREFIX}{DATA_FILES}), which this machine has not, for {why}.",
+        "require a machine that has VM_Images, or transfer the disks.",
+    )
+
+
+def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
+    """What lies beneath each disk, by its path; of one that is still to be made too. Raises `errors.Fault`."""
+    found: dict[str, tuple[Layer, ...]] = {}
+    for disk in spec.disks:
+        if disk.image is not None:
+            beneath = of_image(disk.image, identity)
+            if disk.writable:
+                top = Layer(disk.image.path, disk.image.format, disk.image.known_as)
+                beneath = (top, *beneath)
+            found[disk.path] = beneath
+        elif not disk.files and not (disk.size and not _is_there(spec.working_dir, disk, identity)):
+            found[disk.path] = backing_chain(disk.path, disk.format, identity)
+    return found
+
+
+def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
+    """What lies beneath an image of the catalogue, which must be as much the administrator's. Raises `JobFault`."""
+    from vmgahp import catalogue
+
+    try:
+        layers = backing_chain(image.path, image.format, identity)
+        for layer in layers:
+            catalogue.trust(image.name, layer.path)
+    except errors.Fault as fault:
+        raise catalogue.unusable(image.name, fault) from fault
+    return tuple(
+        layer._replace(known_as=f"{image.known_as}+{number}") for number, layer in enumerate(layers, start=1)
+    )
+
+
+def survey(settings: "Settings", identity: "Identity") -> object:
+    """The images of the catalogue, for `judge`."""
+    from vmgahp import catalogue
+
+    return catalogue.survey(settings, lambda image: of_image(image, identity))
+
+
+def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
+    """What `survey` comes to: machine attributes, and findings of which none keeps the machine from running jobs."""
+    if isinstance(outcome, errors.Fault):
+        return {}, [findings.judge("images", "the catalogue of images (VM_CATALOG)", outcome, "", OFF)]
+    names, found = outcome if isinstance(outcome, tuple) else ([], [])
+    return ({ATTRIBUTE: ",".join(names)} if names else {}), found
+
+
+def remove_files_image(spec: "JobSpec", identity: "Identity") -> None:
+    """Remove the images with the job's files, which are in the scratch directory themselves. Raises OSError."""
+    if spec.devices.user_data:
+        from vmgahp import cloud_init
+
+        cloud_init.forget(spec.devices.user_data, spec.working_dir, identity)
+    for disk in spec.disks:
+        if disk.files:
+            identity.unlink_scratch(spec.working_dir, os.path.basename(disk.path))
+
+
+class Provision:
+    """What is made for one job at its start."""
+
+    def __init__(self, directory: str, identity: "Identity") -> None:
+        self._directory = directory
+        self._identity = identity
+        self._made: list[str] = []
+
+    def make(self, spec: "JobSpec") -> None:
+        """Make every disk that is not there yet; one that is there has come back with the job, and is looked at.
+
+        Raises `errors.Fault`.
+        """
+        layers: list[_Layer] = []
+        for disk in spec.disks:
+            if disk.image is not None and disk.writable:
+                layers.append(self._layer(disk, disk.image))
+            elif disk.size:
+                self._empty(disk)
+            elif disk.files:
+                self._files(disk)
+        if layers:
+            self._write_record(layers)
+        if spec.devices.user_data:
+            from vmgahp import cloud_init
+
+            cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
+            self._made.append(cloud_init.SEED_FILE)
+
+    def undo(self) -> None:
+        """Remove what was made: the VM did not start."""
+        for name in self._made:
+            try:
+                self._identity.unlink_scratch(self._directory, name)
+            except (OSError, errors.Fault):
+                pass  # the directory is gone or full, and the start has a fault of its own
+        self._made = []
+
+    # Layers on images of the catalogue
+
+    def _layer(self, disk: "Disk", image: "Image") -> _Layer:
+        from vmgahp import catalogue, kept_files, qemu_img
+
+        name = os.path.basename(disk.path)
+        try:
+            base = kept_files.describe(self._identity, self._directory, image.path)
+        except OSError as error:
+            raise catalogue.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
+        ours = _Layer(name, image.name, base)
+        if _is_there(self._directory, disk, self._identity):
+            self._require_same(ours, image)
+            require_whole(disk.path, disk.format, self._identity)
+        else:
+            self._create(
+                name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity)
+            )
+        return ours
+
+    def _require_same(self, ours: _Layer, image: "Image") -> None:
+        """A layer that is there must be one on this image."""
+        recorded = {layer.file: layer for layer in self._read_record()}.get(ours.file)
+        if recorded is None:
+            raise _bad(
+                f"{ours.file} is there, and {RECORD} does not say which image it is a layer on",
+                f"transfer {RECORD} that came home with it too, or leave {ours.file} out to begin anew.",
+            )
+        was, is_now = recorded.base, ours.base
+        if recorded.image != ours.image or (was.size, was.sample) != (is_now.size, is_now.sample):
+            raise _bad(
+                f"{ours.file} is a layer on another image than the one that this machine has as {image.name}",
+                "let the job run where that image is, or leave the file out to begin anew.",
+            )
+
+    def _read_record(self) -> list[_Layer]:
+        from vmgahp import kept_files, manifest
+
+        try:
+            data = kept_files.load(self._identity, self._directory, RECORD)
+            if data is None:
+                return []
+            top = manifest.read(data, FORMAT, ("layers",))
+            found = []
+            for number, item in enumerate(top.items("layers", manifest.MOST_DISKS)):
+                fields = manifest.Fields(item, f"layers[{number}].", _Layer._fields)
+                [base] = kept_files.read(fields, "base")
+                found.append(_Layer(fields.text("file", 300), fields.text("image", 100), base))
+        except (OSError, ValueError, manifest.Invalid) as error:
+            raise _bad(
+                f"{RECORD} cannot be read ({error})",
+                "transfer it as it came home, or leave it and the layers out.",
+            ) from error
+        return found
+
+    def _write_record(self, layers: "list[_Layer]") -> None:
+        import json
+
+        lines = [layer._asdict() | {"base": [layer.base._asdict()]} for layer in layers]
+        text = json.dumps({"format": FORMAT, "layers": lines}, indent=1) + "\n"
+        fresh = not self._has(RECORD)
+        try:
+            self._identity.write_scratch(self._directory, RECORD, text.encode())
+        except OSError as error:
+            raise self._unwritable(RECORD, error) from error
+        if fresh:
+            self._made.append(RECORD)
+
+    # Empty disks, and files on a disk
+
+    def _empty(self, disk: "Disk") -> None:
+        name = os.path.basename(disk.path)
+        if _is_there(self._directory, disk, self._identity):
+            return
+        from vmgahp import qemu_img
+
+        free = self._free()
+        if disk.size > free:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{PREFIX}{DATA_DISK}: {disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB are free "
+                "for this job.",
+                "make it smaller, or raise request_disk.",
+            )
+        self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
+
+    def _files(self, disk: "Disk") -> None:
+        from vmgahp import iso_image
+        from vmgahp.made_disks import LABEL, LARGEST_FILES
+
+        name = os.path.basename(disk.path)
+        contents: dict[str, int] = {}
+        try:
+            for file in disk.files:
+                try:
+                    contents[file] = self._identity.open_scratch(self._directory, file, os.O_RDONLY)
+                except OSError as error:
+                    problem = f"{file!a} cannot be opened ({error.strerror})"
+                    raise _no_files(problem, "see that it is a regular file.") from error
+            total = sum(os.fstat(each).st_size for each in contents.values())
+            free = self._free()
+            if total + iso_image.OVERHEAD > free:
+                raise _no_files(
+                    f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
+                    "raise request_disk, or transfer a disk image with the files on it.",
+                )
+            iso_image.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
+        except iso_image.Unfit as unfit:
+            raise _no_files(str(unfit), "transfer a disk image with the files on it.") from unfit
+        finally:
+            for each in contents.values():
+                os.close(each)
+        self._made.append(name)
+
+    # What helps
+
+    def _create(self, name: str, make: "Callable[[str], None]") -> None:
+        """Have a file made under another name at first: half of an image must never be taken for one."""
+        from vmgahp import qemu_img
+
+        temporary = f".{name}.{os.getpid()}.new"
+        try:
+            try:
+                make(os.path.join(self._directory, temporary))
+                self._identity.rename_scratch(self._directory, temporary, name, replace=False)
+            except BaseException:
+                self._identity.unlink_scratch(self._directory, temporary)
+                raise
+        except qemu_img.NotInstalled as error:
+            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+        except (qemu_img.Trouble, OSError) as error:
+            raise self._unwritable(name, error) from error
+        self._made.append(name)
+
+    def _unwritable(self, name: str, error: Exception) -> MachineFault:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return MachineFault(
+            f"{name} cannot be made in {self._directory} as uid {self._identity.uid}: {reason}.",
+            "see that the job's user can write to its scratch directory, and that there is room.",
+        )
+
+    def _has(self, name: str) -> bool:
+        return os.path.lexists(os.path.join(self._directory, name))
+
+    def _free(self) -> int:
+        """Bytes that the job's user can still write there."""
+        try:
+            status = os.statvfs(self._directory)
+        except OSError as error:
+            raise self._unwritable("A disk", error) from error
+        return status.f_bavail * status.f_frsize
+
+
+def _is_there(directory: str, disk: "Disk", identity: "Identity") -> bool:
+    """Whether a disk that would be made is there already, as a file that its user can use. Raises `JobFault`."""
+    name = os.path.basename(disk.path)
+    try:
+        os.close(identity.open_scratch(directory, name, os.O_RDWR))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _bad(
+            f"{name} in the job's scratch directory cannot be opened ({error.strerror})",
+            "leave it out, or transfer a regular file, no link.",
+        ) from error
+    return True
+
+
+def _no_files(problem: str, cure: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{PREFIX}{DATA_FILES}: {problem}.", cure)
+
+
+def _bad(problem: str, cure: str) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}: {problem}.", cure)
