@@ -434,6 +434,25 @@ def test_domains_that_this_package_does_not_describe_to_qemu(
         provision.require_possible(spec, domain_type, Settings(values))
 
 
+@pytest.mark.parametrize("wish", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
+def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    """A START that fails with a word of the machine's would take it out of service for everybody."""
+    (scratch / "disk.img").touch()
+    (scratch / "in.csv").write_text("1\n")
+    (scratch / "user-data").write_text("#cloud-config\n")
+    name, _, value = wish.partition(" = ")
+    ad = JobAd({**GOOD, "VM_WORKING_DIR": f'"{scratch}"', name: value}.items())
+    made = Settings({"VM_MEMORY": "1024"})
+    spec = JobSpec.from_ad(ad, made, Identity(os.getuid(), os.getgid()))
+    provision.require_possible(spec, "kvm", made)
+    monkeypatch.setattr("vmgahp.iso_image.can_write", lambda: False)
+    with pytest.raises(JobFault, match="pycdlib") as raised:
+        provision.require_possible(spec, "kvm", made)
+    assert "VM_kvm_ATTR_iso" in raised.value.cure
+
+
 def test_a_container_without_disks_gets_none_made(place: Path) -> None:
     """Its script would not know of it: what the job asks for is never left out in silence."""
     made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})

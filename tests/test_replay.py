@@ -229,6 +229,17 @@ def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None
     ]
 
 
+def test_a_client_that_does_not_wait_for_answers_is_played_as_it_was() -> None:
+    """What is owed still is not too much, although it is there before the next request goes out."""
+    recorded = (
+        "< hello\n> RESULTS\n> VERSION\n< S 0\n> COMMANDS\n< S $VMGahpVersion 1 $\n< S VERSION\n> QUIT\n< S\n"
+    )
+    server = (
+        "< hello\n> RESULTS\n< S 0\n> VERSION\n< S $VMGahpVersion 2 $\n> COMMANDS\n< S VERSION\n> QUIT\n< S\n"
+    )
+    assert play(recorded, server) == []
+
+
 def test_a_recording_for_another_place() -> None:
     changed = adapted(transcript.parse(JOB), {"vm_working_dir": '"/there"', "New": "1"}, "kvm").sent()
     assert 'vm_working_dir = "/there"' in changed

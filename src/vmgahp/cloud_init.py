@@ -19,7 +19,7 @@ from typing import NamedTuple
 from vmgahp import errors, iso_image
 from vmgahp.errors import JobFault
 from vmgahp.job_ad import has_control
-from vmgahp.job_disks import Disk, device_of
+from vmgahp.job_disks import Disk, free_device
 from vmgahp.job_wishes import META_DATA, NETWORK_CONFIG, USER_DATA
 
 TYPE_CHECKING = False
@@ -46,7 +46,6 @@ _CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
 _GZIP = b"\x1f\x8b"
 
 _INSTANCE_ID = re.compile(rb"""^\s*[{,]?\s*["']?instance-id["']?\s*:\s*\S""", re.MULTILINE)
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Seed(NamedTuple):
@@ -97,23 +96,15 @@ def wanted(wishes: "Wishes", ad: "JobAd", identity: "Identity") -> Seed | None:
 
 
 def drive(seed: Seed | None, disks: "Sequence[Disk]", working_dir: str) -> tuple[Disk, ...]:
-    """The drive, of the kind that the guest's first disk is: for that it has a driver. Raises `JobFault`.
-
-    Debian's kernel for clouds knows virtio and IDE and has no driver for SATA, others know no IDE. With virtio it is
-    a read-only disk, elsewhere a CD-ROM.
-    """
+    """The drive with the seed, behind the job's `disks`. Raises `JobFault`."""
     if seed is None:
         return ()
-    prefix = next((disk.device[:-1] for disk in disks if disk.kind != "floppy"), "sd")
-    prefix = prefix if device_of(prefix + "a") else "vd"
-    taken = {disk.device for disk in disks}
-    for device in (f"{start}{letter}" for start in (prefix, "sd") for letter in _LETTERS):
-        if device not in taken and device_of(device):
-            path = os.path.join(working_dir, SEED_FILE)
-            return (Disk(path, device, "", False, "raw", True, "cdrom"),)
+    device = free_device(disks)
+    if device:
+        return (Disk(os.path.join(working_dir, SEED_FILE), device, "", False, "raw", True, "cdrom"),)
     raise JobFault(
         errors.INVALID_DISK_PARAM,
-        f"VMPARAM_vm_Disk takes every device from {prefix}a on, and VMPARAM_vm_{USER_DATA} needs one.",
+        f"VMPARAM_vm_Disk leaves no device for a drive, and VMPARAM_vm_{USER_DATA} needs one.",
         "use fewer disks.",
     )
 

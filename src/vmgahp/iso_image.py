@@ -57,6 +57,13 @@ class Unfit(Exception):
     """The contents can be no image; the message says why, in the form of a sentence without its end."""
 
 
+def can_write() -> bool:
+    """Whether what images are written with is installed here."""
+    from importlib.util import find_spec
+
+    return find_spec("pycdlib") is not None
+
+
 def write(
     directory: str,
     name: str,

@@ -122,12 +122,18 @@ def device_of(text: str) -> tuple[str, str] | None:
     return found[1], found[2]
 
 
-def free_device(taken: "Iterable[str]") -> str:
-    """The first name of a SATA drive that is none of those; empty where there is none left."""
-    used = set(taken)
-    return next(
-        (name for name in (f"sd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz") if name not in used), ""
-    )
+def free_device(disks: "Iterable[Disk]") -> str:
+    """A device for one more read-only drive; empty where there is none left.
+
+    It is of the kind that the guest's first disk is, for which it has a driver: Debian's kernel for clouds knows
+    virtio and has no driver for SATA, others know no IDE. With virtio the drive is a read-only disk, elsewhere a
+    CD-ROM.
+    """
+    taken = {disk.device: disk.kind for disk in disks}
+    prefix = next((device[:-1] for device, kind in taken.items() if kind != "floppy"), "sd")
+    prefix = prefix if device_of(prefix + "a") else "vd"
+    names = (f"{start}{letter}" for start in (prefix, "sd") for letter in "abcdefghijklmnopqrstuvwxyz")
+    return next((name for name in names if name not in taken and device_of(name)), "")
 
 
 def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:

@@ -106,7 +106,7 @@ def _data_disk(wishes: Wishes, entry: str, directory: str) -> Disk:
 def _files_disk(
     wishes: Wishes, names: "Sequence[str]", others: "Iterable[Disk]", identity: "Identity", directory: str
 ) -> Disk:
-    device = free_device(other.device for other in others)
+    device = free_device(others)
     if not device:
         raise wishes.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
     files: list[str] = []

@@ -60,7 +60,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --"
     )
     parser.add_argument("--as-server", action="store_true", help="be the server, to test a client")
-    parser.add_argument("--exact", action="store_true", help="compare every byte, in the recorded order")
+    parser.add_argument(
+        "--exact", action="store_true", help="compare every line as it is, in the recorded order"
+    )
     parser.add_argument(
         "--paced", action="store_true", help="wait before each line as long as it took when it was recorded"
     )
@@ -332,6 +334,7 @@ class Replay:
 
     def _expect_results(self, step: Step) -> bool:
         """Read the answer to RESULTS, and ask again until all results that are recorded here have come."""
+        self._owed -= 1
         if not self._expect_count(step):
             return False
         for line in step.results:
@@ -355,7 +358,6 @@ class Replay:
 
     def _expect_count(self, step: Step) -> bool:
         """Read ``S`` and a number, and so many results; False where that is not what comes."""
-        self._owed = 0
         text = self._next(self._timeout)
         if text is None or not is_count(text):
             self._differ(step.line.number, step.line.text, text, step.request)

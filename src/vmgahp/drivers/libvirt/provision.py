@@ -10,7 +10,7 @@ beneath is of no account: the job can have written it, and libvirt is told the l
 import os
 from typing import NamedTuple
 
-from vmgahp import errors, findings
+from vmgahp import errors, findings, iso_image
 from vmgahp.drivers.libvirt import others
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF
@@ -59,6 +59,13 @@ def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") ->
             f"{PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get no drive "
             "for cloud-init here.",
             "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+        )
+    if (spec.devices.user_data or any(disk.files for disk in spec.disks)) and not iso_image.can_write():
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The job wants a drive that is written for it ({PREFIX}{USER_DATA}, {PREFIX}{DATA_FILES}), and pycdlib, "
+            "with which such drives are written, is not installed on this machine.",
+            "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator to pip install pycdlib.",
         )
     if not any(disk.is_made or disk.image for disk in spec.disks):
         return

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import errors, findings, kvm
+from vmgahp import errors, findings, iso_image, kvm
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import emulator, faults, offers, others, provision
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
@@ -276,6 +276,7 @@ class Surveyor:
             "gpu": False,
             "arches": ",".join(offers.arches(host.capabilities, emulates=emulates)),
             "tpm": offers.has_tpm(),
+            "iso": iso_image.can_write(),
             "share": self.settings.string("VM_SHARE_SCRATCH").lower(),
         }
         if qemu.firmware is not None:
