@@ -266,9 +266,11 @@ def image_of(files: dict[str, bytes], directory: Path) -> bytes:
     return made
 
 
+@pytest.mark.parametrize(("boots_from", "drive", "sector"), [("vda", 0x82, 512), ("hda", 0xE0, 2048)])
 def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
-    job: Job, images: Images, elsewhere: Path
+    job: Job, images: Images, elsewhere: Path, boots_from: str, drive: int, sector: int
 ) -> None:
+    """The files are on a virtio disk behind a virtio disk, and on a CD-ROM elsewhere."""
     files = {"in.csv": b"one of the job's files\r\n\0", "params/deep/a": b"1", "params/b": b"2"}
     for name, content in files.items():
         path = job.scratch / name
@@ -279,10 +281,10 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     image = image_of(files, elsewhere)
     place = image.index(files["in.csv"])
     assert place % 2048 == 0
-    images.base.write_bytes(copying_sector(0xE0, place // 2048, 0x81).ljust(1 << 20, b"\0"))
+    images.base.write_bytes(copying_sector(drive, place // sector, 0x81).ljust(1 << 20, b"\0"))
     more = ('VMPARAM_vm_Data_Disk = "vdb:64M:results.raw"', 'VMPARAM_vm_Data_Files = "in.csv, params"')
     with serving(job, **images.settings) as peer:
-        start(peer, job, 'VMPARAM_vm_Disk = "catalog:counter:vda:w"', *more)
+        start(peer, job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more)
         disks = (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ")
         assert disks == 3
         run_to_its_end(peer, job)
