@@ -1,6 +1,7 @@
 """What the prober makes of what its checks found; drivers/test_survey.py has the checks themselves."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,15 @@ def test_for_people_everything_has_its_reason() -> None:
         "cure": "start it",
     } in document["findings"]
     assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
+
+
+def test_a_policy_that_cannot_be_used_keeps_jobs_away(tmp_path: Path) -> None:
+    """Else the first job would fail, and take the machine out of service."""
+    missing = look(works(), VM_POLICY=tmp_path / "none.xsl")
+    assert finding(missing, "policy").verdict == (BAD if os.geteuid() == 0 else UNKNOWN)
+    assert "No such file" in finding(missing, "policy").seen
+    assert finding(look(works(), VM_POLICY_REQUIREMENTS="(("), "policy").verdict != OK
+    fine = look(works(), VM_POLICY_REQUIREMENTS="JobVMMemory < 100")
+    assert fine.trouble is None
+    assert finding(fine, "policy").verdict == OK
+    assert not [each for each in look(works()).findings if each.check == "policy"]

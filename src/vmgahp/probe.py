@@ -31,6 +31,9 @@ RESERVE = 0.3
 
 MIB = 1 << 20
 
+_POLICY_OF_LIBVIRT = ("VM_POLICY", "VM_MAC_HOOK")
+_POLICY = (*_POLICY_OF_LIBVIRT, "VM_POLICY_REQUIREMENTS")
+
 
 class Probe:
     """What a look at this machine found."""
@@ -81,6 +84,9 @@ def probe(
     }
     if not execute:
         del checks["room"]
+    policy = [name for name in _POLICY if settings.string(name)]
+    if policy:
+        checks["policy"] = lambda: _inspect_policy(settings)
     if entries is not None:
         checks["settings"] = entries
     outcomes = findings.side_by_side(checks, end)
@@ -91,6 +97,8 @@ def probe(
             vm_type, settings, listed if isinstance(listed, config_entries.Entries) else None
         )
     usable = _judge_memory(memory, outcomes["memory"], found.findings)
+    if policy:
+        found.findings.append(_judge_policy(policy, vm_type, outcomes["policy"]))
     survey = outcomes["driver"]
     if isinstance(survey, base.Survey):
         found.findings += survey.findings
@@ -135,6 +143,27 @@ def _judge_settings(vm_type: str, settings: config.Settings, entries: "Entries |
     found = settings_check.check(settings, vm_type, entries)
     network = settings_check.networking(settings, vm_type)
     return [*found, network] if network else found
+
+
+def _inspect_policy(settings: config.Settings) -> str:
+    from vmgahp.policy import inspect
+
+    return inspect(settings)
+
+
+def _judge_policy(names: list[str], vm_type: str, outcome: object) -> Finding:
+    """Whether the administrator's own policy can be used: no job runs here without it."""
+    looked_at = f"{', '.join(names)}: files, their owners and modes"
+    libvirts = "vmgahp.drivers.libvirt"
+    if vm_type != "any" and not base.BUILT_IN.get(vm_type, "").startswith(libvirts):
+        for name in names:
+            if name in _POLICY_OF_LIBVIRT:
+                seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
+                cure = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
+                return Finding("policy", OFF, looked_at, seen, cure)
+    # The startd probes some types as its own user, who may not be able to look.
+    verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
+    return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
 
 
 def _physical_memory_mib() -> int:

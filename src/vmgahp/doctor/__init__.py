@@ -129,7 +129,7 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
         *parts["memory"],
         condor.networking(scene),
         condor.log_file(scene),
-        host.policy(scene, on_libvirt or scene.vm_type == "xen"),
+        *parts["policy"],
     )
     add(_USER, host.root(scene))
     add(_HYPERVISOR, *parts["hypervisor"])
@@ -198,7 +198,7 @@ class _StandIn(base.Driver):
 def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
     """The probe's findings by where they are shown, those that are bad with their causes."""
     parts: dict[str, list[Finding]] = {
-        name: [] for name in ("memory", "hypervisor", "kvm", "cpu", "network", "room", "images")
+        name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "room", "images")
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]

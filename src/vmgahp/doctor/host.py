@@ -4,7 +4,6 @@ import os
 from contextlib import contextmanager
 from glob import glob
 
-from vmgahp import errors
 from vmgahp.doctor import history
 from vmgahp.doctor.scene import TYPES_OF_ROOT, Scene, Who, ask
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -209,27 +208,6 @@ def _cpu_flags(scene: Scene) -> list[str]:
 
 
 # What the probe would say
-
-
-def policy(scene: Scene, on_libvirt: bool) -> Finding | None:
-    """Whether the administrator's own policy can be used, where there is one."""
-    names = ("VM_POLICY", "VM_POLICY_REQUIREMENTS", "VM_MAC_HOOK")
-    if scene.unread or not any(scene.settings.string(name) for name in names):
-        return None
-    from vmgahp.policy import inspect
-
-    looked_at = (
-        f"{', '.join(name for name in names if scene.settings.string(name))}: files, their owners and modes"
-    )
-    for name in ("VM_POLICY", "VM_MAC_HOOK"):
-        if scene.settings.string(name) and not on_libvirt:
-            seen = f"{name} is about VMs that libvirt runs: of VM type {scene.vm_type} it neither sees nor changes any"
-            cure = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
-            return Finding("policy", OFF, looked_at, seen, cure)
-    try:
-        return Finding("policy", OK, looked_at, inspect(scene.settings))
-    except errors.MachineFault as fault:
-        return Finding("policy", BAD if scene.is_root else UNKNOWN, looked_at, fault.problem, fault.cure)
 
 
 def firmware(scene: Scene, probe: "Probe") -> Finding:
