@@ -54,7 +54,7 @@ def prepare(pool: Pool) -> None:
     iso_image.write(str(images), "same.iso", "JOBDATA", {"in.txt": INPUT}, Identity(0, 0), most_bytes=1 << 20)
     place = (images / "same.iso").read_bytes().index(INPUT)
     (images / "same.iso").unlink()
-    (images / "copier.raw").write_bytes(copying_sector(0xE0, place // 2048, 0x81).ljust(1 << 20, b"\0"))
+    (images / "copier.raw").write_bytes(copying_sector(0x82, place // SECTOR, 0x81).ljust(1 << 20, b"\0"))
     (images / "catalog.toml").write_text(CATALOGUE)
 
 
