@@ -168,6 +168,8 @@ class Pool:
         self.chamber = Chamber(self.directory)
         self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
         self.log = self.directory / "log"
+        self.advertised: dict[str, Any] = {}
+        """What the machine had to offer before the first job (`remember`)."""
 
     def __enter__(self) -> Self:
         try:
@@ -220,6 +222,15 @@ class Pool:
         out = self.run(*command, user=USER, check=False).stdout.strip()
         ads = json.loads(out) if out.startswith("[") else []
         return dict(ads[0]) if ads else {}
+
+    def remember(self) -> None:
+        """Wait until the machine offers VMs, and keep what it says in `advertised`.
+
+        HTCondor 23.9.6 was seen to go on publishing what a VM had left of VM_Memory after that VM was gone.
+        """
+        self.advertised = self.wait_until(
+            "the machine to have VMs", lambda: ad if (ad := self.machine()).get("HasVM") else None, 60
+        )
 
     def server_of(self, job: Job) -> tuple[int, int] | None:
         """The pids (as seen inside) of the daemon that serves a job and of its parent, the job's starter."""

@@ -22,6 +22,7 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     request.session.stash[POOL] = pool
     try:
         pool.start(build_wheel(tmp_path_factory.mktemp("wheel")))
+        pool.remember()
         yield pool
     finally:
         pool.stop()

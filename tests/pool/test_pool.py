@@ -54,9 +54,7 @@ def running(pool: Pool, jobs: Mapping[str, Job]) -> Mapping[str, Job]:
 
 
 def test_the_startd_advertises_what_the_probe_prints(pool: Pool) -> None:
-    machine = pool.wait_until(
-        "the machine to have VMs", lambda: ad if (ad := pool.machine()).get("HasVM") else None, 60
-    )
+    machine = pool.advertised
     probe = pool.run(
         "sh",
         "-c",
