@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.test_libvirt import CONSOLE, Job, connection, job, start
+from tests.drivers.test_libvirt import CONSOLE, Job, connection, job, start, until
 from tests.drivers.test_libvirt import serving as serving_job
 from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
@@ -421,7 +421,7 @@ def refused(peer: Peer, job: Job, word: str, *more: str, explained: bool = True)
     result = peer.run("START", "kvm")
     assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
     assert job.domain() is None
-    assert left_behind(job.name, peer.process.pid) == []
+    until(lambda: not left_behind(job.name, peer.process.pid), "all of it to go")
     assert state(job.scratch) == before
     if not explained:
         return ""

@@ -432,7 +432,7 @@ def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.Monk
         driver.start(ad)
     assert "destroyed before it ran" in caught.value.problem
     assert job.domain() is None
-    assert left_behind(job.name, os.getpid()) == []
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
     assert job.console() == "", "its CPUs never ran"
     monkeypatch.undo()
     machine = driver.start(ad)
@@ -548,6 +548,6 @@ def test_a_start_looks_for_its_mac_address_twice(
     with pytest.raises(errors.JobFault, match="address of another VM"):
         driver.start(ad)
     assert job.domain() is None
-    assert left_behind(job.name, os.getpid()) == []
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
     assert job.console() == ""
     driver.close()

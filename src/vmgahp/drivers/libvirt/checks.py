@@ -137,6 +137,7 @@ OF_THE_MACHINE = (
     Check("qemu-img", "not installed", MachineFault, errors.CRITICAL),
     Check("VM_SHARE_SCRATCH", "neither none nor 9p", MachineFault, errors.CRITICAL),
     Check("LIBVIRT_XML_SCRIPT", "it fails, or prints no description", MachineFault, errors.CRITICAL),
+    Check("policy", "the probe finds it missing, or others can write it", MachineFault, errors.CRITICAL),
     Check("VM_POLICY_REQUIREMENTS", "no ClassAd expression", MachineFault, errors.CRITICAL),
     Check("VM_POLICY", "a stage fails, or makes no description", MachineFault, errors.CRITICAL),
     Check("VM_MAC_HOOK", "it fails, or gives an address that is taken", MachineFault, errors.CRITICAL),
