@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from vmgahp.identity import Identity
     from vmgahp.manifest import Fields
 
-MOST_FILES = 5000
-
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -28,9 +26,12 @@ class KeptFile(NamedTuple):
     sample: str
 
 
-def describe(identity: "Identity", directory: str, path: str) -> KeptFile:
-    """The file as it is. Raises OSError, and `errors.MachineFault` where a full path's file system hangs."""
-    if path.startswith("/"):
+def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool = False) -> KeptFile:
+    """The file as it is, in the scratch `directory`, or by a full path where it may be `elsewhere`.
+
+    Raises OSError, and `errors.MachineFault` where a full path's file system hangs.
+    """
+    if elsewhere and path.startswith("/"):
         descriptor = identity.open_named(path, os.O_RDONLY)
     else:
         descriptor = identity.open_scratch(directory, path, os.O_RDONLY)
@@ -41,10 +42,10 @@ def describe(identity: "Identity", directory: str, path: str) -> KeptFile:
         os.close(descriptor)
 
 
-def difference(identity: "Identity", directory: str, then: KeptFile) -> str:
+def difference(identity: "Identity", directory: str, then: KeptFile, *, elsewhere: bool = False) -> str:
     """In what the file is not as it was; empty where it is."""
     try:
-        now = describe(identity, directory, then.path)
+        now = describe(identity, directory, then.path, elsewhere=elsewhere)
     except (OSError, errors.MachineFault) as error:
         reason = error.strerror if isinstance(error, OSError) else "its file system does not answer"
         return f"{then.path!a} cannot be opened ({reason})"
@@ -68,12 +69,12 @@ def load(identity: "Identity", directory: str, name: str) -> bytes | None:
         return file.read(LARGEST + 1)
 
 
-def read(top: "Fields", where: str) -> tuple[KeptFile, ...]:
-    """The files in the field `where` of a manifest. Raises `vmgahp.manifest.Invalid`."""
+def read(top: "Fields", where: str, most: int) -> tuple[KeptFile, ...]:
+    """The files, `most` at most, in the field `where` of a manifest. Raises `vmgahp.manifest.Invalid`."""
     from vmgahp.manifest import Fields
 
     found = []
-    for number, item in enumerate(top.items(where, MOST_FILES)):
+    for number, item in enumerate(top.items(where, most)):
         file = Fields(item, f"{where}[{number}].", KeptFile._fields)
         found.append(
             KeptFile(

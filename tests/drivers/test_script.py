@@ -477,6 +477,7 @@ def test_the_script_is_told_to_go_on_from_a_checkpoint(toy: Toy, driver: ScriptD
             "the content of 'toy.saved' has changed",
         ),
         (lambda scratch: (scratch / "toy.saved").unlink(), "'toy.saved' cannot be opened"),
+        (lambda scratch: _name_elsewhere(scratch), "toy.saved' cannot be opened"),
         (lambda scratch: (scratch / MANIFEST_FILE).write_text("{}"), "cannot be read"),
         (lambda scratch: _swap(scratch), "cannot be opened"),
     ],
@@ -491,6 +492,12 @@ def test_a_checkpoint_that_is_not_as_it_was_holds_the_job(
         driver.start(saved)
     assert caught.value.word == errors.MISMATCHED_CHECKPOINT
     assert len(toy.calls()) == calls, "the script is not even asked"
+
+
+def _name_elsewhere(scratch: Path) -> None:
+    """A manifest comes back with the job, and only files of the scratch directory are its business."""
+    text = (scratch / MANIFEST_FILE).read_text()
+    (scratch / MANIFEST_FILE).write_text(text.replace('"toy.saved"', f'"{scratch}/toy.saved"'))
 
 
 def _swap(scratch: Path) -> None:

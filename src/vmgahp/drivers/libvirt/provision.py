@@ -182,7 +182,7 @@ class Provision:
 
         name = os.path.basename(disk.path)
         try:
-            base = kept_files.describe(self._identity, self._directory, image.path)
+            base = kept_files.describe(self._identity, self._directory, image.path, elsewhere=True)
         except OSError as error:
             raise catalogue.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
         ours = _Layer(name, image.name, base)
@@ -221,7 +221,7 @@ class Provision:
             found = []
             for number, item in enumerate(top.items("layers", manifest.MOST_DISKS)):
                 fields = manifest.Fields(item, f"layers[{number}].", _Layer._fields)
-                [base] = kept_files.read(fields, "base")
+                [base] = kept_files.read(fields, "base", 1)
                 found.append(_Layer(fields.text("file", 300), fields.text("image", 100), base))
         except (OSError, ValueError, manifest.Invalid) as error:
             raise _bad(

@@ -22,6 +22,8 @@ FORMAT = 1
 
 CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 
+_MOST_FILES = 1000
+
 
 class Restart(NamedTuple):
     """A checkpoint that may be gone on from."""
@@ -131,7 +133,7 @@ def _parse(data: bytes) -> Restart:
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
         note=top.text("note", 500, may_be_empty=True),
-        files=kept_files.read(top, "files"),
+        files=kept_files.read(top, "files", _MOST_FILES),
     )
 
 

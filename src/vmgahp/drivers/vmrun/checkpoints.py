@@ -34,6 +34,7 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _STATE = re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")
+_MOST_FILES = 5000
 _MOST_REFUSED = 100
 
 
@@ -196,10 +197,10 @@ class Checkpoints:
             raise Unusable("; ".join(reasons + changed) + ".", not changed)
 
     def _difference(self, then: KeptFile) -> str:
-        return kept_files.difference(self._identity, self.directory, then)
+        return kept_files.difference(self._identity, self.directory, then, elsewhere=True)
 
     def _describe(self, path: str) -> KeptFile:
-        return kept_files.describe(self._identity, self.directory, path)
+        return kept_files.describe(self._identity, self.directory, path, elsewhere=True)
 
     def _set_aside(self, names: "Iterable[str]") -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
@@ -232,6 +233,6 @@ def _parse(data: bytes) -> Manifest:
         memory_mib=top.integer("memory_mib", 1, 10**9),
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
-        memory=kept_files.read(top, "memory"),
-        disks=kept_files.read(top, "disks"),
+        memory=kept_files.read(top, "memory", _MOST_FILES),
+        disks=kept_files.read(top, "disks", _MOST_FILES),
     )
