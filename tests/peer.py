@@ -1,4 +1,4 @@
-"""This clone's daemon for tests, at the other end of the pipes of `vmgahp.client`."""
+"""This clone's daemon for tests, at the other end of the pipes of `vmgahp.protocol.client`."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vmgahp.cli import KILL, PROBE, SERVE
-from vmgahp.client import DEADLINE, Client
+from vmgahp.protocol.client import DEADLINE, Client
 
 DAEMON = (sys.executable, "-P", "-m", "vmgahp")
 

@@ -112,11 +112,11 @@ def test_the_greeting_needs_no_heavy_module(scratch: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert ended.stdout.split() == ["vmgahp", "vmgahp.cli", "vmgahp.gahp"]
+    assert ended.stdout.split() == ["vmgahp", "vmgahp.cli"]
 
 
 def test_serving_loads_no_hypervisor_library_before_a_start() -> None:
-    code = "import sys; import vmgahp.server; print(*sys.modules)"
+    code = "import sys; import vmgahp.daemon.server; print(*sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from vmgahp import log as log_module
 from vmgahp.config import Settings
-from vmgahp.log import Log, escape, is_private, redact, wants_debug
+from vmgahp.log import Log, wants_debug
+from vmgahp.text import escape, is_private, redact
 
 LINE = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d \(pid:\d+\) (.*)")
 

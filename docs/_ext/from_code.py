@@ -12,11 +12,13 @@ from sphinx.util.docutils import SphinxDirective
 
 import command_line
 from command_line import plain
-from vmgahp import cli, error_words, errors, transfer_plugin
-from vmgahp.job_attributes import ATTRIBUTES, WISHES, JobAttribute
-from vmgahp.settings_elsewhere import DEAD, ELSEWHERE
-from vmgahp.settings_row import SERVER, Setting
-from vmgahp.settings_table import SETTINGS
+from vmgahp import cli, errors
+from vmgahp.config.htcondor import DEAD, ELSEWHERE
+from vmgahp.config.settings_row import SERVER, Setting
+from vmgahp.config.table import SETTINGS
+from vmgahp.daemon import transfer_plugin
+from vmgahp.job.attributes import ATTRIBUTES, WISHES, JobAttribute
+from vmgahp.protocol import error_words
 
 FAMILIES = {
     "settings-xen": ("XEN_",),

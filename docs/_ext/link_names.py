@@ -4,9 +4,9 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-from vmgahp.job_attributes import ATTRIBUTES
-from vmgahp.settings_elsewhere import ELSEWHERE
-from vmgahp.settings_table import SETTINGS
+from vmgahp.config.htcondor import ELSEWHERE
+from vmgahp.config.table import SETTINGS
+from vmgahp.job.attributes import ATTRIBUTES
 
 KINDS = {row.name: "job-attribute" for row in ATTRIBUTES} | {
     setting.name: "confval" for setting in (*SETTINGS, *ELSEWHERE)

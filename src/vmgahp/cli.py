@@ -6,7 +6,7 @@ The daemon's road to the greeting is paved by hand: argparse alone costs more th
 import os
 import sys
 
-from vmgahp import gahp
+from vmgahp import GREETING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
     if arguments.version:
         return _version()
     if arguments.mode == PROBE:
-        from vmgahp import probe
+        from vmgahp.daemon import probe
 
         return probe.run(arguments.vm_type, environ, to_stderr=arguments.to_stderr)
     if arguments.mode == KILL:
-        from vmgahp.kill import kill
+        from vmgahp.daemon.kill import kill
 
         return kill(
             arguments.vm_type, arguments.match, arguments.uuid, environ, to_stderr=arguments.to_stderr
@@ -117,10 +117,10 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
         return 1
     # The greeting goes out before the server is even imported: the client reads it first of all.
     try:
-        os.write(1, gahp.GREETING + b"\n")
+        os.write(1, GREETING + b"\n")
     except OSError:
         return 0
-    from vmgahp.server import serve
+    from vmgahp.daemon.server import serve
 
     return serve(environ["VMGAHP_VMTYPE"], environ["VMGAHP_WORKING_DIR"], environ, to_stderr=to_stderr)
 
@@ -234,20 +234,20 @@ def people_parser() -> "argparse.ArgumentParser":
     )
     command.set_defaults(run=_people_kill)
 
-    from vmgahp import submit
+    from vmgahp.commands import submit
 
     submit.add_to(commands)
 
-    from vmgahp import report, top
+    from vmgahp.commands import report, top
 
     report.add_to(commands)
     top.add_to(commands)
 
-    from vmgahp import console
+    from vmgahp.commands import console
 
     console.add_to(commands)
 
-    from vmgahp import record, replay
+    from vmgahp.commands import record, replay
 
     record.add_to(commands)
     replay.add_to(commands)
@@ -272,21 +272,21 @@ def _people_serve(options: "argparse.Namespace") -> int:
 
 
 def _people_probe(options: "argparse.Namespace") -> int:
-    from vmgahp import probe
+    from vmgahp.daemon import probe
 
     return probe.run(options.type.lower(), _with_user(), to_stderr=True, as_json=options.json)
 
 
 def _people_doctor(options: "argparse.Namespace") -> int:
-    from vmgahp import doctor
+    from vmgahp.commands import doctor
 
     return doctor.run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
 
 
 def _people_config(options: "argparse.Namespace") -> int:
-    from vmgahp import config_show
+    from vmgahp.commands import config
 
-    return config_show.run(
+    return config.run(
         os.environ,
         options.names,
         vm_type=options.type.lower(),
@@ -297,7 +297,7 @@ def _people_config(options: "argparse.Namespace") -> int:
 
 
 def _people_kill(options: "argparse.Namespace") -> int:
-    from vmgahp.kill import kill
+    from vmgahp.daemon.kill import kill
 
     return kill(options.type.lower(), options.name, "", _with_user(), to_stderr=True)
 

@@ -14,8 +14,8 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.simulated import SimulatedDriver
-from vmgahp.identity import Identity
-from vmgahp.job_ad import JobAd
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
 
 URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
@@ -204,7 +204,6 @@ def test_the_suite_itself_is_not_of_the_server() -> None:
     import subprocess
     import sys
 
-    code = (
-        "import sys, vmgahp.server, vmgahp.drivers.libvirt, vmgahp.doctor; sys.exit('pytest' in sys.modules)"
-    )
+    code = "import sys, vmgahp.daemon.server, vmgahp.drivers.libvirt, vmgahp.commands.doctor; "
+    code += "sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lab.chamber import (
+from tests.lab.guest import make_guest
+from tests.lab.namespace import (
     LAB,
     OUR_SERVER,
     REFERENCE_SERVER,
@@ -31,7 +32,6 @@ from tests.lab.chamber import (
     wait_until,
     why_not,
 )
-from tests.lab.guest import make_guest
 from tests.lab.pool import CONFIG, DOMAIN, USER
 
 OURS, REFERENCE = "this", "reference"
@@ -39,7 +39,7 @@ JOB_AD = Path(__file__).with_name("job.ad")
 """The 146 attributes of a job that came by way of DAGMan, as condor_starter sends them."""
 SCRATCH = "/var/lib/condor/execute/dir_170"
 GUARDIAN = "vmgahp-guardian"
-"""The name by which the guardian of a VM goes, in `vmgahp.guardian`; it is nobody's child."""
+"""The name by which the guardian of a VM goes, in `vmgahp.host.guardian`; it is nobody's child."""
 WATCH = "/usr/local/sbin/stopwatch-python"
 """A copy of the chamber's interpreter: the kernel does not share its pages with those of our server, so
 the one that measures takes nothing off what it measures."""

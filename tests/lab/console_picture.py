@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.lab.chamber import LabError, wait_until
 from tests.lab.demo import job_user
 from tests.lab.guest import make_guest
+from tests.lab.namespace import LabError, wait_until
 from tests.lab.pictures import IMAGES, as_svg
 
 WIDTH, HEIGHT = 100, 46

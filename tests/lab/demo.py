@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.lab.chamber import REPOSITORY
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
-from vmgahp.client import Client, ProtocolError
+from tests.lab.namespace import REPOSITORY
+from vmgahp.protocol.client import Client, ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
 COLOURS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}

@@ -17,7 +17,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-from tests.lab.chamber import OUR_SERVER, REPOSITORY, Chamber, build_wheel
+from tests.lab.namespace import OUR_SERVER, REPOSITORY, Chamber, build_wheel
 from tests.lab.pool import Pool
 
 IMAGES = REPOSITORY / "docs/images"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.lab.chamber import LAB, OUR_SERVER, Chamber, LabError, wait_until
+from tests.lab.namespace import LAB, OUR_SERVER, Chamber, LabError, wait_until
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from tests.conftest import simulated_ad
 from tests.lab import bench, stopwatch
 from tests.lab.bench import OURS, REFERENCE, ROWS, Line, Spread
 from tests.peer import DAEMON, environment
-from vmgahp.job_ad import JobAd
+from vmgahp.job.ad import JobAd
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.lab import demo
-from tests.lab.chamber import REPOSITORY
+from tests.lab.namespace import REPOSITORY
 
 
 @pytest.mark.libvirt

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.chamber import REPOSITORY
+from tests.lab.namespace import REPOSITORY
 
 TESTS = """
 import pytest
@@ -35,7 +35,7 @@ def test_other():
 def test_only_a_real_test_may_not_skip(tmp_path: Path, required: bool, failed: int) -> None:
     (tmp_path / "test_skips.py").write_text(TESTS)
     env = {name: value for name, value in os.environ.items() if name != "VMGAHP_REQUIRE_REAL"}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.lab.real", "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.lab.require_real", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
         [*command, "-c", str(REPOSITORY / "pyproject.toml"), str(tmp_path)],
         cwd=REPOSITORY,

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from xml.sax.saxutils import escape, quoteattr
 
-from tests.lab.chamber import LabError, wait_until
+from tests.lab.namespace import LabError, wait_until
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 
 from abc import ABC, abstractmethod
 
-from vmgahp import errors, vm
+from vmgahp import errors, lifecycle
+from vmgahp.metrics import Metrics, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,39 +20,11 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.findings import Finding
-    from vmgahp.identity import Identity
-    from vmgahp.job_ad import JobAd
-    from vmgahp.metrics import Metrics
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
 
     Logger = Callable[[str], None]
     Value = str | int | float | bool
-
-
-class Report:
-    """What STATUS knows of a VM: its state, its use of the CPU, its memory, its addresses."""
-
-    __slots__ = ("cpu_seconds", "ip", "mac", "max_memory_kib", "memory_kib", "state", "vcpus")
-
-    def __init__(
-        self,
-        state: str,
-        *,
-        cpu_seconds: float = 0.0,
-        vcpus: int = 1,
-        memory_kib: int = 0,
-        max_memory_kib: int = 0,
-        mac: str = "",
-        ip: str = "",
-    ) -> None:
-        self.state = state
-        """One of `vmgahp.vm`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
-        self.cpu_seconds = cpu_seconds
-        """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""
-        self.vcpus = vcpus
-        self.memory_kib = memory_kib
-        self.max_memory_kib = max_memory_kib
-        self.mac = mac
-        self.ip = ip
 
 
 class Survey:
@@ -96,11 +69,11 @@ class Machine(ABC):
     name: str
     """The VM's name with the hypervisor: ``<User with @ as _>_<ClusterId>.<ProcId>``."""
 
-    found: "tuple[float, Report] | None" = None
+    found: tuple[float, Status] | None = None
     """What the last STATUS found, and when, in seconds since 1970; the server keeps it for `metrics`."""
 
     @abstractmethod
-    def status(self) -> Report:
+    def status(self) -> Status:
         """How the VM is. A VM that no longer exists is reported as STOPPED, not raised."""
 
     @abstractmethod
@@ -121,16 +94,14 @@ class Machine(ABC):
     def release(self) -> None:  # noqa: B027 - nothing to tidy up is a good default
         """The guest was found gone by itself: tidy up what belonged to it, such as its console's capture."""
 
-    def metrics(self) -> "Metrics | None":
+    def metrics(self) -> Metrics | None:
         """What the VM has used, for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
 
         Unlike all else here this is called beside whatever goes on with the VM, from a thread of its own: it
         changes nothing, and waits for nothing that a request waits for too. By default it is what the last
         STATUS found, which costs nothing; a driver that knows more, or can look by itself, says so.
         """
-        from vmgahp.metrics import Metrics
-
-        if self.found is None or self.found[1].state not in (vm.RUNNING, vm.SOFT_SUSPENDED):
+        if self.found is None or self.found[1].state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
             return None
         when, report = self.found
         return Metrics(
@@ -267,4 +238,4 @@ def find(vm_type: str) -> type[Driver]:
     return found
 
 
-__all__ = ["Driver", "Machine", "Report", "Survey", "find", "vm"]
+__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "find"]

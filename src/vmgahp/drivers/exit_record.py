@@ -2,15 +2,16 @@
 
 import time
 
-from vmgahp import errors, guest_exit
-from vmgahp.guest_exit import BY_ITSELF, EXIT_FILE, GONE, Ending
+from vmgahp import errors
+from vmgahp.job import exit_code
+from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, Ending
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.config import Settings
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 CONSOLE_FILE = "vm_console.log"
 
@@ -32,7 +33,7 @@ class ExitRecord:
         `cpu_seconds` says what it had used when it was last looked at.
         """
         self.how = ""
-        """How it ended, once somebody knows: one of the words in `vmgahp.guest_exit`."""
+        """How it ended, once somebody knows: one of the words in `vmgahp.job.exit_code`."""
         self.tells = True
         """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
         self.port: Callable[[], bytes] | None = None
@@ -52,21 +53,21 @@ class ExitRecord:
         """The VM is over: write it down. What fails is logged."""
         ending = self._ending()
         try:
-            self._identity.write_scratch(self._directory, EXIT_FILE, guest_exit.render(ending))
+            self._identity.write_scratch(self._directory, EXIT_FILE, exit_code.render(ending))
         except (OSError, errors.Fault) as error:
             self._log(f"{self._name}: {EXIT_FILE} cannot be written: {error}")
         if not self.tells or ending.how not in BY_ITSELF:
             return
         libexec = self._settings.string("LIBEXEC")
-        if told := guest_exit.tell_starter(ending.exit_code, self._directory, libexec, self._identity):
+        if told := exit_code.tell_starter(ending.exit_code, self._directory, libexec, self._identity):
             self._log(f"{self._name}: {told}")
 
     def _ending(self) -> Ending:
         source = ""
         code = None
-        if self.port is not None and (code := guest_exit.from_port(self.port())) is not None:
+        if self.port is not None and (code := exit_code.from_port(self.port())) is not None:
             source = "port"
-        elif (code := guest_exit.from_console(self.console())) is not None:
+        elif (code := exit_code.from_console(self.console())) is not None:
             source = "console"
         return Ending(
             how=self.how or GONE,
@@ -78,7 +79,7 @@ class ExitRecord:
         )
 
     def _console_file(self) -> bytes:
-        return guest_exit.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)
+        return exit_code.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)
 
 
 def _size(identity: "Identity", directory: str, name: str) -> int:

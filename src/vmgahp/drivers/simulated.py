@@ -8,12 +8,13 @@ the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at 
 import os
 import threading
 
-from vmgahp import errors, findings, vm
-from vmgahp.drivers.base import Driver, Machine, Report, Survey
+from vmgahp import errors, findings, lifecycle
+from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.job_ad import JobAd
+    from vmgahp.job.ad import JobAd
     from vmgahp.metrics import Metrics
 
 GATE_DEADLINE = 60.0
@@ -28,7 +29,7 @@ class SimulatedMachine(Machine):
         self.working_dir = job.working_dir()
         self._job = job
         self._machines = machines
-        self._state = vm.RUNNING
+        self._state = lifecycle.RUNNING
         self._lifetime = job.integer("Simulated_Lifetime")
         self._cpu_seconds = 0.0
 
@@ -42,15 +43,15 @@ class SimulatedMachine(Machine):
                 return
             waiting.wait(GATE_INTERVAL)
 
-    def status(self) -> Report:
-        self.gate(vm.STATUS)
+    def status(self) -> Status:
+        self.gate(lifecycle.STATUS)
         if self._lifetime is not None:
             self._lifetime -= 1
             if self._lifetime <= 0:
-                self._state = vm.STOPPED
+                self._state = lifecycle.STOPPED
         self._cpu_seconds += 0.5
         memory = (self._job.integer("JobVMMemory") or 0) * 1024
-        return Report(
+        return Status(
             self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory
         )
 
@@ -59,37 +60,37 @@ class SimulatedMachine(Machine):
         return super().metrics()
 
     def pid(self) -> int:
-        self.gate(vm.GETPID)
-        return 0 if self._state == vm.STOPPED else os.getpid()
+        self.gate(lifecycle.GETPID)
+        return 0 if self._state == lifecycle.STOPPED else os.getpid()
 
     def stop(self) -> None:
-        self.gate(vm.STOP)
+        self.gate(lifecycle.STOP)
         self.destroy()
 
     def destroy(self) -> None:
-        self._state = vm.STOPPED
+        self._state = lifecycle.STOPPED
         self._machines.pop(self.name, None)
 
     def soft_suspend(self) -> None:
-        self._go(vm.SOFT_SUSPEND, vm.SOFT_SUSPENDED)
+        self._go(lifecycle.SOFT_SUSPEND, lifecycle.SOFT_SUSPENDED)
 
     def suspend(self) -> None:
-        self._go(vm.SUSPEND, vm.SUSPENDED)
+        self._go(lifecycle.SUSPEND, lifecycle.SUSPENDED)
 
     def resume(self, state: str) -> None:
-        self._go(vm.RESUME, vm.RUNNING)
+        self._go(lifecycle.RESUME, lifecycle.RUNNING)
 
     def checkpoint(self) -> None:
-        self._go(vm.CHECKPOINT, vm.SUSPENDED)
+        self._go(lifecycle.CHECKPOINT, lifecycle.SUSPENDED)
 
     def power_off(self) -> None:
         """The guest's own doing."""
-        self._state = vm.STOPPED
+        self._state = lifecycle.STOPPED
         self._machines.pop(self.name, None)
 
     def _go(self, operation: str, state: str) -> None:
         self.gate(operation)
-        if self._state == vm.STOPPED:
+        if self._state == lifecycle.STOPPED:
             raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
         self._state = state
 
@@ -113,7 +114,7 @@ class SimulatedDriver(Driver):
         if fault == "bug":
             raise ZeroDivisionError("Simulated_Fault is bug")
         machine = SimulatedMachine(job, self._machines)
-        machine.gate(vm.START)
+        machine.gate(lifecycle.START)
         self._machines[machine.name] = machine
         return machine
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import pytest
 
-from vmgahp import errors, findings, vm
+from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers import base
-from vmgahp.job_ad import JobAd, quote
+from vmgahp.job.ad import JobAd, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Driver, Machine
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 DEADLINE = 60.0
 """Seconds that anything of the hypervisor's may take before the test fails."""
@@ -199,7 +199,7 @@ class DriverContract:
         assert machine.name == job.vm_name()
         assert subject.exists(job)
         report = machine.status()
-        assert report.state == vm.RUNNING
+        assert report.state == lifecycle.RUNNING
         assert report.vcpus >= 1
         assert report.cpu_seconds >= 0
         assert report.memory_kib >= 0
@@ -220,7 +220,7 @@ class DriverContract:
         first, second = readings
         assert first is not None
         assert second is not None
-        assert (first.state, first.vcpus >= 1, second.time >= first.time) == (vm.RUNNING, True, True)
+        assert (first.state, first.vcpus >= 1, second.time >= first.time) == (lifecycle.RUNNING, True, True)
         grown = dict(second.counters())
         assert all(0 <= value <= grown[key] for key, value in first.counters())
         machine.destroy()
@@ -232,20 +232,20 @@ class DriverContract:
     ) -> None:
         machine.destroy()
         assert not subject.exists(job)
-        assert machine.status().state == vm.STOPPED
+        assert machine.status().state == lifecycle.STOPPED
         machine.destroy()
         machine.release()
 
     def test_stopped_it_is_gone(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
         machine.stop()
         assert not subject.exists(job)
-        assert machine.status().state == vm.STOPPED
+        assert machine.status().state == lifecycle.STOPPED
 
     def test_a_guest_that_powers_itself_off_is_seen(self, subject: Subject, driver: "Driver") -> None:
         job = subject.job(ends=True)
         machine = driver.start(job)
         subject.power_off(job)
-        until(lambda: machine.status().state == vm.STOPPED, "STOPPED is reported")
+        until(lambda: machine.status().state == lifecycle.STOPPED, "STOPPED is reported")
         machine.release()
         machine.release()
         assert not subject.exists(job)
@@ -268,7 +268,7 @@ class DriverContract:
         first, second = driver.start(one), driver.start(two)
         first.destroy()
         assert not subject.exists(one)
-        assert second.status().state == vm.RUNNING
+        assert second.status().state == lifecycle.RUNNING
         if subject.has_guest:
             goes_on(subject, two)
 
@@ -279,13 +279,13 @@ class DriverContract:
             with pytest.raises(errors.ClientFault) as caught:
                 machine.soft_suspend()
             assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
-            assert machine.status().state == vm.RUNNING
+            assert machine.status().state == lifecycle.RUNNING
             return
         machine.soft_suspend()
-        assert machine.status().state == vm.SOFT_SUSPENDED
+        assert machine.status().state == lifecycle.SOFT_SUSPENDED
         assert subject.exists(job)
-        machine.resume(vm.SOFT_SUSPENDED)
-        assert machine.status().state == vm.RUNNING
+        machine.resume(lifecycle.SOFT_SUSPENDED)
+        assert machine.status().state == lifecycle.RUNNING
         if subject.has_guest:
             goes_on(subject, job)
 
@@ -297,9 +297,9 @@ class DriverContract:
             return
         before = goes_on(subject, job) if subject.has_guest else 0
         machine.suspend()
-        assert machine.status().state == vm.SUSPENDED
-        machine.resume(vm.SUSPENDED)
-        assert machine.status().state == vm.RUNNING
+        assert machine.status().state == lifecycle.SUSPENDED
+        machine.resume(lifecycle.SUSPENDED)
+        assert machine.status().state == lifecycle.RUNNING
         if subject.has_guest:
             assert goes_on(subject, job) >= before, "it went on and did not begin anew"
 
@@ -310,7 +310,7 @@ class DriverContract:
             machine.suspend()
         machine.destroy()
         assert not subject.exists(job)
-        assert machine.status().state == vm.STOPPED
+        assert machine.status().state == lifecycle.STOPPED
 
     def test_a_restart_goes_on_from_the_checkpoint(
         self, subject: Subject, job: JobAd, driver: "Driver"
@@ -325,11 +325,11 @@ class DriverContract:
         machine = driver.start(wanted)
         before = goes_on(subject, job) if subject.has_guest else 0
         machine.checkpoint()
-        assert machine.status().state == vm.SUSPENDED
+        assert machine.status().state == lifecycle.SUSPENDED
         # As after an eviction: the client stops the VM, and another daemon starts it again.
         machine.stop()
         again = subject.driver().start(wanted)
-        assert again.status().state == vm.RUNNING
+        assert again.status().state == lifecycle.RUNNING
         if subject.has_guest:
             assert goes_on(subject, job) >= before, "it went on and did not begin anew"
         again.destroy()
@@ -340,7 +340,7 @@ class DriverContract:
     def test_a_start_clears_what_an_earlier_one_left(self, subject: Subject, job: JobAd) -> None:
         subject.driver().start(job)
         again = subject.driver().start(job)
-        assert again.status().state == vm.RUNNING
+        assert again.status().state == lifecycle.RUNNING
         again.destroy()
         assert not subject.exists(job)
 
@@ -351,7 +351,7 @@ class DriverContract:
         second = driver.start(two)
         assert subject.driver().kill(subject.match(one)) is True
         assert not subject.exists(one)
-        assert second.status().state == vm.RUNNING
+        assert second.status().state == lifecycle.RUNNING
 
     def test_to_kill_what_is_not_there_is_no_error(
         self, subject: Subject, job: JobAd, driver: "Driver"
@@ -384,7 +384,7 @@ class DriverContract:
             assert caught.value.problem, what
             assert caught.value.cure, what
             assert not subject.exists(job), what
-        assert driver.start(subject.job(3)).status().state == vm.RUNNING
+        assert driver.start(subject.job(3)).status().state == lifecycle.RUNNING
 
     @pytest.mark.parametrize("attribute", ["JobVMMemory"])
     def test_a_job_without_what_every_job_needs_is_held(
@@ -406,7 +406,7 @@ class DriverContract:
             with pytest.raises(errors.Fault):
                 operation()
         with pytest.raises(errors.Fault):
-            machine.resume(vm.SOFT_SUSPENDED)
+            machine.resume(lifecycle.SOFT_SUSPENDED)
         assert machine.pid() == 0
 
     # The probe
@@ -438,5 +438,5 @@ class DriverContract:
         machine = driver.start(job)
         before = sorted(path.name for path in Path(job.working_dir()).iterdir())
         subject.driver().survey(time.monotonic() + DEADLINE)
-        assert machine.status().state == vm.RUNNING
+        assert machine.status().state == lifecycle.RUNNING
         assert sorted(path.name for path in Path(job.working_dir()).iterdir()) == before

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.lab import Lab
+from tests.drivers.vsphere.simulator import Lab
 from tests.lab import vcsim
 from tests.lab.vcsim import PASSWORD, Vcsim
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.drivers.vsphere.lab import Lab, settings, status, until
+from tests.drivers.vsphere.simulator import Lab, settings, status, until
 from tests.peer import DEADLINE, Peer, environment
 
 pytestmark = [

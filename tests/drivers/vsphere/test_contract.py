@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.lab import MIB, VMX, Server, settings, write_disk
+from tests.drivers.vsphere.simulator import MIB, VMX, Server, settings, write_disk
 from tests.lab.vcsim import Vcsim
 from vmgahp.config import Settings
-from vmgahp.identity import Identity
-from vmgahp.job_ad import JobAd
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
 
 pytestmark = pytest.mark.vsphere

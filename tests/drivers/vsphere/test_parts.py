@@ -12,16 +12,16 @@ pytest.importorskip("pyVmomi", reason="pyvmomi is not installed")
 
 from pyVmomi import vim, vmodl
 
-from tests.drivers.vsphere.lab import VMX, Job
+from tests.drivers.vsphere.simulator import VMX, Job
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere import VsphereDriver, describe, faults, hardware, launch, tags
-from vmgahp.drivers.vsphere.access import Access
+from vmgahp.drivers.vsphere import VsphereDriver, annotations, config_spec, deploy, faults, hardware
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.credentials import Access
 from vmgahp.drivers.vsphere.inventory import network_map
-from vmgahp.drivers.vsphere.tags import Tag
-from vmgahp.identity import Identity
-from vmgahp.job_ad import JobAd
-from vmgahp.vmx import Vmx
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.job.vmx import Vmx
 
 BASE = {"VM_MEMORY": "1024"}
 
@@ -203,13 +203,13 @@ def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
         found = hardware.read(Vmx(content), "machine.vmx")
     except errors.JobFault:
         return
-    places = [launch.store_name(device) for device in found.devices]
+    places = [deploy.store_name(device) for device in found.devices]
     assert len(set(places)) == len(places)
     for device, place in zip(found.devices, places, strict=True):
         assert re.fullmatch(r"[a-z]+-[a-z]+[0-9](-[0-9]+)?\.[a-z]+", place)
         assert "/" not in device.file
         assert device.file not in ("", ".", "..")
-    assert describe.guest_id(found.guest)
+    assert config_spec.guest_id(found.guest)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
     ],
 )
 def test_the_guests_system(name: str, wanted: str) -> None:
-    assert describe.guest_id(name) == wanted
+    assert config_spec.guest_id(name) == wanted
 
 
 # Whose fault it is
@@ -311,15 +311,15 @@ def test_the_network_map() -> None:
 
 @given(st.text(min_size=1, max_size=300))
 def test_a_name_for_vsphere_is_plain_short_and_unique(name: str) -> None:
-    made = tags.entity_name(name, "0123456789abcdef")
+    made = annotations.entity_name(name, "0123456789abcdef")
     assert re.fullmatch(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+-]*-01234567", made)
-    assert len(made) <= tags.LONGEST_NAME
-    assert made != tags.entity_name(name, "1123456789abcdef")
+    assert len(made) <= annotations.LONGEST_NAME
+    assert made != annotations.entity_name(name, "1123456789abcdef")
 
 
 def test_a_tag_is_read_as_it_was_written() -> None:
-    tag = Tag("id", "name", "job#1", "/dir", "host", tags.RUNS, "vmgahp-0", 1700000000.0)
-    older = tag._replace(state=tags.SAVED).options()
+    tag = Tag("id", "name", "job#1", "/dir", "host", annotations.RUNS, "vmgahp-0", 1700000000.0)
+    older = tag._replace(state=annotations.SAVED).options()
     assert Tag.read([*older, *tag.options()]) == tag, "the last of a key counts"
     assert Tag.read(None) is None
     assert Tag.read([vim.option.OptionValue(key="vmgahp.id", value="x")]) is None

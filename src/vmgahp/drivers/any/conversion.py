@@ -7,12 +7,13 @@ home. Both take room while the job runs, so the room is looked at first.
 import os
 from time import monotonic
 
-from vmgahp import errors, qemu_img
-from vmgahp.drivers.any import memo
+from vmgahp import errors
+from vmgahp.drivers.any import choice
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.images import backing_chain
-from vmgahp.job_ad import shown
-from vmgahp.job_disks import DISK
+from vmgahp.images import qemu_img
+from vmgahp.images.backing import backing_chain
+from vmgahp.job.disks import DISK
+from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.any.disks import AnyDisk
     from vmgahp.drivers.base import Logger
-    from vmgahp.identity import Identity
-    from vmgahp.job_ad import JobAd
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
 
 STARTING = 60.0
 """Seconds that are kept, of those that the client waits for a START, for the start itself."""
@@ -86,7 +87,7 @@ def convert(
         raise _judge(error, ad, disk, size) from error
     except OSError as error:
         _forget(directory, temporary, identity, log)
-        raise memo.unwritable(name, error) from error
+        raise choice.unwritable(name, error) from error
     except BaseException:
         _forget(directory, temporary, identity, log)
         raise

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
-from vmgahp.image_format import HEADER, UnclearFormat, proven_format
-from vmgahp.job_ad import shown
-from vmgahp.job_disks import DISK
+from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
+from vmgahp.job.disks import DISK
+from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vmgahp.identity import Identity
-    from vmgahp.job_ad import JobAd
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
 
 _PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
 
@@ -51,7 +51,7 @@ class AnyDisk(NamedTuple):
 
     @property
     def is_cdrom(self) -> bool:
-        """Whether the guest sees a CD-ROM, as `vmgahp.job_disks` decides it."""
+        """Whether the guest sees a CD-ROM, as `vmgahp.job.disks` decides it."""
         return self.format == "iso" or self.name.lower().endswith(".iso")
 
     @property

@@ -5,26 +5,29 @@ from _thread import allocate_lock
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-from vmgahp import errors, findings, job_types
+from vmgahp import errors, findings
 from vmgahp.drivers import base
-from vmgahp.drivers.any import conversion, disks, memo, offers, suits, vmware
-from vmgahp.drivers.any.memo import Memo
+from vmgahp.drivers.any import choice as memo
+from vmgahp.drivers.any import compatibility, conversion, disks, surveys, vmx_writer
+from vmgahp.drivers.any.choice import Memo
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job_ad import JobAd, quote, shown
-from vmgahp.job_disks import DISK
-from vmgahp.job_wishes import Wishes
-from vmgahp.vmware_job import VMX_FILE
+from vmgahp.job import accepted_types
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.job.disks import DISK
+from vmgahp.job.options import Wishes
+from vmgahp.job.vmware import VMX_FILE
+from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vmgahp.config import Settings
+    from vmgahp.drivers.any.compatibility import Fit
     from vmgahp.drivers.any.disks import AnyDisk
-    from vmgahp.drivers.any.suits import Fit
     from vmgahp.drivers.base import Logger
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 _Result = TypeVar("_Result")
 
@@ -65,7 +68,7 @@ class AnyDriver(Driver):
 
         def tell(vm_type: str) -> str:
             needed = choice.fits[vm_type].conversions
-            if needed or (vm_type in suits.VMWARE and choice.job.expression(VMX_FILE) is None):
+            if needed or (vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None):
                 converted = "".join(f"; {disk.name} as {target}" for disk, target in needed)
                 return f"The job would run by {vm_type}{converted}.\n"
             ad = self._changed(choice, vm_type, {})
@@ -77,8 +80,8 @@ class AnyDriver(Driver):
         """Ask every type's driver: which of them the job got, nobody has told the startd."""
         found, trouble = False, None
         counts = self._may_have_it(match)
-        for vm_type in offers.machine_types(self.settings):
-            if not match.startswith("/") and vm_type not in suits.QEMU + suits.XEN:
+        for vm_type in surveys.machine_types(self.settings):
+            if not match.startswith("/") and vm_type not in compatibility.QEMU + compatibility.XEN:
                 continue  # those know VMs by their directories
             try:
                 found |= self._driver_for(vm_type).kill(match, uuid)
@@ -104,10 +107,10 @@ class AnyDriver(Driver):
 
     def survey(self, end: float) -> Survey:
         try:
-            types = offers.machine_types(self.settings)
+            types = surveys.machine_types(self.settings)
         except MachineFault as fault:
-            return Survey([findings.judge("types", offers.SETTING, fault, "")])
-        return offers.together(job_types.ANY, offers.surveys(types, self._driver_for, end))
+            return Survey([findings.judge("types", surveys.SETTING, fault, "")])
+        return surveys.together(accepted_types.ANY, surveys.surveys(types, self._driver_for, end))
 
     def close(self) -> None:
         for driver in self._drivers.values():
@@ -117,10 +120,10 @@ class AnyDriver(Driver):
 
     def _look_at(self, job: JobAd) -> _Choice:
         """Raises `JobFault` for what no type could make sense of, `MachineFault` for settings."""
-        types = offers.machine_types(self.settings)
-        wishes = job_types.wanted(job)
+        types = surveys.machine_types(self.settings)
+        wishes = accepted_types.wanted(job)
         Wishes(job, others_know=bool(self.settings.xml_script()))
-        for name in job.names(f"VM_{job_types.ANY}_ATTR_"):
+        for name in job.names(f"VM_{accepted_types.ANY}_ATTR_"):
             raise JobFault(
                 errors.MISMATCHED,
                 f"{name} = {shown(job.expression(name))}: the job runs by another type than any.",
@@ -133,10 +136,10 @@ class AnyDriver(Driver):
         fits: dict[str, Fit] = {}
         reasons: dict[str, str] = {}
         for vm_type in types:
-            if not job_types.takes(wishes, vm_type):
+            if not accepted_types.takes(wishes, vm_type):
                 reasons[vm_type] = "the job does not take it"
                 continue
-            fit = fits[vm_type] = suits.fit(vm_type, job, found, self.identity)
+            fit = fits[vm_type] = compatibility.fit(vm_type, job, found, self.identity)
             if fit.reason:
                 reasons[vm_type] = fit.reason
             elif fit.conversions and not self.settings.boolean("VM_ANY_CONVERT"):
@@ -193,9 +196,9 @@ class AnyDriver(Driver):
 
         A machine with one type has nothing to choose: what is wrong with that one, its driver says at the start.
         """
-        if len(offers.machine_types(self.settings)) == 1:
+        if len(surveys.machine_types(self.settings)) == 1:
             return ""
-        return offers.why_not(self._surveys((vm_type,))[vm_type])
+        return surveys.why_not(self._surveys((vm_type,))[vm_type])
 
     def _surveys(self, types: tuple[str, ...]) -> dict[str, Survey]:
         made: list[Driver] = []
@@ -207,7 +210,7 @@ class AnyDriver(Driver):
             return driver
 
         try:
-            return offers.surveys(types, fresh, monotonic() + SURVEY)
+            return surveys.surveys(types, fresh, monotonic() + SURVEY)
         finally:
             for driver in made:
                 driver.close()
@@ -216,10 +219,10 @@ class AnyDriver(Driver):
         self, choice: _Choice, refusals: dict[str, JobFault], unproved: dict[str, str]
     ) -> errors.Fault:
         """Whose fault it is: the machine's only where not one of its types works."""
-        types = offers.machine_types(self.settings)
+        types = surveys.machine_types(self.settings)
         if not refusals and unproved:
             others = self._surveys(tuple(vm_type for vm_type in types if vm_type not in unproved))
-            if all(offers.why_not(survey) for survey in others.values()):
+            if all(surveys.why_not(survey) for survey in others.values()):
                 return MachineFault(
                     f"No VM type of this machine works: {_listed(unproved)}",
                     "see vmgahp doctor, which says what to do about each.",
@@ -260,7 +263,7 @@ class AnyDriver(Driver):
     def _clear_leftover(self, choice: _Choice, vm_type: str) -> None:
         """What an earlier server left behind by another type; of the same one its driver clears it away itself."""
         before = choice.earlier.vm_type
-        if before == vm_type or before not in offers.machine_types(self.settings):
+        if before == vm_type or before not in surveys.machine_types(self.settings):
             return
         try:
             if self._driver_for(before).kill(choice.directory):
@@ -275,11 +278,11 @@ class AnyDriver(Driver):
         """The job as the type's driver is to see it. Raises `JobFault`."""
         changes = {"JobVMType": quote(vm_type)}
         if choice.disks:
-            changes[DISK] = quote(suits.as_they_would_be(choice.disks, made))
-        if vm_type in suits.VMWARE and choice.job.expression(VMX_FILE) is None:
+            changes[DISK] = quote(compatibility.as_they_would_be(choice.disks, made))
+        if vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None:
             now = [made.get(disk.path, disk) for disk in choice.disks]
-            self._write(choice.directory, vmware.FILE, vmware.describe(now).encode())
-            changes |= vmware.attributes(now)
+            self._write(choice.directory, vmx_writer.FILE, vmx_writer.describe(now).encode())
+            changes |= vmx_writer.attributes(now)
         lower = {name.lower() for name in changes}
         kept = [pair for pair in choice.job.pairs() if pair[0].lower() not in lower]
         return JobAd([*kept, *changes.items()])
@@ -299,8 +302,8 @@ class AnyDriver(Driver):
     def _undo(self, choice: _Choice, vm_type: str, made: "dict[str, AnyDisk]") -> None:
         """A start that failed leaves the scratch directory as it was."""
         names = [disk.name for disk in made.values()]
-        if vm_type in suits.VMWARE and choice.job.expression(VMX_FILE) is None:
-            names.append(vmware.FILE)
+        if vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None:
+            names.append(vmx_writer.FILE)
         try:
             for name in names:
                 self.identity.unlink_scratch(choice.directory, name)

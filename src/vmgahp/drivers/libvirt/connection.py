@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import libvirt
 
-from vmgahp import errors, guest_exit
+from vmgahp import errors
 from vmgahp.drivers.libvirt import faults
+from vmgahp.job import exit_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ _CAUSES = {
 """What libvirt's life-cycle events mean (``virDomainEventType`` and the details of each)."""
 
 _HOW = {
-    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): guest_exit.POWERED_OFF,
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): exit_code.POWERED_OFF,
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): (
-        guest_exit.DESTROYED_BY_OTHERS
+        exit_code.DESTROYED_BY_OTHERS
     ),
-    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): guest_exit.CRASHED,
-    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED): guest_exit.CRASHED,
-    (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): guest_exit.CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): exit_code.CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED): exit_code.CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): exit_code.CRASHED,
 }
 """How a VM has ended, by the event that says that it is gone."""
 
@@ -82,7 +83,7 @@ class Watch:
         self.was_saved = False
         """It stopped because its memory was written to a file."""
         self.how = ""
-        """How it stopped, by itself or by others: a word of `vmgahp.guest_exit`; empty where no event said so."""
+        """How it stopped, by itself or by others: a word of `vmgahp.job.exit_code`; empty where no event said so."""
         self.disk_error = False
         """An error of a disk has paused it; cleared by who looks at what it shows."""
         self.ours = False

@@ -5,11 +5,16 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import domain_xml, errors, kvm, scratch, xml_script
-from vmgahp.console_capture import ConsoleCapture, runtime_dir
-from vmgahp.drivers.libvirt import emulator, offers, others, own_xml, tpm
-from vmgahp.drivers.libvirt.administration import Described, described
+from vmgahp import errors
+from vmgahp.domain import build as domain_xml
+from vmgahp.drivers.libvirt import capabilities as offers
+from vmgahp.drivers.libvirt import job_xml, other_hypervisors, qemu_check, tpm
 from vmgahp.drivers.libvirt.exit_port import ExitPort
+from vmgahp.drivers.libvirt.hooks import Described, described
+from vmgahp.hooks import xml_script
+from vmgahp.host import kvm, scratch
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +22,13 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.connection import Connection
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
-    from vmgahp.identity import Identity
-    from vmgahp.images import Layer
-    from vmgahp.job import JobSpec
-    from vmgahp.job_ad import JobAd
+    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.host.job_user import Identity
+    from vmgahp.images.backing import Layer
+    from vmgahp.job.ad import JobAd
+    from vmgahp.job.spec import JobSpec
 
 SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
 
@@ -86,7 +91,7 @@ class Describer:
             cpu_mode="maximum" if offers.is_foreign(spec) else cpu_mode(self.settings, domain_type),
             dac_label=label,
             console_socket=""
-            if others.is_other(domain_type)
+            if other_hypervisors.is_other(domain_type)
             else self._listen_to_console(spec, label, belongings),
             vnc_password="" if not spec.vnc else _password() if belongings else ONE_TIME,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
@@ -97,7 +102,7 @@ class Describer:
             tpm_socket=self._listen_as_tpm(spec, label, belongings),
             exit_socket=self._listen_to_exit_port(spec, label, belongings),
         )
-        xml = own_xml.describe(job, domain_xml.build(spec, host), belongings, self.identity)
+        xml = job_xml.describe(job, domain_xml.build(spec, host), belongings, self.identity)
         return described(self.settings, self.log, job, spec, xml, dry=dry)
 
     def _scripted(self, script: str, job: "JobAd", spec: "JobSpec", uuid: str) -> str:
@@ -225,7 +230,7 @@ class Describer:
     # Small things around it
 
     def _has_passt(self, domain_type: str) -> bool:
-        return not others.is_other(domain_type) and has_passt(
+        return not other_hypervisors.is_other(domain_type) and has_passt(
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
 
@@ -260,7 +265,7 @@ def has_passt(capabilities: str) -> bool:
     refuses the element.
     """
     values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
-    return any(value.text == "passt" for value in values) and emulator.passt() is not None
+    return any(value.text == "passt" for value in values) and qemu_check.passt() is not None
 
 
 def cpu_mode(settings: "Settings", domain_type: str) -> str:

@@ -6,25 +6,23 @@ import uuid as uuids
 
 import libvirt
 
-from vmgahp import errors, kvm, scratch
-from vmgahp.checkpoint import Unusable
-from vmgahp.console_capture import sweep
+from vmgahp import errors
+from vmgahp.checkpoint.store import Unusable
+from vmgahp.domain import verify
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.libvirt import (
-    administration,
+    capabilities,
     faults,
     firmware,
-    neighbourhood,
-    offers,
-    others,
-    own_xml,
+    hooks,
+    host_checks,
+    job_xml,
+    other_hypervisors,
     provision,
     qemu_log,
-    verify,
 )
-from vmgahp.drivers.libvirt.belongings import Belongings
-from vmgahp.drivers.libvirt.checkpoints import Checkpoints, Restart
+from vmgahp.drivers.libvirt.checkpoint import Checkpoints, Restart
 from vmgahp.drivers.libvirt.connection import Connection
 from vmgahp.drivers.libvirt.describe import (
     SESSION_URI,
@@ -33,22 +31,25 @@ from vmgahp.drivers.libvirt.describe import (
     first_attribute,
     has_display,
 )
-from vmgahp.drivers.libvirt.doors import DESCRIPTION
+from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.saving import Saver
+from vmgahp.drivers.libvirt.resources import Belongings
+from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
-from vmgahp.guardian import Guardian
-from vmgahp.job import JobSpec
+from vmgahp.host import kvm, scratch
+from vmgahp.host.guardian import Guardian
+from vmgahp.host.runtime_dir import sweep
+from vmgahp.job.spec import JobSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.administration import Described
-    from vmgahp.drivers.libvirt.checkpoints import Chains
-    from vmgahp.identity import Identity
-    from vmgahp.job_ad import JobAd
+    from vmgahp.drivers.libvirt.checkpoint import Chains
+    from vmgahp.drivers.libvirt.hooks import Described
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
 
 
 class LibvirtDriver(Driver):
@@ -74,11 +75,11 @@ class LibvirtDriver(Driver):
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
-        job = own_xml.bring(job, self.settings, self.identity)
+        job = job_xml.bring(job, self.settings, self.identity)
         try:
             return self._start(job)
         except errors.Fault as fault:
-            judged = own_xml.judge(job, fault)
+            judged = job_xml.judge(job, fault)
             if judged is fault:
                 raise
             raise judged from fault
@@ -110,7 +111,7 @@ class LibvirtDriver(Driver):
         return self._launch(job, spec, domain_type, chains, None)
 
     def describe(self, job: "JobAd") -> str:
-        job = own_xml.bring(job, self.settings, self.identity)
+        job = job_xml.bring(job, self.settings, self.identity)
         spec, domain_type, chains = self._look_at(job, None)
         spec = self._with_macs(job, spec, dry=True)
         uuid = str(uuids.UUID(int=0))  # that of a start is made for it
@@ -154,10 +155,10 @@ class LibvirtDriver(Driver):
 
         Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
         """
-        administration.require(self.settings, job)
+        hooks.require(self.settings, job)
         try:
             spec = self._read(job)
-            domain_type = offers.type_for(spec, self._domain_type(), self.settings)
+            domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
             if made:
                 self._clear_orphan(spec.name)
@@ -165,16 +166,16 @@ class LibvirtDriver(Driver):
                 made.make(spec)
             chains = provision.chains(spec, self.identity)
         except errors.JobFault:
-            neighbourhood.require_way_in(job.working_dir(), self.identity)
-            others.require_fit(self.vm_type, self._connection, self.settings)
+            host_checks.require_way_in(job.working_dir(), self.identity)
+            other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
             raise
-        neighbourhood.require_room(spec.working_dir)
+        host_checks.require_room(spec.working_dir)
         if spec.macs:
             self._require_free_macs(spec)
         return spec, domain_type, chains
 
     def _read(self, job: "JobAd") -> JobSpec:
-        diskless = others.may_be_diskless(self.vm_type, self.settings)
+        diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
         return JobSpec.from_ad(job, self.settings, self.identity, diskless=diskless)
 
     @staticmethod
@@ -202,9 +203,9 @@ class LibvirtDriver(Driver):
         return None
 
     def _domain_type(self) -> str:
-        fixed = others.wanted_type(self.vm_type, self.settings)
-        if others.is_other(fixed):
-            others.require(self._connection, fixed, self.settings)
+        fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
+        if other_hypervisors.is_other(fixed):
+            other_hypervisors.require(self._connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
         reason = kvm.check(KVM_DEADLINE)
@@ -320,7 +321,7 @@ class LibvirtDriver(Driver):
             elif less := verify.against_script(live, xml, spec):
                 self.log(f"{machine.name}, as {authors} made it: {less}")
             for mac, origin in macs:
-                neighbourhood.require_free_mac(connection, mac, self.log, domain.ID(), origin)
+                host_checks.require_free_mac(connection, mac, self.log, domain.ID(), origin)
 
         try:
             if authors:
@@ -334,7 +335,7 @@ class LibvirtDriver(Driver):
             machine.undo()
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
-            raise administration.unlike(machine.name, authors, mismatch) from mismatch
+            raise hooks.unlike(machine.name, authors, mismatch) from mismatch
         except errors.Fault:
             machine.undo()
             raise
@@ -363,8 +364,8 @@ class LibvirtDriver(Driver):
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
         fault, door = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
-        if door is DESCRIPTION and administration.answer_for_refusal(described, self._connection):
-            return administration.refused(fault.problem, described.authors)
+        if door is DESCRIPTION and hooks.answer_for_refusal(described, self._connection):
+            return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
             return errors.HypervisorFault(
                 f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
@@ -383,15 +384,15 @@ class LibvirtDriver(Driver):
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         """Why the VM's memory cannot be saved to a file; empty where it can."""
-        return others.no_saving(domain_type)
+        return other_hypervisors.no_saving(domain_type)
 
     def _with_macs(self, job: "JobAd", spec: JobSpec, saved: str = "", *, dry: bool = False) -> JobSpec:
-        return administration.with_macs(self.settings, self.log, job, spec, saved, dry=dry)
+        return hooks.with_macs(self.settings, self.log, job, spec, saved, dry=dry)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
         def require(connection: "libvirt.virConnect") -> None:
             for mac in spec.macs:
-                neighbourhood.require_free_mac(connection, mac, self.log)
+                host_checks.require_free_mac(connection, mac, self.log)
 
         try:
             self._connection.call(require)

@@ -2,8 +2,9 @@
 
 import os
 
-from vmgahp.console_capture import ConsoleCapture, runtime_dir
-from vmgahp.guest_exit import PORT_BYTES
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.job.exit_code import PORT_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

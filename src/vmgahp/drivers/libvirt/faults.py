@@ -5,7 +5,7 @@ import re
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt.doors import DOORS, Door
+from vmgahp.drivers.libvirt.fault_table import DOORS, Door
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

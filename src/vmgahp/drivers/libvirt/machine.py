@@ -4,20 +4,22 @@ import os
 
 import libvirt
 
-from vmgahp import errors, guest_exit, vm
-from vmgahp.checkpoint import MANIFEST_FILE, MEMORY_FILE
-from vmgahp.drivers.base import Machine, Report
-from vmgahp.drivers.libvirt import faults, others
-from vmgahp.drivers.libvirt.metrics import Meter
+from vmgahp import errors, lifecycle
+from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
+from vmgahp.drivers.base import Machine
+from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.job import exit_code
+from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from vmgahp.drivers.libvirt.belongings import Belongings
     from vmgahp.drivers.libvirt.connection import Connection
-    from vmgahp.drivers.libvirt.saving import Saver
+    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.drivers.libvirt.save import Saver
     from vmgahp.metrics import Metrics
 
     Result = TypeVar("Result")
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
 SUSPEND_FILE = "vm_suspend.mem"
 
 _STATES = {
-    libvirt.VIR_DOMAIN_NOSTATE: vm.RUNNING,
-    libvirt.VIR_DOMAIN_RUNNING: vm.RUNNING,
-    libvirt.VIR_DOMAIN_BLOCKED: vm.RUNNING,
-    libvirt.VIR_DOMAIN_PAUSED: vm.SOFT_SUSPENDED,
-    libvirt.VIR_DOMAIN_SHUTDOWN: vm.RUNNING,  # on its way out; gone at the next look
-    libvirt.VIR_DOMAIN_SHUTOFF: vm.STOPPED,
-    libvirt.VIR_DOMAIN_CRASHED: vm.STOPPED,
-    libvirt.VIR_DOMAIN_PMSUSPENDED: vm.SOFT_SUSPENDED,
+    libvirt.VIR_DOMAIN_NOSTATE: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_RUNNING: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_BLOCKED: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED,
+    libvirt.VIR_DOMAIN_SHUTDOWN: lifecycle.RUNNING,  # on its way out; gone at the next look
+    libvirt.VIR_DOMAIN_SHUTOFF: lifecycle.STOPPED,
+    libvirt.VIR_DOMAIN_CRASHED: lifecycle.STOPPED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED,
 }
 
 _ADDRESS_SOURCES = (
@@ -92,18 +94,18 @@ class LibvirtMachine(Machine):
         self._watch = connection.watch(uuid, name)
         self._domain: libvirt.virDomain | None = None
         self._pid = 0
-        self._last_report: Report | None = None
+        self._last_report: Status | None = None
         self._saved_in = ""
         self._saved_xml = ""
         self._keep_image = False
 
     # What the server asks
 
-    def status(self) -> Report:
+    def status(self) -> Status:
         if self._belongings.claimed:
-            return Report(vm.STOPPED)
+            return Status(lifecycle.STOPPED)
         if self._saved_in:
-            return Report(vm.SUSPENDED)
+            return Status(lifecycle.SUSPENDED)
         try:
             # One round trip; the memory is the balloon's, where there is one.
             state, max_memory, memory, vcpus, cpu_nanoseconds = self._connection.call(self._info)
@@ -119,13 +121,13 @@ class LibvirtMachine(Machine):
             raise
         if state == libvirt.VIR_DOMAIN_CRASHED:
             self.screenshot()
-            self._belongings.ended(guest_exit.CRASHED)
+            self._belongings.ended(exit_code.CRASHED)
             self.destroy()
         elif self._watch.disk_error:
             self._watch.disk_error = False
             self.screenshot()
-        self._last_report = Report(
-            _STATES.get(state, vm.RUNNING),
+        self._last_report = Status(
+            _STATES.get(state, lifecycle.RUNNING),
             cpu_seconds=self.cpu_before + cpu_nanoseconds / 1e9,
             vcpus=vcpus,
             memory_kib=memory,
@@ -158,7 +160,7 @@ class LibvirtMachine(Machine):
             try:
                 self._call(self._ask_to_power_off)
                 if self._watch.gone.wait(self._stop_timeout):
-                    self._belongings.ended(guest_exit.POWERED_OFF_WHEN_ASKED)
+                    self._belongings.ended(exit_code.POWERED_OFF_WHEN_ASKED)
                 else:
                     self._log(f"{self.name} has not powered off in {self._stop_timeout:g} s: destroying it")
                     self.screenshot()
@@ -172,7 +174,7 @@ class LibvirtMachine(Machine):
         if not self._saved_in:
             try:
                 self._call(lambda domain: domain.destroy())
-                self._belongings.ended(guest_exit.DESTROYED)
+                self._belongings.ended(exit_code.DESTROYED)
                 self._watch.gone.wait(DESTROY_WAIT)
             except libvirt.libvirtError as error:
                 if not faults.is_no_domain(error):
@@ -190,7 +192,7 @@ class LibvirtMachine(Machine):
     def release(self) -> None:
         if not self._belongings.claim():
             return
-        self._belongings.ended(guest_exit.DESTROYED if self._saved_in else self._watch.how)
+        self._belongings.ended(exit_code.DESTROYED if self._saved_in else self._watch.how)
         self._connection.unwatch(self.uuid)
         if self._saved_in and not self._keep_image:
             self.saver.forget(self._saved_in)
@@ -200,12 +202,12 @@ class LibvirtMachine(Machine):
         self._operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
 
     def suspend(self) -> None:
-        if reason := others.no_saving(self.domain_type):
+        if reason := other_hypervisors.no_saving(self.domain_type):
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {reason}.")
         self._save(SUSPEND_FILE, checkpoint=False)
 
     def resume(self, state: str) -> None:
-        if state == vm.SOFT_SUSPENDED:
+        if state == lifecycle.SOFT_SUSPENDED:
             self._operate("resuming", lambda domain: domain.resume())
         else:
             self._restore()
@@ -287,7 +289,7 @@ class LibvirtMachine(Machine):
             try:
                 return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
             except libvirt.libvirtError as error:
-                if not (others.is_other(self.domain_type) and faults.is_unknown_flag(error)):
+                if not (other_hypervisors.is_other(self.domain_type) and faults.is_unknown_flag(error)):
                     raise
             return connection.createXML(xml, 0)
 
@@ -309,7 +311,9 @@ class LibvirtMachine(Machine):
         def begin(connection: "libvirt.virConnect") -> None:
             domain = self._domain = make(connection)
             check(connection, domain, domain.XMLDesc())
-            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or not others.is_other(self.domain_type):
+            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or not other_hypervisors.is_other(
+                self.domain_type
+            ):
                 domain.resume()
             else:
                 self._watch.resumed.set()
@@ -371,14 +375,14 @@ class LibvirtMachine(Machine):
         finally:
             self._watch.ours = False
 
-    def _absent(self) -> Report:
+    def _absent(self) -> Status:
         """What it means that libvirt does not know the domain."""
         self._watch.gone.wait(EVENT_WAIT)
         if self._watch.was_saved:
             # By an administrator, to a place that we do not know: the guest is not gone.
             self._log(f"{self.name} was saved by somebody else: virsh restore brings it back")
-            return Report(vm.SUSPENDED)
-        return Report(vm.STOPPED)
+            return Status(lifecycle.SUSPENDED)
+        return Status(lifecycle.STOPPED)
 
     def _ask_to_power_off(self, domain: "libvirt.virDomain") -> None:
         self._watch.ours = True

@@ -10,27 +10,30 @@ beneath is of no account: the job can have written it, and libvirt is told the l
 import os
 from typing import NamedTuple
 
-from vmgahp import errors, findings, iso_image
-from vmgahp.drivers.libvirt import others
+from vmgahp import errors, findings
+from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF
-from vmgahp.images import Layer, backing_chain, require_whole
-from vmgahp.job_attributes import WISH_PREFIX as PREFIX
-from vmgahp.job_disks import DISK
-from vmgahp.job_wishes import DATA_DISK, DATA_FILES, USER_DATA
+from vmgahp.images import iso
+from vmgahp.images.backing import Layer, backing_chain, require_whole
+from vmgahp.job import catalog_disks
+from vmgahp.job.attributes import WISH_PREFIX as PREFIX
+from vmgahp.job.disks import DISK
+from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vmgahp.checkpoint.files import KeptFile
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Value
-    from vmgahp.drivers.libvirt.checkpoints import Chains
+    from vmgahp.drivers.libvirt.checkpoint import Chains
     from vmgahp.findings import Finding
-    from vmgahp.identity import Identity
-    from vmgahp.job import JobSpec
-    from vmgahp.job_disks import Disk, Image
-    from vmgahp.kept_files import KeptFile
+    from vmgahp.host.job_user import Identity
+    from vmgahp.images.catalog import Image
+    from vmgahp.job.disks import Disk
+    from vmgahp.job.spec import JobSpec
 
 ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
@@ -53,14 +56,14 @@ class _Layer(NamedTuple):
 
 def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") -> None:
     """Make sure that this machine makes the disks that the job wants made. Raises `JobFault`."""
-    if spec.devices.user_data and others.is_other(domain_type):
+    if spec.devices.user_data and other_hypervisors.is_other(domain_type):
         raise JobFault(
             errors.MISMATCHED,
             f"{PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get no drive "
             "for cloud-init here.",
             "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
         )
-    if (spec.devices.user_data or any(disk.files for disk in spec.disks)) and not iso_image.can_write():
+    if (spec.devices.user_data or any(disk.files for disk in spec.disks)) and not iso.can_write():
         raise JobFault(
             errors.MISMATCHED,
             f"The job wants a drive that is written for it ({PREFIX}{USER_DATA}, {PREFIX}{DATA_FILES}), and pycdlib, "
@@ -70,7 +73,7 @@ def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") ->
     if not any(disk.is_made or disk.image for disk in spec.disks):
         return
     script = settings.xml_script()
-    if not script and not others.is_other(domain_type):
+    if not script and not other_hypervisors.is_other(domain_type):
         return
     why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
     raise JobFault(
@@ -98,14 +101,14 @@ def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
 
 def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
     """What lies beneath an image of the catalogue, which must be as much the administrator's. Raises `JobFault`."""
-    from vmgahp import catalogue
+    from vmgahp.images import catalog
 
     try:
         layers = backing_chain(image.path, image.format, identity)
         for layer in layers:
-            catalogue.trust(image.name, layer.path)
+            catalog.trust(image.name, layer.path)
     except errors.Fault as fault:
-        raise catalogue.unusable(image.name, fault) from fault
+        raise catalog_disks.unusable(image.name, fault) from fault
     return tuple(
         layer._replace(known_as=f"{image.known_as}+{number}") for number, layer in enumerate(layers, start=1)
     )
@@ -113,9 +116,9 @@ def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
 
 def survey(settings: "Settings", identity: "Identity") -> object:
     """The images of the catalogue, for `judge`."""
-    from vmgahp import catalogue
+    from vmgahp.images import catalog
 
-    return catalogue.survey(settings, lambda image: of_image(image, identity))
+    return catalog.survey(settings, lambda image: of_image(image, identity))
 
 
 def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
@@ -129,7 +132,7 @@ def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
 def remove_files_image(spec: "JobSpec", identity: "Identity") -> None:
     """Remove the images with the job's files, which are in the scratch directory themselves. Raises OSError."""
     if spec.devices.user_data:
-        from vmgahp import cloud_init
+        from vmgahp.job import cloud_init
 
         cloud_init.forget(spec.devices.user_data, spec.working_dir, identity)
     for disk in spec.disks:
@@ -161,7 +164,7 @@ class Provision:
         if layers:
             self._write_record(layers)
         if spec.devices.user_data:
-            from vmgahp import cloud_init
+            from vmgahp.job import cloud_init
 
             cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
             self._made.append(cloud_init.SEED_FILE)
@@ -178,13 +181,16 @@ class Provision:
     # Layers on images of the catalogue
 
     def _layer(self, disk: "Disk", image: "Image") -> _Layer:
-        from vmgahp import catalogue, kept_files, qemu_img
+        from vmgahp.checkpoint import files as kept_files
+        from vmgahp.images import qemu_img
 
         name = os.path.basename(disk.path)
         try:
             base = kept_files.describe(self._identity, self._directory, image.path, elsewhere=True)
         except OSError as error:
-            raise catalogue.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
+            raise catalog_disks.unusable(
+                image.name, MachineFault(f"{image.path}: {error.strerror}.")
+            ) from error
         ours = _Layer(name, image.name, base)
         if _is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
@@ -211,7 +217,8 @@ class Provision:
             )
 
     def _read_record(self) -> list[_Layer]:
-        from vmgahp import kept_files, manifest
+        from vmgahp.checkpoint import files as kept_files
+        from vmgahp.checkpoint import manifest
 
         try:
             data = kept_files.load(self._identity, self._directory, RECORD)
@@ -249,7 +256,7 @@ class Provision:
         name = os.path.basename(disk.path)
         if _is_there(self._directory, disk, self._identity):
             return
-        from vmgahp import qemu_img
+        from vmgahp.images import qemu_img
 
         free = self._free()
         if disk.size > free:
@@ -262,8 +269,8 @@ class Provision:
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
 
     def _files(self, disk: "Disk") -> None:
-        from vmgahp import iso_image
-        from vmgahp.made_disks import LABEL, LARGEST_FILES
+        from vmgahp.images import iso
+        from vmgahp.job.data_disks import LABEL, LARGEST_FILES
 
         name = os.path.basename(disk.path)
         contents: dict[str, int] = {}
@@ -276,13 +283,13 @@ class Provision:
                     raise _no_files(problem, "see that it is a regular file.") from error
             total = sum(os.fstat(each).st_size for each in contents.values())
             free = self._free()
-            if total + iso_image.OVERHEAD > free:
+            if total + iso.OVERHEAD > free:
                 raise _no_files(
                     f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
                     "raise request_disk, or transfer a disk image with the files on it.",
                 )
-            iso_image.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
-        except iso_image.Unfit as unfit:
+            iso.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
+        except iso.Unfit as unfit:
             raise _no_files(str(unfit), "transfer a disk image with the files on it.") from unfit
         finally:
             for each in contents.values():
@@ -293,7 +300,7 @@ class Provision:
 
     def _create(self, name: str, make: "Callable[[str], None]") -> None:
         """Have a file made under another name at first: half of an image must never be taken for one."""
-        from vmgahp import qemu_img
+        from vmgahp.images import qemu_img
 
         temporary = f".{name}.{os.getpid()}.new"
         try:

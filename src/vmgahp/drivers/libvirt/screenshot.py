@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.drivers.libvirt.connection import Connection
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
 """Media type, as virDomainScreenshot names it -> the file in the scratch directory."""

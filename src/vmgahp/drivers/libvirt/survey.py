@@ -7,13 +7,16 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import errors, findings, iso_image, kvm
+from vmgahp import errors, findings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import emulator, faults, offers, others, provision
+from vmgahp.drivers.libvirt import capabilities as offers
+from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
-from vmgahp.drivers.libvirt.others import CONNECTING
-from vmgahp.drivers.libvirt.others import version as _version
+from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING
+from vmgahp.drivers.libvirt.other_hypervisors import version as _version
 from vmgahp.findings import OFF, OK, Finding
+from vmgahp.host import kvm
+from vmgahp.images import iso
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger, Value
     from vmgahp.drivers.libvirt.connection import Connection
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 KVM_DEADLINE = 0.3
 """Seconds for the proof that KVM works; a machine where it does needs a hundredth of that."""
@@ -90,11 +93,13 @@ class Surveyor:
     def survey(self, end: float) -> Survey:
         """All checks, those that do not need one another side by side; see `vmgahp.drivers.base.Driver.survey`."""
         try:
-            self._fixed = others.wanted_type(self.vm_type, self.settings)
+            self._fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
-            return Survey([findings.judge("domain type", others.SETTING, fault, "")])
-        if others.is_other(self._fixed):
-            return others.survey(self.settings, self._connection, self._fixed, self._look_at_bridge, end)
+            return Survey([findings.judge("domain type", other_hypervisors.SETTING, fault, "")])
+        if other_hypervisors.is_other(self._fixed):
+            return other_hypervisors.survey(
+                self.settings, self._connection, self._fixed, self._look_at_bridge, end
+            )
         first_end = end - EMULATOR_TIME
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
         self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
@@ -105,7 +110,7 @@ class Surveyor:
         if "bridge" in wanted:
             checks["bridge"] = self._look_at_bridge
         if "user" in wanted:
-            checks["passt"] = lambda: emulator.start_passt(self.identity, first_end)
+            checks["passt"] = lambda: qemu_check.start_passt(self.identity, first_end)
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
             checks["images"] = lambda: provision.survey(self.settings, self.identity)
         outcomes = findings.side_by_side(checks, first_end)
@@ -162,7 +167,7 @@ class Surveyor:
                     for kind in kinds
                     if kind in ("kvm", "qemu")
                 },
-                others.is_active(connection, self.settings.string("VM_NAT_NETWORK")),
+                other_hypervisors.is_active(connection, self.settings.string("VM_NAT_NETWORK")),
             )
 
         try:
@@ -210,7 +215,7 @@ class Surveyor:
                 "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
             )
         try:
-            emulator.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
+            qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
         except errors.Fault as fault:
             return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.cure)
         return Finding("cpu", OK, looked_at, "QEMU starts and answers")
@@ -234,7 +239,7 @@ class Surveyor:
     ) -> Finding:
         name = f"network {kind}"
         if kind == "nat":
-            return others.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.default_network)
+            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.default_network)
         if kind == "bridge":
             outcome = outcomes["bridge"]
             return findings.judge(
@@ -243,7 +248,7 @@ class Surveyor:
         if not passt and tried.verdict != OK:
             looked_at = "QEMU's own user networking (slirp)"
             return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.cure)
-        if passt or (passt is None and emulator.passt()):
+        if passt or (passt is None and qemu_check.passt()):
             return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
         return Finding(name, OK, "QEMU's own user networking (slirp)", "QEMU starts with it")
 
@@ -276,7 +281,7 @@ class Surveyor:
             "gpu": False,
             "arches": ",".join(offers.arches(host.capabilities, emulates=emulates)),
             "tpm": offers.has_tpm(),
-            "iso": iso_image.can_write(),
+            "iso": iso.can_write(),
             "share": self.settings.string("VM_SHARE_SCRATCH").lower(),
         }
         if qemu.firmware is not None:

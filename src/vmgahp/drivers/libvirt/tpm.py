@@ -9,14 +9,14 @@ and brings the TPM's state in its memory image.
 import os
 
 from vmgahp import errors
-from vmgahp.console_capture import runtime_dir
+from vmgahp.host.runtime_dir import runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import subprocess
 
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 PROGRAM = "swtpm"
 

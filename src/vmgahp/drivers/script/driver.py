@@ -4,23 +4,24 @@ import os
 import sys
 import uuid as uuids
 
-from vmgahp import errors, scratch
+from vmgahp import errors
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.script import program, protocol
-from vmgahp.drivers.script.checkpoints import Checkpoints
+from vmgahp.drivers.script.checkpoint import Checkpoints
 from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Malformed, Request
-from vmgahp.drivers.script.wish import Wish
-from vmgahp.guardian import Guardian
-from vmgahp.identity import Identity
+from vmgahp.drivers.script.spec import Wish
+from vmgahp.host import scratch
+from vmgahp.host.guardian import Guardian
+from vmgahp.host.job_user import Identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.drivers.script.checkpoints import Restart
+    from vmgahp.drivers.script.checkpoint import Restart
     from vmgahp.drivers.script.protocol import Answer
-    from vmgahp.job_ad import JobAd
+    from vmgahp.job.ad import JobAd
 
 LEAST_LONG_SECONDS = 30
 

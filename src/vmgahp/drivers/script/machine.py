@@ -4,31 +4,32 @@ import os
 import re
 import time
 
-from vmgahp import errors, vm
-from vmgahp.drivers.base import Machine, Report
-from vmgahp.drivers.belongings import Belongings
+from vmgahp import errors, lifecycle
+from vmgahp.drivers.base import Machine
+from vmgahp.drivers.resources import Belongings
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.program import SETTING
-from vmgahp.guest_exit import DESTROYED
+from vmgahp.job.exit_code import DESTROYED
+from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmgahp.drivers.script.checkpoints import Checkpoints
+    from vmgahp.drivers.script.checkpoint import Checkpoints
     from vmgahp.drivers.script.program import Program
     from vmgahp.drivers.script.protocol import Answer, Request
-    from vmgahp.drivers.script.wish import Wish
-    from vmgahp.job_ad import JobAd
+    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.job.ad import JobAd
 
 POLL = 0.5
 """Seconds between two looks at a guest that was asked to power off."""
 
 _STATES = {
-    protocol.RUNNING: vm.RUNNING,
-    protocol.PAUSED: vm.SOFT_SUSPENDED,
-    protocol.SUSPENDED: vm.SUSPENDED,
-    protocol.STOPPED: vm.STOPPED,
+    protocol.RUNNING: lifecycle.RUNNING,
+    protocol.PAUSED: lifecycle.SOFT_SUSPENDED,
+    protocol.SUSPENDED: lifecycle.SUSPENDED,
+    protocol.STOPPED: lifecycle.STOPPED,
 }
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
@@ -94,21 +95,21 @@ class ScriptMachine(Machine):
 
     # What the server asks
 
-    def status(self) -> Report:
+    def status(self) -> Status:
         if self._gone:
-            return Report(vm.STOPPED)
+            return Status(lifecycle.STOPPED)
         answer = self._ask(protocol.STATUS, self._seconds)
         if answer.outcome != protocol.DONE:
             raise refused(answer, self._script, protocol.STATUS)
         self._state = answer.text("state")
         if self._state == protocol.STOPPED:
-            return Report(vm.STOPPED)
+            return Status(lifecycle.STOPPED)
         self._pid = answer.integer("pid") or self._pid
         told = answer.number("cpu_seconds")
         self._cpu_seconds = self.cpu_before + (self._process_seconds() if told is None else told)
         memory = self.wish.memory_mib << 10
         mac, ip = answer.text("mac").lower() or self.wish.mac, answer.text("ip")
-        return Report(
+        return Status(
             _STATES[self._state],
             cpu_seconds=self._cpu_seconds,
             vcpus=self.wish.vcpus,
@@ -141,7 +142,7 @@ class ScriptMachine(Machine):
                 end = time.monotonic() + self._stop_timeout
                 answer = self._ask(protocol.STOP, self._seconds)
                 if answer.outcome == protocol.DONE:
-                    while self.status().state != vm.STOPPED and time.monotonic() < end:
+                    while self.status().state != lifecycle.STOPPED and time.monotonic() < end:
                         time.sleep(min(POLL, max(0.0, end - time.monotonic())))
                 else:
                     self._log(f"{self.name} cannot be asked to power off: {answer.reason or answer.outcome}")
@@ -176,7 +177,7 @@ class ScriptMachine(Machine):
         self._state = protocol.SUSPENDED
 
     def resume(self, state: str) -> None:
-        if state == vm.SOFT_SUSPENDED:
+        if state == lifecycle.SOFT_SUSPENDED:
             self._do(protocol.UNPAUSE, self._seconds, errors.VM_INVALID_OPERATION)
         else:
             # From here on the disks change, and what is written down of them is wrong.
@@ -203,7 +204,7 @@ class ScriptMachine(Machine):
             )
         except errors.Fault:
             try:
-                self.resume(vm.SUSPENDED)
+                self.resume(lifecycle.SUSPENDED)
             except errors.Fault as fault:
                 self._log(f"{self.name} stays suspended after a checkpoint that failed: {fault.problem}")
             raise
@@ -239,7 +240,7 @@ class ScriptMachine(Machine):
     def _has_ended(self) -> bool:
         """Whether the guest has powered itself off meanwhile, for which nobody is to blame."""
         try:
-            return self.status().state == vm.STOPPED
+            return self.status().state == lifecycle.STOPPED
         except errors.Fault:
             return False
 

@@ -1,27 +1,30 @@
 """Runs a hypervisor script: which program, as whom, with which limits, and for how long.
 
-It is trusted as the administrator's other programs are (`vmgahp.trusted_program`), and mostly runs with less
+It is trusted as the administrator's other programs are (`vmgahp.host.trust`), and mostly runs with less
 rights than the server: as the job's user, who owns what it works on.
 """
 
 import os
 
-from vmgahp import errors, log, trusted_program
+from vmgahp import errors
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
-from vmgahp.identity import Identity
+from vmgahp.host import trust
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import AD_DESCRIPTOR, converse, environment
+from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.job_ad import JobAd
+    from vmgahp.job.ad import JobAd
 
 HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USER", "VM_SCRIPT_LIMITS"
 JOB, CONDOR, ROOT = "job", "condor", "root"
 
 REQUEST_VARIABLE = "VMGAHP_REQUEST"
-REQUEST_PATH = f"/proc/self/fd/{trusted_program.AD_DESCRIPTOR}"
+REQUEST_PATH = f"/proc/self/fd/{AD_DESCRIPTOR}"
 """A file in memory, which is gone with the script."""
 
 KNOWN_LIMITS = (
@@ -50,7 +53,7 @@ class Program:
                 f"{HYPERVISOR} = {self.hypervisor}, and {SETTING} is not set: nobody knows how to drive it.",
                 f"set {SETTING} to the full path of the hypervisor's script.",
             )
-        trusted_program.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
+        trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
 
     def call(self, request: Request, ad: "JobAd | None", seconds: float) -> Answer:
         """Run the script once and read its answer.
@@ -65,7 +68,7 @@ class Program:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(request.document(ad))
             os.lseek(descriptor, 0, os.SEEK_SET)
-            output, complaints, status = trusted_program.converse(
+            output, complaints, status = converse(
                 SETTING,
                 [*self._prefix(), self.path, request.action],
                 protocol.ad_text(ad),
@@ -83,7 +86,7 @@ class Program:
                 os.close(descriptor)
         said = [line for line in complaints.decode(errors="replace").splitlines() if line.strip()]
         for line in said:
-            self._log(f"{label}: {log.redact(line)}")
+            self._log(f"{label}: {redact(line)}")
         last = f" Its last words: {clean(said[-1])[:200]}" if said else ""
         if status is None:
             raise errors.MachineFault(f"{label} did not end within {seconds:g} s.{last}", _BY_HAND)
@@ -116,7 +119,7 @@ class Program:
 
     def _environment(self) -> dict[str, str]:
         """What the script's user needs; of another user's than this server's nothing of the server's settings."""
-        environ = trusted_program.environment(os.environ)
+        environ = environment(os.environ)
         if self.user.switching:
             environ = {
                 name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")
@@ -196,7 +199,7 @@ def named_user(settings: "Settings", job: Identity) -> Identity:
 
 def clean(text: str) -> str:
     """One printable line, without the secrets that `vmgahp.log` knows."""
-    return log.escape(log.redact(" ".join(text.split())))[: protocol.LONGEST_TEXT]
+    return escape(redact(" ".join(text.split())))[: protocol.LONGEST_TEXT]
 
 
 def _tool(name: str) -> str:

@@ -11,8 +11,8 @@ import math
 import re
 from typing import NamedTuple
 
-from vmgahp.job_ad import JobAd, has_control, literal, quote
-from vmgahp.log import is_private
+from vmgahp.job.ad import JobAd, literal, quote
+from vmgahp.text import has_control, is_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

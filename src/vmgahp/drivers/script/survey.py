@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
     from vmgahp.drivers.script.protocol import Answer, Value
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 ABILITIES = {
     "soft_suspend": (protocol.PAUSE, protocol.UNPAUSE),

@@ -4,23 +4,24 @@ import os
 import sys
 import uuid as uuids
 
-from vmgahp import errors, scratch
-from vmgahp.checkpoint import Unusable
+from vmgahp import errors
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
-from vmgahp.drivers.vmrun.checkpoints import Checkpoints, Restart, state_files
+from vmgahp.drivers.vmrun.checkpoint import Checkpoints, Restart, state_files
 from vmgahp.drivers.vmrun.ending import end
 from vmgahp.drivers.vmrun.machine import VmrunMachine
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
-from vmgahp.guardian import Guardian
-from vmgahp.identity import Identity
-from vmgahp.vmware_job import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
+from vmgahp.host import scratch
+from vmgahp.host.guardian import Guardian
+from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.vmrun.working_copy import WorkingCopy
-    from vmgahp.job_ad import JobAd
+    from vmgahp.job.ad import JobAd
 
 SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""

@@ -3,23 +3,24 @@
 import os
 import re
 
-from vmgahp import errors, vm
-from vmgahp.drivers.base import Machine, Report
-from vmgahp.drivers.belongings import Belongings
+from vmgahp import errors, lifecycle
+from vmgahp.drivers.base import Machine
+from vmgahp.drivers.resources import Belongings
 from vmgahp.drivers.vmrun import faults, processes
-from vmgahp.drivers.vmrun.checkpoints import CANNOT_SAVE, Checkpoints, state_files
+from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, Checkpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
-from vmgahp.guest_exit import DESTROYED
-from vmgahp.vmware_job import read_vmx
+from vmgahp.job.exit_code import DESTROYED
+from vmgahp.job.vmware import read_vmx
+from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.drivers.vmrun.processes import Process
-    from vmgahp.vmware_job import VmwareSpec
-    from vmgahp.vmx import Vmx
+    from vmgahp.job.vmware import VmwareSpec
+    from vmgahp.job.vmx import Vmx
 
 LEAVING_WAIT = 2.0
 """Seconds in which the process of a VM that is no longer listed may end."""
@@ -77,14 +78,14 @@ class VmrunMachine(Machine):
         self._mac = ""
         self._ip = ""
         self._address_hangs = 0
-        self._last_report: Report | None = None
+        self._last_report: Status | None = None
 
     # What the server asks
 
-    def status(self) -> Report:
+    def status(self) -> Status:
         if self.saved_in:
             there = os.path.lexists(os.path.join(self._checkpoints.directory, self.saved_in))
-            return Report(vm.SUSPENDED if there else vm.STOPPED)
+            return Status(lifecycle.SUSPENDED if there else lifecycle.STOPPED)
         process = self._find_process()
         try:
             listed = is_listed(self._tool.run("list", seconds=self._seconds), self.vmx)
@@ -98,10 +99,10 @@ class VmrunMachine(Machine):
             self._last_report.cpu_seconds = self._cpu_seconds()
             return self._last_report
         if not listed and (process is None or processes.wait_for_end(process, LEAVING_WAIT)):
-            return Report(vm.STOPPED)
+            return Status(lifecycle.STOPPED)
         memory = self.spec.memory_mib << 10
-        self._last_report = Report(
-            vm.SOFT_SUSPENDED if self._paused else vm.RUNNING,
+        self._last_report = Status(
+            lifecycle.SOFT_SUSPENDED if self._paused else lifecycle.RUNNING,
             cpu_seconds=self._cpu_seconds(),
             vcpus=self.spec.vcpus,
             memory_kib=memory,
@@ -178,7 +179,7 @@ class VmrunMachine(Machine):
         self._log(f"{self.name} is suspended in {self.saved_in}")
 
     def resume(self, state: str) -> None:
-        if state == vm.SOFT_SUSPENDED:
+        if state == lifecycle.SOFT_SUSPENDED:
             try:
                 self._run("unpause", self._seconds)
             except VmrunError as error:

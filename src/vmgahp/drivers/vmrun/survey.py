@@ -10,13 +10,13 @@ from vmgahp.drivers.base import Survey
 from vmgahp.drivers.vmrun import faults, tool
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
-from vmgahp.vmware_job import NETWORKING_TYPES
+from vmgahp.job.vmware import NETWORKING_TYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 VM_TYPES = ("vmware", "vmrun")
 

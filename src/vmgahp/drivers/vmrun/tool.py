@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 LARGEST_OUTPUT = 1 << 20
 """Bytes that are kept of what a call prints; a list of a thousand VMs has some 100,000."""

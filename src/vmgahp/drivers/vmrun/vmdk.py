@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
-from vmgahp.job_ad import has_control, shown
+from vmgahp.text import has_control, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.identity import Identity
+    from vmgahp.host.job_user import Identity
 
 LARGEST = 1 << 20
 """Bytes of a description; one with a thousand extents has some 50,000."""

@@ -12,16 +12,16 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.drivers.vmrun import vmdk
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job_ad import has_control, shown
-from vmgahp.vmware_job import VMX_FILE, WORKING_COPY_SUFFIX
-from vmgahp.vmx import LARGEST, Vmx, VmxError
+from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX
+from vmgahp.job.vmx import LARGEST, Vmx, VmxError
+from vmgahp.text import has_control, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.vmrun.vmdk import Layer
-    from vmgahp.identity import Identity
-    from vmgahp.vmware_job import VmwareSpec
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.vmware import VmwareSpec
 
 UUID = "vmgahp.uuid"
 """Ours, to tell this VM from the next one in the same directory; VMware keeps what it does not know."""

@@ -17,7 +17,7 @@ from pyVmomi import SoapStubAdapter, vim, vmodl
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.access import Access, read_password, tls_context
+from vmgahp.drivers.vsphere.credentials import Access, read_password, tls_context
 from vmgahp.drivers.vsphere.faults import Lost
 
 TYPE_CHECKING = False

@@ -11,15 +11,16 @@ import re
 import secrets
 from typing import NamedTuple
 
-from vmgahp import errors, qemu_img
-from vmgahp.images import backing_chain
-from vmgahp.job_ad import shown
-from vmgahp.vmware_job import VMDK_FILES
+from vmgahp import errors
+from vmgahp.images import qemu_img
+from vmgahp.images.backing import backing_chain
+from vmgahp.job.vmware import VMDK_FILES
+from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.identity import Identity
-    from vmgahp.vmware_job import VmwareSpec
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.vmware import VmwareSpec
 
 SECTOR = 512
 LARGEST_DESCRIPTOR = 64 << 10

@@ -5,23 +5,24 @@ import sys
 import time
 import uuid as uuids
 
-from vmgahp import errors, scratch
+from vmgahp import errors
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
+from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
-from vmgahp.drivers.vsphere import power, tags
-from vmgahp.drivers.vsphere.checkpoints import Checkpoints
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.checkpoint import Checkpoints
+from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import Connection
-from vmgahp.drivers.vsphere.describe import guest_id
-from vmgahp.drivers.vsphere.homecoming import Homecoming
+from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.deploy import Launcher, Wish, store_name
+from vmgahp.drivers.vsphere.download import Homecoming
 from vmgahp.drivers.vsphere.inventory import Inventory
-from vmgahp.drivers.vsphere.launch import Launcher, Wish, store_name
 from vmgahp.drivers.vsphere.machine import Context, VsphereMachine
-from vmgahp.drivers.vsphere.store import Store
 from vmgahp.drivers.vsphere.survey import Surveyor
-from vmgahp.drivers.vsphere.tags import Tag
-from vmgahp.guardian import Guardian
-from vmgahp.vmware_job import VmwareSpec
+from vmgahp.host import scratch
+from vmgahp.host.guardian import Guardian
+from vmgahp.job.vmware import VmwareSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.vsphere.checkpoints import Manifest
+    from vmgahp.drivers.vsphere.annotations import Tagged
+    from vmgahp.drivers.vsphere.checkpoint import Manifest
     from vmgahp.drivers.vsphere.inventory import Place
-    from vmgahp.drivers.vsphere.tags import Tagged
-    from vmgahp.identity import Identity
-    from vmgahp.job_ad import JobAd
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
 
 START_EXTRA, RESERVE = 120, 60
 """Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
@@ -47,7 +48,7 @@ class VsphereDriver(Driver):
         super().__init__(vm_type, settings, identity, log)
         self._connection = Connection(settings, log)
         self._inventory = Inventory(self._connection, settings)
-        self._host = tags.this_host()
+        self._host = annotations.this_host()
 
     # The contract
 
@@ -57,12 +58,17 @@ class VsphereDriver(Driver):
         wish = Wish.of(spec, self.identity)
         place = self._inventory.place()
         checkpoints = self._checkpoints()
-        there = tags.find(self._connection, place.folder)
-        restart = checkpoints.find(spec.working_dir, tags.job_id(job), spec.name, there)
+        there = annotations.find(self._connection, place.folder)
+        restart = checkpoints.find(spec.working_dir, annotations.job_id(job), spec.name, there)
         kept = restart[0].tag.id if restart else ""
         self._clear(job, spec, place, [vm for vm in there if vm.tag.id != kept])
         tag = Tag(
-            kept or str(uuids.uuid4()), spec.name, tags.job_id(job), spec.working_dir, self._host, tags.RUNS
+            kept or str(uuids.uuid4()),
+            spec.name,
+            annotations.job_id(job),
+            spec.working_dir,
+            self._host,
+            annotations.RUNS,
         )
         context = self._context(wish, place, tag)
         try:
@@ -89,7 +95,7 @@ class VsphereDriver(Driver):
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         wish = Wish.of(spec, self.identity)
         lines = [
-            f"name      {tags.entity_name(spec.name, 'xxxxxxxx')}",
+            f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",
             f"memory    {spec.memory_mib} MiB",
             f"CPUs      {spec.vcpus}",
             f"guest     {guest_id(wish.hardware.guest)}",
@@ -112,17 +118,17 @@ class VsphereDriver(Driver):
         place = self._inventory.place()
         context = self._bare_context(place)
         found = False
-        for there in tags.find(self._connection, place.folder):
+        for there in annotations.find(self._connection, place.folder):
             tag = there.tag
             if uuid and tag.id != uuid:
                 continue
-            runs_here = tag.host == self._host and tag.state == tags.RUNS
+            runs_here = tag.host == self._host and tag.state == annotations.RUNS
             if match.startswith("/"):
                 if not runs_here or os.path.normpath(tag.directory) != os.path.normpath(match):
                     continue
                 machines.retire(context, there.ref, tag)
             else:
-                if tag.name != match or not (runs_here or tag.state == tags.SAVED):
+                if tag.name != match or not (runs_here or tag.state == annotations.SAVED):
                     continue
                 power.destroy(self._connection, there.ref, place.datacenter)
             found = True
@@ -152,7 +158,7 @@ class VsphereDriver(Driver):
         """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
         tag = tag._replace(checkpoint=manifest.snapshot)
-        tags.write(self._connection, there.ref, tag)
+        annotations.write(self._connection, there.ref, tag)
         power.off(self._connection, there.ref, f"powering {tag.name} off")
         context.checkpoints.go_on(there.ref, manifest.snapshot, tag.name)
         vm = VsphereMachine(there.ref, tag, wish.spec, context)
@@ -170,19 +176,19 @@ class VsphereDriver(Driver):
         here = os.path.normpath(spec.working_dir)
         for found in there:
             tag = found.tag
-            same_job = tag.job == tags.job_id(job)
+            same_job = tag.job == annotations.job_id(job)
             leftover = tag.host == self._host and (same_job or _has_ended(tag.directory, here))
-            if leftover and tag.state == tags.RUNS:
+            if leftover and tag.state == annotations.RUNS:
                 self.log(f"{tag.name} is still there from an earlier start: removing it")
-            elif tag.state == tags.SAVED and same_job:
+            elif tag.state == annotations.SAVED and same_job:
                 self.log(f"an older checkpoint of {tag.name} is on the server: removing it")
-            elif tags.expired(tag):
+            elif annotations.expired(tag):
                 self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
             else:
                 continue
             # Others may be at it at the same moment, and what is not this job's must not fail it.
             try:
-                if same_job or tag.state == tags.SAVED:
+                if same_job or tag.state == annotations.SAVED:
                     power.destroy(self._connection, found.ref, place.datacenter)
                 else:
                     machines.retire(self._bare_context(place), found.ref, tag)
@@ -194,7 +200,7 @@ class VsphereDriver(Driver):
     def _tidy(self, context: Context, place: "Place", tag: Tag) -> None:
         """A start failed: leave nothing behind. What cannot be removed now is the guardian's."""
         try:
-            for found in tags.find(self._connection, place.folder):
+            for found in annotations.find(self._connection, place.folder):
                 if found.tag.id == tag.id and found.tag.host == self._host:
                     machines.retire(context, found.ref, found.tag)
         except errors.Fault as fault:

@@ -10,12 +10,12 @@ import re
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.job_ad import has_control, shown
-from vmgahp.vmware_job import VMX_FILE
+from vmgahp.job.vmware import VMX_FILE
+from vmgahp.text import has_control, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.vmx import Vmx
+    from vmgahp.job.vmx import Vmx
 
 BUSES = {"scsi": (4, 16), "sata": (4, 30), "nvme": (4, 15), "ide": (2, 2)}
 """Kinds of controllers: how many a VM can have, and how many devices each."""

@@ -12,24 +12,25 @@ import time
 
 from pyVmomi import vim
 
-from vmgahp import errors, vm
-from vmgahp.drivers.base import Machine, Report
-from vmgahp.drivers.belongings import Belongings
-from vmgahp.drivers.vsphere import faults, power, tags
-from vmgahp.drivers.vsphere.checkpoints import Manifest
+from vmgahp import errors, lifecycle
+from vmgahp.drivers.base import Machine
+from vmgahp.drivers.resources import Belongings
+from vmgahp.drivers.vsphere import annotations, faults, power
+from vmgahp.drivers.vsphere.checkpoint import Manifest
 from vmgahp.drivers.vsphere.connection import Gone
-from vmgahp.guest_exit import DESTROYED
+from vmgahp.job.exit_code import DESTROYED
+from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmgahp.drivers.vsphere.checkpoints import Checkpoints
+    from vmgahp.drivers.vsphere.annotations import Tag
+    from vmgahp.drivers.vsphere.checkpoint import Checkpoints
     from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.homecoming import Homecoming
-    from vmgahp.drivers.vsphere.store import Store
-    from vmgahp.drivers.vsphere.tags import Tag
-    from vmgahp.vmware_job import VmwareSpec
+    from vmgahp.drivers.vsphere.datastore import Store
+    from vmgahp.drivers.vsphere.download import Homecoming
+    from vmgahp.job.vmware import VmwareSpec
 
 FIGURES = (
     "runtime.powerState",
@@ -113,7 +114,7 @@ class VsphereMachine(Machine):
         self._log = context.log
         self._mac = ""
         self._looked: float | None = None
-        self._last = Report(vm.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
+        self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
         self._fetch: _Fetch | None = None
         self._saved = False
         """The guest is in a checkpoint, and its VM is off."""
@@ -124,11 +125,11 @@ class VsphereMachine(Machine):
 
     # What the server asks
 
-    def status(self) -> Report:
+    def status(self) -> Status:
         if self._over:
-            return Report(vm.STOPPED)
+            return Status(lifecycle.STOPPED)
         if self._saved:
-            return Report(vm.SUSPENDED)
+            return Status(lifecycle.SUSPENDED)
         if self._fetch is not None:
             return self._coming_home()
         if self._home:
@@ -150,7 +151,7 @@ class VsphereMachine(Machine):
             return self._last
         if state == power.SUSPENDED:
             self._looked = None
-            return Report(vm.SUSPENDED)
+            return Status(lifecycle.SUSPENDED)
         self._note_question(seen.get("runtime.question"))
         self._last = self._figures(seen)
         return self._last
@@ -209,7 +210,9 @@ class VsphereMachine(Machine):
             return
         snapshot = self._tag.checkpoint
         self._retag(
-            self._tag._replace(state=tags.RUNS, directory=self._spec.working_dir, host=tags.this_host())
+            self._tag._replace(
+                state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host()
+            )
         )
         self._context.checkpoints.go_on(self._ref, snapshot, self.name)
         self._saved = False
@@ -267,13 +270,13 @@ class VsphereMachine(Machine):
         self._context.checkpoints.used_up(self._spec.working_dir)
         self._over = True
 
-    def _coming_home(self) -> Report:
+    def _coming_home(self) -> Status:
         assert self._fetch is not None
         if not self._fetch.ended:
             return self._last
         fetch, self._fetch = self._fetch, None
         fetch.wait()
-        return Report(vm.STOPPED)
+        return Status(lifecycle.STOPPED)
 
     def _must_run(self, what: str) -> None:
         if self._over or self._fetch is not None:
@@ -290,7 +293,7 @@ class VsphereMachine(Machine):
             )
 
     def _retag(self, tag: "Tag") -> None:
-        tags.write(self._connection, self._ref, tag)
+        annotations.write(self._connection, self._ref, tag)
         self._tag = tag
 
     def _note_question(self, question: object) -> None:
@@ -299,7 +302,7 @@ class VsphereMachine(Machine):
             self._log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
         self._question = text
 
-    def _figures(self, seen: "dict[str, object]") -> Report:
+    def _figures(self, seen: "dict[str, object]") -> Status:
         stats = seen.get("summary.quickStats")
         vcpus = _number(seen.get("config.hardware.numCPU")) or self._spec.vcpus
         most = _number(seen.get("summary.runtime.maxCpuUsage"))
@@ -308,8 +311,8 @@ class VsphereMachine(Machine):
             load = min(1.0, _number(getattr(stats, "overallCpuUsage", 0)) / most)
             self.cpu_seconds += load * vcpus * (now - self._looked)
         self._looked = now
-        return Report(
-            vm.RUNNING,
+        return Status(
+            lifecycle.RUNNING,
             cpu_seconds=self.cpu_seconds,
             vcpus=vcpus,
             memory_kib=_number(getattr(stats, "hostMemoryUsage", 0)) * MIB_IN_KIB,
@@ -329,7 +332,7 @@ def retire(context: Context, ref: "vim.VirtualMachine", tag: "Tag") -> None:
     try:
         if tag.checkpoint:
             power.off(context.connection, ref, f"powering {tag.name} off")
-            tags.write(context.connection, ref, context.checkpoints.waiting(tag))
+            annotations.write(context.connection, ref, context.checkpoints.waiting(tag))
             context.log(f"{tag.name} is off; its last checkpoint stays on the server")
         else:
             power.destroy(context.connection, ref, context.datacenter)

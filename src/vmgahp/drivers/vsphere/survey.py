@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from vmgahp import errors, findings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.vsphere import faults, tags
+from vmgahp.drivers.vsphere import annotations, faults
 from vmgahp.drivers.vsphere.inventory import network_map
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.vmware_job import NETWORKING_TYPES
+from vmgahp.job.vmware import NETWORKING_TYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class Surveyor:
 
     def _folder(self, datacenter: "vim.Datacenter") -> str:
         folder = self._inventory.folder(datacenter)
-        there = tags.find(self._connection, folder)
-        here = sum(1 for one in there if one.tag.host == tags.this_host())
-        saved = sum(1 for one in there if one.tag.state == tags.SAVED)
+        there = annotations.find(self._connection, folder)
+        here = sum(1 for one in there if one.tag.host == annotations.this_host())
+        saved = sum(1 for one in there if one.tag.state == annotations.SAVED)
         return f"it has {len(there)} VMs of jobs, {here} of this machine and {saved} checkpoints"
 
     # What is made of them

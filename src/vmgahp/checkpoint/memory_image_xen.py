@@ -1,0 +1,107 @@
+"""The head of a memory image as libvirt's Xen driver writes it, and the image with another XML in its head.
+
+That driver takes the domain's XML from the image alone: a restore with an XML of the caller's is not supported. An
+image comes back with the job's files, so what libvirtd gets is a pipe, into which goes a head with our own XML and
+then what follows the head in the image.
+
+The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of
+the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own stream.
+"""
+
+import os
+import struct
+import threading
+from typing import NamedTuple
+
+from vmgahp.checkpoint.memory_image import Damaged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAGIC = b"libvirt-xml\n \0 \r"
+VERSION = 2
+LARGEST_XML = 2 << 20
+
+STREAM = b"LibxlFmt"
+"""What Xen's own stream begins with (``LIBXL_SAVE_IDENT``, in the byte order of the file)."""
+
+_HEAD = struct.Struct("=16sII40x")
+_CHUNK = 1 << 20
+
+
+class Head(NamedTuple):
+    """What libvirt wrote before Xen's stream."""
+
+    xml: str
+    """The domain as it was saved. Not to be trusted."""
+    end: int
+    """Where Xen's stream begins, in bytes."""
+
+
+def inspect(fd: int) -> Head:
+    """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
+    start = os.pread(fd, _HEAD.size, 0)
+    if len(start) < _HEAD.size:
+        raise Damaged(f"it has {len(start)} bytes.")
+    magic, version, length = _HEAD.unpack(start)
+    if magic != MAGIC or version != VERSION:
+        raise Damaged("it is no memory image of libvirt's Xen driver.")
+    if not 0 < length <= LARGEST_XML:
+        raise Damaged("the length in its header is not possible.")
+    xml = os.pread(fd, length, _HEAD.size)
+    end = _HEAD.size + length
+    if len(xml) != length or not xml.endswith(b"\0") or xml.count(b"\0") != 1:
+        raise Damaged("its domain XML does not end.")
+    if os.pread(fd, len(STREAM), end) != STREAM:
+        raise Damaged("what follows its domain XML is not Xen's.")
+    try:
+        return Head(xml[:-1].decode(), end)
+    except UnicodeDecodeError as error:
+        raise Damaged("its domain XML is not UTF-8.") from error
+
+
+class Substitute:
+    """The memory image of `fd` with `xml` in its head, to be read once from `path`; in a ``with``.
+
+    Raises `Damaged` for what is no image, and OSError.
+    """
+
+    def __init__(self, fd: int, xml: str) -> None:
+        offset = inspect(fd).end
+        text = xml.encode() + b"\0"
+        self._reading, writing = os.pipe2(os.O_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
+        source = os.dup(fd)
+
+        def feed(write: "Callable[[bytes], None]") -> None:
+            write(_HEAD.pack(MAGIC, VERSION, len(text)) + text)
+            position = offset
+            while chunk := os.pread(source, _CHUNK, position):
+                write(chunk)
+                position += len(chunk)
+
+        def run() -> None:
+            try:
+                with os.fdopen(writing, "wb", buffering=0) as out:
+                    feed(lambda data: _write_all(out.fileno(), data))
+            except OSError:
+                pass  # nobody reads any more: who restores has said why
+            finally:
+                os.close(source)
+
+        self._thread = threading.Thread(target=run, name="memory image", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Substitute":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reading)
+        self._thread.join()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

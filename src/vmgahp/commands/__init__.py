@@ -1,0 +1,1 @@
+"""The command line tools: vmgahp doctor, submit, top and the rest."""

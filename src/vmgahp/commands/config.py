@@ -1,0 +1,213 @@
+"""``vmgahp config``: each setting's value, where it comes from, and what it means."""
+
+import sys
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from vmgahp import config, errors
+from vmgahp.commands import page as show
+from vmgahp.config import check as settings_check
+from vmgahp.config import entries as config_entries
+from vmgahp.config import htcondor, sources
+from vmgahp.config.settings_row import Setting
+from vmgahp.drivers import base
+from vmgahp.findings import BAD, Finding, first_bad
+from vmgahp.text import escape, redact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
+"""The exit status: nothing keeps jobs from running, a setting does, or a name was asked for that is none."""
+
+WITH_MEANING = 110
+"""From how many columns on a terminal has room for what settings mean."""
+
+_UNSET = ("default", "HTCondor's default")
+_NOT_SET = "(not set)"
+
+
+class Row(NamedTuple):
+    """One setting as it counts here."""
+
+    setting: Setting
+    value: str
+    where: str
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether somebody set it, to whatever value."""
+        return self.where not in _UNSET
+
+    def document(self) -> dict[str, object]:
+        """All of it for ``--json``."""
+        setting = self.setting
+        return {
+            "name": setting.name,
+            "value": self.value,
+            "default": setting.default,
+            "changed": self.is_changed,
+            "from": self.where,
+            "type": setting.kind,
+            "unit": setting.unit,
+            "read_by": list(setting.readers),
+            "meaning": setting.meaning,
+        }
+
+
+def rows(settings: config.Settings, environ: "Mapping[str, str]", places: "Mapping[str, str]") -> list[Row]:
+    """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
+    found = [
+        Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name))
+        for setting in config.SETTINGS
+    ]
+    names = tuple(htcondor.BY_NAME)
+    values, where, _ = sources.read(names, environ)
+    for setting in htcondor.ELSEWHERE:
+        value = values.get(setting.name, "").strip()
+        place = places.get(setting.name, where[setting.name]) if value else "default"
+        found.append(Row(setting, _shown(setting, value or setting.default), place))
+    return found
+
+
+def _shown(setting: Setting, value: str) -> str:
+    """A value without what may be a secret in it: an argument such as ``--password …``, or one within a URI."""
+    import re
+
+    if setting.kind in ("arguments", "string"):
+        name = r"[\w-]*(?:pass(?:word|wd|phrase)?|secret|token|key)"
+        value = re.sub(rf"(?i)({name}[=:]|-{name}\s+)[^\s'\"]+", r"\1...", value)
+    value = re.sub(r"(://[^/\s:@]*):[^/\s@]*@", r"\1:...@", value)
+    return escape(redact(value))
+
+
+def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list[str]]":
+    """The rows of the names and patterns that were asked for, and a sentence for each that is none."""
+    chosen, complaints = [], []
+    names = [row.setting.name for row in found]
+    for word in wanted:
+        matching = [row for row in found if fnmatchcase(row.setting.name, word.upper())]
+        chosen += [row for row in matching if row not in chosen]
+        if not matching:
+            near = settings_check.nearest(word.upper(), names)
+            dead = htcondor.DEAD.get(word.upper())
+            if dead is not None:
+                complaints.append(
+                    f"{word.upper()}: neither HTCondor nor this daemon reads it any more. {dead}".strip()
+                )
+            else:
+                hint = f"; did you mean {near}?" if near else "."
+                complaints.append(f"{word} is not a setting{hint}")
+    return chosen, complaints
+
+
+def run(
+    environ: "Mapping[str, str]",
+    wanted: "Sequence[str]" = (),
+    *,
+    vm_type: str = "",
+    changed: bool = False,
+    verbose: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print the settings that were asked for, or all, and what is wrong with any.
+
+    With a `vm_type` only those that its VMs come to read. What is wrong goes to standard error where standard
+    output is no terminal, so that this has nothing but settings.
+    """
+    try:
+        settings = config.load(environ)
+        entries = config_entries.read(environ)
+        settings.locate(entries.where())
+        found = rows(settings, environ, entries.where())
+    except errors.Fault as fault:
+        sys.stderr.write(f"vmgahp config: {escape(fault.render())}\n")
+        return WRONG
+    of_type = vm_type or settings.string("VM_TYPE").lower() or "kvm"
+    network = settings_check.networking(settings, of_type)
+    wrong = [*settings_check.check(settings, of_type, entries), *([network] if network else ())]
+    try:
+        base.find(of_type)
+    except errors.Fault as fault:
+        wrong.insert(0, Finding("VM_TYPE", BAD, "VM_TYPE", fault.problem, fault.cure))
+    complaints: list[str] = []
+    if wanted:
+        found, complaints = _chosen(found, wanted)
+    if vm_type:
+        found = [row for row in found if settings_check.is_read(row.setting.name, settings, vm_type)]
+    if changed:
+        found = [row for row in found if row.is_changed]
+    for complaint in complaints:
+        sys.stderr.write(f"vmgahp config: {escape(complaint)}\n")
+    if as_json:
+        import json
+
+        document = {
+            "settings": [row.document() for row in found],
+            "findings": [finding._asdict() for finding in wrong],
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        _print(found, wrong if not wanted else [], verbose, environ)
+    if complaints:
+        return NO_SUCH_NAME
+    return WRONG if first_bad(wrong) else GOOD
+
+
+def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: "Mapping[str, str]") -> None:
+    page = show.page_of_stdout(environ)
+    terminal = sys.stdout.isatty()
+    if not (terminal and not verbose and _print_table(found, page)):
+        sys.stdout.write("".join(page.text(line) + "\n" for row in found for line in _lines(row, verbose)))
+    if wrong:
+        text = show.render(page if terminal else show.Page(), [("What is wrong with the settings", wrong)])
+        (sys.stdout if terminal else sys.stderr).write(f"\n{text}" if terminal else text)
+
+
+def _lines(row: Row, verbose: bool) -> list[str]:
+    """A setting as in a file of settings; what is said of it are comments there."""
+    from textwrap import wrap
+
+    setting = row.setting
+    lines = [f"{setting.name} = {row.value}".rstrip(), f" # from: {row.where}"]
+    if verbose:
+        unit = f", {setting.unit}" if setting.unit else ""
+        lines.append(f" # {setting.kind}{unit}; default: {setting.default or 'none'}")
+        lines.append(f" # read by: {', '.join(setting.readers)}")
+        lines += [f" # {line}" for line in wrap(setting.meaning, 98)]
+    return lines
+
+
+def _print_table(found: list[Row], page: show.Page) -> bool:
+    """Print a table as wide as the terminal; False where the library for that is not installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    console = Console(no_color=not page.colour, highlight=False)
+    headings = ["Setting", "Value", "From"]
+    if console.width >= WITH_MEANING:
+        headings.append("Meaning")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "Setting")
+    for row in found:
+        value = row.value or _NOT_SET
+        if row.is_changed and row.setting.default:
+            value += f" (default {row.setting.default})"
+        elif row.setting.unit:
+            value += f" {row.setting.unit}"
+        style = "bold" if row.is_changed else "dim" if not row.value else ""
+        cells = (row.setting.name, value, row.where, _one_line(row.setting.meaning))
+        table.add_row(*(Text(page.text(cell), style=style) for cell in cells[: len(headings)]))
+    console.print(table)
+    return True
+
+
+def _one_line(meaning: str) -> str:
+    """The first sentence, or what stands before its first semicolon."""
+    first = meaning.partition(". ")[0].partition("; ")[0]
+    return first.rstrip(".") + "."

@@ -1,0 +1,194 @@
+"""A job's ad, made fit to be started from here.
+
+An ad comes from a file (``condor_q -l``, ``.job.ad``, or the new syntax in brackets) or from condor_q itself. What a
+starter would have put in is put in, secrets are left out, and the VM gets a name that is no other job's: a START
+destroys what is left of an earlier VM of the same name.
+"""
+
+import os
+from typing import NamedTuple
+
+from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.text import escape, is_private
+
+LARGEST_AD = 1 << 22
+"""Bytes of a file, or of what condor_q says, that are read; ads have some kilobytes."""
+
+CONDOR_Q_DEADLINE = 60.0
+"""Seconds for condor_q, which may have to wait for a busy schedd."""
+
+CLUSTER_BASE = 2_000_000_000
+"""ClusterIds from here on are the console's: no schedd has come this far, and they still fit a C int."""
+
+DISK = "VMPARAM_vm_Disk"
+
+_TRY_IT = "see what condor_q itself says"
+
+
+class Ad(NamedTuple):
+    """A job ad that can be sent."""
+
+    lines: tuple[str, ...]
+    vm_type: str
+    """JobVMType, in lower case."""
+    notes: tuple[str, ...]
+    """What the person should know of it: what was changed, and which files would be missed."""
+    name: str = ""
+    """The VM's name with the hypervisor."""
+
+
+def read_file(path: str) -> str:
+    """The text of an ad's file. Raises `ClientFault`."""
+    try:
+        fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(LARGEST_AD)
+    except OSError as error:
+        raise _no_ad(f"{escape(path)} cannot be read: {error.strerror}") from error
+
+
+def ask_condor_q(job: str) -> str:
+    """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
+    import subprocess
+
+    cluster, _, proc = job.partition(".")
+    if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
+        raise _no_ad(f"{escape(job)} is no job id", "write it as 12.0")
+    try:
+        done = subprocess.run(
+            ["condor_q", "-l", job],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=CONDOR_Q_DEADLINE,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        elsewhere = "write the ad into a file where condor_q is, and start that"
+        raise _no_ad("condor_q is not installed here, or not in PATH", elsewhere) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
+    if done.returncode or not done.stdout.strip():
+        said = escape(done.stderr.strip()[-300:]) or "it knows no such job"
+        raise _no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
+    return done.stdout[:LARGEST_AD]
+
+
+def parse(text: str) -> tuple[list[tuple[str, str]], int]:
+    """The attributes of the first ad in a text, and how many lines were skipped. Raises `ClientFault`."""
+    if text.lstrip().startswith("["):
+        return _new_syntax(text), 0
+    pairs: list[tuple[str, str]] = []
+    skipped = 0
+    for line in text.split("\n"):
+        line = line.strip("\r")
+        pair = JobAd.parse_line(line)
+        if pair:
+            pairs.append(pair)
+        elif line.strip():
+            # condor_q -l begins with a line about the schedd in some versions, and files have comments.
+            skipped += bool(pairs) and not line.lstrip().startswith("#")
+        elif pairs:
+            break
+    if not pairs:
+        raise _no_ad("there is no line of the form Name = expression")
+    return pairs, skipped
+
+
+def _new_syntax(text: str) -> list[tuple[str, str]]:
+    """The attributes of an ad in brackets, as lines of the old syntax, which is what a server reads."""
+    try:
+        import classad2
+    except ImportError as error:
+        raise _no_ad("ads in brackets need HTCondor's Python package (htcondor)") from error
+    try:
+        ad = classad2.parseOne(text)
+        found = [(str(name), ad.lookup(name)) for name in ad]
+    except Exception as error:
+        raise _no_ad("this is no ClassAd in brackets") from error
+    if not found:
+        raise _no_ad("this is no ClassAd in brackets, or an empty one")
+    pairs = []
+    for name, tree in found:
+        expression = quote(tree) if isinstance(tree, str) else _in_one_line(str(tree))
+        pairs.append((name, expression))
+    return pairs
+
+
+def _in_one_line(expression: str) -> str:
+    return " ".join(expression.split("\n"))
+
+
+def prepare(
+    text: str, working_dir: str, *, vm_type: str, serves: str, user: str, cluster: int, proc: int
+) -> Ad:
+    """The first ad of `text` for a START in `working_dir`.
+
+    `vm_type` is what the person wants it to be, or empty; `serves` is the type of the server, or empty where
+    nobody knows; `user`, `cluster` and `proc` name the VM. Raises `ClientFault`.
+    """
+    pairs, skipped = parse(text)
+    notes = []
+    if skipped:
+        notes.append(f"{skipped} lines of it were skipped: they are not of the form Name = expression.")
+    secrets = [name for name, _ in pairs if is_private(name)]
+    if secrets:
+        notes.append(f"Secrets were left out: {', '.join(secrets)}.")
+    found = JobAd(pairs)
+    wanted = (vm_type or found.vm_type() or serves).lower()
+    ours = {
+        "VM_WORKING_DIR": quote(working_dir),
+        "JobVMType": quote(wanted),
+        "ClusterId": str(cluster),
+        "ProcId": str(proc),
+    }
+    if found.string("User") is None:
+        ours["User"] = quote(user)
+    if not wanted:
+        raise _no_ad("it has no JobVMType; say the type after it")
+    if serves and wanted != serves:
+        notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
+    replaced = {name.lower() for name in ours}
+    kept = [(name, text) for name, text in pairs if name.lower() not in replaced and not is_private(name)]
+    made = JobAd([*ours.items(), *kept])
+    notes += _missing_files(made, found, working_dir)
+    lines = tuple(f"{name} = {expression}" for name, expression in made.pairs())
+    return Ad(lines, wanted, tuple(notes), _name(made))
+
+
+def _name(ad: JobAd) -> str:
+    return f"{(ad.string('User') or '').replace('@', '_')}_{ad.integer('ClusterId')}.{ad.integer('ProcId')}"
+
+
+def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
+    """A note for each disk that a starter would have transferred and that is not in the working directory."""
+    iwd = found.string("Iwd") or ""
+    inputs = [item.strip() for item in (found.string("TransferInput") or "").split(",")]
+    notes = []
+    for disk in (ad.string(DISK) or "").split(","):
+        file = disk.strip().split(":")[0]
+        if not file or file.startswith("/") or "://" in disk or disk.strip().startswith("catalog:"):
+            continue
+        if os.path.lexists(os.path.join(working_dir, os.path.basename(file))):
+            continue
+        source = next((item for item in inputs if os.path.basename(item) == os.path.basename(file)), file)
+        source = os.path.join(iwd, source)
+        there = os.path.isabs(source) and os.path.exists(source)
+        cure = (
+            f"cp {escape(source)} {escape(working_dir)}/" if there else f"put it into {escape(working_dir)}/"
+        )
+        notes.append(f"Its disk {escape(file)} is not in the working directory: {cure}")
+    return notes
+
+
+def public_lines(lines: "tuple[str, ...]") -> list[str]:
+    """The lines of an ad as they may be shown."""
+    from vmgahp.text import redact
+
+    return [redact(line) for line in lines]
+
+
+def _no_ad(problem: str, cure: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", cure)

@@ -1,0 +1,245 @@
+"""``vmgahp doctor``: why ``condor_status -vm`` is empty, or a VM job stays idle, on this machine.
+
+The checks come in the order in which things depend on each other, and each is made whatever the ones before
+it said. Nothing is changed: no setting, no file, no domain, no network; what a check cannot find out without
+that, it does not find out.
+"""
+
+import sys
+
+from vmgahp import errors, findings
+from vmgahp.commands.doctor import access, condor, host, log_history
+from vmgahp.commands.doctor.context import NOBODY, Scene
+from vmgahp.daemon import probe
+from vmgahp.drivers import base
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host.job_user import Identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vmgahp.commands.doctor.dry_run import Trial
+    from vmgahp.job.ad import JobAd
+
+FIT, UNFIT, UNSURE = 0, 1, 3
+"""The exit status: a job could run, none could, or what decides it could not be looked at. (2 is argparse's.)"""
+
+DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
+"""Checks without which nobody can say that a job could run."""
+
+_CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _IMAGES, _REST, _STARTD, _LOG = (
+    "HTCondor's settings",
+    "Who looks",
+    "The hypervisor",
+    "KVM",
+    "QEMU's user and its confinement",
+    "The scratch directories",
+    "Networks",
+    "The catalogue of images",
+    "Firmware and the probe's clock",
+    "What the startd last saw",
+    "The last failures",
+)
+
+
+class Examination:
+    """All that was found, in order."""
+
+    def __init__(self, vm_type: str) -> None:
+        self.vm_type = vm_type
+        self.sections: list[tuple[str, list[Finding]]] = []
+        self.trial: Trial | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Those about the machine."""
+        return [finding for _, found in self.sections for finding in found]
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        found = self.findings + (self.trial.findings if self.trial else [])
+        if findings.first_bad(found):
+            return UNFIT
+        unsure = any(one.verdict == UNKNOWN and one.check in (*DECISIVE, "dry run") for one in found)
+        return UNSURE if unsure else FIT
+
+    def verdict(self) -> str:
+        """What it comes to, in one sentence or two."""
+        machine = [finding for finding in self.findings if finding.verdict == BAD]
+        job = [one for one in (self.trial.findings if self.trial else ()) if one.verdict == BAD]
+        what = "This job" if self.trial else f"A VM job of type {self.vm_type}"
+        if machine or job:
+            names = ", ".join(dict.fromkeys(finding.check for finding in (*machine, *job)))
+            first = (*machine, *job)[0].check
+            also = f" (begin with {first})" if len(machine) + len(job) > 1 else ""
+            return f"{what} cannot run here: {names}{also}."
+        if self.status == UNSURE:
+            names = ", ".join(f.check for f in self.findings if f.verdict == UNKNOWN)
+            what = what[0].lower() + what[1:]
+            return (
+                f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
+            )
+        left = [finding.check for finding in self.findings if finding.verdict == OFF]
+        less = f" What is marked ! it does without, or is worth mending: {', '.join(dict.fromkeys(left))}."
+        return f"{what} could run here.{less if left else ''}"
+
+    def document(self) -> dict[str, object]:
+        """All of it for ``--json``."""
+        document: dict[str, object] = {
+            "vm_type": self.vm_type,
+            "could_run": self.status == FIT,
+            "verdict": self.verdict(),
+            "findings": [
+                {"section": title, **finding._asdict()} for title, found in self.sections for finding in found
+            ],
+        }
+        if self.trial:
+            document["job"] = {
+                "ad": self.trial.path,
+                "findings": [finding._asdict() for finding in self.trial.findings],
+                "policy": self.trial.policy,
+                "description": self.trial.description,
+            }
+        return document
+
+
+def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root: str = "") -> Examination:
+    """Look at everything, and at a job ad where `job` is the path of one.
+
+    `root` is put before the paths of the system, for tests.
+    """
+    scene = Scene(environ, vm_type, root)
+    done = Examination(scene.vm_type)
+    server = condor.server(scene)
+    on_libvirt = _is_libvirts(scene.vm_type)
+    known = access.capabilities(scene) if on_libvirt else errors.MachineFault("It is no libvirt.")
+    probed = _probe(scene, isinstance(known, access.Capabilities))
+    parts = _sorted(scene, probed)
+
+    def add(title: str, *found: Finding | None) -> None:
+        done.sections.append((title, [finding for finding in found if finding is not None]))
+
+    add(
+        _CONDITIONS,
+        condor.installed(scene),
+        *condor.settings(scene),
+        condor.vm_type(scene),
+        *server,
+        *parts["memory"],
+        condor.networking(scene),
+        condor.log_file(scene),
+        *parts["policy"],
+    )
+    add(_USER, host.root(scene))
+    add(_HYPERVISOR, *parts["hypervisor"])
+    device = access.kvm_device(scene, known) if isinstance(known, access.Capabilities) else None
+    add(_KVM, *parts["kvm"], device, *parts["cpu"])
+    accel = probed.attributes.get(f"VM_{scene.vm_type}_ATTR_accel")
+    if on_libvirt:
+        domain_type = "qemu" if accel == "tcg" else "kvm"
+        reached = (access.scratch(scene, known, domain_type), access.confinement(scene, known))
+        add(_ACCESS, *reached, *parts["room"])
+    else:
+        add(_SCRATCH, *parts["room"])
+    add(_NETWORKS, *parts["network"])
+    if parts["images"]:
+        add(_IMAGES, *parts["images"])
+    clock = host.clock(scene, probed, condor.is_ours(server))
+    add(_REST, host.firmware(scene, probed) if on_libvirt else None, clock)
+    fit = findings.first_bad(done.findings) is None
+    add(_STARTD, condor.startd(scene, fit))
+    add(_LOG, *log_history.failures(scene))
+    if job:
+        from vmgahp.commands.doctor.dry_run import try_out
+
+        done.trial = try_out(scene, job, probed)
+    return done
+
+
+def _is_libvirts(vm_type: str) -> bool:
+    """Whether libvirt's QEMU runs the VMs of a type; Xen's guests have neither KVM nor a user of their own."""
+    return base.BUILT_IN.get(vm_type, "").startswith("vmgahp.drivers.libvirt:")
+
+
+def _probe(scene: Scene, answers: bool) -> probe.Probe:
+    """The startd's probe in this process, with a driver that writes no log."""
+    driver: base.Driver
+    try:
+        identity = Identity.from_environ(scene.environ)
+        if scene.blind and _is_libvirts(scene.vm_type):
+            driver = _StandIn(scene, base.Survey(host.unseen(scene, answers)))
+        else:
+            driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, scene.notes.append)
+    except errors.Fault as fault:
+        driver = _StandIn(scene, fault)
+    return probe.probe(scene.vm_type, scene.settings, driver)
+
+
+class _StandIn(base.Driver):
+    """Takes the place of a driver that cannot be used here, so that the other checks of the probe are made."""
+
+    def __init__(self, scene: Scene, outcome: base.Survey | errors.Fault) -> None:
+        super().__init__(scene.vm_type, scene.settings, Identity(NOBODY, NOBODY), scene.notes.append)
+        self.outcome = outcome
+
+    def start(self, job: "JobAd") -> base.Machine:
+        raise NotImplementedError
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        raise NotImplementedError
+
+    def survey(self, end: float) -> base.Survey:
+        if isinstance(self.outcome, errors.Fault):
+            raise self.outcome
+        return self.outcome
+
+
+def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
+    """The probe's findings by where they are shown, those that are bad with their causes."""
+    parts: dict[str, list[Finding]] = {
+        name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "room", "images")
+    }
+    for finding in probed.findings:
+        name = finding.check.partition(" ")[0]
+        if name == "memory" and (scene.unread or "VM_MEMORY" in scene.bad_names):
+            continue  # it is among the settings already
+        if finding.check == "libvirt" and finding.verdict == BAD and _is_libvirts(scene.vm_type):
+            finding = host.explain_libvirt(scene, finding)
+        if finding.check == "kvm" and finding.verdict in (BAD, OFF):
+            finding = host.explain_kvm(scene, finding)
+        if name == "image":
+            name = "images"
+        parts[name if name in parts else "hypervisor"].append(finding)
+    return parts
+
+
+def run(
+    environ: "Mapping[str, str]", vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = ""
+) -> int:
+    """Examine and print; the exit status is `FIT` only where a job could run."""
+    done = examine(environ, vm_type, job, root)
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(done.document(), indent=2) + "\n")
+        return done.status
+    from vmgahp.commands import page as show
+
+    page = show.page_of_stdout(environ)
+    sections: list[tuple[str, list[Finding]]] = list(done.sections)
+    if done.trial:
+        sections = [(title, [one for one in found if one.verdict != OK]) for title, found in sections]
+        sections.append((f"The job in {done.trial.path}", done.trial.findings))
+    text = show.render(page, sections)
+    if done.trial and done.trial.policy:
+        text += "\n" + "\n".join(page.text(line) for line in done.trial.policy) + "\n"
+    if done.trial and done.trial.description:
+        text += "\n" + "\n".join(page.text(line) for line in done.trial.description.splitlines()) + "\n"
+    good = {FIT: True, UNFIT: False, UNSURE: None}[done.status]
+    sys.stdout.write(text + "\n" + show.verdict(page, done.verdict(), good))
+    return done.status
+
+
+__all__ = ["FIT", "UNFIT", "UNSURE", "Examination", "examine", "run"]

@@ -1,0 +1,187 @@
+"""Whether QEMU, as the user that it runs as, gets at what it needs, and what may confine it."""
+
+import os
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.commands.doctor.context import NOBODY, Scene, Who, down_to, first_closed, who_is
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+
+LIBVIRT_DEADLINE = 3.0
+"""Seconds to ask libvirtd for its capabilities."""
+
+
+class Capabilities(NamedTuple):
+    """What libvirt says of how it keeps guests apart."""
+
+    qemu: Who | None
+    """The user as which it runs QEMU by itself; None where it does not say."""
+    models: tuple[str, ...]
+    """Its security drivers: dac, apparmor, selinux."""
+
+
+def capabilities(scene: Scene) -> Capabilities | errors.Fault:
+    """Ask libvirtd, which answers every user about this."""
+    from xml.etree import ElementTree as etree
+
+    import libvirt
+
+    from vmgahp.drivers.libvirt import faults
+    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI
+
+    own = not (scene.is_root or scene.blind)
+    uri = scene.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)
+    connection = Connection(uri, scene.notes.append, read_only=True)
+    connection.deadline = LIBVIRT_DEADLINE
+    try:
+        host = etree.fromstring(connection.call(lambda opened: opened.getCapabilities()))
+    except libvirt.libvirtError as error:
+        return faults.from_libvirt(error, "asking for its capabilities")
+    except errors.Fault as fault:
+        return fault
+    finally:
+        connection.close()
+    qemu, models = None, []
+    for model in host.iterfind("host/secmodel"):
+        name = model.findtext("model") or ""
+        models.append(name)
+        uid, _, gid = (model.findtext("baselabel") or "").replace("+", "").partition(":")
+        if name == "dac" and uid.isdigit() and gid.isdigit():
+            qemu = who_is(_name(int(uid)), int(uid), int(gid))
+    return Capabilities(qemu, tuple(name for name in models if name != "none"))
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def kvm_device(scene: Scene, known: Capabilities) -> Finding | None:
+    """Whether libvirt's own user may open /dev/kvm; None where there is no such thing to look at."""
+    device, place = "/dev/kvm", scene.path("/dev/kvm")
+    if known.qemu is None or not os.path.exists(place) or scene.vm_type == "qemu":
+        return None
+    looked_at = f"{device}, with the rights of {known.qemu.name}, as whom libvirt runs QEMU"
+    closed = first_closed(known.qemu, [place], "-r") or first_closed(known.qemu, [place], "-w")
+    if closed is None:
+        return Finding(
+            "kvm device", UNKNOWN, looked_at, "Only root can find that out.", "run vmgahp doctor as root."
+        )
+    if closed:
+        return Finding(
+            "kvm device",
+            OFF,
+            looked_at,
+            f"{known.qemu.name} may not open {device}. libvirt then examines QEMU anew at every call, which "
+            "makes each start of a VM 4 to 50 s slower.",
+            f"chmod 666 {device} (as udev does), or usermod -aG kvm {known.qemu.name} and restart libvirt.",
+        )
+    return Finding("kvm device", OK, looked_at, f"{known.qemu.name} may open it")
+
+
+def scratch(scene: Scene, known: Capabilities | errors.Fault, domain_type: str) -> Finding:
+    """Whether QEMU gets at the jobs' disks in EXECUTE, as the user that it will run as."""
+    execute = scene.settings.string("EXECUTE")
+    looked_at = "EXECUTE and all directories above it, as QEMU's user"
+    if not execute:
+        return Finding("QEMU's user", UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+    if not os.path.isdir(execute):
+        return Finding(
+            "QEMU's user",
+            BAD if os.path.isdir(os.path.dirname(execute)) or scene.is_root else UNKNOWN,
+            looked_at,
+            f"EXECUTE = {execute} is not a directory.",
+            f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
+        )
+    if not scene.is_root:
+        return Finding(
+            "QEMU's user",
+            UNKNOWN,
+            looked_at,
+            "Only root can look as QEMU's user.",
+            "run vmgahp doctor as root.",
+        )
+    if scene.settings.boolean("VM_RUN_AS_JOB_USER"):
+        from vmgahp.drivers.libvirt.describe import QEMU_DIRECTORY, groups_for_qemu
+
+        groups = groups_for_qemu(domain_type)
+        if len(groups) > 1:
+            seen = (
+                f"VM_RUN_AS_JOB_USER is on, and QEMU needs two groups at once, for {QEMU_DIRECTORY} and for "
+                "/dev/kvm; libvirt gives it one. So it runs as libvirt's own user."
+            )
+            below = _as_libvirts_user(known, execute, looked_at)
+            cure = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 /dev/kvm)"
+            if below.verdict != OK:
+                return below._replace(seen=f"{seen} {below.seen}", cure=f"{cure}; or {below.cure}")
+            return Finding("QEMU's user", OFF, looked_at, seen, cure)
+        gid = next(iter(groups), NOBODY)
+        nobody = Who("the job's user", NOBODY, gid, (gid,))
+        return _passes(
+            nobody,
+            execute,
+            looked_at,
+            "the job's user (VM_RUN_AS_JOB_USER), such as nobody, in no group of its own",
+        )
+    return _as_libvirts_user(known, execute, looked_at)
+
+
+def _as_libvirts_user(known: Capabilities | errors.Fault, execute: str, looked_at: str) -> Finding:
+    if isinstance(known, errors.Fault):
+        return Finding(
+            "QEMU's user", UNKNOWN, looked_at, f"Who that is, libvirt did not say: {known.problem}"
+        )
+    if known.qemu is None:
+        return Finding("QEMU's user", UNKNOWN, looked_at, "libvirt does not say as whom it runs QEMU.")
+    return _passes(known.qemu, execute, looked_at, f"libvirt's own user, {known.qemu.name}")
+
+
+def _passes(who: Who, execute: str, looked_at: str, what: str) -> Finding:
+    closed = first_closed(who, down_to(execute))
+    if closed is None:
+        return Finding("QEMU's user", UNKNOWN, looked_at, f"It could not be looked at as {what}.")
+    if closed:
+        return Finding(
+            "QEMU's user",
+            BAD,
+            looked_at,
+            f"QEMU runs as {what}, and may not pass {closed} on the way to the jobs' disks in EXECUTE = {execute}.",
+            f"chmod o+x {closed}",
+        )
+    return Finding("QEMU's user", OK, looked_at, f"{what}, may pass every directory down to {execute}")
+
+
+def confinement(scene: Scene, known: Capabilities | errors.Fault) -> Finding:
+    """AppArmor and SELinux, which have their own say in what QEMU opens."""
+    looked_at = "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers"
+    apparmor = scene.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
+    selinux = scene.read("/sys/fs/selinux/enforce").strip() == "1"
+    models = known.models if isinstance(known, Capabilities) else ()
+    if selinux:
+        return Finding(
+            "SELinux",
+            UNKNOWN,
+            looked_at,
+            f"SELinux is enforcing{_uses('selinux', models)}. With it this daemon has not been tried.",
+            "run a job; when a disk cannot be opened, see ausearch -m avc -ts recent. For images on NFS: "
+            "setsebool -P virt_use_nfs on",
+        )
+    if apparmor:
+        return Finding(
+            "AppArmor",
+            UNKNOWN,
+            looked_at,
+            f"AppArmor is on{_uses('apparmor', models)}. With it this daemon has not been tried.",
+            "run a job; when a disk cannot be opened, see journalctl -k | grep DENIED, and let what it names "
+            "into /etc/apparmor.d/local/abstractions/libvirt-qemu",
+        )
+    return Finding("confinement", OK, looked_at, "neither SELinux nor AppArmor enforces anything")
+
+
+def _uses(model: str, models: tuple[str, ...]) -> str:
+    return ", and libvirt confines guests by it" if model in models else ", though libvirt does not use it"

@@ -1,0 +1,370 @@
+"""HTCondor's side: the settings, the program that it is to start, and what its startd last saw."""
+
+import os
+import stat
+import time
+
+from vmgahp import __version__, errors
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Scene, ask, down_to, first_closed
+from vmgahp.config import check as settings_check
+from vmgahp.config import entries as config_entries
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.job.ad import JobAd
+
+TOOL_DEADLINE = 10.0
+"""Seconds for one of HTCondor's tools; condor_status waits longer for a startd that is not there."""
+
+SERVER_DEADLINE = 10.0
+"""Seconds for the server to say its version; a tenth of one is usual."""
+
+PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
+"""The server in Debian's package, whose vmgahp is in /usr/bin."""
+
+_ATTRIBUTES = (
+    *("Name", "HasVM", "VM_Type", "VM_Memory", "VM_AvailNum", "VM_Networking_Types", "PartitionableSlot"),
+    *("VMOfflineReason", "VMOfflineTime"),
+)
+
+
+def installed(scene: Scene) -> Finding:
+    """Whether there is an HTCondor at all."""
+    looked_at = "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
+    if scene.tool:
+        return Finding("HTCondor", OK, looked_at, f"{scene.tool} is there")
+    if scene.own_settings:
+        seen = "There is none: the settings are a file's, and jobs are run by hand with vmgahp serve."
+        return Finding("HTCondor", OFF, looked_at, seen, "nothing, if that is what you want.")
+    return Finding(
+        "HTCondor",
+        BAD,
+        looked_at,
+        "There is no condor_config_val, so no HTCondor whose startd could offer VMs.",
+        "install HTCondor, or put the directory of condor_config_val on PATH (set CONDOR_CONFIG where its "
+        "configuration is not in /etc/condor).",
+    )
+
+
+def settings(scene: Scene) -> list[Finding]:
+    """Settings that cannot be read, that are no values, contradict each other, or whose names look misspelt."""
+    check, looked_at = settings_check.CHECK, settings_check.LOOKED_AT
+    found = [Finding(check, BAD, looked_at, fault.problem, fault.cure) for fault in scene.faults]
+    if not scene.unread:
+        try:
+            entries = config_entries.read(scene.environ)
+            for values in (scene.loaded, scene.settings):
+                values.locate(entries.where())
+        except errors.Fault as fault:
+            entries = None
+            found.append(Finding(check, UNKNOWN, looked_at, fault.problem, fault.cure))
+        found += settings_check.check(scene.loaded, scene.vm_type, entries)
+    if not found:
+        origin = scene.settings.where("VM_TYPE")
+        found.append(Finding(check, OK, looked_at, f"they can be read (VM_TYPE: {origin})"))
+    return found
+
+
+def vm_type(scene: Scene) -> Finding:
+    """VM_TYPE, and whether there is a driver for it."""
+    from vmgahp.drivers import base
+
+    name = scene.settings.string("VM_TYPE")
+    looked_at = "VM_TYPE, the one type that the startd offers"
+    if scene.unread:
+        return Finding("VM_TYPE", UNKNOWN, looked_at, "The settings cannot be read.")
+    if not name:
+        return Finding(
+            "VM_TYPE",
+            OFF if scene.own_settings else BAD,
+            looked_at,
+            "VM_TYPE is not set: HTCondor has no VM universe on this machine.",
+            "set VM_TYPE = kvm in HTCondor's configuration; then condor_restart -startd.",
+        )
+    try:
+        base.find(name.lower())
+    except errors.Fault as fault:
+        return Finding("VM_TYPE", BAD, looked_at, fault.problem, fault.cure)
+    return Finding(
+        "VM_TYPE", OK, looked_at, f"VM_TYPE = {name} ({scene.settings.where('VM_TYPE')}), which has a driver"
+    )
+
+
+# The server program
+
+
+def server(scene: Scene) -> list[Finding]:
+    """VM_GAHP_SERVER: that HTCondor can run it, that nobody else can change it, that it is this one."""
+    path = scene.more.get("VM_GAHP_SERVER", "")
+    looked_at = "VM_GAHP_SERVER, the program that the startd and each starter run"
+    if not path and scene.own_settings:
+        return []  # nobody but people starts the server
+    if scene.unread:
+        return [Finding("VM_GAHP_SERVER", UNKNOWN, looked_at, "The settings cannot be read.")]
+    if not path:
+        cure = f"set VM_GAHP_SERVER = {our_launcher()}"
+        return [Finding("VM_GAHP_SERVER", BAD, looked_at, "VM_GAHP_SERVER is not set.", cure)]
+    reason, cure = _why_not_run(scene, path)
+    if reason:
+        return [
+            Finding("VM_GAHP_SERVER", BAD, looked_at, f"VM_GAHP_SERVER = {path}, and {reason}.", cure),
+        ]
+    changeable = _changeable(path)
+    if changeable:
+        return [
+            Finding(
+                "VM_GAHP_SERVER",
+                OFF,
+                looked_at,
+                f"Others than root can change {changeable}, and root runs VM_GAHP_SERVER = {path}. So it was "
+                "not run to see what it is.",
+                f"chown root {changeable}; chmod go-w {changeable}",
+            )
+        ]
+    return [_identify(scene, path, looked_at)]
+
+
+def is_ours(found: list[Finding]) -> bool:
+    """Whether the findings of `server` say that it is this daemon, and safe to run."""
+    return all(finding.verdict == OK for finding in found)
+
+
+def our_launcher() -> str:
+    """Where this installation has its server: beside its Python, or where Debian's package has it."""
+    import sys
+
+    beside = os.path.join(os.path.dirname(sys.executable), "condor_vm-gahp")
+    return beside if os.path.exists(beside) or not os.path.exists(PACKAGED) else PACKAGED
+
+
+def _why_not_run(scene: Scene, path: str) -> tuple[str, str]:
+    if not path.startswith("/"):
+        return "that is not a full path", f"set VM_GAHP_SERVER = {our_launcher()}"
+    try:
+        mode = os.stat(path).st_mode
+    except PermissionError:
+        return "it cannot be looked at by this user", "run vmgahp doctor as root."
+    except OSError as error:
+        return f"that cannot be run: {error.strerror}", f"set VM_GAHP_SERVER = {our_launcher()}"
+    if not stat.S_ISREG(mode):
+        return "that is not a file", f"set VM_GAHP_SERVER = {our_launcher()}"
+    if not mode & 0o111:
+        return "root may not execute it", f"chmod 755 {path}"
+    if scene.is_root and not os.access(path, os.X_OK):
+        return "root may not execute it", "see whether its file system is mounted with noexec (findmnt -T)."
+    if scene.vm_type not in TYPES_OF_ROOT and scene.condor:
+        closed = first_closed(scene.condor, [*down_to(os.path.dirname(path)), path])
+        if closed:
+            return (
+                f"the startd runs it as the user condor for VM_TYPE = {scene.vm_type}, who may not pass {closed}",
+                f"chmod o+x {closed}",
+            )
+    return "", ""
+
+
+def _changeable(path: str) -> str:
+    """What of a path somebody other than root could replace; empty where nothing."""
+    for part in (*down_to(os.path.dirname(path)), os.path.realpath(path)):
+        try:
+            found = os.stat(part)
+        except OSError:
+            continue
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        group = found.st_mode & 0o020 and found.st_gid != 0
+        if found.st_uid != 0 or ((group or found.st_mode & 0o002) and not sticky):
+            return part
+    return ""
+
+
+def _identify(scene: Scene, path: str, looked_at: str) -> Finding:
+    """Ask the program for its version, as the user who will run it."""
+    who = None if scene.vm_type in TYPES_OF_ROOT else scene.condor
+    said = ask([path, "-version"], SERVER_DEADLINE, scene.environ, who)
+    first = " ".join(said.out.split())[:120]
+    if said.status is None:
+        seen = f"VM_GAHP_SERVER = {path} did not say its version within {SERVER_DEADLINE:g} s."
+        return Finding("VM_GAHP_SERVER", BAD, looked_at, seen, f"run {path} -version by hand.")
+    if first.startswith("vmgahp "):
+        if f"vmgahp {__version__} " not in f"{first} ":
+            seen = f"VM_GAHP_SERVER = {path} is {first}, and this doctor is of version {__version__}."
+            return Finding(
+                "VM_GAHP_SERVER", OFF, looked_at, seen, f"run the doctor beside it, {_beside(path)}"
+            )
+        return Finding("VM_GAHP_SERVER", OK, looked_at, f"{path} is this daemon ({first})")
+    if "CondorVersion" in first:
+        return Finding(
+            "VM_GAHP_SERVER",
+            OFF,
+            looked_at,
+            f"VM_GAHP_SERVER = {path} is HTCondor's own server; what is said here is about vmgahp.",
+            f"set VM_GAHP_SERVER = {our_launcher()}; then condor_restart -startd.",
+        )
+    why = said.complaint or f"it ended with status {said.status} and said nothing"
+    return Finding(
+        "VM_GAHP_SERVER",
+        BAD,
+        looked_at,
+        f"VM_GAHP_SERVER = {path} does not start: {why}.",
+        f"run {path} -version and mend what it complains of, or set VM_GAHP_SERVER = {our_launcher()}",
+    )
+
+
+def _beside(path: str) -> str:
+    if path == PACKAGED:
+        return "/usr/bin/vmgahp doctor"
+    return os.path.join(os.path.dirname(os.path.realpath(path)), "vmgahp doctor")
+
+
+# Other settings
+
+
+def networking(scene: Scene) -> Finding:
+    """VM_NETWORKING and what belongs to it; whether the networks are there is the probe's to find out."""
+    looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
+    name = "VM_NETWORKING"
+    ours = scene.settings
+    if not ours.boolean(name):
+        seen = "VM_NETWORKING is off: jobs that ask for a network do not match this machine"
+        return Finding(name, OK, looked_at, seen)
+    wrong = settings_check.networking(ours, scene.vm_type)
+    offered = ", ".join(ours.networking_types())
+    return wrong or Finding(name, OK, looked_at, f"jobs may have: {offered}")
+
+
+def log_file(scene: Scene) -> Finding:
+    """Whether there is a log, and whether it can be written; nothing is."""
+    path = scene.settings.string("VM_GAHP_LOG")
+    looked_at = "VM_GAHP_LOG"
+    if not path.startswith("/") or path == os.devnull:
+        return Finding(
+            "VM_GAHP_LOG",
+            OFF,
+            looked_at,
+            f"VM_GAHP_LOG is {path or 'not set'}: failures are in the starter's log at most.",
+            "set VM_GAHP_LOG = $(LOG)/VMGahpLog",
+        )
+    directory = os.path.dirname(path)
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        seen, cure = f"{path} is not a regular file, and nothing is logged.", f"remove {path}."
+    elif not os.path.isdir(directory):
+        seen, cure = f"{directory} is not a directory, and nothing is logged.", f"mkdir {directory}"
+    elif scene.blind or not scene.is_root:
+        writable = os.access(path if os.path.exists(path) else directory, os.W_OK)
+        verdict = OK if writable and not scene.blind else UNKNOWN
+        seen = (
+            f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
+        )
+        return Finding("VM_GAHP_LOG", verdict, f"{looked_at} = {path}", seen)
+    elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
+        seen, cure = f"root cannot write {path}.", "see whether its file system is mounted read-only."
+    else:
+        return Finding("VM_GAHP_LOG", OK, looked_at, f"{path} can be written")
+    return Finding("VM_GAHP_LOG", OFF, looked_at, seen, cure)
+
+
+# The startd
+
+
+def startd(scene: Scene, fit: bool) -> Finding:
+    """What the startd of this machine says of VMs; `fit` is whether nothing else was found wrong."""
+    looked_at = "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)"
+    if not scene.tool:
+        return Finding("startd", UNKNOWN, looked_at, "There is no HTCondor here.")
+    tool = scene.program("condor_status")
+    if not tool:
+        return Finding("startd", UNKNOWN, looked_at, f"There is no condor_status beside {scene.tool}.")
+    start = (
+        "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
+    )
+    path = scene.more.get("STARTD_ADDRESS_FILE", "")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="ascii", errors="replace") as file:
+            address = file.readline(8192).strip()
+    except FileNotFoundError:
+        seen = f"No startd runs on this machine: {path or 'STARTD_ADDRESS_FILE'} is not there."
+        return Finding("startd", BAD, looked_at, seen, start)
+    except OSError as error:
+        seen = f"{path} cannot be read: {error.strerror}."
+        return Finding("startd", UNKNOWN, looked_at, seen, "run vmgahp doctor as root.")
+    if not address.startswith("<"):
+        return Finding("startd", BAD, looked_at, f"{path} has no address in it.", start)
+    command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
+    said = ask(command, TOOL_DEADLINE, scene.environ)
+    ads = _ads(said.out)
+    if not ads:
+        first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it has no slots")
+        why = "not in time" if said.status is None else _clean(first)
+        seen = f"The startd, which should be at {_clean(address)}, does not answer: {why}."
+        return Finding("startd", BAD, looked_at, seen, start)
+    ad = next((ad for ad in ads if ad.boolean("PartitionableSlot")), ads[0])
+    return _judge_ad(scene, ad, looked_at, fit)
+
+
+def _judge_ad(scene: Scene, ad: "JobAd", looked_at: str, fit: bool) -> Finding:
+    interval = scene.more.get("VM_RECHECK_INTERVAL", "600")
+    reason = ad.string("VMOfflineReason")
+    if reason is not None and not ad.boolean("HasVM"):
+        # Only the next start of the startd forgets it (ResMgr::updateExtrasClassAd in HTCondor's
+        # src/condor_startd.V6/ResMgr.cpp): a later probe that succeeds does not.
+        return Finding(
+            "startd",
+            BAD,
+            looked_at,
+            f"A starter took this machine out of the VM universe{_ago(ad.integer('VMOfflineTime'))}: "
+            f"VMOfflineReason is {_clean(reason)}.",
+            "mend the cause (the last failures in the log, below, name it); then condor_restart -startd.",
+        )
+    if not ad.boolean("HasVM"):
+        if fit:
+            seen = "HasVM is not true, although nothing was found wrong here: the startd looked earlier."
+            cure = (
+                f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s)."
+            )
+        else:
+            seen = "HasVM is not true: the startd's own probe failed."
+            cure = f"mend what is said above; then condor_restart -startd, or wait up to {interval} s."
+        return Finding("startd", BAD, looked_at, seen, cure)
+    offered = (ad.string("VM_Type") or "").lower()
+    configured = scene.settings.string("VM_TYPE").lower()
+    if configured and offered != configured:
+        seen = f"The startd offers VM_Type {_clean(offered)}, and VM_TYPE = {configured} now."
+        return Finding("startd", BAD, looked_at, seen, "condor_restart -startd")
+    memory, number = ad.integer("VM_Memory"), ad.integer("VM_AvailNum")
+    if memory is not None and memory <= 0:
+        seen = "VM_Memory is 0 now: the VMs that run have all of VM_MEMORY, and further jobs wait."
+        return Finding("startd", OFF, looked_at, seen, "wait for a job's end, or raise VM_MEMORY.")
+    if number is not None and number <= 0:
+        seen = "VM_AvailNum is 0 now: as many VMs run as VM_MAX_NUMBER allows, and further jobs wait."
+        return Finding("startd", OFF, looked_at, seen, "wait for a job's end, or raise VM_MAX_NUMBER.")
+    return Finding(
+        "startd", OK, looked_at, f"HasVM is true, VM_Type {_clean(offered)}, {memory} MiB are free"
+    )
+
+
+def _ads(text: str) -> "list[JobAd]":
+    """The ads of condor_status -long, those of several slots with empty lines between them."""
+    from vmgahp.job.ad import JobAd
+
+    found = []
+    for block in text.replace("\r", "").split("\n\n"):
+        pairs = [pair for pair in map(JobAd.parse_line, block.splitlines()) if pair]
+        if pairs:
+            found.append(JobAd(pairs))
+    return found
+
+
+def _ago(when: int | None) -> str:
+    if when is None:
+        return ""
+    minutes = max(0, int(time.time()) - when) // 60
+    if minutes < 120:
+        return f" {minutes} minutes ago"
+    return f" {minutes // 60} hours ago" if minutes < 2880 else f" {minutes // 1440} days ago"
+
+
+def _clean(text: str) -> str:
+    from vmgahp.text import escape, redact
+
+    return escape(redact(text))[:300].rstrip(".")

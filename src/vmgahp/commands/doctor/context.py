@@ -1,0 +1,225 @@
+"""What the checks of the doctor share: the settings, who asks, and ways of asking that have an end."""
+
+import os
+from typing import NamedTuple
+
+from vmgahp import config, errors
+from vmgahp.config import sources
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MORE_SETTINGS = ("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS")
+"""HTCondor's settings that only the doctor reads."""
+
+SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
+"""Where a machine without an HTCondor has them (`vmgahp.config.sources.read`)."""
+
+TYPES_OF_ROOT = ("kvm", "xen")
+"""VM types whose probe the startd runs as root; that of any other as its own user
+(``VMUniverseMgr::testVMGahp`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``)."""
+
+NOBODY = 65534
+
+_NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
+
+
+class Who(NamedTuple):
+    """A user of this machine."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+class Said(NamedTuple):
+    """What a program answered."""
+
+    status: int | None
+    """None where it was killed because its time was up."""
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The last line on standard error, for people."""
+        from vmgahp.text import escape, redact
+
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        return escape(redact(lines[-1]))[:1000].rstrip(".") if lines else ""
+
+
+class Scene:
+    """One look at one machine.
+
+    `root` is put before the paths of the system (``/sys``, ``/proc``, ``/run``, ``/dev`` and so on), for
+    tests that have a machine of files.
+    """
+
+    def __init__(self, environ: "Mapping[str, str]", vm_type: str = "", root: str = "") -> None:
+        self.environ = dict(environ)
+        self.root = root
+        self.is_root = os.geteuid() == 0
+        self.notes: list[str] = []
+        """What drivers would have written to the log; a look leaves none."""
+        self.faults: list[errors.Fault] = []
+        """Why the settings could not be read."""
+        self.tool = sources.find_tool(environ)
+        """condor_config_val, or empty."""
+        self.bad_names: set[str] = set()
+        self.unread = False
+        """The settings could not be read at all: what is not set is not known."""
+        self.loaded = config.Settings()
+        """The settings as they are; those that are no values count as not set in `settings`."""
+        self.settings = self._load()
+        self.more = self._load_more()
+        self.vm_type = (vm_type or self.settings.string("VM_TYPE") or "kvm").lower()
+        if self.is_root:
+            self.environ.setdefault("VMGAHP_USER_UID", str(self.condor.uid if self.condor else NOBODY))
+
+    @property
+    def own_settings(self) -> bool:
+        """Whether a file of our own has the settings: a machine that is to be used without an HTCondor."""
+        if self.environ.get("VMGAHP_CONFIG"):
+            return True
+        home = self.environ.get("HOME", "/")
+        return not self.tool and any(os.path.exists(os.path.join(home, name)) for name in SETTINGS_FILES)
+
+    @property
+    def blind(self) -> bool:
+        """Whether jobs run as root here, by an HTCondor, and this is somebody else who may not look."""
+        return not self.is_root and bool(self.tool) and not self.own_settings
+
+    @property
+    def condor(self) -> Who | None:
+        """The user of HTCondor's daemons, whom CONDOR_IDS or the name condor tells."""
+        import pwd
+
+        uid, _, gid = self.more.get("CONDOR_IDS", "").partition(".")
+        if uid.isdecimal() and gid.isdecimal():
+            return Who("condor", int(uid), int(gid), (int(gid),))
+        try:
+            entry = pwd.getpwnam("condor")
+        except KeyError:
+            return None
+        return Who("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
+
+    def path(self, path: str) -> str:
+        """A path of the system, beneath `root`."""
+        return self.root + path
+
+    def read(self, path: str) -> str:
+        """The beginning of a small file of the system; empty where there is none or it may not be read."""
+        try:
+            with open(self.path(path), encoding="utf-8", errors="replace") as file:
+                return file.read(1 << 16)
+        except OSError:
+            return ""
+
+    def program(self, name: str) -> str:
+        """The full path of a program of HTCondor's, found beside condor_config_val; empty where there is none."""
+        path = os.path.join(os.path.dirname(self.tool), name) if self.tool else ""
+        return path if path and os.access(path, os.X_OK) else ""
+
+    def _load(self) -> config.Settings:
+        try:
+            loaded = config.load(self.environ)
+        except errors.Fault as fault:
+            self.faults.append(fault)
+            self.unread = True
+            return config.Settings()
+        self.loaded = loaded
+        kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}
+        good, where = {}, {}
+        for setting in config.SETTINGS:
+            try:
+                kinds.get(setting.kind, loaded.string)(setting.name)
+            except errors.Fault:
+                self.bad_names.add(setting.name)
+                continue
+            if loaded.where(setting.name) != "default":
+                good[setting.name] = loaded.string(setting.name)
+                where[setting.name] = loaded.where(setting.name)
+        return config.Settings(good, where, loaded.warnings)
+
+    def _load_more(self) -> dict[str, str]:
+        try:
+            values, _, _ = sources.read(MORE_SETTINGS, self.environ)
+        except errors.Fault:
+            return {}  # `_load` has said why
+        return {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
+
+
+def who_is(name: str, uid: int, gid: int) -> Who:
+    """A user with all groups that the group database gives."""
+    import pwd
+
+    try:
+        groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except (KeyError, OSError):
+        groups = [gid]
+    return Who(name, uid, gid, tuple(groups))
+
+
+def ask(
+    command: "Sequence[str]",
+    seconds: float,
+    environ: "Mapping[str, str] | None" = None,
+    who: Who | None = None,
+) -> Said:
+    """Run a program to its end, or for so many seconds; as another user where `who` says so and this is root.
+
+    One that cannot be run has status 127 and the reason as its error.
+    """
+    import subprocess
+
+    user: dict[str, object] = {}
+    if who is not None and os.geteuid() == 0:
+        user = {"user": who.uid, "group": who.gid, "extra_groups": list(who.groups)}
+    try:
+        ended = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+            cwd="/",
+            env=dict(environ) if environ is not None else {"PATH": _NO_SHELL_NEEDED},
+            **user,  # type: ignore[call-overload]
+        )
+    except subprocess.TimeoutExpired:
+        return Said(None, "", "")
+    except OSError as error:
+        return Said(127, "", f"{command[0]} cannot be run: {error.strerror}")
+    return Said(
+        ended.returncode, ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace")
+    )
+
+
+_CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
+
+
+def first_closed(who: Who, paths: "Sequence[str]", flag: str = "-x") -> str | None:
+    """The first of some paths that a user may not use (``-x``, ``-r``, ``-w``), empty where all are open.
+
+    The kernel decides, asked by a process of that user's, so access lists and all else count. None where it
+    cannot be asked: only root becomes another user.
+    """
+    if os.geteuid() not in (0, who.uid):
+        return None
+    said = ask(["/bin/sh", "-c", _CLOSED.format(flags=flag), "sh", *paths], 10.0, who=who)
+    if said.status == 1:
+        return said.out
+    return "" if said.status == 0 else None
+
+
+def down_to(path: str) -> list[str]:
+    """A directory with all above it, from the top, symbolic links followed."""
+    path = os.path.realpath(path)
+    found = [path]
+    while path != "/":
+        path = os.path.dirname(path)
+        found.append(path)
+    return found[::-1]

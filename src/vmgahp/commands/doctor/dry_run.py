@@ -1,0 +1,211 @@
+"""One job ad against this machine: what it asks for, what it would not get, and the domain that it would be."""
+
+import os
+
+from vmgahp import errors, lifecycle
+from vmgahp.commands.doctor.context import NOBODY, Scene
+from vmgahp.drivers import base
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.job import accepted_types
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.job.spec import JobSpec
+from vmgahp.text import escape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.daemon.probe import Probe
+
+LARGEST_AD = 1 << 22
+"""Bytes of a file that are read; ads have some kilobytes."""
+
+
+class Trial:
+    """What became of one job ad."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.findings: list[Finding] = []
+        self.description = ""
+        """What the hypervisor would be told; empty where the job could not be described."""
+        self.policy: list[str] = []
+        """What the administrator's policy said and changed, in lines."""
+
+
+def read(path: str) -> JobAd:
+    """The first ad of a file of ``Name = expression`` lines, as ``condor_q -l`` and ``.job.ad`` have them.
+
+    The scratch directory is that of the file, where the ad names none. Raises `errors.ClientFault`.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read(LARGEST_AD)
+    except OSError as error:
+        raise _no_ad(f"{path} cannot be read: {error.strerror}") from error
+    pairs: list[tuple[str, str]] = []
+    for line in text.split("\n"):
+        pair = JobAd.parse_line(line.rstrip("\r"))
+        if pair:
+            pairs.append(pair)
+        elif not line.strip() and pairs:
+            break
+    if not pairs:
+        raise _no_ad(f"{path} has no line of the form Name = expression")
+    directory = os.path.dirname(os.path.realpath(path))
+    # The first VM_WORKING_DIR counts, so one that the ad has must not come after this.
+    if not any(name.lower() == "vm_working_dir" for name, _ in pairs):
+        pairs.insert(0, ("VM_WORKING_DIR", quote(directory)))
+    return JobAd(pairs)
+
+
+def _no_ad(problem: str) -> errors.ClientFault:
+    return errors.ClientFault(
+        errors.NO_JOBCLASSAD_INFO, f"{problem}.", "write one with condor_q -l CLUSTER.PROC > ad.txt"
+    )
+
+
+def try_out(scene: Scene, path: str, probe: "Probe") -> Trial:
+    """Check a job ad as a START would, against what this machine was seen to offer; nothing is started."""
+    trial = Trial(path)
+    looked_at = f"the job ad in {path}"
+    try:
+        ad = read(path)
+        identity, user = _user(scene, ad)
+        _type(scene, ad, looked_at, trial.findings)
+        accepted_types.require(ad)
+        choice = accepted_types.is_choice(
+            scene.vm_type
+        )  # what the job asks for means something else to each type
+        if not choice and ad.expression("VMPARAM_Libvirt_XML") is not None:
+            from vmgahp.domain import job_xml
+
+            ad = job_xml.bring(ad, scene.settings, identity)
+        if not choice:
+            spec = JobSpec.from_ad(ad, scene.settings, identity)
+            seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
+            trial.findings.append(Finding("job ad", OK, looked_at, seen))
+            trial.findings += _wishes(spec, probe)
+        if scene.settings.string("VM_POLICY_REQUIREMENTS"):
+            from vmgahp.hooks import policy
+
+            policy.require(scene.settings, ad)
+
+        def log(line: str) -> None:
+            (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else scene.notes).append(line)
+
+        driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, log)
+        try:
+            trial.description = driver.describe(ad)
+        finally:
+            driver.close()
+        seen = "It can be described to the hypervisor, as shown below"
+        trial.findings.append(Finding("dry run", OK, f"the {scene.vm_type} driver", seen))
+    except errors.MachineFault as fault:
+        verdict = UNKNOWN if "dry run" in fault.problem else BAD
+        trial.findings.append(Finding("dry run", verdict, looked_at, _clean(fault.problem), fault.cure))
+    except errors.Fault as fault:
+        fate = "It would be held" if isinstance(fault, errors.JobFault) else "It cannot be read as a job"
+        seen = f"{fate}, with {fault.word}: {_clean(fault.problem)}"
+        trial.findings.append(Finding("job ad", BAD, looked_at, seen, fault.cure))
+    return trial
+
+
+def _user(scene: Scene, ad: JobAd) -> tuple[Identity, str]:
+    """The user as whom the job's files are looked at: its owner, else who has its directory, else nobody."""
+    if not scene.is_root:
+        return Identity(os.geteuid(), os.getegid()), f"user id {os.geteuid()}"
+    import pwd
+
+    for name in (ad.string("OsUser"), ad.string("Owner")):
+        try:
+            entry = pwd.getpwnam((name or "").partition("@")[0])
+        except (KeyError, ValueError):
+            continue
+        if entry.pw_uid:
+            return Identity(entry.pw_uid, entry.pw_gid), f"its owner {entry.pw_name}"
+    try:
+        found = os.stat(ad.working_dir())
+    except (OSError, errors.Fault):
+        found = None
+    if found is not None and found.st_uid:
+        return Identity(
+            found.st_uid, found.st_gid or found.st_uid
+        ), f"user id {found.st_uid}, its directory's"
+    return Identity(NOBODY, NOBODY), "nobody, for its owner has no account here"
+
+
+def _type(scene: Scene, ad: JobAd, looked_at: str, into: list[Finding]) -> None:
+    """Whether the job is of the type that the startd offers."""
+    wanted = ad.vm_type()
+    if ad.integer("JobUniverse") not in (None, 13):
+        raise errors.ClientFault(
+            errors.NO_JOBCLASSAD_INFO,
+            f"JobUniverse = {ad.integer('JobUniverse')}, and the VM universe is 13.",
+            "write universe = vm in the submit file.",
+        )
+    if not wanted:
+        raise errors.ClientFault(
+            errors.NO_JOBCLASSAD_INFO, "The ad has no JobVMType.", "set vm_type in the submit file."
+        )
+    if wanted != scene.vm_type:
+        seen = f"JobVMType is {_clean(wanted)}, and this machine offers VM_Type {scene.vm_type}: they do not match."
+        cure = f"set vm_type = {scene.vm_type} in the submit file, or let the job wait for another machine."
+        into.append(Finding("job type", BAD, looked_at, seen, cure))
+
+
+def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
+    """What the job asks for and this machine, as probed, does not offer."""
+    offered = probe.attributes
+    found = []
+    looked_at = "the job's wishes beside what the probe advertises"
+
+    def miss(check: str, seen: str, cure: str, verdict: str = BAD) -> None:
+        found.append(Finding(check, verdict, looked_at, seen, cure))
+
+    memory = offered.get("VM_Memory")
+    if isinstance(memory, int) and spec.memory_mib > memory:
+        miss(
+            "job memory",
+            f"The job asks for {spec.memory_mib} MiB, and VM_Memory is {memory} here.",
+            "lower vm_memory, or wait for another machine.",
+        )
+    kinds = str(offered.get("VM_Networking_Types", "")).split(",")
+    for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
+        if kind in kinds:
+            continue
+        miss(
+            "job network",
+            f"The job asks for a network of type {kind}, which this machine does not offer now.",
+            "mend that network (see above), or set another vm_networking_type.",
+        )
+    prefix = f"VM_{probe.vm_type}_ATTR_"
+    most = offered.get(prefix + "max_vcpus")
+    if isinstance(most, int) and spec.vcpus > most:
+        miss(
+            "job CPUs",
+            f"The job asks for {spec.vcpus} CPUs, and a VM here has {most} at most.",
+            "lower vm_vcpus (or request_cpus).",
+        )
+    if spec.checkpoint and offered.get(prefix + "checkpoint") is False:
+        miss(
+            "job checkpoint",
+            "The job asks for checkpoints (vm_checkpoint), and this machine makes none: when it has to go, it "
+            "starts anew.",
+            "see room, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
+            OFF,
+        )
+    if spec.checkpoint and spec.vm_type not in lifecycle.TYPES_WITHOUT_PERIODIC:
+        shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
+        if shared:
+            miss(
+                "job checkpoint",
+                f"{_clean(shared[0])} is not transferred with the job, so it has no checkpoints under this type.",
+                "transfer the disk, or use vm_type = kvm.",
+                OFF,
+            )
+    return found
+
+
+def _clean(text: str) -> str:
+    return escape(text)

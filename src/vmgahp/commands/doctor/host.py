@@ -1,0 +1,299 @@
+"""The machine itself: who asks, libvirt's daemon, KVM's causes, firmware, and how long the startd would wait."""
+
+import os
+from contextlib import contextmanager
+from glob import glob
+
+from vmgahp.commands.doctor import log_history
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Scene, Who, ask
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vmgahp.daemon.probe import Probe
+
+STARTD_PATIENCE = 5.0
+"""Seconds after which the startd ends a probe (``testVMGahp`` in HTCondor's
+``src/condor_startd.V6/vmuniverse_mgr.cpp``)."""
+
+CLOSE = 3.5
+"""Seconds of a probe that a busy machine may well turn into more than `STARTD_PATIENCE`."""
+
+PROBE_DEADLINE = 15.0
+
+DAEMONS = ("libvirtd", "virtqemud")
+_SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
+_PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/usr/local/sbin")
+_DRIVERS = (
+    "/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
+    "/usr/lib64/libvirt/connection-driver/libvirt_driver_qemu.so",
+    "/usr/lib/libvirt/connection-driver/libvirt_driver_qemu.so",
+    "/usr/local/lib*/libvirt/connection-driver/libvirt_driver_qemu.so",
+)
+
+
+def root(scene: Scene) -> Finding:
+    """Whether this is the user who will run the jobs' server."""
+    looked_at = "who runs the doctor"
+    if scene.is_root:
+        return Finding("root", OK, looked_at, "root, as HTCondor runs the server")
+    if scene.blind:
+        return Finding(
+            "root",
+            UNKNOWN,
+            looked_at,
+            f"User id {os.geteuid()}, and HTCondor runs the server as root: what only root may look at is not known.",
+            "run vmgahp doctor as root (sudo).",
+        )
+    return Finding(
+        "root", OK, looked_at, f"user id {os.geteuid()}, whose own session is what VMs would run in"
+    )
+
+
+# libvirt
+
+
+def explain_libvirt(scene: Scene, finding: Finding) -> Finding:
+    """A finding that libvirt does not answer, with the cause: nothing installed, nothing running, no rights."""
+    seen, cure = libvirt_cause(scene)
+    if not seen:
+        return finding
+    return finding._replace(seen=f"{seen} ({finding.seen.rstrip('.')}).", cure=cure)
+
+
+def libvirt_cause(scene: Scene) -> tuple[str, str]:
+    """Why libvirt's QEMU cannot be reached, and what to type; empty where nothing of it shows from here."""
+    programs = [
+        name
+        for name in DAEMONS
+        if any(os.path.exists(scene.path(f"{directory}/{name}")) for directory in _PROGRAM_DIRECTORIES)
+    ]
+    if not programs:
+        return (
+            "Neither libvirtd nor virtqemud is installed",
+            "apt-get install libvirt-daemon-system qemu-system-x86 (Debian), or dnf install libvirt-daemon-kvm.",
+        )
+    modular = programs == ["virtqemud"]
+    if not any(glob(scene.path(pattern)) for pattern in _DRIVERS):
+        return (
+            "libvirt is installed without its driver for QEMU (libvirt_driver_qemu.so)",
+            "apt-get install libvirt-daemon-driver-qemu (Debian), or dnf install libvirt-daemon-driver-qemu; "
+            "then restart libvirt.",
+        )
+    if not (scene.is_root or scene.blind):
+        return "", ""  # one's own libvirtd is started with the first question
+    running = _running(scene)
+    sockets = [path for path in _SOCKETS if os.path.exists(scene.path(path))]
+    unit = "virtqemud" if modular else "libvirtd"
+    if not running and not sockets:
+        return (
+            f"{unit} is installed and does not run, and nothing listens for it",
+            f"systemctl enable --now {unit}.socket {unit}",
+        )
+    if not running:
+        return (
+            f"{unit} does not run, although {sockets[0]} is there",
+            f"systemctl start {unit}, and journalctl -u {unit} for why it ended.",
+        )
+    if not sockets:
+        return (
+            f"{running[0]} runs, and its socket {_SOCKETS[0]} is missing",
+            f"systemctl restart {unit}.socket {unit}; guests survive that.",
+        )
+    closed = next((path for path in sockets if not os.access(scene.path(path), os.W_OK)), "")
+    if closed:
+        return (
+            f"{running[0]} runs, and user id {os.geteuid()} may not use its socket {closed}",
+            "run vmgahp doctor as root; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME).",
+        )
+    return "", ""
+
+
+def unseen(scene: Scene, answers: bool) -> list[Finding]:
+    """What can be said of libvirt and KVM by a user who is not the one that jobs' VMs belong to.
+
+    `answers` is whether libvirtd tells this user about itself.
+    """
+    cause, cure = ("", "") if answers else libvirt_cause(scene)
+    missing = cause and "may not use" not in cause
+    seen = f"{cause}." if cause else "Whether it runs guests, only root can find out."
+    cure = cure or "run vmgahp doctor as root."
+    found = [Finding("libvirt", BAD if missing else UNKNOWN, "libvirt's daemon and socket", seen, cure)]
+    if scene.vm_type != "qemu":
+        seen = "Whether root's guests run at the speed of the hardware, only root can find out."
+        found.append(Finding("kvm", UNKNOWN, "/dev/kvm", seen, "run vmgahp doctor as root."))
+    return found
+
+
+def _running(scene: Scene) -> list[str]:
+    found = []
+    for path in glob(scene.path("/proc/[0-9]*/comm")):
+        try:
+            with open(path) as file:
+                name = file.read().strip()
+        except OSError:
+            continue
+        if name in DAEMONS:
+            found.append(name)
+    return found
+
+
+# KVM
+
+
+def explain_kvm(scene: Scene, finding: Finding) -> Finding:
+    """A finding that KVM does not work, with the cause and its own cure."""
+    seen, cure = kvm_cause(scene)
+    if finding.verdict == OFF:
+        cure += "; until then VM_ALLOW_EMULATION = True runs jobs by emulation, many times slower"
+    elif finding.verdict == BAD:
+        cure += "; or set VM_ALLOW_EMULATION = True to run jobs by emulation, many times slower"
+    already = seen and seen.rstrip(".") in finding.seen
+    return finding._replace(
+        seen=finding.seen if already or not seen else f"{finding.seen} {seen}", cure=f"{cure}."
+    )
+
+
+def kvm_cause(scene: Scene) -> tuple[str, str]:
+    """A sentence of what is known of the cause, and the cure without its full stop."""
+    flags = _cpu_flags(scene)
+    module = "kvm_intel" if "vmx" in flags else "kvm_amd"
+    nested = "hypervisor" in flags
+    device = scene.path("/dev/kvm")
+    if os.path.exists(device):
+        if not os.access(device, os.R_OK | os.W_OK):
+            return (
+                f"This user, id {os.geteuid()}, may not open /dev/kvm.",
+                "run vmgahp doctor as root, or join the group kvm (usermod -aG kvm NAME)",
+            )
+        if nested:
+            return (
+                "This machine is itself a virtual one, so KVM is nested here, and its host decides how well.",
+                "let the host nest properly (cat /sys/module/kvm_intel/parameters/nested there, CPU mode "
+                "host-passthrough for this machine), or use a machine that is not virtual",
+            )
+        return "", "see dmesg for what kvm says; load its module anew (modprobe -r and modprobe)"
+    if "vmx" in flags or "svm" in flags:
+        if os.path.isdir(scene.path(f"/sys/module/{module}")):
+            return (
+                f"The module {module} is loaded and there is no /dev/kvm.",
+                "see dmesg for what kvm says; make the device (udevadm trigger /dev/kvm, or mknod c 10 232)",
+            )
+        return (
+            f"The processor can virtualise, and the module {module} is not loaded.",
+            f"modprobe {module}; where that says “not supported”, switch virtualisation on in the firmware "
+            "(BIOS: VT-x, SVM)",
+        )
+    if nested:
+        return (
+            "This machine is a virtual one, and its host does not let it virtualise.",
+            "on the host: modprobe kvm_intel nested=1 (or kvm_amd), and give this machine the CPU mode "
+            "host-passthrough",
+        )
+    if not flags:
+        return "", "load the kernel's module for KVM (modprobe kvm)"
+    return (
+        "The processor shows neither vmx nor svm.",
+        "switch virtualisation on in the firmware (BIOS: VT-x, SVM), then power the machine off and on",
+    )
+
+
+def _cpu_flags(scene: Scene) -> list[str]:
+    for line in scene.read("/proc/cpuinfo").splitlines():
+        if line.startswith("flags"):
+            return line.split()
+    return []
+
+
+# What the probe would say
+
+
+def firmware(scene: Scene, probe: "Probe") -> Finding:
+    """Which firmware a guest can have, from libvirt's domain capabilities."""
+    looked_at = "libvirt's domain capabilities (virsh domcapabilities)"
+    offered = probe.attributes.get(f"VM_{scene.vm_type}_ATTR_firmware")
+    if not isinstance(offered, str):
+        return Finding("firmware", UNKNOWN, looked_at, "The driver did not come so far as to say.")
+    if "uefi" in offered.split(","):
+        return Finding("firmware", OK, looked_at, f"guests can have: {offered.replace(',', ', ')}")
+    return Finding(
+        "firmware",
+        OFF,
+        looked_at,
+        "There is no UEFI for guests; those of a BIOS run.",
+        "apt-get install ovmf (Debian), or dnf install edk2-ovmf; then restart libvirt.",
+    )
+
+
+def clock(scene: Scene, probe: "Probe", run_server: bool) -> Finding:
+    """How long the startd's probe takes here, by running it as the startd does where that is safe.
+
+    With -t its lines go to standard error and not to the log.
+    """
+    server = scene.more.get("VM_GAHP_SERVER", "")
+    if scene.blind:
+        seen = "Only root can run all of the probe."
+        return Finding("clock", UNKNOWN, "the startd's own probe", seen, "run vmgahp doctor as root.")
+    if not (run_server and server and scene.is_root):
+        looked_at = "the time that all checks of the probe took"
+        return _judge_clock(looked_at, probe.seconds)
+    from time import monotonic
+
+    command = [server, "-f", "-t", "-M", "0", "vmtype", scene.vm_type]
+    looked_at = f"the startd's own probe, {' '.join(command)}"
+    who = None if scene.vm_type in TYPES_OF_ROOT else scene.condor
+    began = monotonic()
+    with _called("condor_startd"):
+        said = ask(command, PROBE_DEADLINE, scene.environ, who)
+    seconds = monotonic() - began
+    if said.status is None or seconds > STARTD_PATIENCE:
+        return _judge_clock(looked_at, seconds)
+    if (said.status != 0 or not said.out.strip()) and probe.trouble is None:
+        problem, _, cure = log_history.parted(said.complaint)
+        return Finding(
+            "clock",
+            BAD,
+            looked_at,
+            f"It says nothing to the startd{_as(who)}, although nothing else was found wrong: "
+            f"{problem.rstrip('.') or 'no word'}.",
+            cure or "run the command by hand and mend what it complains of.",
+        )
+    return _judge_clock(looked_at, seconds)
+
+
+def _as(who: Who | None) -> str:
+    return f", run as the user {who.name}" if who else ""
+
+
+@contextmanager
+def _called(name: str) -> "Iterator[None]":
+    """Give this process another name for a while: a server asks who has started it, and a startd has more say."""
+    own = "/proc/self/comm"
+    try:
+        with open(own) as file:
+            before = file.read().strip()
+        with open(own, "w") as file:
+            file.write(name)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        with open(own, "w") as file:
+            file.write(before)
+
+
+def _judge_clock(looked_at: str, seconds: float) -> Finding:
+    cure = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
+    if seconds > STARTD_PATIENCE:
+        seen = f"It takes more than {STARTD_PATIENCE:g} s ({seconds:.1f} s), and the startd waits no longer."
+        return Finding("clock", BAD, looked_at, seen, cure)
+    if seconds > CLOSE:
+        seen = f"It takes {seconds:.1f} s, and the startd waits {STARTD_PATIENCE:g} s: a busy machine is too slow."
+        return Finding("clock", OFF, looked_at, seen, cure)
+    return Finding(
+        "clock", OK, looked_at, f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits"
+    )

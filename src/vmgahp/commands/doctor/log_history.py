@@ -1,0 +1,107 @@
+"""The last failures in the log, VM_GAHP_LOG, which HTCondor's starters of all users write.
+
+The log tells what jobs did, in words that may be theirs: control characters are shown as escapes, secrets
+are hidden once more, and no link is followed.
+"""
+
+import os
+import re
+import time
+from stat import S_ISREG
+
+from vmgahp.commands.doctor.context import Scene
+from vmgahp.findings import OFF, OK, UNKNOWN, Finding
+from vmgahp.text import escape, redact
+
+SHOWN = 3
+LONGEST_TAIL = 1 << 20
+"""Bytes that are read of each file, from its end."""
+LONGEST_SENTENCE = 600
+MOST_FILES = 50
+
+_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:\d+\) (.*VMGAHP_ERR_.*)", re.ASCII)
+_CURE = " To mend it: "
+_WHO = re.compile(r" ?\(([a-z][a-z' ]+) must act\.\)$")
+
+
+def failures(scene: Scene) -> list[Finding]:
+    """The last failures, the latest first, each once, with when and how often."""
+    path = scene.settings.string("VM_GAHP_LOG")
+    looked_at = f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG"
+    if not path.startswith("/") or path == os.devnull:
+        return [Finding("log", UNKNOWN, looked_at, "There is no log: VM_GAHP_LOG is not the path of a file.")]
+    seen: dict[str, tuple[float, int]] = {}
+    unread, read = [], 0
+    for name in _files(path):
+        try:
+            text = _tail(name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unread.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        read += 1
+        for when, sentence in _failures(text):
+            latest, times = seen.get(sentence, (0.0, 0))
+            seen[sentence] = (max(latest, when), times + 1)
+    found = [Finding("log", UNKNOWN, looked_at, sentence + ".") for sentence in unread[:SHOWN]]
+    last = sorted(seen.items(), key=lambda item: -item[1][0])[:SHOWN]
+    found += [_finding(looked_at, sentence, *when) for sentence, when in last]
+    if not found:
+        found.append(Finding("log", OK, looked_at, "no failure is in it" if read else "there is none yet"))
+    return found
+
+
+def _files(path: str) -> list[str]:
+    """The log, the one before it (``.old``), and those that have a user's name after a dot."""
+    directory, base = os.path.split(path)
+    try:
+        names = [name for name in os.listdir(directory) if name == base or name.startswith(base + ".")]
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return [path]
+    return [os.path.join(directory, name) for name in sorted(names)[:MOST_FILES]]
+
+
+def _tail(path: str) -> str:
+    """The end of a regular file. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not S_ISREG(found.st_mode):
+            raise OSError(0, "it is not a regular file")
+        return os.pread(fd, LONGEST_TAIL, max(0, found.st_size - LONGEST_TAIL)).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+
+
+def _failures(text: str) -> list[tuple[float, str]]:
+    found = []
+    for line in text.split("\n"):
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        if match is None:
+            continue
+        try:
+            when = time.mktime(time.strptime(match[1], "%m/%d/%y %H:%M:%S"))
+        except (ValueError, OverflowError):
+            continue
+        found.append((when, escape(redact(match[2]))))
+    return found
+
+
+def parted(sentence: str) -> tuple[str, str, str]:
+    """What a fault's own rendering (`vmgahp.errors.Fault.render`) says: the problem, who must act, the cure."""
+    who = _WHO.search(sentence)
+    problem, _, cure = _WHO.sub("", sentence).partition(_CURE)
+    return problem[:LONGEST_SENTENCE], who[1] if who else "", cure[:LONGEST_SENTENCE]
+
+
+def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
+    problem, who, cure = parted(sentence)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    often = f", {times} times" if times > 1 else ""
+    # A job's own mistake held that job and says nothing against the machine.
+    owners = who in ("the job's owner", "the client")
+    acting = f" ({who} must act)" if who else ""
+    return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", cure)

@@ -1,0 +1,80 @@
+"""``vmgahp report``: one page about a VM's life, from the ``vm_metrics.jsonl`` that came home with its job.
+
+`reading` makes sense of the file, `log_lines` of the daemon's log, `series` makes rates and states of them,
+`chart` draws those with the axes of `scale`, and `page` puts all of it on a page.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to those of ``vmgahp``."""
+    command = commands.add_parser(
+        "report",
+        help="make a page of what a VM used and what happened to it",
+        description="Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes home with a job: "
+        "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
+        "The page needs nothing but itself.",
+    )
+    command.add_argument(
+        "place",
+        nargs="?",
+        default=".",
+        metavar="DIR",
+        help="the directory with vm_metrics.jsonl, or that file (default: here)",
+    )
+    command.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the daemon's log, VM_GAHP_LOG, whose lines about the VM are put beside the events; may be given "
+        "again, for the one before it",
+    )
+    command.add_argument("--svg", action="store_true", help="make only the picture, as SVG")
+    command.add_argument(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        help="where to (default: report.html or report.svg here; - for standard output)",
+    )
+    command.set_defaults(run=lambda options: run(options.place, options.log, options.output, svg=options.svg))
+
+
+def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
+    """Make the report; the exit status."""
+    from vmgahp.commands.report import chart, html, log_lines, reader, series
+
+    path = reader.find(place)
+    try:
+        story = reader.read(path)
+        lines = sorted(line for log in logs for line in log_lines.about(log, story))
+    except reader.Unreadable as error:
+        sys.stderr.write(f"vmgahp report: {error}\n")
+        return 1
+    figures = series.Figures(story)
+    if svg:
+        from lxml import etree
+
+        made = etree.tostring(chart.draw(story, figures), xml_declaration=True, encoding="utf-8")
+    else:
+        made = html.render(story, figures, lines, os.path.basename(path))
+    if output == "-":
+        sys.stdout.buffer.write(made)
+        return 0
+    output = output or ("report.svg" if svg else "report.html")
+    try:
+        with open(output, "wb") as file:
+            file.write(made)
+    except OSError as error:
+        sys.stderr.write(f"vmgahp report: {output} cannot be written: {error.strerror}\n")
+        return 1
+    sys.stdout.write(output + "\n")
+    return 0

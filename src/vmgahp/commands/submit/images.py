@@ -1,0 +1,146 @@
+"""Disk images as the front ends meet them: looked into, converted to qcow2 where that is wanted.
+
+An image of a stranger can name other files of this machine as parts of it. What would then be in the copy, or be
+sent with the job, are files of whoever types the command: such an image is refused.
+"""
+
+import os
+
+from vmgahp.commands.submit.machine import Disk, simple_name
+from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.images.formats import HEADER, looks_like
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CONVERT = 86_400.0
+"""Seconds for a conversion, which may well take hours."""
+
+
+def check(disk: Disk, report: Report, *, converting: bool = False) -> None:
+    """Look at an image that goes with the job, or is converted before: that it is of its format, and whole.
+
+    Raises `SubmitError`.
+    """
+    try:
+        with open(disk.path, "rb") as file:
+            header = file.read(HEADER)
+    except OSError as error:
+        raise SubmitError(
+            f"{disk.place or 'The disk'}: {disk.path} cannot be opened ({error.strerror}).",
+            "bring the image here; or, where the execute machines have it at this path, say --shared.",
+        ) from error
+    if disk.format in ("raw", "iso"):
+        if (likeness := looks_like(header)) and disk.format == "raw":
+            report.advise(f"{disk.path} is taken as raw, though it begins like {likeness}.")
+        return
+    if disk.format == "vmdk" and header.startswith(b"#"):
+        disk.files = _flat_files(disk)
+    info = _info(disk)
+    specific = (info.get("format-specific") or {}).get("data") or {}
+    if specific.get("data-file"):
+        raise _refused(disk, f"it keeps its data in {specific['data-file']}", "convert it with qemu-img.")
+    whole = {os.path.realpath(disk.path), *map(os.path.realpath, disk.files)}
+    for extent in specific.get("extents") or []:
+        if os.path.realpath(extent.get("filename", "")) not in whole:
+            raise _refused(
+                disk, f"parts of it are in {extent.get('filename')}", "see whether you trust who made it."
+            )
+    backing = info.get("full-backing-filename") or info.get("backing-filename")
+    if backing and disk.hostile:
+        raise _refused(disk, f"it is a layer above {backing}", "export the VM without snapshots.")
+    if backing and "backing-filename-format" not in info and disk.format != "vmdk":
+        raise _refused(
+            disk,
+            f"it does not say what format {backing} has, which is beneath it",
+            f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
+        )
+    if backing:
+        report.advise(
+            f"{disk.path} is a layer above {backing}, which the execute machine must have at that path."
+        )
+    if specific.get("create-type") == "streamOptimized" and disk.writable and not converting:
+        raise _refused(
+            disk,
+            "it is a compressed VMDK (streamOptimized), to which no guest can write",
+            "say --convert, which makes a qcow2 of it.",
+        )
+
+
+def convert(disk: Disk, directory: str, report: Report, *, force: bool) -> None:
+    """Make a qcow2 image of the disk in `directory` and let the disk be that. Raises `SubmitError`."""
+    from vmgahp.images import qemu_img
+
+    stem = os.path.splitext(os.path.basename(disk.path))[0]
+    target = os.path.join(directory, simple_name(stem, "disk") + ".qcow2")
+    free(target, force)
+    temporary = target + ".new"
+    try:
+        qemu_img.convert(disk.path, _qemu(disk.format), temporary, "qcow2", seconds=CONVERT)
+        os.replace(temporary, target)
+        report.made.append(target)
+    except (OSError, qemu_img.Trouble) as error:
+        raise _refused(disk, f"it cannot be converted: {error}", "see what qemu-img says of it.") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    report.carry(f"{os.path.basename(disk.path)} was converted to {target}")
+    disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
+
+
+def free(target: str, force: bool) -> None:
+    """Make sure that nothing is overwritten by accident. Raises `SubmitError`."""
+    if os.path.lexists(target) and not force:
+        raise SubmitError(
+            f"{target} is there already.", "say --force to replace it, or --dir for another place."
+        )
+
+
+def _flat_files(disk: Disk) -> list[str]:
+    """The files of data that a plain VMDK descriptor names, all of them beside it. Raises `SubmitError`."""
+    import re
+
+    with open(disk.path, "rb") as file:
+        text = file.read(64 << 10).decode("utf-8", "replace")
+    directory = os.path.dirname(disk.path)
+    files: list[str] = []
+    for name in re.findall(r'^\s*R[WD]\w*\s+\d+\s+(?:FLAT|SPARSE|VMFS\w*)\s+"([^"\n]*)"', text, re.MULTILINE):
+        if (
+            not name
+            or name in (".", "..")
+            or "/" in name
+            or "\\" in name
+            or os.path.islink(f"{directory}/{name}")
+        ):
+            raise _refused(disk, f"a part of it is {name!a}", "put all its files into one directory.")
+        if name not in (os.path.basename(path) for path in files):
+            files.append(os.path.join(directory, name))
+    return files
+
+
+def _info(disk: Disk) -> "dict[str, Any]":
+    from vmgahp.images import qemu_img
+
+    try:
+        return qemu_img.info(disk.path, _qemu(disk.format))[0]
+    except qemu_img.NotInstalled as error:
+        raise SubmitError(
+            f"{error.program} is not installed.", "install qemu-utils and util-linux."
+        ) from error
+    except qemu_img.Refused as error:
+        raise _refused(
+            disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}."
+        ) from error
+    except qemu_img.Trouble as error:
+        raise _refused(disk, f"qemu-img does not come to an end with it: {error}", "look at it.") from error
+
+
+def _qemu(form: str) -> str:
+    from vmgahp.images.formats import FORMATS
+
+    return FORMATS[form]
+
+
+def _refused(disk: Disk, problem: str, cure: str) -> SubmitError:
+    return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", cure)

@@ -1,0 +1,309 @@
+"""libvirt's domain XML as a job: what the job ad has words for, the rest told; or the file itself (``--as-is``).
+
+`libvirt_as_is` is the other way.
+"""
+
+import os
+
+from vmgahp.commands.submit.machine import Disk, Machine, Nic, is_device, simple_name
+from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
+from vmgahp.images.formats import FORMATS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from lxml import etree
+
+UNITS = {
+    "b": 1,
+    "bytes": 1,
+    **{
+        letter.lower() + ending: factor**power
+        for power, letter in enumerate("KMGT", 1)
+        for ending, factor in (("", 1024), ("ib", 1024), ("b", 1000))
+    },
+}
+"""libvirt's units of memory, in lower case; it takes KiB where none is said."""
+
+KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
+_MODELS = {"virtio": "virtio", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
+_MODELS |= dict.fromkeys(("virtio-transitional", "virtio-non-transitional"), "virtio")
+
+_BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc"}
+"""What a device's name stands for on the execute machine, by its beginning."""
+
+_SETTLED = {
+    "/domain/@id": "a number of the moment",
+    "/domain/@type": "VM_TYPE and VM_ALLOW_EMULATION",
+    "/domain/uuid": "HTCondor names the VM",
+    "/domain/genid": "HTCondor names the VM",
+    "/domain/title": "HTCondor names the VM",
+    "/domain/description": "HTCondor names the VM",
+    "/domain/metadata": "of the program that wrote the file",
+    "/domain/resource": "its own control groups",
+    "/domain/seclabel": "its own security",
+    "/domain/cputune": "its own tuning",
+    "/domain/memtune": "its own tuning",
+    "/domain/numatune": "its own tuning",
+    "/domain/blkiotune": "its own tuning",
+    "/domain/iothreads": "its own tuning",
+    "/domain/vcpu/@placement": "its own tuning",
+    "/domain/vcpu/@cpuset": "its own tuning",
+    **dict.fromkeys(
+        (
+            *(f"/domain/cpu/@{name}" for name in ("mode", "match", "check", "migratable")),
+            *(f"/domain/cpu/{name}" for name in ("model", "vendor", "feature", "cache", "maxphysaddr")),
+        ),
+        "VM_CPU_MODE",
+    ),
+    "/domain/on_poweroff": "the job ends with the guest",
+    "/domain/on_reboot": "the job ends with the guest",
+    "/domain/on_crash": "the job ends with the guest",
+    "/domain/on_lockfailure": "the job ends with the guest",
+    "/domain/pm": "HTCondor suspends the job",
+    "/domain/features/acpi": "every VM has it",
+    "/domain/features/apic": "every VM has it",
+    "/domain/features/pae": "every VM has it",
+    "/domain/features/smm": "it comes with the firmware",
+    "/domain/os/type/@machine": "it goes with architecture and firmware",
+    "/domain/devices/emulator": "its own QEMU",
+    "/domain/devices/controller": "it goes with the disks",
+    "/domain/devices/input": "it goes with the console",
+    "/domain/devices/video": "it goes with the console",
+    "/domain/devices/serial": "its own, which goes to vm_console.log",
+    "/domain/devices/console": "its own, which goes to vm_console.log",
+    "/domain/devices/memballoon": "every VM has one",
+    "/domain/devices/rng": "every VM has one",
+    "/domain/devices/audio": "nothing is heard",
+    "/domain/devices/disk/alias": "libvirt's own",
+    "/domain/devices/disk/address": "libvirt's own",
+    "/domain/devices/disk/backingStore": "found in the image",
+    "/domain/devices/disk/mirror": "of the moment",
+    "/domain/devices/disk/boot": "the disks' order",
+    "/domain/devices/disk/source/@startupPolicy": "the image is there, or the job is held",
+    "/domain/devices/interface/boot": "VMs boot from disks first",
+    "/domain/devices/interface/alias": "libvirt's own",
+    "/domain/devices/interface/address": "libvirt's own",
+    "/domain/devices/interface/target": "libvirt's own",
+    "/domain/devices/interface/source": "its own network of that kind",
+    "/domain/devices/tpm/alias": "libvirt's own",
+    "/domain/devices/graphics": "its own VNC on loopback, with a password",
+}
+
+
+def machine(options: "argparse.Namespace", report: Report) -> Machine:
+    """Read the file. Raises `SubmitError`."""
+    try:
+        with open(options.file, "rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
+    root = read(data, options.file)
+    if local(root.tag) == "domstatus":  # the file of a VM that runs
+        inner = child(root, "domain")
+        root = root if inner is None else inner
+    if local(root.tag) != "domain":
+        raise SubmitError(
+            f"{options.file} describes a {local(root.tag)[:40]!a}, no domain.", "write it with virsh dumpxml."
+        )
+    account = Account(root)
+    account.take(root)
+    made = Machine(name=_name(root, account, options))
+    for tag in ("features", "cpu"):  # each of what is in them is told by itself
+        if (element := child(root, tag)) is not None:
+            account.take(element)
+    _sizes(root, account, made)
+    _system(root, account, made)
+    devices = child(root, "devices")
+    if devices is not None:
+        account.take(devices)
+        for disk in children(devices, "disk"):
+            _disk(disk, account, made, report, options)
+        for interface in children(devices, "interface"):
+            _nic(interface, account, made, report)
+        _others(devices, account, made)
+    if options.as_is:
+        from vmgahp.commands.submit.trim import bring
+
+        bring(root, account.whole, made, report, _settled, options.dir, force=options.force)
+    else:
+        account.tell(report, _settled)
+    return made
+
+
+def _settled(path: str, element: "etree._Element") -> str:
+    if path == "/domain/currentMemory":
+        return "the VM has all of its memory"
+    if path == "/domain/os/boot" and get(element, "dev") == "hd":
+        return "every VM boots from its disks"
+    if path == "/domain/clock" and get(element, "offset") == "utc":
+        return "every VM's clock is UTC's"
+    while path:
+        if path in _SETTLED:
+            return _SETTLED[path]
+        path = path.rpartition("/")[0]
+    return ""
+
+
+def _name(root: "etree._Element", account: Account, options: "argparse.Namespace") -> str:
+    name = child(root, "name")
+    if name is not None:
+        account.take(name)
+    stem = os.path.splitext(os.path.basename(options.file))[0]
+    return simple_name(options.name or text(name), simple_name(stem, "vm"))
+
+
+def _sizes(root: "etree._Element", account: Account, made: Machine) -> None:
+    memory, vcpu, cpu = child(root, "memory"), child(root, "vcpu"), child(root, "cpu")
+    if memory is not None:
+        account.take(memory, "unit")
+        unit = (get(memory, "unit") or "KiB").lower()
+        if not text(memory).isdigit() or len(text(memory)) > 18 or unit not in UNITS:
+            raise SubmitError(
+                f"{account.place(memory)}: {text(memory)[:40]!a} {unit!a} is no amount of memory."
+            )
+        made.memory_mib = -(-int(text(memory)) * UNITS[unit] // (1 << 20))
+    if vcpu is not None:
+        account.take(vcpu)
+        number = text(vcpu)
+        if get(vcpu, "current"):
+            account.take(vcpu, "current")
+            number = get(vcpu, "current")
+        if not number.isdigit() or not 0 < int(number[:6]) < 10_000:
+            raise SubmitError(f"{account.place(vcpu)}: {number[:40]!a} is no number of CPUs.")
+        made.vcpus = int(number)
+    topology = None if cpu is None else child(cpu, "topology")
+    if topology is None:
+        return
+    numbers = [get(topology, name) or "1" for name in ("sockets", "cores", "threads")]
+    parts = [int(number) if number.isdigit() and len(number) < 5 else 0 for number in numbers]
+    extra = {get(topology, name) or "1" for name in ("dies", "clusters")}
+    if extra == {"1"} and parts[0] * parts[1] * parts[2] == made.vcpus:
+        account.take(topology, "sockets", "cores", "threads", "dies", "clusters")
+        made.wishes["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
+
+
+def _system(root: "etree._Element", account: Account, made: Machine) -> None:
+    """Architecture and firmware."""
+    system = child(root, "os")
+    if system is None:
+        return
+    account.take(system)
+    kind = child(system, "type")
+    if kind is not None and text(kind) == "hvm":
+        account.take(kind)
+        if get(kind, "arch") in ("x86_64", "aarch64"):
+            account.take(kind, "arch")
+            if get(kind, "arch") != "x86_64":
+                made.wishes["Arch"] = get(kind, "arch")
+    loader = child(system, "loader")
+    by_path = loader is not None and get(loader, "type") == "pflash"
+    secure = loader is not None and get(loader, "secure") == "yes"
+    if get(system, "firmware") in ("efi", "bios"):
+        account.take(system, "firmware")
+    if get(system, "firmware") == "efi" or by_path:
+        features = child(system, "firmware")
+        for feature in () if features is None else children(features, "feature"):
+            if get(feature, "name") in ("secure-boot", "enrolled-keys"):
+                account.take(feature, "name", "enabled")
+                secure |= get(feature, "name") == "secure-boot" and get(feature, "enabled") == "yes"
+        if loader is not None:
+            account.take(loader, "type", "readonly", "secure", "format")
+        if secure or made.wishes.get("Arch") != "aarch64":
+            made.wishes["Firmware"] = "uefi-secure" if secure else "uefi"
+
+
+def _disk(
+    element: "etree._Element", account: Account, made: Machine, report: Report, options: "argparse.Namespace"
+) -> None:
+    place = account.place(element)
+    device = get(element, "device") or "disk"
+    source, driver, target = child(element, "source"), child(element, "driver"), child(element, "target")
+    path = "" if source is None else get(source, "file")
+    if get(element, "type") not in ("file", "") or device not in ("disk", "cdrom", "floppy") or not path:
+        account.take_all(element)
+        kind = get(element, "type") or "file"
+        what = f"a {device} without an image" if not path and kind == "file" else f"a {device} on a {kind}"
+        report.lose(place, f"{what}: jobs have images that are files")
+        return
+    account.take(element, "type", "device", "snapshot", "model")
+    assert source is not None
+    account.take(source, "file", "index")
+    form = "raw"
+    if driver is not None:
+        account.take(driver, "name")
+        form = get(driver, "type") or "raw"
+        if form in FORMATS:
+            account.take(driver, "type")
+    if form not in FORMATS:
+        raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
+    if device == "cdrom" and form == "raw":
+        form = "iso"
+    disk = Disk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
+    for flag in ("readonly", "shareable"):
+        found = child(element, flag)
+        if found is not None:
+            account.take(found)
+    disk.writable = device != "cdrom" and child(element, "readonly") is None
+    disk.shared = child(element, "shareable") is not None
+    disk.bus = "floppy" if device == "floppy" else "sata" if device == "cdrom" else ""
+    if target is not None:
+        account.take(target, "dev", "tray")
+        _target(target, disk, account)
+    made.disks.append(disk)
+
+
+def _target(target: "etree._Element", disk: Disk, account: Account) -> None:
+    """The device's name, which stands for a bus here: that of the file if it is the same."""
+    name, bus = get(target, "dev"), get(target, "bus")
+    usual = next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
+    if is_device(name):
+        disk.device = name
+    if not bus or bus == usual:
+        account.take(target, "bus")
+    elif bus in ("virtio", "sata", "ide"):
+        account.take(target, "bus")
+        disk.device, disk.bus = "", bus
+
+
+def _nic(element: "etree._Element", account: Account, made: Machine, report: Report) -> None:
+    kind = KINDS.get(get(element, "type"))
+    if kind is None:
+        account.take_all(element)
+        report.lose(account.place(element), f"a network card of the type {get(element, 'type')}")
+        return
+    account.take(element, "type")
+    nic = Nic(kind)
+    mac, model, link = child(element, "mac"), child(element, "model"), child(element, "link")
+    if mac is not None:
+        account.take(mac, "address")
+        nic.mac = get(mac, "address").lower()
+    nic.model = "rtl8139"  # what libvirt gives to a card without one
+    if model is not None:
+        account.take(model)
+        nic.model = _MODELS.get(get(model, "type"), "e1000")
+        if get(model, "type") in _MODELS:
+            account.take(model, "type")
+    if link is not None:
+        account.take(link, "state")
+        nic.link_up = get(link, "state") != "down"
+    made.nics.append(nic)
+
+
+def _others(devices: "etree._Element", account: Account, made: Machine) -> None:
+    for graphics in children(devices, "graphics"):
+        if get(graphics, "type") == "vnc":
+            account.take(graphics, "type")
+            made.vnc = True
+    for tpm in children(devices, "tpm"):
+        backend = child(tpm, "backend")
+        if (
+            backend is not None
+            and get(backend, "type") == "emulator"
+            and get(backend, "version") in ("", "2.0")
+        ):
+            account.take(tpm)
+            account.take(backend, "type", "version")
+            made.wishes["TPM"] = True

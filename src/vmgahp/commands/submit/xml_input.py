@@ -1,0 +1,162 @@
+"""XML files of strangers: read within limits and without entities, with an account of what has been looked at."""
+
+from lxml import etree
+
+from vmgahp.commands.submit.summary import Report, SubmitError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LARGEST = 4 << 20
+"""Bytes of a file; the longest descriptors have a licence agreement of some hundred thousand."""
+
+DEEPEST, MOST = 100, 50_000
+"""Levels and elements."""
+
+
+def read(data: bytes, name: str) -> "etree._Element":
+    """The root of the file's tree, without comments. Raises `SubmitError`."""
+    if len(data) > LARGEST:
+        raise SubmitError(f"{name} has more than {LARGEST >> 20} MiB.", "see whether it is the right file.")
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise SubmitError(f"{name} has a document type or entities, and is not read.", "remove them.")
+    parser = etree.XMLParser(
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        huge_tree=False,
+        remove_comments=True,
+        remove_pis=True,
+    )
+    try:
+        root = etree.fromstring(data.lstrip(), parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        raise SubmitError(f"{name} is not XML: {error}.", "see what xmllint says of it.") from error
+    if root.getroottree().docinfo.internalDTD is not None:  # in UTF-16, for example
+        raise SubmitError(f"{name} has a document type, and is not read.", "remove it.")
+    for number, element in enumerate(root.iter()):
+        if number >= MOST or not isinstance(element.tag, str):
+            raise SubmitError(f"{name} is too large, or has entities.", "see whether it is the right file.")
+    for leaf in root.iter():
+        if len(leaf) == 0 and sum(1 for _ in leaf.iterancestors()) > DEEPEST:
+            raise SubmitError(f"{name} is nested too deeply.", "see whether it is the right file.")
+    return root
+
+
+def local(name: object) -> str:
+    """The name of an element or attribute without its namespace: exporters do not agree about that."""
+    return str(name).rpartition("}")[2]
+
+
+def get(element: "etree._Element", name: str) -> str:
+    """An attribute by its local name in any case, empty where there is none."""
+    for key, value in element.items():
+        if local(key).lower() == name.lower():
+            return str(value).strip()
+    return ""
+
+
+def children(element: "etree._Element", *names: str) -> "Iterator[etree._Element]":
+    """The children of these local names, in any case; all for none."""
+    wanted = [name.lower() for name in names]
+    return (child for child in element if not wanted or local(child.tag).lower() in wanted)
+
+
+def child(element: "etree._Element", name: str) -> "etree._Element | None":
+    """The first child of a local name."""
+    return next(children(element, name), None)
+
+
+def text(element: "etree._Element | None") -> str:
+    """The text of an element, empty for none."""
+    return "" if element is None else (element.text or "").strip()
+
+
+class Account:
+    """Which elements and attributes of a tree have been looked at, so that the others can be told."""
+
+    def __init__(self, root: "etree._Element") -> None:
+        self.root = root
+        self._keep = list(root.iter())  # the objects stand for the elements as long as they are held
+        self._taken: dict[etree._Element, set[str] | None] = {}
+        self.whole: list[etree._Element] = []
+        """What was given to `take_all`."""
+
+    def take(self, element: "etree._Element", *attributes: str) -> "etree._Element":
+        """Say that an element has been dealt with, with these of its attributes (more with each call)."""
+        known = self._taken.setdefault(element, set())
+        if known is not None:
+            known.update(name.lower() for name in attributes)
+        return element
+
+    def take_all(self, element: "etree._Element") -> None:
+        """Say that all of it has been dealt with, with everything in it."""
+        self.whole.append(element)
+        for below in element.iter():
+            self._taken[below] = None
+
+    def place(self, element: "etree._Element") -> str:
+        """The line and the path of an element."""
+        words = []
+        walk: etree._Element | None = element
+        while walk is not None:
+            parent = walk.getparent()
+            twins = [] if parent is None else [other for other in parent if other.tag == walk.tag]
+            number = f"[{twins.index(walk) + 1}]" if len(twins) > 1 else ""
+            words.append(local(walk.tag) + number)
+            walk = parent
+        return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
+
+    def tell(self, report: Report, settled: "Callable[[str, etree._Element], str]") -> None:
+        """Report all that has not been taken: the topmost element of it, each attribute by itself.
+
+        `settled` is given the path of names and the element; what it returns is why that is the execute machine's
+        to settle, empty for what is lost.
+        """
+        self._tell(self.root, f"/{local(self.root.tag)}", report, settled)
+
+    def _tell(
+        self,
+        element: "etree._Element",
+        path: str,
+        report: Report,
+        settled: "Callable[[str, etree._Element], str]",
+    ) -> None:
+        if not any(below in self._taken for below in element.iter()):
+            self._one(self.place(element), path, element, _summary(element), report, settled)
+            return
+        known = self._taken.get(element, set())
+        if known is not None:
+            for key, value in element.items():
+                name = local(key)
+                if name.lower() not in known:
+                    at = f"{self.place(element)}/@{name}"
+                    self._one(at, f"{path}/@{name}", element, f"{name} = {value!s}", report, settled)
+        for below in element:
+            self._tell(below, f"{path}/{local(below.tag)}", report, settled)
+
+    def _one(
+        self,
+        place: str,
+        path: str,
+        element: "etree._Element",
+        what: str,
+        report: Report,
+        settled: "Callable[[str, etree._Element], str]",
+    ) -> None:
+        reason = settled(path, element)
+        if reason:
+            report.settle(place, f"{what} ({reason})")
+        else:
+            report.lose(place, what)
+
+
+def _summary(element: "etree._Element") -> str:
+    """An element in a few words."""
+    words = [f"{local(key)}={value!s}" for key, value in element.items()]
+    if text(element):
+        words.append(text(element))
+    if len(element):
+        words.append("with " + ", ".join(dict.fromkeys(local(below.tag) for below in element)))
+    return f"{local(element.tag)} {'; '.join(words)}"[:200].strip()

@@ -1,0 +1,98 @@
+"""``vmgahp top``: the VMs of this machine, live. `node` looks, `screen` shows."""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+BETWEEN = 1.0
+"""Seconds between the two looks that a single table takes: rates are those of the time between."""
+
+HINT = "For a table that stays in its place install the Python package rich (pip install 'vmgahp[front-ends]').\n"
+
+
+def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to those of ``vmgahp``."""
+    command = commands.add_parser(
+        "top",
+        help="show the VMs of this machine, live",
+        description="Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
+        "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
+        "On a terminal it goes on until q or Ctrl-C; elsewhere it prints one table.",
+    )
+    command.add_argument("--once", action="store_true", help="print one table")
+    command.add_argument("--json", action="store_true", help="print one look as JSON")
+    command.add_argument(
+        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
+    )
+    command.add_argument(
+        "--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)"
+    )
+    command.set_defaults(run=run)
+
+
+def seconds(text: str) -> float:
+    """The value of --interval."""
+    value = float(text)
+    if not 0.1 <= value <= 86400:
+        raise ValueError(text)
+    return value
+
+
+def run(options: "argparse.Namespace") -> int:
+    """Show the VMs; the exit status is 1 where nothing could be looked at."""
+    from vmgahp import config, errors
+    from vmgahp.commands.top.node import Node
+
+    try:
+        settings = config.load(os.environ)
+    except errors.Fault as fault:
+        sys.stderr.write(f"vmgahp top: {fault.render()}\n")
+        return 1
+    node = Node(settings, options.execute)
+    if options.once or options.json or not sys.stdout.isatty():
+        return _once(node, as_json=options.json)
+    from vmgahp.commands.top import screen
+
+    try:
+        if _is_able():
+            screen.live(node, options.interval)
+        else:
+            screen.repeat(node, options.interval)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _once(node: "Any", *, as_json: bool) -> int:
+    import time
+
+    from vmgahp.commands.top import screen
+
+    look = node.look()
+    if any(row.source == "libvirt" for row in look.rows):
+        time.sleep(BETWEEN)
+        look = node.look()
+    if as_json:
+        import json
+
+        told = {"time": round(look.time, 3), "vms": [row.as_dict() for row in look.rows], "notes": look.notes}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        sys.stdout.write(screen.plain(look))
+    return 1 if look.notes and not look.rows else 0
+
+
+def _is_able() -> bool:
+    """Whether the terminal can show a table in its place."""
+    if os.environ.get("TERM", "dumb") in ("", "dumb"):
+        return False
+    try:
+        import rich.live  # noqa: F401
+    except ImportError:
+        sys.stderr.write(HINT)
+        return False
+    return True

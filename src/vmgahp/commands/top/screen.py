@@ -1,0 +1,187 @@
+"""How the VMs of a machine are shown: as lines, or on a terminal that shows them again and again."""
+
+import os
+import sys
+import time
+
+from vmgahp.commands.units import duration, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from vmgahp.commands.top.node import Look, Node, Row
+
+COLUMNS = (
+    *("NAME", "OWNER", "STATE", "CPU", "VCPUS", "MEMORY"),
+    *("READ/s", "WRITE/s", "RECV/s", "SEND/s", "AGE", "SCRATCH"),
+)
+NUMBERS = frozenset(("CPU", "VCPUS", "MEMORY", "READ/s", "WRITE/s", "RECV/s", "SEND/s", "AGE"))
+FIRST_TO_GO = ("SCRATCH", "OWNER", "VCPUS", "AGE", "RECV/s", "SEND/s", "READ/s", "WRITE/s", "MEMORY")
+"""The columns that a narrow terminal does without, in this order."""
+UNKNOWN = "-"
+
+COLOURS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
+
+
+def cells(row: "Row") -> "dict[str, str]":
+    """A VM's texts by their columns."""
+
+    def rate(value: float | None) -> str:
+        return UNKNOWN if value is None else size(value)
+
+    return {
+        "NAME": row.name,
+        "OWNER": row.owner or UNKNOWN,
+        "STATE": row.state or UNKNOWN,
+        "CPU": UNKNOWN if row.cpu_percent is None else f"{row.cpu_percent:.1f}%",
+        "VCPUS": str(row.vcpus),
+        "MEMORY": size(row.memory_kib * 1024) if row.memory_kib else UNKNOWN,
+        "READ/s": rate(row.read),
+        "WRITE/s": rate(row.written),
+        "RECV/s": rate(row.received),
+        "SEND/s": rate(row.sent),
+        "AGE": UNKNOWN if row.age is None else duration(row.age),
+        "SCRATCH": row.scratch or UNKNOWN,
+    }
+
+
+def plain(look: "Look") -> str:
+    """The table as lines, and what could not be looked at below it."""
+    if not look.rows:
+        lines = ["There are no VMs of jobs on this machine."]
+    else:
+        table = [{name: name for name in COLUMNS}, *(cells(row) for row in look.rows)]
+        widths = {name: max(len(line[name]) for line in table) for name in COLUMNS}
+        lines = [
+            "  ".join(
+                line[name].rjust(widths[name]) if name in NUMBERS else line[name].ljust(widths[name])
+                for name in COLUMNS
+            ).rstrip()
+            for line in table
+        ]
+    return "\n".join(lines + look.notes) + "\n"
+
+
+def rich_table(look: "Look", width: int) -> "Group":
+    """The same for a terminal of so many columns."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [cells(row) for row in look.rows]
+    names = list(COLUMNS)
+
+    def needed() -> int:
+        return sum(max([len(name), *(len(line[name]) for line in lines)]) + 2 for name in names)
+
+    for name in FIRST_TO_GO:
+        if needed() > width:
+            names.remove(name)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(
+            name, justify="right" if name in NUMBERS else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for line in lines:
+        colour = COLOURS.get(line["STATE"], "")
+        table.add_row(*(Text(line[name], colour if name == "STATE" else "") for name in names))
+    running = sum(row.state == "Running" for row in look.rows)
+    head = Text(f"{os.uname().nodename}  {time.strftime('%H:%M:%S', time.localtime(look.time))}  ", "bold")
+    head.append(f"VMs: {len(look.rows)}, running: {running}, memory: ", "not bold")
+    head.append(size(sum(row.memory_kib for row in look.rows) * 1024), "not bold")
+    head.append("    q ends", "dim")
+    notes = [Text(note, "yellow") for note in look.notes]
+    body = table if lines else Text("There are no VMs of jobs on this machine.", "dim")
+    return Group(head, Text(""), body, Text(""), *notes)
+
+
+def live(node: "Node", interval: float) -> None:
+    """Show the VMs until q or Ctrl-C; a libvirtd that hangs holds up the figures and not the keys."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with _Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as screen:
+        looks = _Looks(node, interval)
+        screen.update("Looking…", refresh=True)
+        while True:
+            key = keys.wait_for(looks.ready)
+            if key in ("q", "Q", "\x03", "\x04"):
+                return
+            look = looks.last
+            if look is not None:
+                screen.update(rich_table(look, console.width), refresh=True)
+
+
+def repeat(node: "Node", interval: float) -> None:
+    """Lines again and again, for a terminal that can do no more, until Ctrl-C."""
+    looks = _Looks(node, interval)
+    while True:
+        looks.wait()
+        if looks.last is not None:
+            sys.stdout.write(plain(looks.last) + "\n")
+            sys.stdout.flush()
+
+
+class _Looks:
+    """Looks in a thread of its own, which ends with the program."""
+
+    def __init__(self, node: "Node", interval: float) -> None:
+        import threading
+
+        self.last: Look | None = None
+        self.ready, self._said = os.pipe2(os.O_CLOEXEC)
+        self._node = node
+        self._interval = interval
+        self._pause = threading.Event()
+        threading.Thread(target=self._run, name="looking", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.last = self._node.look()
+            except Exception as error:  # noqa: BLE001 - the screen stays, and says that its figures are old
+                if self.last is not None:
+                    self.last.notes = [f"This is old: {type(error).__name__}: {error}"]
+            os.write(self._said, b"\0")
+            self._pause.wait(self._interval)
+
+    def wait(self) -> None:
+        """Until there is a new look."""
+        os.read(self.ready, 4096)
+
+
+class _Keys:
+    """Single keys of the terminal that standard input is, without a line end after each."""
+
+    def __init__(self) -> None:
+        self._fd = sys.stdin.fileno() if sys.stdin.isatty() else -1
+        self._before: list[object] | None = None
+
+    def __enter__(self) -> "_Keys":
+        if self._fd >= 0:
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            import termios
+
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
+
+    def wait_for(self, descriptor: int) -> str:
+        """A key that was pressed, or an empty string when there is something to read on the descriptor."""
+        import select
+
+        watched = [descriptor] + ([self._fd] if self._fd >= 0 else [])
+        ready = select.select(watched, [], [])[0]
+        if descriptor in ready:
+            os.read(descriptor, 4096)
+        if self._fd in ready:
+            return os.read(self._fd, 1).decode("ascii", "replace") or "\x04"
+        return ""

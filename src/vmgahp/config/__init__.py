@@ -1,0 +1,214 @@
+"""The settings: one table of all that this daemon reads, and where their values come from.
+
+In a pool they are HTCondor's own configuration, read by HTCondor's own tool, so that everything its files
+can do works here too. Without an HTCondor they are a file of ``NAME = value`` lines. `load` says in which
+order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` is made from it.
+"""
+
+import os
+
+from vmgahp.config.settings_row import Setting
+from vmgahp.config.table import BY_NAME, SETTINGS
+from vmgahp.errors import MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "example", "load"]
+
+TRUE_WORDS = ("true", "1", "yes", "t")
+FALSE_WORDS = ("false", "0", "no", "f")
+NETWORKING_TYPES = ("nat", "bridge", "user")
+
+
+class Settings:
+    """The values of all settings, as text until they are asked for.
+
+    A getter raises `MachineFault`, with the setting, the value, where it came from and what to write
+    instead, where the text is not of the setting's kind; KeyError where `SETTINGS` has no such name.
+    """
+
+    __slots__ = ("_values", "_where", "warnings")
+
+    def __init__(
+        self,
+        values: "Mapping[str, str] | None" = None,
+        where: "Mapping[str, str] | str" = "given",
+        warnings: "Iterable[str]" = (),
+    ) -> None:
+        self._values: dict[str, str] = {}
+        self._where: dict[str, str] = {}
+        self.warnings = list(warnings)
+        """Sentences for the log, such as what HTCondor's tool complained of."""
+        for name, value in (values or {}).items():
+            setting = BY_NAME[name.upper()]
+            if value.strip():  # HTCondor takes an empty value for none
+                self._values[setting.name] = value.strip()
+                self._where[setting.name] = where if isinstance(where, str) else where[name]
+
+    def where(self, name: str) -> str:
+        """Where a setting's value came from, for people; ``default`` where it is not set."""
+        return self._where.get(BY_NAME[name].name, "default")
+
+    def locate(self, where: "Mapping[str, str]") -> None:
+        """Learn more exactly where values came from, such as from which line of a file."""
+        self._where.update({name: place for name, place in where.items() if name in self._where})
+
+    def string(self, name: str) -> str:
+        """A setting as text, without quotes around it (but arguments and an expression as they are written)."""
+        setting = BY_NAME[name]
+        value = self._values.get(name, setting.default)
+        # As delete_quotation_marks in HTCondor's vm_univ_utils.cpp.
+        if setting.kind not in ("arguments", "expression"):
+            value = value.strip("\"'").strip()
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        """The words of a list, separated by commas or spaces."""
+        return self.string(name).replace(",", " ").split()
+
+    def integer(self, name: str) -> int:
+        """A whole number that is not negative; also as a ClassAd expression, such as ``4 * 1024``."""
+        text = self.string(name)
+        digits = text[1:] if text[:1] in "+-" else text
+        if digits.isascii() and digits.isdigit():
+            # The ClassAd engine makes 0 of a number that is too large for it.
+            value: object = int(text) if len(digits) < 19 else None
+        else:
+            value = self._evaluate(name, text)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+            raise self._bad(name, "a whole number that is not negative")
+        return int(value)
+
+    def boolean(self, name: str) -> bool:
+        """True or false; may be written as a ClassAd expression."""
+        text = self.string(name)
+        if text.lower() in TRUE_WORDS:
+            return True
+        if text.lower() in FALSE_WORDS:
+            return False
+        value = self._evaluate(name, text)
+        if not isinstance(value, bool | int | float):
+            raise self._bad(name, "true or false")
+        return bool(value)
+
+    def size(self, name: str) -> int:
+        """Bytes, from HTCondor's syntax for the sizes of logs: ``4096``, ``10 Mb``, ``1 GiB``.
+
+        That syntax also has times, such as ``7 days``, to rotate by age; it does not work for logs that
+        several processes write, and stands for the default here (with a sentence in `warnings`). See
+        ``dprintf_parse_log_size`` in HTCondor's ``src/condor_utils/dprintf_config.cpp``.
+        """
+        text = self.string(name)
+        digits = len(text) - len(text.lstrip("0123456789"))
+        unit = text[digits:].strip()
+        if not digits or digits > 18 or not (unit.isascii() and (unit.isalpha() or not unit)):
+            raise self._bad(name, "a size such as 10 Mb")
+        power: int = _UNITS.get(unit.lower(), -1) if unit != "m" else -1
+        if power < 0:
+            if unit[0].lower() not in "shdwm":
+                raise self._bad(name, "a size such as 10 Mb")
+            default = BY_NAME[name].default
+            warning = (
+                f"{name} = {text} ({self.where(name)}) is a time, not a size; {default} is taken instead."
+            )
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+            return Settings({name: default}).size(name)
+        factor: int = 1024**power
+        return int(text[:digits]) * factor
+
+    def networking_types(
+        self, kinds: "Sequence[str]" = NETWORKING_TYPES, own_bridge: bool = False
+    ) -> list[str]:
+        """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
+
+        As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
+        bridge of its own (`own_bridge`); what is none of the `kinds` is left out.
+        """
+        if not self.boolean("VM_NETWORKING"):
+            return []
+        bridge = self.string("VM_NETWORKING_BRIDGE_INTERFACE")
+        found = [word.strip("\"'").lower() for word in self.strings("VM_NETWORKING_TYPE")]
+        return [
+            kind
+            for kind in dict.fromkeys(found)
+            if kind in kinds and (kind != "bridge" or bridge or own_bridge)
+        ]
+
+    def xml_script(self) -> str:
+        """LIBVIRT_XML_SCRIPT, or an empty string where it is not set or is HTCondor's own awk script."""
+        path = self.string("LIBVIRT_XML_SCRIPT")
+        directory, name = os.path.split(os.path.normpath(path)) if path else ("", "")
+        libexec = self.string("LIBEXEC")
+        if name == "libvirt_simple_script.awk" and (not libexec or directory == os.path.normpath(libexec)):
+            return ""
+        return path
+
+    def _bad(self, name: str, wanted: str) -> MachineFault:
+        return MachineFault(
+            f"{name} = {self.string(name)} ({self.where(name)}) is not {wanted}.",
+            f"set {name} to {wanted}, or remove it for the default, {BY_NAME[name].default or 'none'}.",
+        )
+
+    def _evaluate(self, name: str, text: str) -> object:
+        try:
+            import classad2
+        except ImportError as error:
+            raise MachineFault(
+                f"{name} = {text} ({self.where(name)}) needs HTCondor's ClassAd module, which is missing.",
+                f"write the value itself in {name}, or install the Python package htcondor.",
+            ) from error
+        try:
+            value: object = classad2.ExprTree(text).eval()
+        except Exception:  # noqa: BLE001 - classad2 has no common class for what a bad expression raises
+            return None
+        # The values undefined and error are members of an IntEnum: 2 and 1, if one does not look.
+        return None if isinstance(value, classad2.Value) else value
+
+
+_UNITS = {"": 0, "b": 0, "byte": 0, "bytes": 0} | {
+    letter + rest: power for power, letter in enumerate("kmgt", 1) for rest in ("", "b", "ib", "bytes")
+}
+
+
+def load(environ: "Mapping[str, str]") -> Settings:
+    """Read the settings from where `vmgahp.config.sources.read` finds them, in a pool from HTCondor.
+
+    Raises `MachineFault` for a source that is there and cannot be read.
+    """
+    from vmgahp.config import sources
+
+    values, where, warnings = sources.read(tuple(BY_NAME), environ)
+    return Settings(values, where, warnings)
+
+
+def example() -> str:
+    """The example file: every setting with its meaning and default, those that must be set as examples."""
+    from textwrap import wrap
+
+    text = _EXAMPLE_HEAD
+    for ours, heading in ((False, "HTCondor's own settings"), (True, "Settings of this daemon alone")):
+        text += f"\n## {heading}\n"
+        for setting in SETTINGS:
+            if setting.ours is not ours:
+                continue
+            kind = f"{setting.kind}, {setting.unit}" if setting.unit else setting.kind
+            text += "\n" + "\n".join("# " + line for line in wrap(f"{setting.meaning} ({kind})", 98)) + "\n"
+            if setting.example:
+                text += f"{setting.name} = {setting.example}\n"
+            else:
+                text += f"#{setting.name} = {setting.default}".rstrip() + "\n"
+    return text
+
+
+_EXAMPLE_HEAD = """\
+# Settings for the VM daemon on a machine without HTCondor, such as a laptop. In a pool write the same
+# lines into HTCondor's configuration: this file is not read where there is one.
+#
+# Copy it to ~/.config/vmgahp/vmgahp.conf or /etc/vmgahp.conf, or name it in the environment variable
+# VMGAHP_CONFIG. A line is NAME = value; a backslash at its end continues it; $(NAME) stands for another
+# value of this file, $(NAME:other) for "other" where that is not set. What is commented out is the
+# default. _CONDOR_NAME in the environment overrides NAME.
+"""

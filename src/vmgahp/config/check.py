@@ -1,0 +1,301 @@
+"""What is wrong with the settings: no values of their kind, misspelt names, names that nobody reads any more.
+
+For the probe, the doctor and ``vmgahp config``; the server itself looks at nothing but the values that it
+needs. A finding is bad only where jobs of the VM type would fail for it.
+"""
+
+from vmgahp import errors
+from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
+from vmgahp.config.settings_row import PLUGIN, SERVER, STARTD, STARTER, Setting
+from vmgahp.config.table import BY_NAME
+from vmgahp.findings import BAD, OFF, Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vmgahp.config.entries import Entries, Entry
+
+CHECK = "settings"
+LOOKED_AT = "all settings of this daemon"
+
+_LIKE_OURS = ("VM_", "VMGAHP", "MAX_VM", "LIBVIRT_", "VMWARE_", "VSPHERE_", "XEN_")
+_CLOSE, _CLOSEST = 0.6, 0.8
+"""How alike two names are that may be meant for each other: in a file of our own, and among a site's own names."""
+
+_VMWARE, _LIBVIRT = ("vmrun", "vmware"), ("kvm", "qemu", "libvirt", "xen")
+_TYPES = (
+    (("VSPHERE_",), ("vsphere",)),
+    (("VMWARE_",), _VMWARE),
+    (("VM_SCRIPT", "VM_HYPERVISOR"), ("script",)),
+    (("XEN_",), ("xen",)),
+    (
+        ("LIBVIRT_", "VM_LIBVIRT_", "VM_POLICY_TIMEOUT", "VM_MAC_HOOK", "VM_SUSPEND_", "VM_CHECKPOINT_"),
+        _LIBVIRT,
+    ),
+    (("VM_CPU_MODE", "VM_SHARE_SCRATCH", "VM_ALLOW_EMULATION"), ("kvm", "qemu", "libvirt")),
+)
+"""The VM types whose drivers alone read settings with these beginnings."""
+
+_ONLY_WITH = {
+    "VM_MAC_HOOK_ALWAYS": ("VM_MAC_HOOK",),
+    "VM_POLICY_TIMEOUT": ("VM_POLICY", "VM_MAC_HOOK"),
+}
+"""Settings that are read only where another one is set."""
+
+_FATAL_WORDS = ("VM_CPU_MODE", "VMWARE_PRODUCT")
+_FATAL_LEAST = ("VM_POLICY_TIMEOUT", "VSPHERE_TASK_TIMEOUT")
+"""A word that is none, a number that is too small: these make every job fail, the others are done without."""
+
+_COMMENT = "put the comment on a line of its own: behind a value it is a part of the value."
+
+_DAEMONS = {"STARTD": STARTD, "STARTER": STARTER, "VM_GAHP": SERVER, "MASTER": "", "SCHEDD": ""}
+"""Before a dot in a name, a daemon of HTCondor's, for which alone the setting then is."""
+
+
+def check(settings: Settings, vm_type: str, entries: "Entries | None" = None) -> list[Finding]:
+    """All that is wrong, what keeps jobs from running first; nothing where all is well.
+
+    What is wrong with the networks is left to `networking`.
+    """
+    found = [*values(settings, vm_type), *contradictions(settings, vm_type)]
+    if entries is not None:
+        found += [*names(entries), *elsewhere(entries)]
+    found += [Finding(CHECK, OFF, LOOKED_AT, one, "see what it is about.") for one in settings.warnings]
+    return sorted(found, key=lambda finding: finding.verdict != BAD)
+
+
+# Values
+
+
+def values(settings: Settings, vm_type: str) -> list[Finding]:
+    """The values that are none: not of their kind, no word that anybody knows, too small."""
+    found = []
+    for setting in SETTINGS:
+        if settings.where(setting.name) == "default":
+            continue
+        matters = SERVER in setting.readers and is_read(setting.name, settings, vm_type)
+        try:
+            number = _value(setting, settings)
+        except errors.MachineFault as fault:
+            cure = fault.cure
+            if " #" in settings.string(setting.name):
+                cure = _COMMENT
+            elif setting.kind == "bool":
+                cure = _meant(settings.string(setting.name).lower(), (*TRUE_WORDS, *FALSE_WORDS)) + cure
+            found.append(Finding(CHECK, BAD if matters else OFF, LOOKED_AT, fault.problem, cure))
+            continue
+        said = f"{setting.name} = {settings.string(setting.name)} ({settings.where(setting.name)})"
+        if " #" in settings.string(setting.name) and setting.kind not in ("arguments", "expression"):
+            found.append(
+                Finding(CHECK, OFF, LOOKED_AT, f"{said} has a # in it, and what follows it.", _COMMENT)
+            )
+            continue
+        if number is not None and number < setting.least:
+            verdict = BAD if matters and setting.name in _FATAL_LEAST else OFF
+            cure = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
+            found.append(Finding(CHECK, verdict, LOOKED_AT, f"{said} is less than {setting.least}.", cure))
+        unknown = _unknown_words(setting, settings)
+        if unknown:
+            verdict = BAD if matters and setting.name in _FATAL_WORDS else OFF
+            seen = f"{said} is not {_either(setting.words, 'or')}."
+            cure = f"{_meant(unknown[0], setting.words)}use {_either(setting.words, 'or')}."
+            found.append(Finding(CHECK, verdict, LOOKED_AT, seen, cure))
+    return found
+
+
+def is_read(name: str, settings: Settings, vm_type: str) -> bool:
+    """Whether a job of a VM type comes to read a setting."""
+    if name in _ONLY_WITH and not any(settings.string(other) for other in _ONLY_WITH[name]):
+        return False
+    if name == "VM_CPU_MODE" and settings.xml_script():  # which describes a CPU of its own
+        return False
+    wanted = vm_type.replace(",", " ").split()
+    if "any" in wanted:
+        return True
+    return all(
+        any(one in types for one in wanted) for beginnings, types in _TYPES if name.startswith(beginnings)
+    )
+
+
+def _value(setting: Setting, settings: Settings) -> int | None:
+    """Raise `errors.MachineFault` where a value is not of its kind; return a whole number."""
+    if setting.kind == "integer":
+        return settings.integer(setting.name)
+    if setting.kind == "bool":
+        settings.boolean(setting.name)
+    elif setting.kind == "size":
+        settings.size(setting.name)
+    return None
+
+
+def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
+    if not setting.words or setting.name.startswith("VM_NETWORKING"):  # see `networking`
+        return []
+    given = settings.strings(setting.name) if setting.kind == "list" else [settings.string(setting.name)]
+    given = [word.strip("\"'").lower() for word in given]
+    return [word for word in given if word and word not in setting.words]
+
+
+def contradictions(settings: Settings, vm_type: str) -> list[Finding]:
+    """Settings that cannot both have effect; what is wrong with one alone is left to `values`."""
+    found = []
+    for seen, cure in _contradictions(settings, vm_type):
+        found.append(Finding(CHECK, OFF, LOOKED_AT, seen, cure))
+    return found
+
+
+def _contradictions(settings: Settings, vm_type: str) -> "Iterable[tuple[str, str]]":
+    if settings.string("VM_SHARE_SCRATCH").lower() == "9p" and _is(settings, "VM_RUN_AS_JOB_USER") is False:
+        yield (
+            "VM_SHARE_SCRATCH = 9p takes VM_RUN_AS_JOB_USER, which is off: no directory is shared with a VM.",
+            "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.",
+        )
+    if _is(settings, "VM_MAC_HOOK_ALWAYS") and not settings.string("VM_MAC_HOOK"):
+        yield (
+            "VM_MAC_HOOK_ALWAYS is on, and there is no VM_MAC_HOOK to ask.",
+            "set VM_MAC_HOOK to the full path of a program, or take VM_MAC_HOOK_ALWAYS out.",
+        )
+    patience = _number(settings, "VM_GAHP_REQ_TIMEOUT")
+    for name in ("VM_POLICY_TIMEOUT", "VM_SCRIPT_TIMEOUT", "VMWARE_TIMEOUT", "VSPHERE_TASK_TIMEOUT"):
+        number = _number(settings, name)
+        if number >= patience > 0 and is_read(name, settings, vm_type):
+            yield (
+                f"{name} = {number} s is not less than VM_GAHP_REQ_TIMEOUT = {patience} s, after which condor_starter "
+                "gives the VM up.",
+                f"set {name} to less than {patience}, or VM_GAHP_REQ_TIMEOUT to more than {number}.",
+            )
+
+
+def networking(settings: Settings, vm_type: str) -> Finding | None:
+    """What is wrong with the settings of networks, or between them; None where all is well, or they are off."""
+    if not _is(settings, "VM_NETWORKING"):
+        return None
+    kinds = BY_NAME["VM_NETWORKING_TYPE"].words
+    given = [word.strip("\"'").lower() for word in settings.strings("VM_NETWORKING_TYPE")]
+    offered = settings.networking_types(own_bridge=vm_type in (*_VMWARE, "vsphere"))
+    unknown = [word for word in given if word not in kinds]
+    default = settings.string("VM_NETWORKING_DEFAULT_TYPE").lower()
+    if not given:
+        seen = "VM_NETWORKING is on, and VM_NETWORKING_TYPE names no kind: jobs get no network."
+        cure = "set VM_NETWORKING_TYPE = nat (or bridge, user, or several with commas)."
+    elif unknown:
+        seen = f"VM_NETWORKING_TYPE names {', '.join(unknown)}, which is no kind of network."
+        cure = f"{_meant(unknown[0], kinds)}use {', '.join(kinds)}."
+    elif "bridge" in given and "bridge" not in offered:
+        seen = "VM_NETWORKING_TYPE names bridge, and VM_NETWORKING_BRIDGE_INTERFACE is not set."
+        cure = "set VM_NETWORKING_BRIDGE_INTERFACE to the name of the bridge, such as br0."
+    elif default and default not in offered:
+        seen = f"VM_NETWORKING_DEFAULT_TYPE = {default}, which VM_NETWORKING_TYPE does not offer."
+        cure = f"set it to one of {', '.join(offered)}, or leave it out."
+    else:
+        return None
+    looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
+    return Finding("VM_NETWORKING", OFF, looked_at, seen, cure)
+
+
+def _is(settings: Settings, name: str) -> bool | None:
+    try:
+        return settings.boolean(name)
+    except errors.MachineFault:
+        return None
+
+
+def _number(settings: Settings, name: str) -> int:
+    try:
+        return settings.integer(name)
+    except errors.MachineFault:
+        return 0
+
+
+# Names
+
+
+def names(entries: "Entries") -> list[Finding]:
+    """Names that are nearly one of ours, that HTCondor no longer reads, or that are set for the wrong daemon."""
+    known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
+    known |= set(BY_NAME) | set(htcondor.BY_NAME)
+    known -= set(htcondor.DEAD)
+    used: set[str] | None = None
+    found = []
+    for entry in entries.all:
+        daemon, _, name = entry.name.rpartition(".")
+        if entry.is_default or not entry.value:
+            continue
+        if not (name.startswith(_LIKE_OURS) or name in htcondor.DEAD):
+            continue
+        if name in known:
+            sentence = _wrong_daemon(entry, daemon, name)
+            cure = f"write {name} without {daemon}."
+        elif name in htcondor.DEAD:
+            sentence = (
+                f"{entry.name} ({entry.where}): HTCondor no longer reads {name}, and this daemon does not."
+            )
+            cure = f"take it out. {htcondor.DEAD[name]}".rstrip()
+        else:
+            if used is None:
+                used = _used_names(entries.all)
+            sentence, cure = ("", "") if name in used else _misspelt(entry, name, known, entries.of_htcondor)
+        if sentence:
+            found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, cure))
+    return found
+
+
+def elsewhere(entries: "Entries") -> list[Finding]:
+    """Values of settings that only HTCondor's own daemons read, which HTCondor replaces by others."""
+    found = []
+    for entry in entries.all:
+        setting = htcondor.BY_NAME.get(entry.name)
+        if setting is None or setting.kind != "integer" or entry.is_default:
+            continue
+        if entry.value.isdecimal() and int(entry.value) < setting.least:
+            seen = f"{entry.name} = {entry.value} ({entry.where}) is less than {setting.least}, which HTCondor takes."
+            found.append(Finding(CHECK, OFF, LOOKED_AT, seen, f"set it to {setting.least} or more."))
+    return found
+
+
+def _misspelt(entry: "Entry", name: str, known: "set[str]", of_htcondor: bool) -> tuple[str, str]:
+    """In a site's own configuration are names of the site's own: there only what is nearly one of ours is told."""
+    near = nearest(name, known, _CLOSEST if of_htcondor else _CLOSE)
+    if not near and of_htcondor:
+        return "", ""
+    hint = f"; did you mean {near}?" if near else "."
+    return (
+        f"{entry.name} ({entry.where}) is not a setting of this daemon{hint}",
+        f"write {near}, or take it out." if near else "take it out.",
+    )
+
+
+def _wrong_daemon(entry: "Entry", daemon: str, name: str) -> str:
+    """What to say where a name is set for one daemon of HTCondor's that does not read it; empty where it does."""
+    setting = BY_NAME.get(name) or htcondor.BY_NAME.get(name)
+    if setting is None or daemon not in _DAEMONS or _DAEMONS[daemon] in setting.readers:
+        return ""
+    readers = _either([reader for reader in setting.readers if reader != PLUGIN] or [PLUGIN], "and")
+    return (
+        f"{entry.name} ({entry.where}) is for the {daemon.lower()} alone, and {name} is read by: {readers}."
+    )
+
+
+def _used_names(entries: "Sequence[Entry]") -> set[str]:
+    """Every word in any value: a name that stands there is a site's own, for a purpose."""
+    import re
+
+    word = re.compile(r"\w+")
+    return {found.upper() for entry in entries for found in word.findall(entry.value)}
+
+
+def nearest(name: str, known: "Iterable[str]", likeness: float = _CLOSE) -> str:
+    """The known name that is most like `name`; empty where none is like it by so much (1 is the same)."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
+
+
+def _meant(word: str, words: "Sequence[str]") -> str:
+    near = nearest(word, words)
+    return f"did you mean {near}? Else " if near else ""
+
+
+def _either(words: "Sequence[str]", last: str) -> str:
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]

@@ -1,0 +1,282 @@
+"""Where the values of the settings come from: HTCondor, or a file of ``NAME = value`` lines.
+
+HTCondor's configuration is a language with conditions, includes and templates, so HTCondor's own tool
+reads it: ``condor_config_val -subsystem VM_GAHP NAME NAME …`` answers in 5 ms with one value a line on
+standard output, and says ``Not defined: NAME`` on standard error for each name that has none or an empty
+one. A file of our own knows comments, continued lines and ``$(NAME)``, as ``config.cpp`` in HTCondor's
+``src/condor_utils`` has them.
+"""
+
+import os
+
+from vmgahp.errors import MachineFault
+from vmgahp.host.run import LONGEST_CONFIGURATION, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Answer = tuple[dict[str, str], dict[str, str], list[str]]
+    """Values by name, where each came from, and sentences for the log."""
+
+SUBSYSTEM = "VM_GAHP"
+"""The subsystem name of condor_vm-gahp: ``VM_GAHP.NAME`` is a value of NAME for this daemon alone."""
+
+HTCONDOR, ENVIRONMENT = "HTCondor's configuration", "the environment"
+"""Where a value came from, for people, where no more is known."""
+
+_TOOL = "condor_config_val"
+_NOT_DEFINED = "Not defined: "
+NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
+"""How condor_config_val begins to say that HTCondor is installed and has no configuration."""
+
+
+def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
+    """The values of `names` from the first of these that is there:
+
+    the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python
+    module; ``~/.config/vmgahp/vmgahp.conf``; ``/etc/vmgahp.conf``; nothing. In each case
+    ``_CONDOR_<NAME>`` and ``_CONDOR_VM_GAHP.<NAME>`` of the environment, in upper or lower case, override
+    it.
+
+    Raises `MachineFault` for a source that is there and cannot be read.
+    """
+    path = environ.get("VMGAHP_CONFIG", "")
+    if path:
+        return _from_lines(read_file(path), path, names, environ)
+    tool = find_tool(environ)
+    answer = _from_tool(tool, names, environ) if tool else _from_bindings(names, environ)
+    if answer is not None:
+        return answer
+    path = own_file(environ)
+    return _from_lines(read_file(path) if path else "", path, names, environ)
+
+
+def own_file(environ: "Mapping[str, str]") -> str:
+    """The file that has the settings where there is no HTCondor; empty where there is none either."""
+    home = environ.get("HOME", "")
+    for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
+        if os.path.isabs(path) and os.path.exists(path):
+            return path
+    return ""
+
+
+def overrides(environ: "Mapping[str, str]") -> dict[str, str]:
+    """What the environment sets: upper-cased ``NAME`` or ``VM_GAHP.NAME`` to its value."""
+    prefix = "_CONDOR_"
+    return {
+        name[len(prefix) :].upper(): value
+        for name, value in environ.items()
+        if name[: len(prefix)].upper() == prefix
+    }
+
+
+def find_tool(environ: "Mapping[str, str]") -> str:
+    """The path of condor_config_val, or an empty string.
+
+    Looked for beside the HTCondor daemon that started this one, then on PATH, beside the configuration's
+    directory as an unpacked tarball has it, and in the usual directories. Relative entries of PATH do not
+    count: the current directory is the job's.
+    """
+    directories = []
+    try:
+        parent, daemon = os.path.split(os.readlink(f"/proc/{os.getppid()}/exe"))
+        if daemon.startswith("condor_"):
+            directories += [os.path.join(os.path.dirname(parent), "bin"), parent]
+    except OSError:
+        pass
+    directories += environ.get("PATH", "").split(":")
+    root = os.path.dirname(os.path.dirname(environ.get("CONDOR_CONFIG", "")))
+    directories += [os.path.join(root, "bin"), "/usr/bin", "/usr/sbin", "/usr/local/bin"]
+    for directory in directories:
+        path = os.path.join(directory, _TOOL)
+        if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return ""
+
+
+def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer | None":
+    """Ask condor_config_val; None where HTCondor is installed and has no configuration."""
+    answer = _ask([tool, "-subsystem", SUBSYSTEM], names, environ)
+    if answer is None:
+        return None
+    found, err = answer
+    where = dict.fromkeys(found, HTCONDOR)
+    for name in overrides(environ):
+        name = name.removeprefix(f"{SUBSYSTEM}.")
+        if name in where:
+            where[name] = ENVIRONMENT
+    warnings = [line for line in err.splitlines() if line.strip() and not line.startswith(_NOT_DEFINED)]
+    return found, where, warnings[:20]
+
+
+def _ask(
+    command: list[str], names: "Sequence[str]", environ: "Mapping[str, str]"
+) -> tuple[dict[str, str], str] | None:
+    """The values of some names, and what else the tool says; None where there is no configuration."""
+    out, err = run([*command, *names], environ)
+    found = _pair(names, out, err)
+    if found is not None:
+        return found, err
+    if NO_CONFIGURATION in err:
+        return None
+    if not out and _NOT_DEFINED not in err:
+        problem = " ".join(err.split())[:500].rstrip(".") or "it wrote nothing"
+        raise MachineFault(
+            f"HTCondor's configuration cannot be read: {command[0]} says: {problem}.",
+            f"run {command[0]} VM_TYPE and mend what it complains of.",
+        )
+    if len(names) == 1:
+        return {names[0]: out.removesuffix("\n")}, err
+    # One of the values has more than one line: half of the names at a time, until it is alone.
+    middle = len(names) // 2
+    first = _ask(command, names[:middle], environ)
+    second = _ask(command, names[middle:], environ)
+    if first is None or second is None:
+        return None
+    return {**first[0], **second[0]}, first[1] + second[1]
+
+
+def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
+    """Give each line of output its name; None where that does not come out even."""
+    missing = {line[len(_NOT_DEFINED) :] for line in err.splitlines() if line.startswith(_NOT_DEFINED)}
+    asked = [name for name in names if name not in missing]
+    lines = out.split("\n")[:-1]
+    if len(lines) != len(asked) or len(asked) + len(missing) != len(names):
+        return None
+    return dict(zip(asked, lines, strict=True))
+
+
+def _from_bindings(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer | None":
+    """Ask HTCondor's Python module; None where there is no configuration, or no module to read it."""
+    path = environ.get("CONDOR_CONFIG", "")
+    if not path and not os.path.exists("/etc/condor/condor_config"):
+        return None
+    try:
+        import htcondor2
+    except ImportError as error:
+        if not path:
+            return None
+        raise MachineFault(
+            f"CONDOR_CONFIG = {path}, but there is neither {_TOOL} nor HTCondor's Python module to read it.",
+            f"put {_TOOL} on PATH, install the Python package htcondor, or unset CONDOR_CONFIG.",
+        ) from error
+    found = {}
+    for name in names:
+        value = htcondor2.param.get(f"{SUBSYSTEM}.{name}", htcondor2.param.get(name))
+        if value is not None and str(value):
+            found[name] = str(value)
+    return found, dict.fromkeys(found, HTCONDOR), []
+
+
+def read_file(path: str) -> str:
+    """The text of a file of settings. Raises `MachineFault` where others than its reader could change it."""
+    if not os.path.isabs(path):
+        raise MachineFault(f"VMGAHP_CONFIG = {path} is not a full path.", "set it to one that begins with /.")
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            found = os.fstat(file.fileno())
+            text = file.read(LONGEST_CONFIGURATION)
+    except OSError as error:
+        raise MachineFault(
+            f"{path} cannot be read: {error.strerror}.", "make it readable or remove it."
+        ) from error
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
+        raise MachineFault(
+            f"{path} can be changed by others than its reader, and it names programs to run.",
+            f"chown it to root or to the user who runs the daemon, and chmod o-w {path}.",
+        )
+    return text
+
+
+def _from_lines(text: str, path: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
+    table, origin = tables(text, path, environ)
+    values, where = {}, {}
+    for name in names:
+        key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
+        if key in table:
+            values[name] = expand(table[key], table, f"{key} ({origin[key]})")
+            where[name] = origin[key]
+    return values, where, []
+
+
+def tables(text: str, path: str, environ: "Mapping[str, str]") -> tuple[dict[str, str], dict[str, str]]:
+    """What a file and the environment set, as it is written, and where each name was set last."""
+    table: dict[str, str] = {}
+    origin: dict[str, str] = {}
+    for number, name, value in logical_lines(text, path):
+        while (own := value.upper().find(f"$({name})")) >= 0:  # the value that the name had so far
+            value = value[:own] + table.get(name, "").replace(f"$({name})", "") + value[own + len(name) + 3 :]
+        table[name] = value
+        origin[name] = f"{path}, line {number}"
+    set_there = overrides(environ)
+    table.update(set_there)
+    origin.update(dict.fromkeys(set_there, ENVIRONMENT))
+    return table, origin
+
+
+def logical_lines(text: str, path: str) -> "list[tuple[int, str, str]]":
+    """The ``NAME = value`` lines of a file, continued ones joined: line number, upper-cased name, value.
+
+    Raises `MachineFault`, with the file and the line, for a line that is none.
+    """
+    found = []
+    joined, start = "", 0
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        line = line.strip()
+        if line.startswith("#"):
+            continue
+        start = start or number
+        joined += line
+        if joined.endswith("\\"):
+            joined = joined[:-1]
+            continue
+        name, equals, value = joined.partition("=")
+        name = name.strip()
+        if joined.strip():
+            plain = name.replace("_", "a").replace(".", "a")
+            if not equals or not (plain.isascii() and plain.isalnum()) or name[0].isdigit():
+                raise MachineFault(
+                    f"{path}, line {start}: {joined.strip()[:100]!r} is not of the form NAME = value.",
+                    "mend the line, or put # before it.",
+                )
+            found.append((start, name.upper(), value.strip()))
+        joined, start = "", 0
+    return found
+
+
+def expand(value: str, table: "Mapping[str, str]", what: str, depth: int = 0) -> str:
+    """`value` with each ``$(NAME)`` and ``$(NAME:default)`` replaced by its value in `table`.
+
+    A name that is not set is empty, ``$(DOLLAR)`` is a dollar sign, ``$$(NAME)`` stays as it is. Raises
+    `MachineFault` for a value that contains itself; `what` says whose value it is.
+    """
+    if depth > 30:
+        raise MachineFault(f"{what} refers to itself.", "take the circle of $(NAME) out of the settings.")
+    result, position = "", 0
+    while (start := value.find("$(", position)) >= 0:
+        end = _closing(value, start + 2)
+        if end < 0:
+            break
+        result += value[position:start]
+        position = end + 1
+        name, _, default = value[start + 2 : end].partition(":")
+        name = name.strip().upper()
+        if start > 0 and value[start - 1] == "$":
+            result += value[start:position]
+        elif name == "DOLLAR":
+            result += "$"
+        else:
+            found = table.get(f"{SUBSYSTEM}.{name}") or table.get(name) or default
+            result += expand(found, table, what, depth + 1)
+    return result + value[position:]
+
+
+def _closing(value: str, position: int) -> int:
+    """Where the parenthesis closes that was opened before `position`; -1 where it does not."""
+    depth = 1
+    for index in range(position, len(value)):
+        depth += {"(": 1, ")": -1}.get(value[index], 0)
+        if depth == 0:
+            return index
+    return -1

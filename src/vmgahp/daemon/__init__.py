@@ -1,0 +1,1 @@
+"""What HTCondor starts: the server, the probe, the kill mode, the image plugin."""

@@ -1,0 +1,28 @@
+"""The kill mode (``-M 4``): make sure that a VM is gone, for a startd whose starter has vanished."""
+
+from vmgahp import config, errors
+from vmgahp.drivers import base
+from vmgahp.host.job_user import Identity
+from vmgahp.log import Log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def kill(vm_type: str, match: str, uuid: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
+    """Destroy the VM that `match` names; the exit status. One that is not there is a success."""
+    log = Log()
+    try:
+        settings = config.load(environ)
+        log.open(settings, to_stderr=to_stderr)
+        driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
+        found = driver.kill(match, uuid)
+        driver.close()
+    except errors.Fault as fault:
+        reason = f"kill mode, {match}: {fault.render()}"
+        log.always(reason)
+        log.tell_stderr(reason)
+        return 1
+    log.always(f"kill mode: {match} {'was destroyed' if found else 'does not exist'}")
+    return 0

@@ -1,0 +1,300 @@
+"""The prober (``-M 0``): what the startd publishes about the VMs that this machine can run."""
+
+import os
+import sys
+from time import monotonic
+
+from vmgahp import config, errors, findings
+from vmgahp.config import check as settings_check
+from vmgahp.config import entries as config_entries
+from vmgahp.drivers import base
+from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.log import Log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from vmgahp.config.entries import Entries
+    from vmgahp.drivers.base import Value
+
+    Attributes = dict[str, Value]
+
+VERSION = "0.0.1"
+"""Of the GAHP protocol, as the startd publishes it in VM_GAHP_VERSION."""
+
+DEADLINE = 4.0
+"""Seconds for a probe with all its checks. The startd ends one after five (``VMGAHP_TEST_TIMEOUT`` in
+HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``), and has to start a Python and read its answer."""
+
+RESERVE = 0.3
+"""Seconds of them for what comes before the checks and after."""
+
+MIB = 1 << 20
+
+_POLICY_OF_LIBVIRT = ("VM_POLICY", "VM_MAC_HOOK")
+_POLICY = (*_POLICY_OF_LIBVIRT, "VM_POLICY_REQUIREMENTS")
+
+
+class Probe:
+    """What a look at this machine found."""
+
+    def __init__(self, vm_type: str) -> None:
+        self.vm_type = vm_type
+        self.findings: list[Finding] = []
+        self.attributes: Attributes = {}
+        """What the startd is to publish; only where `reason` is empty."""
+        self.seconds = 0.0
+
+    @property
+    def trouble(self) -> Finding | None:
+        """The finding that keeps every job from running here, if there is one."""
+        return findings.first_bad(self.findings)
+
+    def document(self) -> dict[str, object]:
+        """All of it for ``--json``."""
+        return {
+            "vm_type": self.vm_type,
+            "capable": self.trouble is None,
+            "seconds": round(self.seconds, 3),
+            "attributes": self.attributes if self.trouble is None else {},
+            "findings": [finding._asdict() for finding in self.findings],
+        }
+
+
+def probe(
+    vm_type: str,
+    settings: config.Settings,
+    driver: base.Driver,
+    seconds: float = DEADLINE - RESERVE,
+    entries: "Callable[[], Entries] | None" = None,
+) -> Probe:
+    """Run every check side by side, and put together what the startd may hear, in the order of printing.
+
+    `entries` lists what the configuration sets; without it nothing is said of the settings.
+
+    Raises `errors.MachineFault` for a setting that is no value of its kind.
+    """
+    began = monotonic()
+    end = began + seconds
+    memory, execute = settings.integer("VM_MEMORY"), settings.string("EXECUTE")
+    checks = {
+        "memory": _physical_memory_mib,
+        "room": lambda: _free_mib(execute),
+        "driver": lambda: driver.survey(end - 0.1),
+    }
+    if not execute:
+        del checks["room"]
+    policy = [name for name in _POLICY if settings.string(name)]
+    if policy:
+        checks["policy"] = lambda: _inspect_policy(settings)
+    if entries is not None:
+        checks["settings"] = entries
+    outcomes = findings.side_by_side(checks, end)
+    found = Probe(vm_type)
+    if entries is not None:
+        listed = outcomes["settings"]
+        found.findings += _judge_settings(
+            vm_type, settings, listed if isinstance(listed, config_entries.Entries) else None
+        )
+    usable = _judge_memory(memory, outcomes["memory"], found.findings)
+    if policy:
+        found.findings.append(_judge_policy(policy, vm_type, outcomes["policy"]))
+    survey = outcomes["driver"]
+    if isinstance(survey, base.Survey):
+        found.findings += survey.findings
+    else:
+        found.findings.append(findings.judge("hypervisor", f"the driver of VM type {vm_type}", survey, ""))
+        survey = base.Survey()
+    room = _judge_room(execute, memory, outcomes.get("room"), found.findings)
+    found.seconds = monotonic() - began
+    if not room:
+        for name in ("suspend", "checkpoint"):
+            if name in survey.attributes:
+                survey.attributes[name] = False
+            # The type any has those of other types beside its own.
+            for other in survey.machine_attributes:
+                if other.startswith("VM_") and other.endswith(f"_ATTR_{name}"):
+                    survey.machine_attributes[other] = False
+    found.attributes = _attributes(vm_type, settings, usable, survey, found.seconds)
+    return found
+
+
+def _attributes(
+    vm_type: str, settings: config.Settings, memory: int, survey: base.Survey, seconds: float
+) -> "Attributes":
+    attributes: Attributes = {"VM_GAHP_VERSION": VERSION, "VM_Type": vm_type, "VM_Memory": memory}
+    attributes["VM_Networking"] = bool(survey.networking)
+    if survey.networking:
+        attributes["VM_Networking_Types"] = ",".join(survey.networking)
+    if settings.boolean("VM_HARDWARE_VT"):
+        attributes["VM_HardwareVT"] = True
+    attributes["VM_TYPES"] = ",".join(survey.vm_types)
+    attributes["VM_HYPERVISORS"] = ",".join(survey.hypervisors)
+    attributes |= survey.machine_attributes
+    attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
+    attributes["VM_Probe_Time"] = round(seconds, 3)
+    return attributes
+
+
+def _judge_settings(vm_type: str, settings: config.Settings, entries: "Entries | None") -> list[Finding]:
+    """What is wrong with the settings; `entries` is None where they could not be listed in time."""
+    if entries is not None:
+        settings.locate(entries.where())
+    found = settings_check.check(settings, vm_type, entries)
+    network = settings_check.networking(settings, vm_type)
+    return [*found, network] if network else found
+
+
+def _inspect_policy(settings: config.Settings) -> str:
+    from vmgahp.hooks.policy import inspect
+
+    return inspect(settings)
+
+
+def _judge_policy(names: list[str], vm_type: str, outcome: object) -> Finding:
+    """Whether the administrator's own policy can be used: no job runs here without it."""
+    looked_at = f"{', '.join(names)}: files, their owners and modes"
+    libvirts = "vmgahp.drivers.libvirt"
+    if vm_type != "any" and not base.BUILT_IN.get(vm_type, "").startswith(libvirts):
+        for name in names:
+            if name in _POLICY_OF_LIBVIRT:
+                seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
+                cure = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
+                return Finding("policy", OFF, looked_at, seen, cure)
+    # The startd probes some types as its own user, who may not be able to look.
+    verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
+    return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
+
+
+def _physical_memory_mib() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
+
+
+def _free_mib(directory: str) -> int:
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise errors.MachineFault(
+            f"EXECUTE = {directory} cannot be looked at: {error.strerror}.",
+            "make the directory, or set EXECUTE to the one that has the jobs' scratch directories.",
+        ) from error
+    if status.f_flag & os.ST_RDONLY:
+        raise errors.MachineFault(
+            f"EXECUTE = {directory} is on a file system that is mounted read-only.",
+            "see why (dmesg), and mount it for writing.",
+        )
+    return status.f_bavail * status.f_frsize // MIB
+
+
+def _judge_memory(memory: int, physical: object, into: "list[Finding]") -> int:
+    """The MiB that may be advertised."""
+    looked_at = "VM_MEMORY, and the memory of this machine"
+    if memory <= 0:
+        seen = f"VM_MEMORY is {memory or 'not set'}: no memory is set aside for VMs."
+        cure = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
+        into.append(Finding("memory", BAD, looked_at, seen, cure))
+    elif isinstance(physical, int) and physical < memory:
+        seen = (
+            f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
+            "nothing is left for the system."
+        )
+        cure = f"set VM_MEMORY to less than {physical}."
+        into.append(Finding("memory", OFF, looked_at, seen, cure))
+        return physical
+    else:
+        seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
+        into.append(findings.judge("memory", looked_at, physical, seen, OFF))
+    return memory
+
+
+def _judge_room(execute: str, memory: int, free: object, into: "list[Finding]") -> bool:
+    """Whether there is room to save the memory of VMs."""
+    looked_at = "the free room in EXECUTE, where a suspended VM's memory is saved"
+    if not execute:
+        into.append(
+            Finding("room", findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+        )
+    elif isinstance(free, int) and free < memory:
+        seen = f"EXECUTE = {execute} has room for {free} MiB, and VMs may have {memory} MiB of memory (VM_MEMORY)."
+        cure = f"make room in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
+        into.append(Finding("room", OFF, looked_at, seen, cure))
+        return False
+    else:
+        seen = f"EXECUTE = {execute} has room for {free} MiB, VM_MEMORY is {memory} MiB"
+        into.append(findings.judge("room", looked_at, free, seen))
+    return True
+
+
+def render(attributes: "Attributes") -> str:
+    """Attributes as the lines of a ClassAd."""
+    lines = []
+    for name, value in attributes.items():
+        if isinstance(value, bool):
+            text = "TRUE" if value else "FALSE"
+        elif isinstance(value, int | float):
+            text = str(value)
+        else:
+            text = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        lines.append(f"{name} = {text}\n")
+    return "".join(lines)
+
+
+def look(vm_type: str, environ: "Mapping[str, str]", log: Log, *, to_stderr: bool) -> Probe:
+    """Load the settings and the driver, and probe; every fault ends as a finding."""
+    try:
+        settings = config.load(environ)
+        log.open(settings, to_stderr=to_stderr)
+        wrong = settings_check.values(settings, vm_type)
+        if findings.first_bad(wrong):
+            found = Probe(vm_type)
+            found.findings += wrong
+            return found
+        driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
+        return probe(vm_type, settings, driver, entries=lambda: config_entries.read(environ))
+    except errors.Fault as fault:
+        found = Probe(vm_type)
+        found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))
+        return found
+
+
+def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json: bool = False) -> int:
+    """Probe and print; the exit status is 0 only for a machine that can run VMs.
+
+    Where no VM could run, nothing may be printed for the startd, because whatever it reads makes the machine
+    VM-capable (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to
+    standard error. The process ends at once, whatever checks still hang.
+    """
+    log = Log()
+    outcome = findings.side_by_side(
+        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json)},
+        monotonic() + DEADLINE,
+    )["probe"]
+    if not isinstance(outcome, Probe):
+        found = Probe(vm_type)
+        found.findings.append(findings.judge("probe", "this machine, with all checks", outcome, ""))
+    else:
+        found = outcome
+    trouble = found.trouble
+    for finding in found.findings:
+        if finding.verdict == OFF and finding is not trouble:
+            what = "" if finding.check == settings_check.CHECK else "not offered: "
+            log.always(f"{what}{finding.check}: {finding.seen}")
+    if trouble is not None:
+        fault = errors.MachineFault(trouble.seen, trouble.cure)
+        reason = f"this machine is not VM-capable: {fault.render()}"
+        log.always(reason)
+        if not as_json:
+            log.tell_stderr(reason)
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
+    elif trouble is None:
+        sys.stdout.write(render(found.attributes))
+    sys.stdout.flush()
+    return 0 if trouble is None else 1
+
+
+__all__ = ["BAD", "OFF", "OK", "Probe", "look", "probe", "render", "run"]

@@ -1,0 +1,212 @@
+"""Keeps the figures of a server's VMs, beside its work: one thread reads them all, and no request waits for it.
+
+A VM is read soon after something has begun, every VM_METRICS_INTERVAL seconds, and, for half a second at most,
+before something ends its run. A hypervisor that hangs holds up this thread alone; no further one is started.
+The thread ends with the last VM.
+"""
+
+import os
+import threading
+import time
+
+from vmgahp import errors, lifecycle
+from vmgahp.metrics import Totals
+from vmgahp.metrics.file import MetricsFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Machine
+    from vmgahp.host.job_user import Identity
+    from vmgahp.log import Log
+    from vmgahp.metrics import Status
+    from vmgahp.protocol.calls import Call
+
+    Outcome = Status | int | errors.Fault | None
+
+BEFORE_WAIT = 0.5
+"""Seconds that an operation which ends a run waits for the run's last figures."""
+
+LONGEST_TEXT = 1000
+"""Characters of a reason or an error."""
+
+EVENTS = {
+    lifecycle.START: "start",
+    lifecycle.STOP: "stop",
+    lifecycle.SOFT_SUSPEND: "pause",
+    lifecycle.SUSPEND: "suspend",
+    lifecycle.RESUME: "resume",
+    lifecycle.CHECKPOINT: "checkpoint",
+}
+"""Operation -> the event of its line."""
+
+ENDS_A_RUN = (lifecycle.STOP, lifecycle.SUSPEND, lifecycle.CHECKPOINT)
+SAVES = (lifecycle.SUSPEND, lifecycle.CHECKPOINT)
+
+
+class _Watched:
+    """One VM whose figures are kept."""
+
+    def __init__(self, machine: "Machine", file: MetricsFile) -> None:
+        self.machine = machine
+        self.file = file
+        self.totals = Totals(file.last_sample())
+        self.due = float("inf")
+        """When it is to be read, by the monotonic clock."""
+        self.readings = 0
+        """How often it was read."""
+        self.last = 0.0
+        """When the figures of the last line were true."""
+        self.failing = ""
+
+
+class Sampler:
+    """Reads the VMs of one server, and writes down what happens to them."""
+
+    def __init__(self, settings: "Settings", identity: "Identity", log: "Log") -> None:
+        self._interval = float(settings.integer("VM_METRICS_INTERVAL"))
+        self._limit = settings.size("VM_METRICS_MAX")
+        self._identity = identity
+        self._log = log
+        self._vms: dict[int, _Watched] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    # What the workers tell
+
+    def before(self, call: "Call") -> None:
+        """An operation is about to be carried out."""
+        if call.operation not in ENDS_A_RUN:
+            return
+        with self._changed:
+            watched = self._vms.get(call.vm.id)
+            if watched is None:
+                return
+            goal = watched.readings + 1
+            watched.due = 0.0
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: watched.readings >= goal, BEFORE_WAIT)
+
+    def done(self, call: "Call", outcome: "Outcome", began: float, machine: "Machine | None") -> None:
+        """An operation that began at `began` (seconds since 1970) has been carried out, or has failed.
+
+        Raises nothing: the client waits for its answer.
+        """
+        try:
+            self._note(call, outcome, began, machine)
+        except Exception as error:  # noqa: BLE001 - a bug here must not leave a request unanswered
+            self._log.always(f"{call.operation} is not in the metrics: {type(error).__name__}: {error}")
+
+    def _note(self, call: "Call", outcome: "Outcome", began: float, machine: "Machine | None") -> None:
+        if (
+            call.operation == lifecycle.START
+            and machine is not None
+            and not isinstance(outcome, errors.Fault)
+        ):
+            self._add(call, machine)
+        watched = self._vms.get(call.vm.id)
+        if watched is None:
+            return
+        if call.operation == lifecycle.STATUS:
+            if not isinstance(outcome, errors.Fault | int | None) and outcome.state == lifecycle.STOPPED:
+                self._end(
+                    watched, {"event": "end", "state": lifecycle.STOPPED, "reason": "the guest is gone"}
+                )
+            return
+        if call.operation not in EVENTS:
+            return
+        line: dict[str, object] = {
+            "event": EVENTS[call.operation],
+            "seconds": round(max(0.0, time.time() - began), 3),
+        }
+        if call.operation == lifecycle.START:
+            line |= {"name": watched.machine.name, "pid": os.getpid()}
+        if isinstance(outcome, errors.Fault):
+            line["error"] = outcome.render()[:LONGEST_TEXT]
+        else:
+            line["state"] = lifecycle.TRANSITIONS[call.state, call.operation]
+            if call.operation in SAVES and (size := watched.machine.saved_bytes()):
+                line["bytes"] = size
+        if call.operation == lifecycle.STOP and "error" not in line:
+            self._end(watched, line)
+            return
+        self._write(watched, line)
+        with self._changed:
+            watched.due = 0.0
+            self._changed.notify_all()
+
+    def end(self, machine: "Machine", reason: str) -> None:
+        """The server ends, and the VM with it."""
+        for watched in list(self._vms.values()):
+            if watched.machine is machine:
+                self._end(
+                    watched, {"event": "end", "state": lifecycle.STOPPED, "reason": reason[:LONGEST_TEXT]}
+                )
+
+    # What is kept
+
+    def _add(self, call: "Call", machine: "Machine") -> None:
+        assert call.job is not None
+        file = MetricsFile(self._identity, call.job.working_dir(), self._limit, self._log.always)
+        with self._changed:
+            self._vms[call.vm.id] = _Watched(machine, file)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+                self._thread.start()
+
+    def _end(self, watched: _Watched, line: "dict[str, object]") -> None:
+        self._write(watched, line)
+        with self._changed:
+            self._vms = {number: other for number, other in self._vms.items() if other is not watched}
+            self._changed.notify_all()
+        watched.file.close()
+
+    @staticmethod
+    def _write(watched: _Watched, line: "dict[str, object]") -> None:
+        watched.file.add({"time": round(time.time(), 3)} | line, event=True)
+
+    # The thread
+
+    def _run(self) -> None:
+        while (ready := self._next()) is not None:
+            for watched in ready:
+                self._read(watched)
+            with self._changed:
+                for watched in ready:
+                    watched.readings += 1
+                self._changed.notify_all()
+
+    def _next(self) -> list[_Watched] | None:
+        """Wait until VMs are to be read: which; None, and no thread any more, when there is no VM."""
+        with self._changed:
+            while self._vms:
+                now = time.monotonic()
+                ready = [watched for watched in self._vms.values() if watched.due <= now]
+                if ready:
+                    for watched in ready:
+                        watched.due = now + self._interval
+                    return ready
+                due = min(watched.due for watched in self._vms.values())
+                self._changed.wait(due - now if due < float("inf") else None)
+            self._thread = None
+            return None
+
+    def _read(self, watched: _Watched) -> None:
+        """Write a line of one VM's figures, unless there are none, or none that are new."""
+        try:
+            metrics = watched.machine.metrics()
+        except errors.Fault as fault:
+            self._fails(watched, fault.problem)
+            return
+        except Exception as error:  # noqa: BLE001 - a bug in a driver costs figures and nothing else
+            self._fails(watched, f"an unexpected {type(error).__name__}: {error}")
+            return
+        watched.failing = ""
+        if metrics is not None and metrics.time > watched.last:
+            watched.last = metrics.time
+            watched.file.add(watched.totals.sample(metrics))
+
+    def _fails(self, watched: _Watched, why: str) -> None:
+        if watched.failing != why:
+            watched.failing = why
+            self._log.debug(f"no figures of {watched.machine.name}: {why}")

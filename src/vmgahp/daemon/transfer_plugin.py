@@ -1,0 +1,322 @@
+"""The file transfer plugin: a job's disk becomes a thin qcow2 overlay of an image that this machine can reach.
+
+``transfer_input_files = nfs:///images/base.qcow2:disk.qcow2`` copies nothing: an empty overlay ``disk.qcow2`` is made
+in the job's scratch directory, which reads from the base and keeps what the guest writes. condor_starter runs this
+program as the job's user, by HTCondor's protocols for plugins of one file (version 1) and of many (version 2), which
+its manual describes in ``docs/apis/file-transfer-plugins``. Images lie in the directories of VM_IMAGE_DIRS only.
+"""
+
+import os
+import re
+import sys
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vmgahp.config import Settings
+    from vmgahp.host.job_user import Identity
+
+METHODS = "nfs", "vmimage"
+"""The schemes of URLs: that of the how-to which made the rounds, and one that nobody else has."""
+
+SETTING = "VM_IMAGE_DIRS"
+
+MOST_ADS = 1000
+LONGEST_INPUT = 4 << 20
+"""Files, and bytes of their list, of one call."""
+
+USAGE = """\
+usage: vmgahp-image-plugin -classad                          say what this plugin can do
+       vmgahp-image-plugin URL FILE                          make an overlay for one URL
+       vmgahp-image-plugin -infile FILE -outfile FILE        make all of a list of ads
+HTCondor runs it by itself where FILETRANSFER_PLUGINS names it. A URL is nfs:///DIR/BASE:NAME[:FORMAT], with BASE
+in a directory of VM_IMAGE_DIRS; the overlay is NAME in the job's scratch directory.
+"""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}", re.ASCII)
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+
+
+class TransferError(Exception):
+    """The transfer failed; the text is for the job's owner, who finds it in the hold reason."""
+
+
+class Wanted(NamedTuple):
+    """What a URL asks for."""
+
+    base: str
+    """The full path of the image beneath."""
+    name: str
+    """The name of the overlay."""
+    format: str
+    """The format of the base, where the URL says it."""
+
+
+def parse_url(url: str) -> Wanted:
+    """Read ``nfs:///DIR/BASE[:NAME[:FORMAT]]``. Raises `TransferError`."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme.lower() not in METHODS:
+        raise TransferError(f"{_shown(url)} is no URL of {' or '.join(METHODS)}.")
+    if rest.startswith("//") and not rest.startswith("///"):
+        raise TransferError(
+            f"{_shown(url)} names a server, and images are read from directories of the execute machine: write "
+            f"{scheme}:/// and the full path there."
+        )
+    path, *words = rest.split(":")
+    if len(words) > 2:
+        raise TransferError(f"{_shown(url)} is not of the form {scheme}:///DIR/BASE:NAME[:FORMAT].")
+    base, *words = (_decode(url, word) for word in (path, *words))
+    base = "/" + base.lstrip("/")
+    name = words[0] if words else os.path.basename(base)
+    if not _NAME.fullmatch(name):
+        raise TransferError(
+            f"{_shown(url)}: {_shown(name)} cannot be the name of a disk. Write {scheme}:///DIR/BASE:NAME with a "
+            "plain NAME, such as disk.qcow2."
+        )
+    return Wanted(base, name, words[1] if len(words) > 1 else "")
+
+
+def fetch(url: str, destination: str, settings: "Settings") -> int:
+    """Make the overlay that `url` asks for in the directory of `destination`; its size in bytes.
+
+    One that is there already has come with a checkpoint, or from the spool: it stays as it is, where its base is
+    the one that the URL names. Raises `TransferError`, and `MachineFault` for settings that are wrong.
+    """
+    from vmgahp import errors
+    from vmgahp.host.job_user import Identity
+    from vmgahp.images.backing import backing_chain
+    from vmgahp.images.formats import UnclearFormat, image_format
+
+    wanted = parse_url(url)
+    directories = _directories(settings)
+    base = _allowed(wanted.base, directories, url)
+    target = os.path.join(os.path.dirname(os.path.abspath(destination)), wanted.name)
+    who = Identity(os.geteuid(), os.getegid())
+    try:
+        with open(who.open_named(base, os.O_RDONLY), "rb") as file:
+            base_format = image_format(base, wanted.format, file)
+    except UnclearFormat as error:
+        raise TransferError(f"{_shown(url)}: {error}. Say it at the end: {url[:200]}:qcow2.") from error
+    except OSError as error:
+        raise TransferError(f"{_shown(url)}: {base} cannot be opened ({error.strerror}).") from error
+    try:
+        for layer in backing_chain(base, base_format, who):
+            _allowed(layer.path, directories, url)
+        if os.path.lexists(target):
+            chain = backing_chain(target, "qcow2", who) if _is_plain(target) else ()
+            if not chain or os.path.realpath(chain[0].path) != base or chain[0].format != base_format:
+                raise TransferError(
+                    f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay."
+                )
+        else:
+            _create(base, base_format, target, who)
+    except errors.JobFault as fault:
+        raise TransferError(f"{_shown(url)}: {fault.problem} To mend it: {fault.cure}") from fault
+    return os.stat(target).st_size
+
+
+def _allowed(path: str, directories: "Sequence[str]", url: str) -> str:
+    """The path without symbolic links, if it is in one of the directories. Raises `TransferError`.
+
+    It does not tell whether a file elsewhere exists: with root's rights withdrawn it could not matter, but who
+    runs a plugin is the administrator's choice.
+    """
+    real = os.path.realpath(path)
+    if not any(os.path.commonpath((real, directory)) == directory for directory in directories):
+        raise TransferError(
+            f"{_shown(url)}: {_shown(path)} is in no directory from which this machine lets jobs take images "
+            f"({SETTING} = {', '.join(directories) or 'none'})."
+        )
+    return real
+
+
+def _directories(settings: "Settings") -> list[str]:
+    from vmgahp.errors import MachineFault
+
+    found = []
+    for directory in settings.strings(SETTING):
+        real = os.path.realpath(directory)
+        if not directory.startswith("/") or real == "/":
+            raise MachineFault(
+                f"{SETTING} has {directory} ({settings.where(SETTING)}), which is not the full path of a directory "
+                "below /.",
+                "name the directories that have images for jobs.",
+            )
+        found.append(real)
+    return found
+
+
+def _create(base: str, base_format: str, target: str, who: "Identity") -> None:
+    """Write an empty overlay, at first under another name: half of one must never be taken for it."""
+    from vmgahp.images import qemu_img
+
+    temporary = f"{target}.{os.getpid()}.new"
+    try:
+        qemu_img.create_overlay(base, base_format, temporary, who)
+        os.rename(temporary, target)
+    except qemu_img.NotInstalled as error:
+        raise TransferError(
+            f"{error.program} is not installed on this machine (qemu-utils, util-linux)."
+        ) from error
+    except qemu_img.TooSlow as error:
+        raise TransferError(f"no overlay of {base} could be made within {error.seconds:g} s.") from error
+    except qemu_img.Trouble as error:
+        raise TransferError(f"no overlay of {base} could be made: {error}") from error
+    except OSError as error:
+        raise TransferError(f"{target} cannot be written ({error.strerror}).") from error
+    finally:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+
+
+def _is_plain(path: str) -> bool:
+    import stat
+
+    return stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def _decode(url: str, text: str) -> str:
+    """Undo ``%20`` and its like, which stand for what a list of files cannot have."""
+    try:
+        decoded = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1").decode()
+    except UnicodeError:
+        decoded = text if "%" not in text else "\0"
+    if not decoded.isprintable():
+        raise TransferError(f"{_shown(url)} has characters that are no text.")
+    return decoded
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 300 else text[:300] + "...")
+
+
+# What HTCondor sees
+
+
+def main(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> int:
+    """The program ``vmgahp-image-plugin``; returns the exit status."""
+    words = list(argv[1:])
+    if words == ["-classad"]:
+        sys.stdout.write(capabilities())
+        return 0
+    upload = "-upload" in words
+    if upload:
+        words.remove("-upload")
+    if len(words) == 4 and {words[0], words[2]} == {"-infile", "-outfile"}:
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        return _many(options["-infile"], options["-outfile"], upload, environ)
+    if len(words) == 2 and not words[0].startswith("-") and not upload:
+        result = _one(words[0], words[1], False, environ)
+        # HTCondor takes these lines for attributes about the transfer, and shows TransferError to people.
+        sys.stdout.write("".join(f"{attribute} = {_old(value)}\n" for attribute, value in result.items()))
+        return 0 if result["TransferSuccess"] else 1
+    sys.stderr.write(USAGE)
+    return 1
+
+
+def capabilities() -> str:
+    """What this plugin says of itself, in the syntax of old ClassAds."""
+    from vmgahp import __version__
+
+    return (
+        "MultipleFileSupport = true\n"
+        'PluginType = "FileTransfer"\n'
+        f'PluginVersion = "{__version__}"\n'
+        "ProtocolVersion = 2\n"
+        f'SupportedMethods = "{",".join(METHODS)}"\n'
+    )
+
+
+def _many(infile: str, outfile: str, upload: bool, environ: "Mapping[str, str]") -> int:
+    """Version 2: a list of ads in, one ad out for each."""
+    try:
+        import classad2
+
+        with open(infile, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read(LONGEST_INPUT + 1)
+        ads = list(classad2.parseAds(text)) if len(text) <= LONGEST_INPUT else None
+    except Exception as error:  # noqa: BLE001 - a missing module, a file that is no list of ads: the job must hear of it
+        _write(outfile, [_result("", "", f"the list of files cannot be read: {error}")])
+        return 1
+    if ads is None or len(ads) > MOST_ADS:
+        _write(outfile, [_result("", "", "the list of files is too long")])
+        return 1
+    results = []
+    for ad in ads:
+        url, name = ad.get("Url"), ad.get("LocalFileName")
+        if isinstance(url, str) and isinstance(name, str):  # others are about no file
+            results.append(_one(url, name, upload, environ))
+    if not results:
+        results = [_result("", "", "the list of files names none")]
+    if not _write(outfile, results):
+        return 1
+    return 0 if all(result["TransferSuccess"] for result in results) else 1
+
+
+def _one(url: str, name: str, upload: bool, environ: "Mapping[str, str]") -> "dict[str, str | int]":
+    """Make one overlay: the attributes of the result."""
+    from vmgahp import config, errors
+
+    try:
+        if upload:
+            raise TransferError(f"{_shown(url)}: this plugin sends no files anywhere.")
+        if os.geteuid() == 0:
+            raise TransferError(
+                "the plugin runs as root, and it looks at files that jobs name: set "
+                "RUN_FILETRANSFER_PLUGINS_WITH_ROOT = False on the execute machine."
+            )
+        size = fetch(url, name, config.load(environ))
+    except TransferError as error:
+        return _result(url, name, str(error))
+    except errors.Fault as fault:
+        return _result(url, name, fault.render())
+    return _result(url, name, "", size)
+
+
+def _result(url: str, name: str, error: str, size: int = 0) -> "dict[str, str | int]":
+    found: dict[str, str | int] = {
+        "TransferUrl": url,
+        "TransferFileName": name,
+        "TransferProtocol": url.partition(":")[0].lower(),
+        "TransferType": "download",
+        "TransferSuccess": not error,
+        "TransferTotalBytes": size,
+        "TransferFileBytes": size,
+    }
+    if error:
+        found["TransferError"] = f"vmgahp-image-plugin: {error}"
+    return found
+
+
+def _old(value: str | int) -> str:
+    """A value in the syntax of old ClassAds."""
+    from vmgahp.job.ad import quote
+
+    return quote(value) if isinstance(value, str) else str(value).lower()
+
+
+def _new(value: str | int) -> str:
+    """A value in the syntax of new ClassAds, where a backslash begins an escape."""
+    from vmgahp.job.ad import quote
+
+    return quote(value.replace("\\", "\\\\")) if isinstance(value, str) else str(value).lower()
+
+
+def _write(outfile: str, results: "Sequence[dict[str, str | int]]") -> bool:
+    """Write the results over the beginning of the file that HTCondor has filled with blanks, and keep its length."""
+    text = "".join(
+        "[ " + "; ".join(f"{attribute} = {_new(value)}" for attribute, value in result.items()) + " ]\n"
+        for result in results
+    )
+    try:
+        descriptor = os.open(outfile, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode("utf-8", "replace"))
+    except OSError as error:
+        sys.stderr.write(f"vmgahp-image-plugin: {outfile}: {error.strerror}\n")
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""libvirt's domain XML: built, verified, restored, and read from a job."""

@@ -1,0 +1,227 @@
+"""The devices of a domain, from disks and network cards to the shared directory, as libvirt's XML."""
+
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+from vmgahp import errors
+from vmgahp.job.exit_code import PORT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vmgahp.images.backing import Layer
+    from vmgahp.job.spec import Disk, JobSpec, Nic
+
+PC, Q35, VIRT = "pc", "q35", "virt"
+"""The machines that guests get: QEMU's classic PC, the PC that UEFI likes, the one of aarch64."""
+
+SHARE_TAG = "share"
+"""The name by which a guest mounts the shared directory."""
+
+_BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virtio"), ("fd", "fdc"))
+"""The bus that a device name stands for. `sd` is SATA, which every guest of the last fifteen years can boot
+from and read; libvirt's own guess is an LSI SCSI controller that current guests have no driver for."""
+
+_LACKS = {PC: (), Q35: ("ide",), VIRT: ("ide", "fdc")}
+"""The buses that a machine has not."""
+
+_NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
+
+
+class Host(NamedTuple):
+    """What the machine and its settings contribute to a domain."""
+
+    uuid: str
+    domain_type: str
+    """``kvm``, or ``qemu`` for TCG."""
+    cpu_mode: str
+    """libvirt's ``<cpu mode>``, or empty for QEMU's default CPU."""
+    dac_label: str = ""
+    """``+uid:+gid`` that QEMU runs as, or empty for libvirt's own choice."""
+    console_socket: str = ""
+    """Unix socket that listens for the serial console, or empty for a pseudo terminal."""
+    vnc_password: str = ""
+    nat_network: str = "default"
+    bridge: str = ""
+    backing: "Mapping[str, Sequence[Layer]]" = {}
+    """The backing files of each image, by its path (`vmgahp.images.backing.backing_chain`)."""
+    passt: bool = False
+    """User networking by passt; otherwise by QEMU's own slirp."""
+    arch: str = ""
+    """The architecture of the guest, ``x86_64`` or ``aarch64``; empty for x86_64 on itself."""
+    tpm_socket: str = ""
+    """Unix socket on which swtpm listens for a guest that has a TPM."""
+    exit_socket: str = ""
+    """Unix socket that listens for the exit code of a guest that has a port for it."""
+
+
+def add_devices(domain: etree.Element, spec: "JobSpec", host: Host, machine: str) -> None:
+    """All devices of the job. Raises `errors.JobFault` for one that the machine cannot have."""
+    devices = etree.SubElement(domain, "devices")
+    if any(_bus(disk, machine) == "scsi" for disk in spec.disks):
+        etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
+    for order, disk in enumerate(spec.disks, start=1):
+        _disk(devices, disk, order, host, machine)
+    for nic in spec.nics:
+        _network(devices, nic, host)
+    _console(devices, host)
+    if spec.devices.exit_port:
+        _exit_port(devices, host)
+    if spec.vnc:
+        _vnc(devices, host, machine)
+    if spec.devices.tpm:
+        _tpm(devices, host, machine)
+    if spec.devices.share:
+        _share(devices, spec.devices.share)
+
+
+def bus_of(device: str) -> str:
+    """The bus for a device name such as vda."""
+    for prefix, bus in _BUS_OF_DEVICE:
+        if device.startswith(prefix):
+            return bus
+    raise ValueError(f"device name {device!r} names no bus")
+
+
+def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> None:
+    """An element with text in it."""
+    etree.SubElement(parent, tag, attributes).text = text
+
+
+# Disks
+
+
+def _bus(disk: "Disk", machine: str) -> str:
+    """The bus of a disk. QEMU's IDE and SATA disks cannot be read-only; of a SATA disk the guest knows no
+    more than the name sda, which a SCSI disk has too."""
+    bus = bus_of(disk.device)
+    if bus in _LACKS[machine]:
+        raise errors.JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"VMPARAM_vm_Disk attaches {disk.path} as {disk.device}, and the machine {machine}, which the firmware "
+            "or the architecture of this job takes, has no such drive.",
+            "give it a device name such as vda or sda.",
+        )
+    if bus == "sata" and (machine == VIRT or disk.shared):
+        return "scsi"  # QEMU's SATA disks cannot be shared, and the firmware of aarch64 knows none
+    if disk.kind == "disk" and not disk.writable:
+        if bus == "sata":
+            return "scsi"
+        if bus == "ide":
+            raise errors.JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"VMPARAM_vm_Disk attaches {disk.path} read-only as {disk.device}, and an IDE disk can be written.",
+                "give the disk a device name such as vdb or sdb, or the permission w.",
+            )
+    if disk.shared and disk.writable and bus not in ("virtio", "scsi"):
+        raise errors.JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"VMPARAM_vm_Disk shares {disk.path} as {disk.device} with other writers, which QEMU does with virtio "
+            "and SCSI disks only.",
+            "give the disk a device name such as vdb or sdb.",
+        )
+    return bus
+
+
+def _disk(devices: etree.Element, disk: "Disk", order: int, host: Host, machine: str) -> None:
+    bus = _bus(disk, machine)
+    if disk.partition:
+        raise errors.JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"VMPARAM_vm_Disk names the partition {disk.device}{disk.partition}, and only Xen has such disks.",
+            f"name the whole disk, {disk.device}, in vm_disk.",
+        )
+    # virtio has no CD-ROM drives; a read-only disk is what the guest can mount just as well.
+    cdrom = disk.kind == "cdrom" and bus in ("sata", "ide", "scsi")
+    kind = "disk" if disk.kind == "cdrom" and not cdrom else disk.kind
+    element = etree.SubElement(devices, "disk", type="file", device=kind)
+    driver = etree.SubElement(element, "driver", name="qemu", type=disk.format)
+    if disk.shared and disk.writable:
+        # What another machine writes is not in this one's page cache.
+        driver.set("cache", "none")
+    source = etree.SubElement(element, "source", file=disk.path)
+    if host.dac_label or not disk.transferred:
+        # QEMU has the rights of the job's user, or must have its own: libvirt may make a file QEMU's by
+        # changing its owner, and that is for the job's own files alone, never for what it merely names.
+        _keep_owner(source)
+    store = element
+    for layer in host.backing.get(disk.path, ()):
+        store = etree.SubElement(store, "backingStore", type="file")
+        etree.SubElement(store, "format", type=layer.format)
+        _keep_owner(etree.SubElement(store, "source", file=layer.path))
+    # An empty one ends the chain: libvirt is not to look into the image for more.
+    etree.SubElement(store, "backingStore")
+    etree.SubElement(element, "target", dev=disk.device, bus=bus)
+    if not disk.writable or disk.kind == "cdrom":
+        etree.SubElement(element, "readonly")
+    if disk.shared:
+        etree.SubElement(element, "shareable")
+    etree.SubElement(element, "boot", order=str(order))
+
+
+def _keep_owner(source: etree.Element) -> None:
+    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+
+
+# Everything else
+
+
+def _network(devices: etree.Element, nic: "Nic", host: Host) -> None:
+    kind = _NETWORKS[nic.networking_type]
+    interface = etree.SubElement(devices, "interface", type=kind)
+    if nic.mac:
+        etree.SubElement(interface, "mac", address=nic.mac)
+    if kind == "network":
+        etree.SubElement(interface, "source", network=host.nat_network)
+    elif kind == "bridge":
+        etree.SubElement(interface, "source", bridge=host.bridge)
+    etree.SubElement(interface, "model", type=nic.model)
+    if not nic.link_up:
+        etree.SubElement(interface, "link", state="down")
+    if kind == "user" and host.passt:
+        etree.SubElement(interface, "backend", type="passt")
+
+
+def _console(devices: etree.Element, host: Host) -> None:
+    if host.console_socket:
+        serial = etree.SubElement(devices, "serial", type="unix")
+        etree.SubElement(serial, "source", mode="connect", path=host.console_socket)
+    else:
+        serial = etree.SubElement(devices, "serial", type="pty")
+    etree.SubElement(serial, "target", port="0")
+
+
+def _exit_port(devices: etree.Element, host: Host) -> None:
+    channel = etree.SubElement(devices, "channel", type="unix")
+    etree.SubElement(channel, "source", mode="connect", path=host.exit_socket)
+    etree.SubElement(channel, "target", type="virtio", name=PORT)
+
+
+def _vnc(devices: etree.Element, host: Host, machine: str) -> None:
+    vnc = etree.SubElement(devices, "graphics", type="vnc", port="-1", autoport="yes", listen="127.0.0.1")
+    if host.vnc_password:
+        vnc.set("passwd", host.vnc_password)
+    etree.SubElement(vnc, "listen", type="address", address="127.0.0.1")
+    if machine == VIRT:
+        # The one display that its firmware and its guests know; libvirt adds neither keyboard nor USB there.
+        etree.SubElement(etree.SubElement(devices, "video"), "model", type="virtio")
+        etree.SubElement(devices, "controller", type="usb", index="0", model="qemu-xhci")
+        etree.SubElement(devices, "input", type="keyboard", bus="usb")
+        etree.SubElement(devices, "input", type="tablet", bus="usb")
+
+
+def _tpm(devices: etree.Element, host: Host, machine: str) -> None:
+    """swtpm runs as the job's user beside QEMU; libvirt's own could be reached by libvirt's user only."""
+    tpm = etree.SubElement(devices, "tpm", model="tpm-tis" if machine == VIRT else "tpm-crb")
+    backend = etree.SubElement(tpm, "backend", type="external")
+    etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
+
+
+def _share(devices: etree.Element, directory: str) -> None:
+    # Mapped: owners and modes that the guest sets are notes beside the files, and a link that it makes is a
+    # plain file here. What the guest's root does is done by the job's user.
+    share = etree.SubElement(devices, "filesystem", type="mount", accessmode="mapped")
+    etree.SubElement(share, "driver", type="path")
+    etree.SubElement(share, "source", dir=directory)
+    etree.SubElement(share, "target", dir=SHARE_TAG)

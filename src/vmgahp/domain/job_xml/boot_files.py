@@ -1,0 +1,107 @@
+"""The kernel and the initrd that a job's XML boots from: copies of the files in its scratch directory.
+
+libvirt gives both files to the hypervisor's user by changing their owner, as root and by their names. In a
+directory of the job's a link in their place would choose whose file that is; so what libvirt gets are copies in
+a directory of root's, which go away with the VM.
+"""
+
+import errno
+import os
+from xml.etree import ElementTree as etree
+
+from vmgahp import errors
+from vmgahp.domain.job_xml.sanitize import refused
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.host.job_user import Identity
+
+ELEMENTS = ("kernel", "initrd")
+
+LARGEST = 256 << 20
+"""Bytes of both together; they lie in memory, beside the guest that has them in its own."""
+
+_CHUNK = 1 << 20
+
+
+def names(domain: etree.Element, name: str, directory: str, identity: "Identity") -> dict[str, str]:
+    """Element -> name in the scratch directory, each seen to be a file that the job's user can read.
+
+    Raises `JobFault`.
+    """
+    found = {}
+    total = 0
+    for tag in ELEMENTS:
+        text = domain.findtext(f"os/{tag}")
+        if text is None:
+            continue
+        base = os.path.basename(text)
+        try:
+            descriptor = identity.open_scratch(directory, base, os.O_RDONLY)
+        except OSError as error:
+            raise refused(
+                name,
+                f"/domain/os/{tag} = {shown(text)}: {shown(base)} in the job's scratch directory cannot be opened: "
+                f"{error.strerror}",
+                "add the file to transfer_input_files; it is a regular file, no link.",
+            ) from error
+        try:
+            total += os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        found[tag] = base
+    if total > LARGEST:
+        raise refused(
+            name,
+            f"its kernel and initrd have {total >> 20} MiB, and {LARGEST >> 20} MiB can be booted from so",
+        )
+    return found
+
+
+def copy(
+    files: "dict[str, str]",
+    directory: str,
+    identity: "Identity",
+    make_room: "Callable[[], str]",
+    name: str,
+) -> dict[str, str]:
+    """Copy the files into a directory that `make_room` makes; element -> path. Raises `errors.Fault`."""
+    room = make_room()
+    left = LARGEST
+    paths = {}
+    try:
+        for tag, base in files.items():
+            paths[tag] = os.path.join(room, tag)
+            source = identity.open_scratch(directory, base, os.O_RDONLY)
+            with os.fdopen(source, "rb") as read, open(paths[tag], "xb") as written:
+                # The hypervisor's user gets it from libvirt; anybody else may read it who could in its own place.
+                os.fchmod(written.fileno(), 0o400 | os.fstat(read.fileno()).st_mode & 0o044)
+                while chunk := read.read(min(_CHUNK, left + 1)):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise refused(name, f"its kernel and initrd have more than {LARGEST >> 20} MiB")
+                    written.write(chunk)
+    except BaseException as error:
+        remove(room)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            raise refused(name, f"there is no room for its kernel and initrd: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise errors.MachineFault(f"The job's kernel cannot be copied to {room}: {error}.") from error
+        raise
+    return paths
+
+
+def remove(room: str) -> None:
+    """Remove the directory of the copies. Raises nothing."""
+    for tag in ELEMENTS:
+        try:
+            os.unlink(os.path.join(room, tag))
+        except OSError:
+            pass
+    try:
+        os.rmdir(room)
+    except OSError:
+        pass

@@ -1,0 +1,399 @@
+"""Is the domain that libvirt made the one that was asked for?
+
+libvirt fills in what a description leaves open and may change what it says, and whoever writes the
+description, be it this package or LIBVIRT_XML_SCRIPT, may err. So before a guest runs its first instruction the
+live XML is compared with the job and with the XML that was asked for: memory, CPUs, disks with all that lies
+beneath them, network cards, as whom QEMU runs; and every device must have been asked for or be of the few
+kinds that libvirt adds to any VM and that reach nothing of the host.
+"""
+
+import os
+import re
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping, Sequence
+
+    from vmgahp.images.backing import Layer
+    from vmgahp.job.spec import JobSpec
+
+ADDED: "Mapping[str, Mapping[str, str]]" = {
+    "emulator": {},
+    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa"},
+    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb"},
+    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none"},
+    "audio": {"type": r"none"},
+    "watchdog": {"model": r"itco", "action": r"reset|none|poweroff|shutdown"},
+    "hub": {"type": r"usb"},
+    "panic": {"model": r"pseries|s390"},
+    "nvram": {},
+    "video": {},
+}
+"""What libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``), by
+the form of its attributes: the chip set's controllers, mouse and keyboard, the balloon, silence; the watchdog
+of q35; a hub where USB ports run out; on other architectures a panic notifier and the firmware's memory. A
+display adapter is added to a VM with graphics only."""
+
+MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
+"""KiB to which libvirt rounds the memory up, where it is not a MiB."""
+
+_NETWORK_CARDS = {"nat": "network", "bridge": "bridge", "user": "user"}
+_OF_A_NETWORK = ("network", "bridge", "direct")
+"""As what a card on a libvirt network may show itself: libvirt resolves some kinds of network."""
+
+_KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen", "accessmode")
+"""The attributes that tell devices of a kind apart, where they are asked for."""
+
+_SIDES: "Mapping[str, tuple[str, ...]]" = {
+    "disk": ("source", "target"),
+    "interface": ("mac", "source"),
+    "hostdev": ("source",),
+    "serial": ("source",),
+    "parallel": ("source",),
+    "console": ("source",),
+    "channel": ("source", "target"),
+    "filesystem": ("source", "target"),
+    "redirdev": ("source",),
+    "graphics": ("listen",),
+    "rng": ("backend",),
+    "tpm": ("backend",),
+    "shmem": ("server",),
+}
+"""Devices that have a side on the host, and the elements that say which: these must be there as asked."""
+
+
+class Mismatch(Exception):
+    """The domain is not what was asked for; `differences` are sentences without their full stop."""
+
+    def __init__(self, differences: "Sequence[str]") -> None:
+        super().__init__("; ".join(differences))
+        self.differences = tuple(differences)
+
+
+class _Disk(NamedTuple):
+    """What of a disk must be as asked."""
+
+    file: str
+    format: str
+    read_only: bool
+    beneath: tuple[tuple[str, str], ...]
+    """File and format of the backing files, the nearest first."""
+    shared: bool
+    """Whether others may write to it at the same time."""
+
+
+def against_job(live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Sequence[Layer]]") -> None:
+    """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
+    domain, wanted = etree.fromstring(live), etree.fromstring(asked)
+    found = []
+    for what, is_now, should_be in (
+        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
+        ("number of CPUs", _vcpus(domain), spec.vcpus),
+    ):
+        if is_now != should_be:
+            found.append(f"its {what} is {is_now}, and the job has {should_be}")
+    disks = {
+        disk.device: _Disk(
+            disk.path,
+            disk.format,
+            not disk.writable or disk.kind == "cdrom",
+            tuple((layer.path, layer.format) for layer in chains.get(disk.path, ())),
+            disk.shared,
+        )
+        for disk in spec.disks
+    }
+    found += _compare_disks(domain, disks)
+    found += _compare_cards(domain, spec)
+    found += _compare_cpu_and_firmware(domain, wanted)
+    _finish(found + _compare_rest(domain, wanted, "disk"))
+
+
+def against_script(live: str, asked: str, spec: "JobSpec") -> str:
+    """Compare a live domain with XML in which LIBVIRT_XML_SCRIPT or VM_POLICY had a part.
+
+    They may give the job less than it asked, and what they asked for must be there. Returns what is less, as a
+    sentence without its full stop, mostly empty. Raises `Mismatch`.
+    """
+    domain, wanted = etree.fromstring(live), etree.fromstring(asked)
+    found, less = [], []
+    for what, is_now, should_be in (
+        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
+        ("number of CPUs", _vcpus(domain), spec.vcpus),
+    ):
+        if is_now > should_be:
+            found.append(f"its {what} is {is_now}, more than the {should_be} of the job")
+        elif is_now < should_be:
+            less.append(f"its {what} is {is_now}, and the job asks for {should_be}")
+    # NUMA cells and DIMMs change the sum, and are not ours.
+    whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
+    if whole and _memory(domain) != _rounded(_asked_memory(wanted)):
+        found.append(f"its memory (KiB) is {_memory(domain)}, and {_asked_memory(wanted)} was asked for")
+    if _vcpus(domain) != _vcpus(wanted):
+        found.append(f"its number of CPUs is {_vcpus(domain)}, and {_vcpus(wanted)} was asked for")
+    _finish(found + _compare_rest(domain, wanted))
+    return "; ".join(less)
+
+
+def before_libvirt(asked: str) -> None:
+    """Look at the numbers of a description that this package did not write. Raises `Mismatch`.
+
+    libvirtd (9.0, 11.3) does not survive a negative number of CPUs: it ends, for every VM of the machine.
+    """
+    domain = etree.fromstring(asked)
+    found = []
+    for path in ("vcpu", "memory", "currentMemory", "maxMemory"):
+        for element in domain.iterfind(path):
+            for what, text in ((path, element.text), (f"{path}'s current", element.get("current"))):
+                if text is not None and not re.fullmatch(r"\s*[0-9]{1,18}\s*", text, re.ASCII):
+                    found.append(f"its {what} is {text.strip()[:40]!a}, which is no number")
+    _finish(found)
+
+
+def _finish(found: "Sequence[str]") -> None:
+    if found:
+        raise Mismatch(found)
+
+
+# Numbers
+
+
+def _memory(domain: etree.Element) -> int:
+    """Live XML always has KiB."""
+    return int(domain.findtext("memory") or 0)
+
+
+def _asked_memory(wanted: etree.Element) -> int:
+    """KiB, rounded up, from any of libvirt's units (https://libvirt.org/formatdomain.html#memory-allocation)."""
+    unit = _of(wanted, "memory", "unit") or "KiB"
+    scale = 1000 if len(unit) == 2 and unit[1] == "B" else 1024
+    power = "KMGTPE".find(unit[0].upper()) + 1 if unit not in ("b", "bytes") else 0
+    return -(-_memory(wanted) * int(scale**power) // 1024)
+
+
+def _vcpus(domain: etree.Element) -> int:
+    return int(domain.findtext("vcpu") or 1)
+
+
+def _rounded(kib: int) -> int:
+    grain = MEMORY_GRAIN_KIB.get(os.uname().machine, 1 << 10)
+    return -(-kib // grain) * grain
+
+
+# Disks
+
+
+def _compare_disks(domain: etree.Element, wanted: "Mapping[str, _Disk]") -> list[str]:
+    found = []
+    seen = set()
+    for element in domain.iterfind("devices/disk"):
+        device = _of(element, "target", "dev")
+        if device in seen or device not in wanted:
+            found.append(
+                f"it has a disk {device} ({_of(element, 'source', 'file')}) that the job does not ask for"
+            )
+        else:
+            is_now, should_be = _disk(element), wanted[device]
+            for what, now, then in zip(_Disk._fields, is_now, should_be, strict=True):
+                if now != then:
+                    found.append(
+                        f"{what.replace('_', '-')} of its disk {device} is {now!r}, and the job's is {then!r}"
+                    )
+        seen.add(device)
+    found += [
+        f"it has no disk {device} ({disk.file})" for device, disk in wanted.items() if device not in seen
+    ]
+    return found
+
+
+def _disk(element: etree.Element) -> _Disk:
+    beneath = []
+    store = element.find("backingStore")
+    while store is not None and store.find("source") is not None:
+        beneath.append((_of(store, "source", "file"), _of(store, "format", "type")))
+        store = store.find("backingStore")
+    read_only = element.find("readonly") is not None or element.get("device") == "cdrom"
+    return _Disk(
+        _of(element, "source", "file"),
+        _of(element, "driver", "type"),
+        read_only,
+        tuple(beneath),
+        element.find("shareable") is not None,
+    )
+
+
+# Network cards, CPU and firmware
+
+
+def _compare_cards(domain: etree.Element, spec: "JobSpec") -> list[str]:
+    """libvirt keeps the order of the cards, in which the job names them."""
+    found = []
+    cards = domain.findall("devices/interface")
+    if len(cards) != len(spec.nics):
+        return [f"it has {len(cards)} network cards, and the job asks for {len(spec.nics)}"]
+    for card, nic in zip(cards, spec.nics, strict=True):
+        kinds = _kinds(_NETWORK_CARDS[nic.networking_type])
+        if card.get("type") not in kinds:
+            found.append(f"its network card is of the type {card.get('type')}, and not {' or '.join(kinds)}")
+        if nic.mac and _of(card, "mac", "address").lower() != nic.mac:
+            found.append(f"its MAC address is {_of(card, 'mac', 'address')}, and the job's is {nic.mac}")
+        if _of(card, "model", "type") != nic.model:
+            found.append(
+                f"its network card is of the model {_of(card, 'model', 'type')}, and not {nic.model}"
+            )
+        if (_of(card, "link", "state") != "down") != nic.link_up:
+            found.append(
+                f"the cable of its network card is {'out' if nic.link_up else 'in'}, and should not be"
+            )
+    return found
+
+
+def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> list[str]:
+    found = []
+    for what, path, names in (
+        ("CPU topology", "cpu/topology", ("sockets", "cores", "threads")),
+        ("architecture", "os/type", ("arch",)),
+    ):
+        is_now, should_be = ([_of(each, path, name) for name in names] for each in (domain, wanted))
+        if any(then and now != then for now, then in zip(is_now, should_be, strict=True)):
+            found.append(f"its {what} is {' '.join(is_now)}, and {' '.join(should_be)} was asked for")
+    uefi = wanted.find("os[@firmware='efi']") is not None or wanted.find("os/loader") is not None
+    loader = domain.find("os/loader")
+    if uefi != (loader is not None):
+        found.append(
+            f"it boots by {'BIOS' if loader is None else 'a firmware'}, and the job asks for the other"
+        )
+    return found
+
+
+# Everything else
+
+
+def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> list[str]:
+    """All that is not a number; devices of the kinds `but` were compared already."""
+    found = []
+    if domain.get("type") != wanted.get("type"):
+        found.append(f"it is of the type {domain.get('type')}, and {wanted.get('type')} was asked for")
+    for label in wanted.iterfind("seclabel[@model='dac']/label"):
+        now = [other.text for other in domain.iterfind("seclabel[@model='dac']/label")]
+        if now != [label.text]:
+            found.append(f"QEMU runs as {', '.join(map(str, now)) or 'it likes'}, and not as {label.text}")
+    ours = {child.tag for child in wanted}
+    found += [
+        f"it has an element {child.tag} of QEMU's own, which nobody asked for"
+        for child in domain
+        if child.tag.startswith("{") and child.tag not in ours
+    ]
+    live, left = (
+        [device for device in each.iterfind("devices/*") if device.tag not in but]
+        for each in (domain, wanted)
+    )
+    return found + _compare_devices(live, left)
+
+
+def _compare_devices(live: "Sequence[etree.Element]", left: list[etree.Element]) -> list[str]:
+    """Every live device has one that was asked for, each of which stands for one, or is one that libvirt adds."""
+    found = []
+    asked_for = {device.tag for device in left}
+    ports = [device for device in left if device.tag in ("serial", "console")]
+    derived = {tag for tag in ("serial", "console") if ports and tag not in asked_for}
+    for device in live:
+        pair = next((asked for asked in left if _is_pair(device, asked)), None)
+        if pair is not None:
+            left.remove(pair)
+        elif device.tag in derived and any(_same_end(device, port) for port in ports):
+            derived.discard(device.tag)
+        elif not _is_added(device, asked_for):
+            found.append(f"it has a device that nobody asked for, {_name(device)}")
+    return found + [
+        f"{_name(asked)} was asked for, and it is not there" for asked in left if asked.tag in _SIDES
+    ]
+
+
+def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
+    """Whether a live device is the one that was asked for: of its kind, and with the host's side as it says."""
+    if device.tag != asked.tag:
+        return False
+    if device.tag == "emulator":
+        return (device.text or "").strip() == (asked.text or "").strip()
+    if device.tag == "interface":
+        if device.get("type") not in _kinds(asked.get("type", "")):
+            return False
+    elif not all(
+        _same(device.get(name, ""), asked.get(name, "")) for name in _KNOWN_BY if name in asked.attrib
+    ):
+        return False
+    if device.tag == "disk":
+        now, then = _disk(device), _disk(asked)
+        if then.format not in ("", now.format) or then.read_only > now.read_only:
+            return False
+        if asked.find("backingStore") is not None and now.beneath != then.beneath:
+            return False
+    return all(
+        any(_says(now, then) for now in device.findall(path))
+        for path in _SIDES.get(device.tag, ())
+        for then in asked.findall(path)
+    )
+
+
+def _kinds(kind: str) -> tuple[str, ...]:
+    return _OF_A_NETWORK if kind == "network" else (kind,)
+
+
+def _says(now: etree.Element, then: etree.Element) -> bool:
+    """Whether an element of the live domain says all that the one which was asked for says."""
+    text = (then.text or "").strip()
+    return (
+        (not text or _same((now.text or "").strip(), text))
+        and all(_same(now.get(name, ""), value) for name, value in then.items() if value)
+        and all(
+            any(_says(below, part) for below in now.findall(part.tag))
+            for part in then
+            if part.tag != "seclabel"
+        )
+    )
+
+
+def _same(now: str, then: str) -> bool:
+    """libvirt writes numbers, MAC addresses and paths in a form of its own."""
+    if now.lower() == then.lower():
+        return not (now.startswith("/") and now != then)
+    if now.startswith("/"):
+        return os.path.normpath(now) == os.path.normpath(then)
+    try:
+        return int(now, 0) == int(then, 0)
+    except ValueError:
+        return False
+
+
+def _is_added(device: etree.Element, asked_for: "Container[str]") -> bool:
+    forms = ADDED.get(device.tag)
+    if forms is None or (device.tag == "video" and "graphics" not in asked_for):
+        return False
+    if device.tag == "emulator" and "emulator" in asked_for:
+        return False
+    return all(re.fullmatch(form, device.get(name, "")) for name, form in forms.items())
+
+
+def _same_end(device: etree.Element, port: etree.Element) -> bool:
+    """The first serial port is a console as well, and of a console without a port libvirt makes one."""
+    ends = device.findall("source")
+    return device.get("type") == port.get("type") and all(
+        any(_says(now, then) for now in ends) for then in port.findall("source")
+    )
+
+
+def _of(element: etree.Element, path: str, name: str) -> str:
+    found = element.find(path)
+    return "" if found is None else found.get(name, "")
+
+
+def _name(device: etree.Element) -> str:
+    """A device as people know it: ``disk vda /scratch/disk.img``, ``hostdev subsystem usb``."""
+    words = [device.tag, *(device.get(name, "") for name in ("mode", "type", "model", "name"))]
+    for path in ("target", "source"):
+        words += [
+            _of(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")
+        ]
+    return " ".join(word for word in words if word)

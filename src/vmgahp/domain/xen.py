@@ -1,0 +1,154 @@
+"""The domain XML of a Xen job, as libvirt's libxl driver takes it.
+
+A paravirtual guest has no machine to be described: its kernel is told of its memory, its CPUs, its disks, its
+network cards and one console. A job with hardware virtualisation gets a PC that has the same disks and cards.
+"""
+
+import re
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+from vmgahp import errors
+from vmgahp.domain.devices import add_text
+from vmgahp.errors import JobFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vmgahp.job.spec import Disk, JobSpec, Nic
+    from vmgahp.job.xen import XenBoot
+
+DOMAIN_TYPE = "xen"
+
+NETWORKS = ("nat", "bridge")
+"""User networking is QEMU's; a Xen guest's cards have their other end in dom0's kernel."""
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What ElementTree would write all the same."""
+
+_BUSES = {"xvd": "xen", "sd": "scsi", "hd": "ide"}
+"""The bus that a device name stands for. To a paravirtual guest it is part of the name and no more."""
+
+
+class XenHost(NamedTuple):
+    """What the machine and its settings contribute to a domain."""
+
+    uuid: str
+    devices: "Mapping[str, str]"
+    """The block device of each disk of the job, such as ``/dev/loop0``, by the disk's name in the guest."""
+    kernel: str = ""
+    """Where libxl finds the job's kernel and initrd."""
+    initrd: str = ""
+    nat_network: str = "default"
+    bridge: str = ""
+
+
+def require(spec: "JobSpec", boot: "XenBoot") -> None:
+    """Make sure that Xen has what the job asks of its devices. Raises `JobFault`."""
+    for disk in spec.disks:
+        _require_disk(disk)
+    for nic in spec.nics:
+        if nic.model != "virtio" or not nic.link_up:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"The job asks for a network card of the model {nic.model}"
+                f"{'' if nic.link_up else ' without its cable'}, and Xen's guests have its own cards only.",
+                "leave model and cable out of VMPARAM_vm_NICs.",
+            )
+    if spec.vnc:
+        raise JobFault(
+            errors.MISMATCHED,
+            "JobVMVNCConsole = true, and a Xen guest's display would be a QEMU that runs as root.",
+            "set vm_vnc = false; what the guest says on its console comes home as vm_console.log.",
+        )
+
+
+def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
+    """The domain XML for `spec` on `host`, booting as `boot` says.
+
+    Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
+    """
+    domain = etree.Element("domain", type=DOMAIN_TYPE)
+    add_text(domain, "name", spec.name)
+    add_text(domain, "uuid", host.uuid)
+    add_text(domain, "description", spec.working_dir)
+    add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
+    add_text(domain, "vcpu", str(spec.vcpus))
+    if boot.bootloader:
+        add_text(domain, "bootloader", boot.bootloader)
+    system = etree.SubElement(domain, "os")
+    if boot.hardware:
+        add_text(system, "type", "hvm", arch="x86_64", machine="xenfv")
+        etree.SubElement(system, "boot", dev="hd")
+        features = etree.SubElement(domain, "features")
+        for feature in ("acpi", "apic", "pae"):
+            etree.SubElement(features, feature)
+    else:
+        add_text(system, "type", "linux", arch="x86_64", machine="xenpv")
+    if boot.kernel is not None:
+        add_text(system, "kernel", host.kernel)
+        if boot.initrd is not None:
+            add_text(system, "initrd", host.initrd)
+        add_text(system, "cmdline", boot.command_line)
+    # A guest that powers off or panics has ended its job; one that reboots has not.
+    add_text(domain, "on_poweroff", "destroy")
+    add_text(domain, "on_reboot", "restart")
+    add_text(domain, "on_crash", "destroy")
+    devices = etree.SubElement(domain, "devices")
+    for disk in spec.disks:
+        _disk(devices, disk, host)
+    for nic in spec.nics:
+        _network(devices, nic, host)
+    if boot.hardware:
+        etree.SubElement(etree.SubElement(devices, "serial", type="pty"), "target", port="0")
+    else:
+        etree.SubElement(etree.SubElement(devices, "console", type="pty"), "target", type="xen", port="0")
+    etree.indent(domain)
+    text = etree.tostring(domain, encoding="unicode")
+    if found := _NO_XML.search(text):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The job cannot be described to libvirt: {found[0]!a} is no character of XML.",
+            "use printable characters in xen_root and xen_kernel_params.",
+        )
+    return text
+
+
+def _require_disk(disk: "Disk") -> None:
+    problem = cure = ""
+    if disk.kind == "floppy" or _bus(disk) is None:
+        problem = f"attaches {disk.path} as {disk.device}, and Xen's guests have no such disks"
+        cure = "give it a device name such as xvda or sda."
+    elif disk.format != "raw":
+        problem = f"gives {disk.path} the format {disk.format}, and Xen jobs have raw images only here"
+        cure = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
+    if problem:
+        raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", cure)
+
+
+def _bus(disk: "Disk") -> str | None:
+    return next((bus for prefix, bus in _BUSES.items() if disk.device.startswith(prefix)), None)
+
+
+def _disk(devices: etree.Element, disk: "Disk", host: XenHost) -> None:
+    element = etree.SubElement(devices, "disk", type="block", device="disk")
+    # The kernel of dom0 serves it; every other way is a QEMU that runs as root.
+    etree.SubElement(element, "driver", name="phy", type="raw")
+    etree.SubElement(element, "source", dev=host.devices[disk.device])
+    etree.SubElement(element, "target", dev=disk.device, bus=_bus(disk) or "xen")
+    if not disk.writable:
+        etree.SubElement(element, "readonly")
+    if disk.shared:
+        etree.SubElement(element, "shareable")
+
+
+def _network(devices: etree.Element, nic: "Nic", host: XenHost) -> None:
+    bridged = nic.networking_type == "bridge"
+    interface = etree.SubElement(devices, "interface", type="bridge" if bridged else "network")
+    if nic.mac:
+        etree.SubElement(interface, "mac", address=nic.mac)
+    if bridged:
+        etree.SubElement(interface, "source", bridge=host.bridge)
+    else:
+        etree.SubElement(interface, "source", network=host.nat_network)

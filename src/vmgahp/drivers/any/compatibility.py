@@ -1,0 +1,150 @@
+"""What of a job each VM type can do: all of it as it is, all of it with other images, or not."""
+
+from typing import NamedTuple
+
+from vmgahp import lifecycle
+from vmgahp.drivers.any.disks import AnyDisk
+from vmgahp.images import qemu_img
+from vmgahp.job.attributes import ATTRIBUTES, WISH_PREFIX
+from vmgahp.job.disks import DISK
+from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN
+from vmgahp.job.vmware import VMX_FILE
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
+
+QEMU = ("kvm", "libvirt", "qemu")
+XEN = ("xen",)
+VMWARE = ("vmrun", "vmware", "vsphere")
+"""Types of which is known what they can do. Of any other, its driver says it when it is asked to start the job."""
+
+XEN_KERNEL = "VMPARAM_Xen_Kernel"
+LIBVIRT_XML = "VMPARAM_Libvirt_XML"
+
+_BOOTS_ITSELF = ("included", "vmx")
+"""Values of xen_kernel for a disk that any hypervisor could boot."""
+
+_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, WISH_PREFIX + IGNORE_UNKNOWN)
+"""Attributes that describe the VM to one hypervisor, and mean nothing to the others."""
+
+_VMDKS = {"vmrun": ("monolithicSparse",), "vsphere": ("monolithicSparse", "streamOptimized")}
+"""Kinds of VMDK, of one file, that VMware's products take as they are; the driver for vSphere unpacks them anyhow."""
+
+_CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
+"""Formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
+
+
+class Fit(NamedTuple):
+    """How a job and a type go together."""
+
+    reason: str = ""
+    """Why the type cannot run the job, as a sentence without its end; empty where it can."""
+    conversions: tuple[tuple[AnyDisk, str], ...] = ()
+    """The disks that it needs in another format, and QEMU's name of that."""
+
+
+def fit(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]", identity: "Identity") -> Fit:
+    """Whether the type can run the job, and what has to be converted for that."""
+    reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
+    if reason:
+        return Fit(reason)
+    needed: list[tuple[AnyDisk, str]] = []
+    for disk in disks:
+        stays = disk.path and disk.writable and not disk.transferred
+        if stays and vm_type in lifecycle.TYPES_WITHOUT_PERIODIC and ad.boolean("JobVMCheckpoint"):
+            # The starter takes periodic checkpoints of vm_type any, after which the guest goes on.
+            return Fit(
+                f"{shown(disk.entry)} is not transferred, and would move on after a periodic checkpoint"
+            )
+        target = _needs(vm_type, ad, disk, identity)
+        if not target:
+            continue
+        if disk.shared:
+            return Fit(f"{shown(disk.entry)} would have to be converted, and other VMs use it too")
+        if stays:
+            return Fit(
+                f"{shown(disk.entry)} would have to be converted, and what the guest writes is to be in it"
+            )
+        needed.append((disk, target))
+    return Fit("", tuple(needed))
+
+
+def _not_granted(vm_type: str, ad: "JobAd") -> "Iterator[str]":
+    """What the job asks for that the type does not have."""
+    if vm_type not in QEMU + XEN + VMWARE:
+        return
+    kernel = ad.string(XEN_KERNEL)
+    if kernel is not None and kernel.strip().lower() not in _BOOTS_ITSELF and vm_type not in XEN:
+        yield f"{XEN_KERNEL} = {shown(kernel)} is for Xen alone"
+    for row in ATTRIBUTES:
+        if not row.types or vm_type in row.types or row.name.startswith(_EACH_ITS_OWN):
+            continue
+        names = [row.name]
+        if row.name.startswith(WISH_PREFIX):
+            wish = row.name.removeprefix(WISH_PREFIX)
+            names += [f"{GENERAL}{wish}", f"VM_{vm_type}_ATTR_{wish}"]
+        for name in names:
+            if (ad.expression(name) or "").lower() not in ("", "undefined", "false"):
+                yield f"it does not have {name}"
+
+
+def _no_description(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]") -> str:
+    """Why the type would not know what VM the job means; empty where it does."""
+    has_vmx = ad.expression(VMX_FILE) is not None
+    has_disks = ad.expression(DISK) is not None or ad.expression(LIBVIRT_XML) is not None
+    if vm_type in QEMU and has_vmx and not has_disks:
+        return f"the job has {VMX_FILE} and no {DISK}"
+    if vm_type in XEN and ad.expression(XEN_KERNEL) is None:
+        return f"the job does not say how it boots under Xen ({XEN_KERNEL})"
+    if vm_type in VMWARE and not has_vmx:
+        if not disks:
+            return f"the job has neither {VMX_FILE} nor {DISK}"
+        for disk in disks:
+            if not disk.path or not disk.transferred:
+                return f"{shown(disk.entry)} is no image in the scratch directory"
+            if disk.device.lower().startswith("fd") or disk.shared:
+                return f"{shown(disk.entry)} is neither a disk nor a CD-ROM of this VM alone"
+    return ""
+
+
+def _needs(vm_type: str, ad: "JobAd", disk: AnyDisk, identity: "Identity") -> str:
+    """The format that the type needs the disk in; empty where it can use it as it is."""
+    if not disk.path or disk.format == "iso":
+        return ""
+    if vm_type in XEN:
+        return "" if disk.format == "raw" else "raw"
+    if vm_type in VMWARE:
+        if ad.expression(VMX_FILE) is not None or disk.is_cdrom:
+            return ""
+        return "" if _vmdk_kind(disk, identity) in _VMDKS.get(vm_type, _VMDKS["vmrun"]) else "vmdk"
+    if vm_type not in QEMU:
+        return ""
+    saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in _CANNOT_BE_SAVED
+    if disk.format == "vhdx" or saved or (disk.writable and _vmdk_kind(disk, identity) == "streamOptimized"):
+        return "qcow2"
+    return ""
+
+
+def _vmdk_kind(disk: AnyDisk, identity: "Identity") -> str:
+    """VMware's word for the kind of a VMDK; ``streamOptimized`` are those of an OVA, to which no guest can write."""
+    if disk.format != "vmdk":
+        return ""
+    try:
+        (found,) = qemu_img.info(disk.path, "vmdk", identity)
+    except qemu_img.Trouble:
+        return ""  # the driver says what is wrong with it
+    data = (found.get("format-specific") or {}).get("data") or {}
+    return str(data.get("create-type", ""))
+
+
+def as_they_would_be(disks: "Sequence[AnyDisk]", made: "dict[str, AnyDisk]") -> str:
+    """The job's vm_disk with the disks of `made` (by the paths of what they were made of) in their places."""
+    return ",".join(made.get(disk.path, disk).written() for disk in disks)
+
+
+__all__ = ["QEMU", "VMWARE", "XEN", "Fit", "as_they_would_be", "fit"]

@@ -1,0 +1,111 @@
+"""The VM types of this machine, and what it offers to jobs that do not mind which: all surveys side by side."""
+
+import os
+import shutil
+
+from vmgahp import errors, findings
+from vmgahp.drivers import base
+from vmgahp.drivers.base import Survey
+from vmgahp.findings import BAD, OFF, Finding
+from vmgahp.job.accepted_types import is_choice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Driver
+
+SETTING = "VM_ANY_TYPES"
+
+XEN = "/proc/xen/privcmd"
+"""What a machine that runs under Xen has, as dom0."""
+
+RESERVE = 0.2
+"""Seconds that the surveys leave for putting together what they found."""
+
+
+def machine_types(settings: "Settings") -> tuple[str, ...]:
+    """The VM types of this machine in the administrator's order.
+
+    Those of VM_ANY_TYPES; else the one that the machine offers; else all whose needs are here, so far as the
+    settings and a glance can tell. Raises `MachineFault` for a list that makes no sense.
+    """
+    listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(SETTING)))
+    if listed:
+        for word in listed:
+            if is_choice(word):
+                raise errors.MachineFault(
+                    f"{SETTING} has {word} ({settings.where(SETTING)}), which is no hypervisor.",
+                    "name VM types such as kvm, xen, vmrun, vsphere, script.",
+                )
+        return listed
+    own = settings.string("VM_TYPE").lower()
+    if own and not is_choice(own):
+        return (own,)
+    needs = {
+        "kvm": True,
+        "xen": os.path.exists(XEN),
+        "vmrun": bool(settings.string("VMWARE_VMRUN") or shutil.which("vmrun")),
+        "vsphere": bool(settings.string("VSPHERE_HOST")),
+        "script": bool(settings.string("VM_SCRIPT")),
+    }
+    return tuple(vm_type for vm_type, here in needs.items() if here)
+
+
+def surveys(
+    types: "tuple[str, ...]", driver_for: "Callable[[str], Driver]", end: float
+) -> "dict[str, Survey]":
+    """What each type's driver finds, all of them at once; a driver that cannot be loaded is a finding too."""
+
+    def look(vm_type: str) -> "Callable[[], object]":
+        return lambda: driver_for(vm_type).survey(end - RESERVE)
+
+    outcomes = findings.side_by_side({vm_type: look(vm_type) for vm_type in types}, end)
+    return {
+        vm_type: outcome
+        if isinstance(outcome, Survey)
+        else Survey([findings.judge("driver", f"the driver of VM type {vm_type}", outcome, "")])
+        for vm_type, outcome in outcomes.items()
+    }
+
+
+def why_not(survey: Survey) -> str:
+    """Why no job can run by a type, as a sentence; empty for a type that is proved."""
+    trouble = findings.first_bad(survey.findings)
+    return trouble.seen if trouble else ""
+
+
+def together(own: str, found: "Mapping[str, Survey]") -> Survey:
+    """One survey of all: what is wrong with one type is no more than a pity, where another works.
+
+    `own` is the VM type for all of them.
+    """
+    proved = [vm_type for vm_type, survey in found.items() if not why_not(survey)]
+    told: list[Finding] = []
+    attributes: dict[str, base.Value] = {}
+    machine_attributes: dict[str, base.Value] = {}
+    for vm_type, survey in found.items():
+        for finding in survey.findings:
+            verdict = OFF if finding.verdict == BAD and proved else finding.verdict
+            told.append(finding._replace(check=f"{vm_type}: {finding.check}", verdict=verdict))
+        if vm_type in proved:
+            machine_attributes |= survey.machine_attributes
+            machine_attributes |= {
+                f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()
+            }
+    for name in ("suspend", "checkpoint"):
+        attributes[name] = any(bool(found[vm_type].attributes.get(name)) for vm_type in proved)
+    attributes["types"] = ",".join(proved)
+    if not told:
+        cure = f"set {SETTING} to the VM types that this machine has, such as kvm."
+        told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", cure))
+    return Survey(
+        told,
+        attributes=attributes,
+        machine_attributes=machine_attributes,
+        # A job with a network that only one of the types has goes to that one.
+        networking=dict.fromkeys(kind for vm_type in proved for kind in found[vm_type].networking),
+        hypervisors=dict.fromkeys(name for vm_type in proved for name in found[vm_type].hypervisors),
+        vm_types=[own, *proved] if proved else [],
+    )

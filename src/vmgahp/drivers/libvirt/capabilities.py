@@ -1,0 +1,132 @@
+"""Whether this machine has what a job asks of its devices: another architecture, a UEFI firmware, a TPM, a share.
+
+libvirt would refuse most of it too, with an error that does not say who must act.
+"""
+
+import os
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.domain import build as domain_xml
+from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.tpm import PROGRAM
+from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.spec import JobSpec
+
+MACHINES = {ARM: "virt", X86: "q35"}
+"""The machine type whose firmwares are asked about, by architecture."""
+
+
+def type_for(spec: "JobSpec", domain_type: str, settings: "Settings") -> str:
+    """The domain type for the architecture that the job wants: only an emulator runs another one than the machine's.
+
+    Raises `errors.JobFault`.
+    """
+    if not is_foreign(spec) or domain_type == "qemu":
+        return domain_type
+    if domain_type == "kvm" and settings.boolean("VM_ALLOW_EMULATION"):
+        return "qemu"
+    raise _refused(
+        f"The job wants a guest of the architecture {spec.devices.arch}, and this machine is of {os.uname().machine} "
+        "and does not emulate others (VM_ALLOW_EMULATION)",
+        "require a machine that runs such guests (VM_kvm_ATTR_arches).",
+    )
+
+
+def is_foreign(spec: "JobSpec") -> bool:
+    """Whether the guest's architecture is another than the machine's."""
+    return spec.devices.arch not in ("", os.uname().machine)
+
+
+def arch_of(spec: "JobSpec") -> str:
+    """The guest's architecture as `domain_xml.Host` wants it: empty for x86_64 on itself."""
+    arch = spec.devices.arch or os.uname().machine
+    return "" if arch == X86 and not is_foreign(spec) else arch
+
+
+def arches(capabilities: str, *, emulates: bool) -> list[str]:
+    """The architectures of guests that run here, the machine's own first, by libvirt's capabilities."""
+    own = os.uname().machine
+    found = [arch.get("name", "") for arch in etree.fromstring(capabilities).iterfind("guest/arch")]
+    return [own, *(arch for arch in dict.fromkeys(found) if emulates and arch in (X86, ARM) and arch != own)]
+
+
+def require(
+    spec: "JobSpec",
+    domain_type: str,
+    label: str,
+    connection: "Connection",
+    settings: "Settings",
+    identity: "Identity",
+) -> None:
+    """Make sure that this machine has what the job asks for. Raises `errors.JobFault`, `libvirt.libvirtError`.
+
+    `label` is the user as whom QEMU runs, empty for libvirt's own.
+    """
+    wanted = spec.devices
+    firmware = domain_xml.firmware_of(spec, arch_of(spec))
+    if other_hypervisors.is_other(domain_type):
+        if wanted != Devices():
+            raise _refused(
+                f"The job asks for devices that domains of type {domain_type} do not get here: {_named(wanted)}",
+                "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+            )
+        return
+    if wanted.share and not label and identity.switching:
+        raise _refused(
+            "VMPARAM_vm_Share is set, and QEMU runs as libvirt's own user on this machine (VM_RUN_AS_JOB_USER), who "
+            "is not to work on the job's files",
+            "require another machine, or hand the files over on a disk.",
+        )
+    if wanted.tpm and not has_tpm():
+        raise _refused(
+            "VMPARAM_vm_TPM = true, and this machine has no software TPM",
+            "require a machine that has one (VM_kvm_ATTR_tpm).",
+        )
+    arch = wanted.arch or os.uname().machine
+    if firmware == BIOS and not wanted.arch:
+        return  # the usual job costs no question
+    try:
+        text = connection.call(
+            lambda libvirtd: libvirtd.getDomainCapabilities(None, arch, MACHINES.get(arch), domain_type)
+        )
+    except libvirt.libvirtError as error:
+        if error.get_error_code() not in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
+            raise
+        raise _refused(
+            f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
+            "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
+        ) from error
+    capabilities = etree.fromstring(text)
+    if firmware == BIOS:
+        return
+    offered = [value.text for value in capabilities.iterfind("os/enum[@name='firmware']/value")]
+    secure = [value.text for value in capabilities.iterfind("os/loader/enum[@name='secure']/value")]
+    if "efi" not in offered or (firmware == UEFI_SECURE and "yes" not in secure):
+        raise _refused(
+            f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
+            "require a machine that has it (VM_kvm_ATTR_firmware).",
+        )
+
+
+def has_tpm() -> bool:
+    """Whether there is a software TPM."""
+    import shutil
+
+    return shutil.which(PROGRAM) is not None
+
+
+def _named(wanted: Devices) -> str:
+    return ", ".join(name for name, value in wanted._asdict().items() if value)
+
+
+def _refused(problem: str, cure: str) -> errors.JobFault:
+    return errors.JobFault(errors.MISMATCHED, f"{problem}.", cure)

@@ -1,0 +1,140 @@
+"""What the administrator's own programs make of a job's domain, and for what of it they answer.
+
+These are LIBVIRT_XML_SCRIPT, VM_POLICY and VM_MAC_HOOK. Where one of them has written what libvirt gets, its fault is
+not the job's.
+"""
+
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors, log
+from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.job.ad import JobAd
+    from vmgahp.job.spec import JobSpec
+
+
+class Described(NamedTuple):
+    """A domain XML, and who has a part in it beside this package."""
+
+    xml: str
+    authors: str = ""
+    """The settings, each with its value; empty for XML of our own that nobody changed."""
+    macs: tuple[tuple[str, str], ...] = ()
+    """Each MAC address that was asked for, in lower case, with the setting that did; empty for the job."""
+    before_policy: str = ""
+    """The XML of our own that VM_POLICY changed; empty where there is none."""
+
+
+def described(
+    settings: "Settings", log_line: "Logger", job: "JobAd", spec: "JobSpec", written: str, *, dry: bool
+) -> Described:
+    """What VM_POLICY makes of a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
+    xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
+    authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
+    if policy:
+        from vmgahp.hooks.policy import Policy
+
+        flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
+        wordy = dry or log.wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
+        xml = Policy(settings, job, log_line, log_line if wordy else _say_nothing, dry=dry).apply(written)
+        if xml != written:
+            authors.append(f"VM_POLICY = {policy}")
+    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}
+    if not authors and from_job.issuperset(spec.macs):
+        return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
+    hook = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')}"
+    origins = dict.fromkeys(spec.macs, hook) | dict.fromkeys(from_job, "")
+    macs = tuple((mac, origins.get(mac, " and ".join(authors))) for mac in _macs(xml))
+    ours = written if authors and not script else ""
+    return Described(xml, " and ".join(authors), macs, ours)
+
+
+def with_macs(
+    settings: "Settings", log_line: "Logger", job: "JobAd", spec: "JobSpec", saved: str = "", *, dry: bool
+) -> "JobSpec":
+    """The job with the MAC addresses of VM_MAC_HOOK, where there is one; `saved` is the XML of its checkpoint.
+
+    Those that the hook chose are `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`.
+    """
+    if not spec.nics or not settings.string("VM_MAC_HOOK"):
+        return spec
+    from vmgahp.hooks import mac as mac_hook
+
+    found: list[str] = []
+    if saved:
+        from vmgahp.domain.restore import macs
+
+        found = macs(saved)
+    nics = []
+    for card, nic in enumerate(spec.nics):
+        had = found[card] if card < len(found) else ""
+        mac = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, card=card)
+        nics.append(nic._replace(mac=mac))
+    chosen = [nic.mac for nic in nics if nic.mac]
+    if len(set(chosen)) < len(chosen):
+        raise errors.MachineFault(
+            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two cards of {spec.name} one MAC address.",
+            "let it give each card, whose number is its first argument, an address of its own.",
+        )
+    return spec._replace(nics=tuple(nics))
+
+
+def require(settings: "Settings", job: "JobAd") -> None:
+    """Does the job meet VM_POLICY_REQUIREMENTS, with all that its own XML adds to its ad? Raises `errors.Fault`."""
+    if settings.string("VM_POLICY_REQUIREMENTS"):
+        from vmgahp.hooks import policy
+
+        policy.require(settings, job)
+
+
+def unlike(name: str, authors: str, mismatch: Exception) -> errors.Fault:
+    """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
+    problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
+    if authors:
+        return errors.MachineFault(f"{authors}: {problem}", f"mend what wrote it, {authors}, or unset it.")
+    return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
+
+
+def answer_for_refusal(made: Described, connection: "Connection") -> bool:
+    """Is it the administrator's programs whose XML libvirt did not understand, or was it the job's own wish?
+
+    Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must
+    not be able to take a machine out of service by what no policy has touched.
+    """
+    if not made.authors or not made.before_policy:
+        return bool(made.authors)
+
+    def look(opened: "libvirt.virConnect") -> None:
+        form = "xen-xl" if opened.getType() == "Xen" else "qemu-argv"
+        opened.domainXMLToNative(form, made.before_policy, 0)
+
+    try:
+        connection.call(look)
+    except libvirt.libvirtError as error:
+        return faults.judge(error) is not DESCRIPTION
+    return True
+
+
+def refused(problem: str, authors: str) -> errors.MachineFault:
+    """libvirt cannot make sense of a description that is not ours alone."""
+    return errors.MachineFault(
+        f"{problem} The description of the VM was written by {authors}.", f"mend {authors}."
+    )
+
+
+def _macs(xml: str) -> list[str]:
+    cards = etree.fromstring(xml).iterfind("devices/interface/mac")
+    return [card.get("address", "").lower() for card in cards if card.get("address")]
+
+
+def _say_nothing(_: str) -> None:
+    pass

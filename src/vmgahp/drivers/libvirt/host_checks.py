@@ -1,0 +1,98 @@
+"""What a VM meets on its machine before it starts: its scratch directory, and the VMs beside it."""
+
+import os
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.drivers.libvirt import faults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+    from vmgahp.host.job_user import Identity
+
+LEAST_ROOM = 1 << 20
+"""Bytes that must be free beneath the scratch directory: for the console, the display and the reason of a
+failure. What the guest writes it cannot know."""
+
+_A_NAME = ".vmgahp"
+"""Need not be there: that it is not there can be found out only by who may look."""
+
+
+def require_way_in(directory: str, identity: "Identity") -> None:
+    """Is the job's user still let into its scratch directory? Raises `errors.MachineFault`.
+
+    Asked when a disk of the job cannot be opened, for then it is not the disk's fault.
+    """
+    try:
+        os.close(identity.open_scratch(directory, _A_NAME, os.O_RDONLY))
+    except FileNotFoundError as error:
+        if os.path.isdir(directory):
+            return
+        reason = error.strerror
+    except OSError as error:
+        if os.path.lexists(os.path.join(directory, _A_NAME)):
+            return  # the job has put something there that cannot be opened
+        reason = error.strerror
+    else:
+        return
+    raise errors.MachineFault(
+        f"The scratch directory {directory} cannot be entered as uid {identity.uid}: {reason}.",
+        "see who owns it and its parents (EXECUTE), their modes, and whether the file system is well.",
+    )
+
+
+def require_room(directory: str) -> None:
+    """Is there any room in the scratch directory? Raises `errors.MachineFault`."""
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise errors.MachineFault(
+            f"The scratch directory {directory} cannot be examined: {error.strerror}.",
+            "see whether the file system of EXECUTE is well.",
+        ) from error
+    free = status.f_bavail * status.f_frsize
+    if free < LEAST_ROOM:
+        raise errors.MachineFault(
+            f"There is no room in the scratch directory {directory}: {free >> 10} KiB are free.",
+            "make room on the file system of EXECUTE.",
+        )
+
+
+def require_free_mac(
+    connection: "libvirt.virConnect",
+    mac: str,
+    log: "Logger",
+    started_before: int | None = None,
+    origin: str = "",
+) -> None:
+    """Has no running VM the MAC address `mac`? libvirt does not mind, and neither VM would have a network.
+
+    With the libvirt id of a domain only those that were started before it count: of two starts at once, each
+    of which sees the other, just the later one is refused. Raises `errors.JobFault`, or `errors.MachineFault`
+    where the address is not the job's but of a setting, the `origin`; and `libvirt.libvirtError`.
+    """
+    for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+        try:
+            number, text = domain.ID(), domain.XMLDesc()
+        except libvirt.libvirtError as error:
+            if faults.is_no_domain(error):
+                continue  # it has ended since
+            raise
+        if number < 0 or (started_before is not None and number >= started_before) or mac not in text.lower():
+            continue
+        cards = etree.fromstring(text).iterfind("devices/interface/mac")
+        if any(card.get("address", "").lower() == mac for card in cards):
+            log(f"{mac} is the MAC address of {domain.name()}")
+            if origin:
+                raise errors.MachineFault(
+                    f"{mac}, which is of {origin}, is the address of another VM that runs on this machine.",
+                    "let it give each VM an address of its own.",
+                )
+            raise errors.JobFault(
+                errors.MISMATCHED,
+                f"JobVM_MACADDR = {mac} is the address of another VM that runs on this machine.",
+                "leave vm_macaddr out, or give each job an address of its own.",
+            )

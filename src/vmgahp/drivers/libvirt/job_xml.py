@@ -1,0 +1,99 @@
+"""Jobs that bring XML of their own (`vmgahp.domain.job_xml`), and whose fault it is when libvirt does not like it."""
+
+import os
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.domain import verify
+from vmgahp.drivers.libvirt import faults, host_checks
+from vmgahp.errors import JobFault
+from vmgahp.host.runtime_dir import runtime_dir
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.domain.job_xml import JobAdWithXml
+    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
+
+ATTRIBUTE = "VMPARAM_Libvirt_XML"
+"""As `vmgahp.domain.job_xml.ATTRIBUTE`, which is imported for jobs that have it alone."""
+
+DOUBTFUL = (
+    "the description of the VM",
+    "the CPU of guests",
+    "QEMU itself",
+    "libvirt's own directory",
+    "the console's socket",
+    "libvirt's set-up",
+    "what QEMU or libvirt could not do",
+    "anything else",
+)
+"""Doors (`fault_table`) that blame the machine, or a disk, for what such a job may have caused by
+a wish that this libvirt or QEMU does not grant: a machine type, a CPU, a device. A machine that is unfit for every
+job shows it with the next one that brings no XML."""
+
+
+def bring(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
+    """The job with what its XML says, or as it is where it brings none. Raises `errors.Fault`."""
+    if job.expression(ATTRIBUTE) is None:
+        return job
+    from vmgahp.domain import job_xml
+
+    try:
+        return job_xml.bring(job, settings, identity)
+    except JobFault:
+        host_checks.require_way_in(job.working_dir(), identity)
+        raise
+
+
+def describe(job: "JobAd", ours: str, belongings: "Belongings | None", identity: "Identity") -> str:
+    """Our domain XML with what the job's XML adds; copies of its kernel go away with the VM's `belongings`.
+
+    Without `belongings` the XML is only to be shown. Raises `errors.Fault`.
+    """
+    mine = _with_xml(job)
+    if mine is None:
+        return ours
+    if belongings is None:
+        return mine.describe(ours, None, identity)
+    from vmgahp.domain.job_xml.boot_files import remove
+
+    def make_room() -> str:
+        room = runtime_dir()
+        belongings.at_end.append(lambda: remove(room))
+        if identity.switching:
+            os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
+        return room
+
+    return mine.describe(ours, make_room, identity)
+
+
+def judge(job: "JobAd", fault: errors.Fault) -> errors.Fault:
+    """The fault of a start as it is for this job: that of the job's owner, where the job's own XML may be the cause."""
+    mine = _with_xml(job)
+    if mine is None:
+        return fault
+    if isinstance(fault, JobFault):
+        return mine.explain(fault)
+    cause = fault.__cause__
+    doubtful = isinstance(cause, verify.Mismatch) or (
+        isinstance(cause, libvirt.libvirtError) and faults.judge(cause).name in DOUBTFUL
+    )
+    if not (isinstance(fault, errors.MachineFault) and doubtful):
+        return fault
+    return JobFault(
+        errors.MISMATCHED,
+        f"This machine cannot run what {ATTRIBUTE} = {mine.file_name!a} describes: {fault.problem}",
+        "take what the message is about out of the file, or require a machine that has it.",
+    )
+
+
+def _with_xml(job: "JobAd") -> "JobAdWithXml | None":
+    if job.expression(ATTRIBUTE) is None:
+        return None
+    from vmgahp.domain.job_xml import JobAdWithXml
+
+    return job if isinstance(job, JobAdWithXml) else None

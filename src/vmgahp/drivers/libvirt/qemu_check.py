@@ -1,0 +1,151 @@
+"""Trying QEMU and passt themselves, without libvirt: that they start here is the only proof that they do.
+
+libvirt's capabilities say what QEMU was built with. That a CPU model makes QEMU abort on this very machine,
+or that passt may make no namespaces here, shows only when they are run.
+"""
+
+import os
+from time import monotonic
+
+from vmgahp import errors
+from vmgahp.host import kvm
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.host.job_user import Identity
+
+_CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
+"""QEMU's name for libvirt's CPU modes. What host-model comes to is libvirt's to work out: there its word
+must do, and QEMU is tried with its default CPU."""
+
+_QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
+"""What ends QEMU once it is up (QEMU's ``docs/interop/qmp-spec.rst``)."""
+
+
+def start_qemu(
+    path: str, accel: str, mode: str, machine: str, slirp: bool, identity: "Identity", end: float
+) -> None:
+    """Start QEMU with stopped CPUs and no devices, hear its greeting, and let it quit.
+
+    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` where it does not come up until the
+    monotonic clock shows `end`.
+    """
+    command = [path, "-S", "-nodefaults", "-no-user-config", "-display", "none", "-m", "64"]
+    command += ["-machine", f"{machine or 'none'},accel={'kvm' if accel == 'kvm' else 'tcg'}"]
+    if cpu := _CPU_OF_MODE.get(mode):
+        command += ["-cpu", cpu]
+    if slirp:
+        command += ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="]
+    command += ["-qmp", "stdio"]
+    status, out, err = _run(command, _QMP, identity, end, [kvm.DEVICE] if accel == "kvm" else [])
+    if status is None:
+        raise errors.MachineFault(f"{path} was not up after {_patience(end)}.", "see what it waits for.")
+    if status != 0 or b'"QMP"' not in out:
+        said = _last_line(err) or f"it ended with status {status}"
+        raise errors.MachineFault(
+            f"{path} does not start with {accel} and the CPU mode {mode}: {said}.",
+            "set VM_CPU_MODE to a mode that works here, or see why QEMU cannot have this one.",
+        )
+
+
+def start_passt(identity: "Identity", end: float) -> None:
+    """Start passt as the job's user, wait until it listens, and end it.
+
+    Raises `errors.MachineFault` where it is not there or does not start until the monotonic clock shows `end`.
+    """
+    import shutil
+    import tempfile
+
+    path = passt()
+    if path is None:
+        raise errors.MachineFault("passt is not installed.", "install passt.")
+    directory = tempfile.mkdtemp(prefix="vmgahp-")
+    try:
+        if identity.switching:
+            os.chown(directory, identity.uid, identity.gid)
+        command = [path, "--foreground", "--one-off", "--socket", os.path.join(directory, "socket")]
+        status, _out, err = _run(command, b"", identity, end, [], until=b"bound at")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if status is None:
+        raise errors.MachineFault(f"passt did not listen within {_patience(end)}.", "see what it waits for.")
+    if status != 0:
+        raise errors.MachineFault(
+            f"passt does not start: {_last_line(err) or f'it ended with status {status}'}.",
+            "see whether this machine allows user namespaces (sysctl user.max_user_namespaces).",
+        )
+
+
+def passt() -> str | None:
+    """The path of passt, or None where it is not installed."""
+    import shutil
+
+    return shutil.which("passt")
+
+
+def _run(
+    command: list[str],
+    stdin: bytes,
+    identity: "Identity",
+    end: float,
+    devices: list[str],
+    until: bytes = b"",
+) -> tuple[int | None, bytes, bytes]:
+    """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out.
+
+    With `until` the program is ended as soon as it has written that on standard error, which is success.
+    """
+    import subprocess
+
+    groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            **identity.of_process(groups),
+        )
+    except OSError as error:
+        raise errors.MachineFault(
+            f"{command[0]} cannot be run: {error.strerror}.", "see that it is installed and whole."
+        ) from error
+    with process:
+        try:
+            if until:
+                return _await(process, until, end)
+            out, err = process.communicate(stdin, timeout=max(0.05, end - monotonic()))
+        except subprocess.TimeoutExpired:
+            return None, b"", b""
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+def _await(process: "object", word: bytes, end: float) -> tuple[int | None, bytes, bytes]:
+    import select
+    import subprocess
+
+    assert isinstance(process, subprocess.Popen)
+    assert process.stderr is not None
+    said = b""
+    poll = select.poll()
+    poll.register(process.stderr, select.POLLIN)
+    while word not in said:
+        if not poll.poll(max(0.0, end - monotonic()) * 1000):
+            return None, b"", said
+        chunk = os.read(process.stderr.fileno(), 4096)
+        if not chunk:
+            return process.wait(timeout=max(0.05, end - monotonic())), b"", said
+        said += chunk
+    return 0, b"", said
+
+
+def _patience(end: float) -> str:
+    return f"the {max(0.0, end - monotonic()):.1f} s that were left" if end > monotonic() else "its deadline"
+
+
+def _last_line(err: bytes) -> str:
+    lines = [line.strip() for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1][:300].rstrip(".") if lines else ""

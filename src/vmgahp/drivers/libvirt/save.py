@@ -1,0 +1,178 @@
+"""Memory images: a domain into a file of the scratch directory, and back.
+
+libvirtd opens the file that it saves to as root, by its name and more than once, and follows links; in a
+directory of the job's that would let a link choose what is overwritten. So the file is made here, as the
+job's user, and libvirtd is given ``/proc/<pid>/fd/<n>``: whatever happens to the name, it is this file, it
+stays the user's, and it works on a scratch directory that is a file system of its own.
+"""
+
+import os
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.checkpoint import memory_image
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.host.job_user import Identity
+
+PARTIAL_SUFFIX = ".part"
+"""Of an image that is being written; it is renamed when it is whole."""
+
+ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
+"""An image may be as large as all of the guest's memory, and a little for the devices."""
+
+CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
+
+
+class Saver:
+    """Saves and restores the domains of one job."""
+
+    def __init__(
+        self, directory: str, identity: "Identity", settings: "Settings", log: "Callable[[str], None]"
+    ) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.cannot = ""
+        """Why the VM's memory cannot be saved, in the form of "because …"; empty where it can."""
+        self.before_restore: list[Callable[[], None]] = []
+        """Makes anew what ended with the QEMU that was saved."""
+        self._log = log
+        self._settings = settings
+
+    def save(
+        self, domain: "libvirt.virDomain", name: str, memory_kib: int, xml: str, *, checkpoint: bool
+    ) -> None:
+        """Save the domain to the file `name` of the scratch directory; it exists when it is whole.
+
+        A save that fails leaves the domain running: libvirt lets it go on, and where the image cannot be kept
+        afterwards it is restored from that at once, as `xml` describes it. Raises `libvirt.libvirtError`
+        for what libvirt says, `errors.MachineFault` where there is no room or the file cannot be made.
+        """
+        if self.cannot:
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"The VM cannot be saved: {self.cannot}.")
+        needed = int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA
+        self._require_room(needed)
+        partial = "." + name + PARTIAL_SUFFIX
+        try:
+            self.identity.unlink_scratch(self.directory, partial)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            descriptor = self.identity.open_scratch(self.directory, partial, flags, 0o600)
+        except OSError as error:
+            raise self._fault(f"{partial} cannot be made in {self.directory}: {error.strerror}") from error
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        try:
+            self._save(domain, path, checkpoint)
+            try:
+                os.fsync(descriptor)
+                self.identity.rename_scratch(self.directory, partial, name)
+            except (OSError, errors.Fault) as error:
+                self.restore(domain.connect(), descriptor, xml)
+                raise self._fault(f"{name} cannot be kept in {self.directory}: {error}") from error
+        except BaseException:
+            self.forget(partial)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def open(self, name: str) -> int:
+        """A descriptor of a memory image that libvirtd may see. Raises `errors.MachineFault`."""
+        try:
+            descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
+        except OSError as error:
+            raise _unusable(name, self.directory, str(error.strerror)) from error
+        try:
+            self._inspect(descriptor)
+        except (OSError, memory_image.Damaged) as error:
+            os.close(descriptor)
+            raise _unusable(name, self.directory, str(error)) from error
+        return descriptor
+
+    def size(self, name: str) -> int:
+        """Bytes that a memory image occupies, 0 where that cannot be seen."""
+        try:
+            descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
+        except (OSError, errors.Fault):
+            return 0
+        try:
+            return os.fstat(descriptor).st_blocks * 512
+        finally:
+            os.close(descriptor)
+
+    def restore(self, connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
+        """Restore a domain from an open memory image, described by `xml` and not by what the image says.
+
+        Whether the guest was running is the image's word too: it runs. Raises `libvirt.libvirtError`.
+        """
+        for action in self.before_restore:
+            action()
+        self.hand_over(connection, descriptor, xml, paused=False)
+
+    def hand_over(self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool) -> None:
+        """Give libvirt an open memory image to restore; the domain runs, or is left `paused`."""
+        flag = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
+        connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
+
+    def forget(self, name: str) -> None:
+        """Remove a memory image that is of no more use."""
+        try:
+            self.identity.unlink_scratch(self.directory, name)
+        except (OSError, errors.Fault) as error:
+            self._log(f"could not remove {name} from {self.directory}: {error}")
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a memory image another name. Raises `errors.MachineFault`."""
+        try:
+            self.identity.unlink_scratch(self.directory, new)
+            self.identity.rename_scratch(self.directory, old, new)
+        except OSError as error:
+            raise self._fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
+
+    def _inspect(self, descriptor: int) -> None:
+        """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
+        memory_image.inspect(descriptor)
+
+    def _save(self, domain: "libvirt.virDomain", path: str, checkpoint: bool) -> None:
+        kind = "CHECKPOINT" if checkpoint else "SUSPEND"
+        flags = 0
+        if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
+            flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
+        image_format = self._settings.string(f"VM_{kind}_IMAGE_FORMAT")
+        parameter = getattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", None)
+        if image_format and parameter is None:
+            self._log(f"VM_{kind}_IMAGE_FORMAT = {image_format} is ignored: this libvirt cannot be told")
+        if image_format and parameter is not None:
+            domain.saveParams({"file": path, parameter: image_format}, flags)
+        else:
+            domain.saveFlags(path, None, flags)
+
+    def _require_room(self, needed: int) -> None:
+        try:
+            status = os.statvfs(self.directory)
+        except OSError as error:
+            raise self._fault(f"{self.directory} cannot be examined: {error.strerror}") from error
+        free = status.f_bavail * status.f_frsize
+        if free < needed:
+            raise self._fault(
+                f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"
+            )
+
+    @staticmethod
+    def _fault(problem: str) -> errors.MachineFault:
+        return errors.MachineFault(
+            f"The VM cannot be saved: {problem}.",
+            "make room on the file system of EXECUTE; the VM goes on running.",
+            CANNOT_SAVE,
+        )
+
+
+def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
+    return errors.MachineFault(
+        f"The memory image {name} in {directory} cannot be used: {reason}.",
+        "see who has changed the job's scratch directory.",
+        errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
+    )

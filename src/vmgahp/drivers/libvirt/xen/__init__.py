@@ -1,0 +1,277 @@
+"""VM type xen: what differs from QEMU in describing, starting and blaming, the guests being libxl's.
+
+Its guests have no process on this machine, their disks are block devices, and libxl says why something failed in a
+log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` what this machine has for them.
+"""
+
+import os
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.checkpoint.store import Unusable
+from vmgahp.domain import verify
+from vmgahp.domain import xen as domain_xen
+from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
+from vmgahp.drivers.base import Machine, Survey
+from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
+from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
+from vmgahp.drivers.libvirt.hooks import Described, described
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.xen import loop_device
+from vmgahp.drivers.libvirt.xen.console import PtyCapture
+from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
+from vmgahp.drivers.libvirt.xen.machine import XenMachine, XenSaver
+from vmgahp.drivers.libvirt.xen.survey import XenSurveyor, look_at_bridge
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.job import data_disks
+from vmgahp.job.spec import JobSpec
+from vmgahp.job.xen import XenBoot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vmgahp.drivers.libvirt.checkpoint import Chains, Restart
+    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.images.backing import Layer
+    from vmgahp.job.ad import JobAd
+    from vmgahp.job.spec import Disk
+
+URI = "xen:///system"
+
+_AS_ASKED = ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline")
+"""What a guest boots by: in the live XML it must be as in ours."""
+
+
+_ADDED = ("controller[@type='xenbus']", "input[@bus='xen']", "memballoon[@model='xen']")
+"""What libvirt adds to any Xen guest, and which reaches nothing of the host."""
+
+
+class _Ground(NamedTuple):
+    """What a guest stands on beside its XML."""
+
+    devices: dict[str, str]
+    kernel: str
+    initrd: str
+
+
+class XenDescriber(Describer):
+    """Describes Xen jobs."""
+
+    def describe(
+        self,
+        job: "JobAd",
+        spec: JobSpec,
+        uuid: str,
+        domain_type: str,
+        chains: "Mapping[str, tuple[Layer, ...]]",
+        belongings: "Belongings | None",
+    ) -> Described:
+        """As `Describer.describe`; what the XML names is held open until the guest is gone."""
+        if self.settings.xml_script():
+            return super().describe(job, spec, uuid, domain_type, chains, belongings)
+        boot = spec.xen
+        assert boot is not None
+        capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
+        domain_xen.require(spec, boot)
+        if any(nic.networking_type == "bridge" for nic in spec.nics):
+            look_at_bridge(self.settings)
+        ground = self._prepare(spec, boot, belongings)
+        host = domain_xen.XenHost(
+            uuid=uuid,
+            devices=ground.devices,
+            kernel=ground.kernel,
+            initrd=ground.initrd,
+            nat_network=self.settings.string("VM_NAT_NETWORK"),
+            bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
+        )
+        xml = domain_xen.build(spec, boot, host)
+        return described(self.settings, self.log, job, spec, xml, dry=belongings is None)
+
+    def _prepare(self, spec: JobSpec, boot: XenBoot, belongings: "Belongings | None") -> _Ground:
+        if belongings is None:
+            return _Ground({disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}, ONE_TIME, ONE_TIME)
+
+        def keep(descriptor: int) -> int:
+            belongings.at_end.append(lambda: os.close(descriptor))
+            return descriptor
+
+        def held(what: str, word: str) -> str:
+            file = getattr(boot, what)
+            if file is None:
+                return ""
+            try:
+                # libxl opens it as root. By this name it is the file that the job's user could open, and no other.
+                return f"/proc/{os.getpid()}/fd/{keep(file.open(spec.working_dir, self.identity))}"
+            except OSError as error:
+                raise JobFault(
+                    word, f"The {what} {file.path} cannot be opened: {error.strerror}.", "see that it stays."
+                ) from error
+
+        kernel = held("kernel", errors.XEN_KERNEL_NOT_FOUND)
+        initrd = held("initrd", errors.XEN_INITRD_NOT_FOUND)
+        devices = {}
+        for disk in spec.disks:
+            devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
+            keep(descriptor)
+        if self.settings.boolean("VM_CONSOLE_LOG"):
+            belongings.console = PtyCapture(
+                os.path.join(runtime_dir(), "console"),
+                lambda: self._open_console_file(spec.working_dir),
+                self.settings.size("VM_CONSOLE_LOG_MAX"),
+                self.log,
+            )
+        return _Ground(devices, kernel, initrd)
+
+    def _attach(self, disk: "Disk", working_dir: str) -> tuple[str, int]:
+        flags = os.O_RDWR if disk.writable else os.O_RDONLY
+        try:
+            if disk.transferred:
+                image = self.identity.open_scratch(working_dir, os.path.basename(disk.path), flags)
+            else:
+                image = self.identity.open_named(disk.path, flags)
+            try:
+                return loop_device.attach(image, writable=disk.writable, shared=disk.shared)
+            finally:
+                os.close(image)
+        except OSError as error:
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"VMPARAM_vm_Disk: {disk.path} cannot be used: {error.strerror}.",
+                "see that it stays where it is, and that no other VM uses it at the same time.",
+            ) from error
+
+
+class XenDriver(LibvirtDriver):
+    """VM type xen, by libvirt's driver for libxl."""
+
+    describer = XenDescriber
+    machine = XenMachine
+    saver = XenSaver
+
+    def start(self, job: "JobAd") -> Machine:
+        try:
+            return super().start(job)
+        except JobFault as fault:
+            raise in_words_of_xen(fault) from fault
+
+    def describe(self, job: "JobAd") -> str:
+        try:
+            return super().describe(job)
+        except JobFault as fault:
+            raise in_words_of_xen(fault) from fault
+
+    def survey(self, end: float) -> Survey:
+        return XenSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
+
+    @staticmethod
+    def _usual_uri() -> str:
+        return URI
+
+    def _read(self, job: "JobAd") -> JobSpec:
+        if job.expression(job_xml.ATTRIBUTE) is not None:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{job_xml.ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
+                "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+            )
+        data_disks.refuse(job)
+        boot = XenBoot.from_ad(job, self.settings, self.identity)
+        networks = self.settings.networking_types(NETWORKS)
+        spec = JobSpec.from_ad(job, self.settings, self.identity, networks=networks)
+        if boot.hardware and "hvm" not in self._os_types():
+            raise JobFault(
+                errors.MISMATCHED,
+                "xen_kernel = vmx, and Xen has no hardware virtualisation on this machine.",
+                "require another machine, or boot a paravirtual kernel.",
+            )
+        # A partition is a disk by itself here.
+        disks = tuple(disk._replace(device=disk.device + disk.partition, partition="") for disk in spec.disks)
+        return spec._replace(xen=boot, disks=disks)
+
+    def _domain_type(self) -> str:
+        if not self._os_types():
+            raise MachineFault(
+                f"The libvirt at {self._connection.uri} has no domains of type {DOMAIN_TYPE}.",
+                "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen).",
+            )
+        return DOMAIN_TYPE
+
+    def _os_types(self) -> tuple[str, ...]:
+        return other_hypervisors.ask(self._connection, DOMAIN_TYPE, self.settings).os_types
+
+    def _describe_restart(self, restart: "Restart", ours: str) -> str:
+        from vmgahp.domain.restore import Mismatch, reconcile_xen
+
+        try:
+            return reconcile_xen(restart.manifest.xml, ours)
+        except Mismatch as mismatch:
+            raise Unusable(
+                f"the VM that was saved is not the one that the job asks for: {mismatch}", True
+            ) from mismatch
+
+    def _without_additions(self, live: str) -> str:
+        domain = etree.fromstring(live)
+        for devices in domain.findall("devices"):
+            for path in _ADDED:
+                for device in devices.findall(path):
+                    devices.remove(device)
+        return etree.tostring(domain, encoding="unicode")
+
+    def _verify(self, live: str, asked: str, spec: JobSpec, chains: "Chains") -> None:
+        less = verify.against_script(live, asked, spec)
+        found = [less] if less else []
+        domain, wanted = etree.fromstring(live), etree.fromstring(asked)
+        for path in _AS_ASKED:
+            is_now, should_be = domain.findtext(path) or "", wanted.findtext(path) or ""
+            if is_now != should_be and {is_now, should_be} != {"linux", "xen"}:
+                found.append(f"its {path} is {is_now!r}, and {should_be!r} was asked for")
+        if found:
+            raise verify.Mismatch(found)
+
+    def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
+        hardware = spec.xen is not None and spec.xen.hardware
+        if hardware and not self.settings.boolean("XEN_ALLOW_HARDWARE_VT_SUSPEND"):
+            return "it has hardware virtualisation, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
+        return ""
+
+    def _create(
+        self,
+        described: Described,
+        machine: LibvirtMachine,
+        spec: JobSpec,
+        chains: "Chains",
+        restart: "Restart | None",
+    ) -> None:
+        assert isinstance(machine, XenMachine)
+        machine.saver.cannot = machine.saver.cannot or self._why_not_save(spec, DOMAIN_TYPE)
+        machine.libxl_log = LibxlLog()
+        super()._create(described, machine, spec, chains, restart)
+
+    def _blame(
+        self,
+        error: "libvirt.libvirtError",
+        doing: str,
+        machine: LibvirtMachine,
+        spec: JobSpec,
+        chains: "Chains",
+        described: Described,
+    ) -> errors.Fault:
+        """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""
+        assert isinstance(machine, XenMachine)
+        if error.get_error_code() == libvirt.VIR_ERR_INTERNAL_ERROR and machine.libxl_log is not None:
+            message = faults.message_of(error, machine.libxl_log.last_words())
+            own_kernel = spec.xen is not None and not spec.xen.hardware
+            return machine.libxl_log.judge(f"libvirt failed while {doing}: {message}.", own_kernel=own_kernel)
+        return super()._blame(error, doing, machine, spec, chains, described)
+
+
+def in_words_of_xen(fault: JobFault) -> JobFault:
+    """The fault of a Xen job: the holding words of HTCondor that name the hypervisor name Xen."""
+    word = fault.word.replace("_KVM_", "_XEN_")
+    return fault if word == fault.word else JobFault(word, fault.problem, fault.cure)

@@ -1,0 +1,87 @@
+"""The console of a Xen guest: xenconsoled gives it a pseudo-terminal, which is read here."""
+
+import os
+import select
+import threading
+
+from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+
+class PtyCapture(ConsoleCapture):
+    """A capture that reads terminals, one after the other: a guest that is restored or reboots gets another one."""
+
+    def __init__(
+        self, path: str, open_output: "Callable[[], int]", limit: int, on_error: "Callable[[str], None]"
+    ) -> None:
+        """As `ConsoleCapture`, for this process's own use."""
+        super().__init__(path, open_output, limit, on_error)
+        self._reader: threading.Thread | None = None
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._terminal = ""
+
+    def is_reading(self, terminal: str) -> bool:
+        """Whether it reads this terminal, and the terminal has not ended."""
+        reader = self._reader
+        return reader is not None and reader.is_alive() and self._terminal == terminal
+
+    def follow(self, terminal: str) -> None:
+        """Read this terminal, such as ``/dev/pts/3``, from now on. Raises OSError where there is none."""
+        import socket as sockets
+
+        if not terminal or self.is_reading(terminal):
+            return
+        self._leave()
+        descriptor = os.open(terminal, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        sink = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        try:
+            sink.connect(self.path)
+        except BaseException:
+            os.close(descriptor)
+            sink.close()
+            raise
+        self._terminal = terminal
+        self._reader = threading.Thread(
+            target=self._read, args=(descriptor, sink), name=f"console {terminal}", daemon=True
+        )
+        self._reader.start()
+
+    def close(self) -> None:
+        """As `ConsoleCapture.close`; what waits in the terminal is kept."""
+        self._leave()
+        super().close()
+        if self._stop >= 0:
+            os.close(self._stop)
+            self._stop = -1
+
+    def _leave(self) -> None:
+        if self._reader is not None:
+            os.eventfd_write(self._stop, 1)
+            self._reader.join()
+            self._reader = None
+            try:
+                os.eventfd_read(self._stop)
+            except BlockingIOError:
+                pass
+
+    def _read(self, descriptor: int, sink: "socket.socket") -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(self._stop, select.POLLIN)
+        try:
+            while True:
+                ready = {number for number, _ in poll.poll()}
+                if descriptor not in ready:
+                    return  # asked to stop, and nothing waits
+                if not (chunk := os.read(descriptor, CHUNK)):
+                    return
+                sink.sendall(chunk)
+        except OSError:
+            return  # the terminal has ended, or the capture has
+        finally:
+            os.close(descriptor)
+            sink.close()

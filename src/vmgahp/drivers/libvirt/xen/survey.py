@@ -1,0 +1,115 @@
+"""Whether Xen jobs can run on this machine, and what they get."""
+
+import os
+from time import monotonic
+
+from vmgahp import errors, findings
+from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
+from vmgahp.drivers.base import Survey
+from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.survey import Surveyor
+from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.job.xen import BOOTLOADER, require_bootloader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
+
+
+class XenSurveyor(Surveyor):
+    """Looks at one machine for Xen jobs."""
+
+    def survey(self, end: float) -> Survey:
+        """See `vmgahp.drivers.base.Driver.survey`."""
+        connection, settings = self._connection, self.settings
+        connection.deadline = max(0.3, min(other_hypervisors.CONNECTING, end - monotonic() - 0.3))
+        wanted = settings.networking_types(NETWORKS)
+        checks = {"libvirt": lambda: other_hypervisors.ask(connection, DOMAIN_TYPE, settings)}
+        outcome = findings.side_by_side(checks, end)["libvirt"]
+        looked_at = f"domains of type {DOMAIN_TYPE} at {connection.uri}"
+        if not isinstance(outcome, other_hypervisors.Hypervisor):
+            return Survey([findings.judge("libvirt", looked_at, outcome, "", BAD)])
+        if not outcome.os_types:
+            cure = (
+                "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen)."
+            )
+            return Survey([Finding("libvirt", BAD, looked_at, "libvirt has none.", cure)])
+        libvirt_version, xen_version = map(
+            other_hypervisors.version, (outcome.libvirt_version, outcome.version)
+        )
+        seen = f"libvirt {libvirt_version} has them, with Xen {xen_version}"
+        found = [Finding("libvirt", OK, looked_at, seen)]
+        bootloader = self._bootloader()
+        found += [bootloader, *_hardware(outcome, settings)]
+        networks = {kind: self._network(kind, outcome) for kind in wanted}
+        networking = [kind for kind, finding in networks.items() if finding.verdict == OK]
+        script = bool(settings.xml_script())
+        return Survey(
+            [*found, *networks.values()],
+            attributes={
+                "version": other_hypervisors.version(outcome.version),
+                "libvirt_version": other_hypervisors.version(outcome.libvirt_version),
+                "suspend": True,
+                "checkpoint": not script,
+                "snapshot": False,
+                "networking": ",".join(networking),
+                "gpu": False,
+                "bootloader": bootloader.verdict == OK,
+                "hvm": "hvm" in outcome.os_types,
+            },
+            machine_attributes={"HasVirshDefaultNetwork": outcome.nat},
+            networking=networking,
+            hypervisors=[DOMAIN_TYPE],
+            vm_types=[self.vm_type],
+        )
+
+    def _bootloader(self) -> Finding:
+        path = self.settings.string(BOOTLOADER).strip("\"'")
+        looked_at = f"{BOOTLOADER}, for jobs with xen_kernel = included"
+        if not path:
+            return Finding(
+                "bootloader",
+                OFF,
+                looked_at,
+                f"{BOOTLOADER} is not set: such jobs are held.",
+                f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks.",
+            )
+        try:
+            require_bootloader(path)
+        except errors.Fault as fault:
+            return findings.judge("bootloader", looked_at, fault, "", OFF)
+        return Finding("bootloader", OK, looked_at, f"{path} is there")
+
+    def _network(self, kind: str, host: "Hypervisor") -> Finding:
+        if kind == "nat":
+            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.nat)
+        looked_at = "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
+        try:
+            return Finding(f"network {kind}", OK, looked_at, look_at_bridge(self.settings))
+        except errors.Fault as fault:
+            return findings.judge(f"network {kind}", looked_at, fault, "", OFF)
+
+
+def _hardware(host: "Hypervisor", settings: "Settings") -> list[Finding]:
+    """Whether VM_HARDWARE_VT promises what Xen does not have."""
+    if not settings.boolean("VM_HARDWARE_VT"):
+        return []
+    looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
+    if "hvm" in host.os_types:
+        return [Finding("hvm", OK, looked_at, "Xen has hardware virtualisation")]
+    cure = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
+    return [
+        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualisation here: such jobs are held.", cure)
+    ]
+
+
+def look_at_bridge(settings: "Settings") -> str:
+    """What is to be said of the bridge for VMs. Raises `errors.MachineFault` where there is none."""
+    name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
+    if not os.path.isdir(f"/sys/class/net/{os.path.basename(name)}/bridge"):
+        raise errors.MachineFault(
+            f"VM_NETWORKING_BRIDGE_INTERFACE = {name}, and there is no such bridge.",
+            "make the bridge, or name another.",
+        )
+    return f"there is a bridge {name}"

@@ -1,0 +1,71 @@
+"""What goes with a VM on this machine, and is let go of when its guest is gone: the same for every driver."""
+
+from _thread import allocate_lock
+
+from vmgahp import errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.exit_record import ExitRecord
+    from vmgahp.host.guardian import Guardian
+
+
+class Belongings:
+    """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
+
+    def __init__(self, log: "Callable[[str], None]") -> None:
+        self.guardian: Guardian | None = None
+        self.exit: ExitRecord | None = None
+        """Of a VM that runs; none while it is still being started."""
+        self.at_end: list[Callable[[], None]] = []
+        """Done in order when the VM is gone, also by a start that failed."""
+        self.when_over: list[Callable[[], None]] = []
+        """Done in order after `at_end` when the job is over: not where a checkpoint waits for its restart."""
+        self._log = log
+        self._claimed = False
+        self._lock = allocate_lock()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has begun to tidy up."""
+        return self._claimed
+
+    def to_be_stopped(self) -> None:
+        """HTCondor wants the VM to end, and waits for it."""
+        if self.exit is not None:
+            self.exit.tells = False
+
+    def ended(self, how: str) -> None:
+        """Say how the VM ended (`vmgahp.job.exit_code` has the words); what was said first stands."""
+        if self.exit is not None and not self.exit.how:
+            self.exit.how = how
+
+    def claim(self) -> bool:
+        """Whether the caller is the first, and so the one to tidy up and to call `let_go`."""
+        with self._lock:
+            first, self._claimed = not self._claimed, True
+        return first
+
+    def let_go(self, *, kept: bool = False) -> None:
+        """Tidy up and dismiss the guardian; `kept` says that a checkpoint is left behind.
+
+        What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.
+        """
+        todo = list(self.at_end)
+        if not kept:
+            todo += [self.exit.write] if self.exit is not None else []
+            todo += self.when_over
+        self.exit, self.at_end, self.when_over = None, [], []
+        for action in todo:
+            try:
+                action()
+            except (errors.Fault, OSError) as error:
+                self._log(f"the end of a VM: {error}")
+        if self.guardian is not None:
+            self.guardian.dismiss()
+
+    def leave_to_guardian(self) -> None:
+        """The VM could not be destroyed: the guardian is never dismissed and does it when the server ends."""
+        self.guardian = None

@@ -1,0 +1,146 @@
+"""Checkpoints of VMs that a script manages: what is written down of one, and whether it can be gone on from.
+
+The script makes the files and says which they are; the manifest, written last, says what they were like, so that
+memory and disks which do not belong together are never brought together.
+"""
+
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.checkpoint import files as kept_files
+from vmgahp.checkpoint.files import KeptFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.host.job_user import Identity
+
+MANIFEST_FILE = "script_checkpoint.json"
+FORMAT = 1
+
+CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
+
+_MOST_FILES = 1000
+
+
+class Restart(NamedTuple):
+    """A checkpoint that may be gone on from."""
+
+    hypervisor: str
+    name: str
+    """The VM's name, which says whose checkpoint it is."""
+    memory_mib: int
+    vcpus: int
+    cpu_seconds: float
+    note: str
+    """The script's own words to itself."""
+    files: tuple[KeptFile, ...]
+
+
+class Checkpoints:
+    """Finds and makes the checkpoint of one scratch directory."""
+
+    def __init__(self, identity: "Identity", directory: str, log: "Logger") -> None:
+        self._identity = identity
+        self._directory = directory
+        self._log = log
+
+    def find(self, wish: "Wish", hypervisor: str) -> Restart | None:
+        """The checkpoint in the scratch directory, or None.
+
+        Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
+        """
+        try:
+            data = kept_files.load(self._identity, self._directory, MANIFEST_FILE)
+        except OSError as error:
+            raise _unusable(wish, f"{MANIFEST_FILE} cannot be opened: {error.strerror}") from error
+        if data is None:
+            return None
+        from vmgahp.checkpoint.manifest import Invalid
+
+        try:
+            found = _parse(data)
+        except Invalid as error:
+            raise _unusable(wish, f"{MANIFEST_FILE} cannot be read: {error}") from error
+        wanted = (hypervisor, wish.name, wish.memory_mib, wish.vcpus)
+        reasons = [
+            f"its {what} is {then!a}, and this is {now!a}"
+            for what, then, now in zip(("hypervisor", "VM", "memory", "CPUs"), found[:4], wanted, strict=True)
+            if then != now
+        ]
+        for then_file in found.files:
+            if reason := kept_files.difference(self._identity, self._directory, then_file):
+                reasons.append(reason)
+        if reasons:
+            raise _unusable(wish, "; ".join(reasons))
+        return found
+
+    def write(
+        self, wish: "Wish", hypervisor: str, cpu_seconds: float, files: "Iterable[str]", note: str
+    ) -> None:
+        """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
+        import json
+
+        from vmgahp.checkpoint.manifest import Invalid
+
+        try:
+            states = [
+                kept_files.describe(self._identity, self._directory, name)._asdict()
+                for name in dict.fromkeys(files)
+            ]
+            if not states:
+                raise Invalid("the script names no files of it.")
+            content = {
+                "format": FORMAT,
+                "hypervisor": hypervisor,
+                "name": wish.name,
+                "memory_mib": wish.memory_mib,
+                "vcpus": wish.vcpus,
+                "cpu_seconds": cpu_seconds,
+                "note": note,
+                "files": states,
+            }
+            data = json.dumps(content, indent=1).encode() + b"\n"
+            _parse(data)
+            self._identity.write_scratch(self._directory, MANIFEST_FILE, data)
+        except (OSError, Invalid) as error:
+            raise errors.MachineFault(
+                f"The checkpoint of {wish.name} cannot be completed: {error}.",
+                "let the script name the files that it has made in the scratch directory; they belong to the job's "
+                "user. The VM goes on running.",
+                CANNOT_SAVE,
+            ) from error
+
+    def discard(self) -> None:
+        """The guest goes on and its disks change: what is written down of its checkpoint is of no more use."""
+        try:
+            self._identity.unlink_scratch(self._directory, MANIFEST_FILE)
+        except (OSError, errors.Fault) as error:
+            self._log(f"could not remove {MANIFEST_FILE} from {self._directory}: {error}")
+
+
+def _parse(data: bytes) -> Restart:
+    """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
+    from vmgahp.checkpoint import manifest
+
+    top = manifest.read(data, FORMAT, Restart._fields)
+    return Restart(
+        hypervisor=top.text("hypervisor", 32),
+        name=top.text("name", 300),
+        memory_mib=top.integer("memory_mib", 1, 10**9),
+        vcpus=top.integer("vcpus", 1, 10**6),
+        cpu_seconds=top.real("cpu_seconds", 1e12),
+        note=top.text("note", 500, may_be_empty=True),
+        files=kept_files.read(top, "files", _MOST_FILES),
+    )
+
+
+def _unusable(wish: "Wish", reason: str) -> errors.JobFault:
+    return errors.JobFault(
+        errors.MISMATCHED_CHECKPOINT,
+        f"The checkpoint of {wish.name} cannot be used: {reason.rstrip('.')}.",
+        "submit the job again with disks that are in order.",
+    )

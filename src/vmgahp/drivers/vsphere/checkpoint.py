@@ -1,0 +1,215 @@
+"""Checkpoints: a snapshot with the guest's memory, on the server, and a few lines in the scratch directory.
+
+The disks and the memory of a VM on a server stay there; what travels with the job is a manifest that says
+which VM and which snapshot. Any execute host that uses the same server and folder can let the guest go on. A
+checkpoint whose job never comes back is destroyed when its time is over, by whichever host next starts a job.
+
+The manifest is the job's to change. It is believed only where the VM's own tag, which the job cannot write,
+says that the VM is this very job's.
+"""
+
+import json
+import os
+import re
+import time
+import uuid as uuids
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.drivers.vsphere import annotations, faults, power
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyVmomi import vim
+
+    from vmgahp.drivers.vsphere.annotations import Tag, Tagged
+    from vmgahp.drivers.vsphere.connection import Connection
+    from vmgahp.host.job_user import Identity
+
+MANIFEST_FILE = "vm_vsphere_checkpoint.json"
+FORMAT = 1
+LARGEST = 64 << 10
+DAY = 86400.0
+
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
+
+
+class Manifest(NamedTuple):
+    """Which checkpoint the job has."""
+
+    id: str
+    """The UUID in the VM's tag."""
+    snapshot: str
+    server: str
+    """VSPHERE_HOST where it was made; for people, because a server has several names."""
+    cpu_seconds: float
+
+
+class Checkpoints:
+    """Makes and finds the checkpoints of one driver's jobs."""
+
+    def __init__(
+        self, connection: "Connection", identity: "Identity", days: int, log: "Callable[[str], None]"
+    ) -> None:
+        self._connection = connection
+        self._identity = identity
+        self._days = days
+        self._log = log
+
+    # Making one
+
+    def make(self, ref: "vim.VirtualMachine", name: str) -> str:
+        """Take a snapshot of a running guest with its memory; its name. Raises `errors.Fault`."""
+        snapshot = f"vmgahp-{uuids.uuid4().hex}"
+        text = f"checkpoint of {name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        try:
+            self._connection.task(
+                lambda _content: ref.CreateSnapshot_Task(snapshot, text, memory=True, quiesce=False),
+                f"taking a checkpoint of {name}",
+            )
+        except faults.Lost:
+            if snapshot not in self.snapshots(ref):
+                raise
+        return snapshot
+
+    def write(self, directory: str, manifest: Manifest) -> None:
+        """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
+        data = json.dumps({"format": FORMAT, **manifest._asdict()}, indent=1).encode() + b"\n"
+        try:
+            self._identity.write_scratch(directory, MANIFEST_FILE, data)
+        except OSError as error:
+            raise errors.MachineFault(
+                f"The checkpoint cannot be written down in {directory}: {error.strerror}.",
+                "look at the file system of EXECUTE; the VM goes on running.",
+            ) from error
+
+    def waiting(self, tag: "Tag") -> "Tag":
+        """The tag of a VM that from now on is a checkpoint and no host's."""
+        expires = time.time() + self._days * DAY if self._days else 0.0
+        return tag._replace(state=annotations.SAVED, directory="", host="", expires=expires)
+
+    def go_on(self, ref: "vim.VirtualMachine", snapshot: str, name: str) -> None:
+        """Let the guest go on from a snapshot. Raises `errors.Fault`."""
+        found = self.snapshots(ref).get(snapshot)
+        if found is None:
+            raise errors.HypervisorFault(
+                f"The checkpoint of {name} is not on the server any more: it has no snapshot {snapshot}.",
+                "see who has removed it.",
+            )
+        # To go back twice does no harm.
+        for last in (False, True):
+            try:
+                self._connection.task(
+                    lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}"
+                )
+                break
+            except faults.Lost:
+                if last:
+                    raise
+        # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
+        if power.state(self._connection, ref) != power.ON:
+            power.on(self._connection, ref, f"letting {name} go on from its checkpoint")
+
+    def forget_others(self, ref: "vim.VirtualMachine", kept: str) -> None:
+        """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
+        try:
+            for name, snapshot in self.snapshots(ref).items():
+                if name != kept and _SNAPSHOT.fullmatch(name):
+                    self._remove(snapshot)
+        except errors.Fault as fault:
+            self._log(f"an older checkpoint stays on the server for now: {fault.problem}")
+
+    def _remove(self, snapshot: "vim.vm.Snapshot") -> None:
+        self._connection.task(
+            lambda _content: snapshot.RemoveSnapshot_Task(removeChildren=False),
+            "removing an older checkpoint",
+        )
+
+    def snapshots(self, ref: "vim.VirtualMachine") -> "dict[str, vim.vm.Snapshot]":
+        """All snapshots of a VM by their names. Raises `errors.Fault`."""
+        with faults.explained("looking for snapshots"):
+            info = self._connection.properties(ref, "snapshot").get("snapshot")
+        answer = {}
+        trees = list(info.rootSnapshotList) if info is not None else []
+        while trees:
+            tree = trees.pop()
+            answer[str(tree.name)] = tree.snapshot
+            trees += tree.childSnapshotList or ()
+        return answer
+
+    # Finding one
+
+    def find(
+        self, directory: str, job: str, name: str, vms: "Iterable[Tagged]"
+    ) -> "tuple[Tagged, Manifest] | None":
+        """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
+        try:
+            manifest = self._read(directory)
+        except ValueError as error:
+            self._refuse(directory, f"its manifest is not one: {error}")
+            return None
+        if manifest is None:
+            return None
+        for found in vms:
+            if found.tag.id != manifest.id:
+                continue
+            if found.tag.job != job or found.tag.name != name:
+                self._refuse(directory, "it is another job's")
+                return None
+            if found.tag.checkpoint != manifest.snapshot:
+                self._refuse(directory, "the VM on the server has another one")
+                return None
+            return found, manifest
+        self._refuse(
+            directory, f"its VM is not on this server; it was made on {manifest.server}, and may have expired"
+        )
+        return None
+
+    def used_up(self, directory: str) -> None:
+        """The guest goes on, or has ended: the manifest in the scratch directory is of no more use."""
+        try:
+            self._identity.unlink_scratch(directory, MANIFEST_FILE)
+        except (OSError, errors.Fault) as error:
+            self._log(f"the used checkpoint cannot be removed: {error}")
+
+    def _refuse(self, directory: str, why: str) -> None:
+        self._log(
+            f"the job's checkpoint cannot be used: {why}. The guest boots afresh, from the job's disks."
+        )
+        try:
+            self._identity.rename_scratch(directory, MANIFEST_FILE, f"{MANIFEST_FILE}.refused")
+        except (OSError, errors.Fault) as error:
+            self._log(f"the checkpoint cannot be set aside: {error}")
+
+    def _read(self, directory: str) -> Manifest | None:
+        """The manifest; None where there is none. Raises ValueError for what is none."""
+        try:
+            descriptor = self._identity.open_scratch(directory, MANIFEST_FILE, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError("it is too long")
+        try:
+            content = json.loads(data.decode())
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ValueError(f"it is not of the format {FORMAT}")
+        if sorted(content) != sorted(Manifest._fields):
+            raise ValueError("it has other fields")
+        vm_id, snapshot, server, seconds = (content[field] for field in Manifest._fields)
+        if not (isinstance(vm_id, str) and _ID.fullmatch(vm_id)):
+            raise ValueError("it names no VM")
+        if not (isinstance(snapshot, str) and _SNAPSHOT.fullmatch(snapshot)):
+            raise ValueError("it names no snapshot")
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not 0 <= seconds < 1e12 or not isinstance(server, str):
+            raise ValueError("its figures make no sense")
+        return Manifest(vm_id, snapshot, ascii(server[:200]), float(seconds))

@@ -1,0 +1,195 @@
+"""A new VM for a job: created bare and tagged, its files uploaded, its devices added, powered on."""
+
+import os
+import time
+from typing import NamedTuple
+
+from pyVmomi import vim
+
+from vmgahp import errors
+from vmgahp.drivers.vsphere import annotations, config_spec, disks, faults, hardware, power
+from vmgahp.drivers.vsphere.faults import Lost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.vsphere.annotations import Tag
+    from vmgahp.drivers.vsphere.connection import Connection
+    from vmgahp.drivers.vsphere.datastore import Store
+    from vmgahp.drivers.vsphere.disks import JobDisk
+    from vmgahp.drivers.vsphere.hardware import Device, Hardware
+    from vmgahp.drivers.vsphere.inventory import Place
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.vmware import VmwareSpec
+
+
+class Wish(NamedTuple):
+    """A job's VM, looked at and checked before the server hears of it."""
+
+    spec: "VmwareSpec"
+    hardware: "Hardware"
+    disks: "dict[str, JobDisk]"
+    """By the name in the ``.vmx``."""
+
+    @classmethod
+    def of(cls, spec: "VmwareSpec", identity: "Identity") -> "Wish":
+        """Read the job's ``.vmx`` and look at its disks. Raises `errors.JobFault`."""
+        found = hardware.read(spec.read_vmx(identity), spec.vmx_file)
+        wanted = [device.file for device in found.of_kind(hardware.DISK)]
+        return cls(spec, found, {name: disks.look(name, spec, identity) for name in wanted})
+
+
+def store_name(device: "Device") -> str:
+    """What a device's file is called in the VM's directory. None of it is the job's to choose: its name could
+    otherwise be that of the VM's own files."""
+    place = device.place.replace(":", "-")
+    ending = {hardware.DISK: "vmdk", hardware.CDROM: "iso", hardware.FLOPPY: "flp", hardware.SERIAL: "txt"}
+    return f"{device.kind}-{place}.{ending[device.kind]}"
+
+
+def flat(name: str) -> str:
+    """The extent that goes with a descriptor on the datastore."""
+    return f"{name.removesuffix('.vmdk')}-flat.vmdk"
+
+
+class Launcher:
+    """Makes VMs in one place of the server."""
+
+    def __init__(
+        self,
+        connection: "Connection",
+        place: "Place",
+        store: "Store",
+        identity: "Identity",
+        log: "Callable[[str], None]",
+    ) -> None:
+        self._connection = connection
+        self._place = place
+        self._store = store
+        self._identity = identity
+        self._log = log
+
+    def launch(
+        self,
+        wish: Wish,
+        tag: "Tag",
+        network: "vim.vm.device.VirtualDevice.BackingInfo | None",
+        end: float,
+    ) -> "vim.VirtualMachine":
+        """Make the VM and power it on; uploads must be done when the monotonic clock shows `end`.
+
+        Raises `errors.Fault`; what was made by then is left to the caller, who finds it by the tag.
+        """
+        spec = wish.spec
+        ref = self._create(wish, tag)
+        with faults.explained(f"looking at {spec.name}"):
+            seen = self._connection.properties(ref, "config.files.vmPathName", "config.hardware.device")
+        directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
+        if not directory:
+            raise errors.HypervisorFault(
+                f"vSphere gave {spec.name} no directory of its own: {seen.get('config.files.vmPathName')}.",
+                "see whether VSPHERE_DATASTORE is one for virtual machines.",
+            )
+        beneath = directory.partition("] ")[2]
+        sizes = {name: self._upload_disk(wish, name, beneath, end) for name in wish.disks}
+        for device in wish.hardware.of_kind(hardware.CDROM) + wish.hardware.of_kind(hardware.FLOPPY):
+            self._upload_image(spec, device, beneath, end)
+        files = {device.file: f"{directory}/{store_name(device)}" for device in wish.hardware.devices}
+        keys = config_spec.controllers_of(seen.get("config.hardware.device"))
+        config = config_spec.devices(wish.hardware, files, sizes, spec, network, keys)
+        self._add(ref, config, set(files.values()), f"giving {spec.name} its devices")
+        power.on(self._connection, ref, f"starting {spec.name}")
+        return ref
+
+    def _create(self, wish: Wish, tag: "Tag") -> "vim.VirtualMachine":
+        place = self._place
+        entity = annotations.entity_name(tag.name, tag.id)
+        config = config_spec.bare(wish.spec, wish.hardware, entity, tag, place.datastore_name)
+        for last in (False, True):
+            try:
+                ref = self._connection.task(
+                    lambda _content: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}"
+                )
+                break
+            except Lost:
+                for found in annotations.find(self._connection, place.folder):
+                    if found.tag.id == tag.id:
+                        return found.ref
+                if last:
+                    raise
+        if not isinstance(ref, vim.VirtualMachine):
+            raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
+        return ref
+
+    def _add(
+        self, ref: "vim.VirtualMachine", config: "vim.vm.ConfigSpec", files: set[str], doing: str
+    ) -> None:
+        """Add the devices that use `files`; once, for the same ones cannot be added twice."""
+        path = "config.hardware.device"
+        for last in (False, True):
+            try:
+                self._connection.task(lambda _content: ref.ReconfigVM_Task(config), doing)
+                return
+            except Lost:
+                with faults.explained(doing):
+                    there = self._connection.properties(ref, path).get(path) or ()
+                if files <= {getattr(device.backing, "fileName", "") for device in there}:
+                    return
+                if last:
+                    raise
+
+    def _upload_disk(self, wish: Wish, name: str, directory: str, end: float) -> int:
+        """Upload one disk; its size in bytes."""
+        disk, scratch = wish.disks[name], wish.spec.working_dir
+        (device,) = (one for one in wish.hardware.devices if one.file == name)
+        raw = f".{name}.vmgahp-raw"
+        try:
+            if disk.extent:
+                opened = disk.open(self._identity)
+            else:
+                self._log(f"{name} is not flat: converting it for the datastore")
+                disks.unpack(disk, scratch, raw, self._identity, end - time.monotonic())
+                opened = self._open_scratch(name, scratch, raw)
+            try:
+                target = store_name(device)
+                size = self._store.upload(opened, name, f"{directory}/{flat(target)}", end)
+            finally:
+                os.close(opened)
+        finally:
+            if not disk.extent:
+                self._forget(scratch, raw)
+        text = disks.descriptor(flat(target), size, config_spec.adapter(device, wish.hardware))
+        self._store.upload_bytes(text, f"{directory}/{target}")
+        return size
+
+    def _upload_image(self, spec: "VmwareSpec", device: "Device", directory: str, end: float) -> None:
+        if spec.transfer:
+            opened = self._open_scratch(device.file, spec.working_dir, device.file)
+        else:
+            try:
+                opened = self._identity.open_named(os.path.join(spec.dir, device.file), os.O_RDONLY)
+            except OSError as error:
+                raise disks.bad(
+                    device.file, f"it cannot be opened in {spec.dir}: {error.strerror}", "put it there."
+                ) from error
+        try:
+            self._store.upload(opened, device.file, f"{directory}/{store_name(device)}", end)
+        finally:
+            os.close(opened)
+
+    def _open_scratch(self, name: str, scratch: str, file: str) -> int:
+        try:
+            return self._identity.open_scratch(scratch, file, os.O_RDONLY)
+        except OSError as error:
+            raise disks.bad(
+                name,
+                f"it cannot be opened in the job's scratch directory: {error.strerror}",
+                "add it to transfer_input_files: a regular file that its owner may read.",
+            ) from error
+
+    def _forget(self, scratch: str, name: str) -> None:
+        try:
+            self._identity.unlink_scratch(scratch, name)
+        except (OSError, errors.Fault) as error:
+            self._log(f"could not remove {name}: {error}")

@@ -1,0 +1,137 @@
+"""The job's disks on their way home, after the guest has powered off.
+
+A disk is written under a name of its own and takes the place of the job's only when all of it is there, so
+what breaks off leaves the job's disk as it was.
+"""
+
+import os
+
+from pyVmomi import vim
+
+from vmgahp import errors
+from vmgahp.drivers.vsphere import config_spec, disks, faults, hardware, power
+from vmgahp.drivers.vsphere.deploy import flat, store_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.drivers.vsphere.connection import Connection
+    from vmgahp.drivers.vsphere.datastore import Store
+    from vmgahp.drivers.vsphere.deploy import Wish
+    from vmgahp.drivers.vsphere.hardware import Device
+    from vmgahp.host.job_user import Identity
+
+
+class Homecoming:
+    """Brings the disks, floppies and serial ports' files of one powered-off VM into the scratch directory."""
+
+    def __init__(
+        self,
+        connection: "Connection",
+        store: "Store",
+        wish: "Wish",
+        identity: "Identity",
+        log: "Callable[[str], None]",
+    ) -> None:
+        self._connection = connection
+        self._store = store
+        self._wish = wish
+        self._identity = identity
+        self._log = log
+        self._scratch = wish.spec.working_dir
+        self._parts: list[str] = []
+
+    def run(self, ref: "vim.VirtualMachine") -> None:
+        """All of it. Raises `errors.Fault`; then every file of the job is as it was or whole."""
+        name = self._wish.spec.name
+        with faults.explained(f"looking at the disks of {name}"):
+            seen = self._connection.properties(ref, "snapshot", "config.files.vmPathName")
+        if seen.get("snapshot") is not None:
+            # What the guest wrote since its checkpoint is in a disk of its own until then.
+            self._connection.task(
+                lambda _content: ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}"
+            )
+        directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
+        self._check(ref, directory)
+        beneath = directory.partition("] ")[2]
+        try:
+            for device in self._wish.hardware.devices:
+                if device.kind == hardware.DISK and device.persistent:
+                    self._disk(device, f"{beneath}/{flat(store_name(device))}")
+                elif device.kind in (hardware.FLOPPY, hardware.SERIAL):
+                    self._file(device, f"{beneath}/{store_name(device)}")
+        except OSError as error:
+            raise errors.MachineFault(
+                f"The disks of {name} cannot be written into the scratch directory: {error.strerror or error}.",
+                "look at the file system of EXECUTE.",
+            ) from error
+        finally:
+            for part in self._parts:
+                self._forget(part)
+
+    def _check(self, ref: "vim.VirtualMachine", directory: str) -> None:
+        """Make sure that what the VM has written to are the files that are fetched."""
+        with faults.explained("looking at the disks of a VM"):
+            found = self._connection.properties(ref, "config.hardware.device").get("config.hardware.device")
+        files = {
+            device.backing.fileName for device in found or () if isinstance(device, vim.vm.device.VirtualDisk)
+        }
+        for device in self._wish.hardware.of_kind(hardware.DISK):
+            if f"{directory}/{store_name(device)}" not in files:
+                raise errors.HypervisorFault(
+                    f"The guest of {self._wish.spec.name} has written to another file than the one that was "
+                    f"uploaded for {device.place}: there is {', '.join(sorted(files)) or 'none'}.",
+                    "see who has changed the VM, or made snapshots of it.",
+                )
+
+    def _disk(self, device: "Device", source: str) -> None:
+        disk = self._wish.disks[device.file]
+        part = self._part(device.file)
+        size = self._fetch(source, device.file, part)
+        assert size is not None
+        if not disk.extent:
+            packed = self._part(f"{device.file}.packed")
+            disks.pack(disk, self._scratch, part, packed, self._identity)
+            self._forget(part)
+            self._rename(packed, device.file)
+        elif disk.transferred:
+            self._rename(part, disk.extent)
+        else:
+            extent = f"{device.file.removesuffix('.vmdk')}-flat.vmdk"
+            text = disks.descriptor(
+                extent, size, config_spec.adapter(device, self._wish.hardware), create_type="monolithicFlat"
+            )
+            self._rename(part, extent)
+            self._identity.write_scratch(self._scratch, device.file, text)
+
+    def _file(self, device: "Device", source: str) -> None:
+        part = self._part(device.file)
+        if self._fetch(source, device.file, part, missing_is_fine=device.kind == hardware.SERIAL) is None:
+            self._forget(part)
+        else:
+            self._rename(part, device.file)
+
+    def _part(self, name: str) -> str:
+        part = f".{name}.vmgahp-part"
+        self._parts.append(part)
+        return part
+
+    def _fetch(self, source: str, name: str, part: str, missing_is_fine: bool = False) -> int | None:
+        self._identity.unlink_scratch(self._scratch, part)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        descriptor = self._identity.open_scratch(self._scratch, part, flags, 0o600)
+        try:
+            return self._store.download(source, name, descriptor, missing_is_fine)
+        finally:
+            os.close(descriptor)
+
+    def _rename(self, part: str, name: str) -> None:
+        self._identity.rename_scratch(self._scratch, part, name)
+        self._parts.remove(part)
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._identity.unlink_scratch(self._scratch, name)
+        except (OSError, errors.Fault) as error:
+            self._log(f"could not remove {name}: {error}")

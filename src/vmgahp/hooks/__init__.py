@@ -1,0 +1,1 @@
+"""The administrator's programs: scripts, policies, stylesheets, MAC addresses."""

@@ -1,0 +1,74 @@
+"""VM_MAC_HOOK: the administrator's program that chooses the MAC addresses of VMs.
+
+It is called as root with two arguments, the number of the network card (0 is the first) and the MAC address that
+the card has so far, mostly none; the job ad is on its standard input, as JSON. It prints an address, or nothing to
+leave things as they are; the exit status 1 and a reason reject the job.
+"""
+
+import json
+import re
+
+from vmgahp.errors import MachineFault
+from vmgahp.hooks.program import NAME_VARIABLE, run, standing
+from vmgahp.host import trust
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+    from vmgahp.job.ad import JobAd
+
+SETTING = "VM_MAC_HOOK"
+ALWAYS = "VM_MAC_HOOK_ALWAYS"
+
+_MAC = re.compile(r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}", re.ASCII)
+"""Of one card, not of a group of them, and not zero."""
+
+
+class Chosen(str):
+    """A MAC address that is the hook's and not the job's."""
+
+
+def choose(
+    settings: "Settings",
+    job: "JobAd",
+    name: str,
+    given: str,
+    saved: str,
+    log: "Callable[[str], None]",
+    *,
+    dry: bool = False,
+    card: int = 0,
+) -> str:
+    """The MAC address for a card of the VM called `name`; empty to leave it to the hypervisor.
+
+    `given` is the job's own, for which the hook is asked only where VM_MAC_HOOK_ALWAYS says so. `saved` is that
+    of the checkpoint that the VM goes on from: with another one it could not. Raises `JobFault` where the hook
+    rejects the job, `MachineFault` where it does not work.
+    """
+    hook = settings.string(SETTING)
+    if not hook or (given and not settings.boolean(ALWAYS)):
+        return given
+    trust.require_trustworthy(hook, SETTING, "or unset it")
+    label = f"{SETTING} ({hook})"
+    output = run(
+        label,
+        [hook, str(card), given or saved],
+        json.dumps(job.values()).encode() + b"\n",
+        float(settings.integer("VM_POLICY_TIMEOUT")),
+        log,
+        {NAME_VARIABLE: name} | standing(dry),
+    )
+    answer = output.strip().lower()
+    if not answer:
+        return given
+    if not _MAC.fullmatch(answer):
+        raise MachineFault(
+            f"{label} printed {answer[:60]!a}, which is not the MAC address of one network card.",
+            "let it print six hexadecimal numbers such as 52:54:00:12:34:56, the first of them even, or nothing.",
+        )
+    if answer == given:
+        return given
+    log(f"{label} gives {name} the MAC address {answer} for card {card}")
+    return Chosen(answer)

@@ -1,0 +1,195 @@
+"""The administrator's policy: which jobs run here, and what is changed in their domain XML before libvirt gets it.
+
+Three settings, each for itself. VM_POLICY_REQUIREMENTS is a ClassAd expression over the job ad (`require`).
+VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, through which the finished domain XML goes in
+that order (`Policy`), whoever wrote it. VM_MAC_HOOK is a program that may choose MAC addresses (`mac_hook`).
+
+All of them speak alike: the domain XML (or the job ad) on standard input, what is to be used instead on standard
+output. A rejection has a reason and blames the job: exit status 1, and the reason on standard output. Everything
+else that goes wrong is the machine's fault. A crash has the exit status 1 too in many a language, and no reason;
+so without one it counts as a crash.
+
+Nothing of this is imported where no policy is set.
+"""
+
+import json
+import re
+import sys
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.hooks import difference, mac
+from vmgahp.hooks.program import NAME_VARIABLE, run, standing
+from vmgahp.host import trust
+from vmgahp.job.ad import JobAd
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmgahp.config import Settings
+
+SETTING = "VM_POLICY"
+REQUIREMENTS = "VM_POLICY_REQUIREMENTS"
+
+STYLESHEETS = (".xsl", ".xslt")
+
+_DECLARATION = re.compile(r"\s*<\?xml\s[^>]*\?>\s*")
+_TAKE_OUT = f"take it out of {SETTING}"
+_KEPT = ("name", "uuid", "description")
+"""By these the startd, the guardian and the kill mode know a domain."""
+
+
+def require(settings: "Settings", job: JobAd) -> None:
+    """Does the job meet VM_POLICY_REQUIREMENTS?
+
+    Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are
+    undefined. As in a START expression only true, or a number that is not 0, is a yes. What an expression
+    comes to is the job's doing, even an error; only one that cannot be read is not. Raises `JobFault` and
+    `MachineFault`.
+    """
+    text = settings.string(REQUIREMENTS)
+    if not text:
+        return
+    try:
+        value = job.judge(text)
+    except ValueError as error:
+        raise MachineFault(
+            f"{REQUIREMENTS} = {text} ({settings.where(REQUIREMENTS)}) is no ClassAd expression.",
+            f"mend {REQUIREMENTS}; classad_eval tries an expression out.",
+        ) from error
+    if isinstance(value, int | float) and value:
+        return
+    words = {word.lower() for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)}
+    has = [f"{name} = {shown(str(value))}" for name, value in job.values().items() if name.lower() in words]
+    of_job = f" The job has {', '.join(has)[:300]}." if has else ""
+    raise JobFault(
+        MISMATCHED,
+        f"This machine takes VM jobs only where {text} ({REQUIREMENTS}).{of_job}",
+        "change the job, add this to its requirements so that it finds another machine, or ask the "
+        "administrator of this one.",
+    )
+
+
+def inspect(settings: "Settings") -> str:
+    """Look at what is set without any job, and say what it is; empty where nothing is. Raises `MachineFault`."""
+    said = []
+    if settings.string(REQUIREMENTS):
+        try:
+            require(settings, JobAd(()))
+        except JobFault:
+            pass  # an ad with nothing in it need not meet them
+        said.append(f"{REQUIREMENTS} is an expression")
+    stages = _stages(settings)
+    for stage in stages:
+        _require_trustworthy(stage)
+    if stages:
+        said.append(
+            f"the {len(stages)} stages of {SETTING} are there" if stages[1:] else f"{stages[0]} is there"
+        )
+    hook = settings.string(mac.SETTING)
+    if hook:
+        trust.require_trustworthy(hook, mac.SETTING, "or unset it")
+        said.append(f"{mac.SETTING} is there")
+    return "; ".join(said)
+
+
+class Stage(NamedTuple):
+    """One stylesheet or program of VM_POLICY."""
+
+    number: int
+    path: str
+
+    @property
+    def is_stylesheet(self) -> bool:
+        return self.path.endswith(STYLESHEETS)
+
+    def __str__(self) -> str:
+        return f"{SETTING}, stage {self.number} ({self.path})"
+
+
+class Policy:
+    """The stages of VM_POLICY, for one job."""
+
+    def __init__(
+        self,
+        settings: "Settings",
+        job: JobAd,
+        log: "Callable[[str], None]",
+        debug: "Callable[[str], None]",
+        *,
+        dry: bool = False,
+    ) -> None:
+        """`debug` is told of stages that change nothing. Programs are told of a `dry` run, and must keep nothing."""
+        self.stages = _stages(settings)
+        self._deadline = float(settings.integer("VM_POLICY_TIMEOUT"))
+        self._job = job
+        self._log = log
+        self._debug = debug
+        self._dry = dry
+
+    def apply(self, xml: str) -> str:
+        """The domain XML that the last stage makes of it, or `xml` itself where none changed anything.
+
+        Each change is logged as a diff. Raises `JobFault` for a rejection, `MachineFault` for a broken stage.
+        """
+        if not self.stages:
+            return xml
+        ad = json.dumps(self._job.values()).encode()
+        first = xml
+        for stage in self.stages:
+            made = self._through(stage, xml, ad)
+            lines = difference.between(xml, made)
+            if lines:
+                self._log(f"{stage} changes the domain:")
+                for line in lines:
+                    self._log(f"{SETTING}, stage {stage.number}: {line}")
+            else:
+                self._debug(f"{stage} changes nothing")
+            xml = made
+        return xml if difference.between(first, xml) else first
+
+    def _through(self, stage: Stage, xml: str, ad: bytes) -> str:
+        _require_trustworthy(stage)
+        argv = [stage.path]
+        if stage.is_stylesheet:
+            # In a process of its own: a stylesheet may never end, or want all the memory there is.
+            argv = [sys.executable, "-I", "-m", "vmgahp.hooks.stylesheet", stage.path]
+        environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
+        output = run(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
+        made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output
+        wrong = _what_is_wrong(xml, made)
+        if wrong:
+            raise MachineFault(f"{stage} {wrong}.", f"mend it: {_TAKE_OUT} until then.")
+        return made
+
+
+def _stages(settings: "Settings") -> list[Stage]:
+    return [Stage(number, path) for number, path in enumerate(settings.strings(SETTING), start=1)]
+
+
+def _require_trustworthy(stage: Stage) -> None:
+    trust.require_trustworthy(stage.path, SETTING, f"or {_TAKE_OUT}", executable=not stage.is_stylesheet)
+
+
+def _what_is_wrong(before: str, after: str) -> str:
+    """What a stage may not have done to the XML; empty where all is well."""
+    if "\0" in after or "<!DOCTYPE" in after:
+        return "made what is no domain XML: it has a NUL or a document type"
+    try:
+        domain = etree.fromstring(after)
+    except etree.ParseError as error:
+        return f"made what is not XML: {error}"
+    if domain.tag != "domain":
+        return f"made a {domain.tag[:40]!a} of the domain"
+    had = etree.fromstring(before)
+    for path in _KEPT:
+        now, then = ([one.text for one in each.iterfind(path)] for each in (domain, had))
+        if now != then:
+            return f"changed the {path} of the domain, by which this daemon knows it"
+    return ""
+
+
+__all__ = ["REQUIREMENTS", "SETTING", "Policy", "Stage", "inspect", "require"]

@@ -1,0 +1,138 @@
+"""One stylesheet of VM_POLICY, in a process of its own: ``python -I -m vmgahp.hooks.stylesheet FILE``.
+
+To its caller this is a program like any other of the policy: XML in, XML out, the exit status 1 and the reason on
+standard output where a ``<xsl:message terminate="yes">`` rejects the job.
+
+The stylesheet reads no file, no network and no other stylesheet, and writes nothing. The attributes of the job
+ad are there as parameters of their names, strings all, where the stylesheet declares them at its top.
+"""
+
+import json
+import os
+import re
+import sys
+
+from vmgahp.hooks.program import AD_VARIABLE, REJECTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lxml import etree
+
+BROKEN = 2
+
+MOST_MEMORY = 1 << 30
+"""Bytes of address space."""
+
+_XSL = "{http://www.w3.org/1999/XSL/Transform}"
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def main(path: str) -> int:
+    """Transform standard input; returns the exit status."""
+    _limit()
+    from lxml import etree
+
+    # The mark tells a rejection from an error: libxslt reports both in the same way.
+    mark = os.urandom(12).hex()
+    messages: list[str] = []
+    try:
+        parser = _parser()
+        with open(path, "rb") as file:
+            sheet = etree.fromstring(file.read(), parser)
+        if sheet.getroottree().docinfo.doctype:  # type: ignore[union-attr]
+            raise ValueError("it has a document type, which may name files")
+        _mark_rejections(sheet, mark)
+        everything = etree.XSLTAccessControl.DENY_ALL  # type: ignore[attr-defined]
+        transform = etree.XSLT(sheet, access_control=everything)
+        domain = etree.fromstring(sys.stdin.buffer.read(), parser)
+        try:
+            made = transform(domain, **_parameters(sheet, _job()))  # type: ignore[arg-type]
+        finally:
+            messages = [entry.message or "" for entry in transform.error_log]  # type: ignore[attr-defined]
+    except Exception as error:  # noqa: BLE001 - whatever it is, the stylesheet does not work
+        rejections = [text.removeprefix(mark) for text in messages if text.startswith(mark)]
+        _tell(text for text in messages if not text.startswith(mark))
+        if rejections:
+            os.write(1, (rejections[0].strip() or "it gives no reason").encode())
+            return REJECTED
+        _tell([f"{type(error).__name__}: {error}"])
+        return BROKEN
+    _tell(messages)
+    with open(1, "wb", closefd=False) as output:
+        output.write(bytes(made))
+    return 0
+
+
+def _mark_rejections(sheet: "etree._Element", mark: str) -> None:
+    """Let every message that ends the transformation begin with the mark."""
+    from lxml import etree
+
+    for message in sheet.iter(f"{_XSL}message"):
+        if message.get("terminate") == "yes":
+            first = etree.Element(f"{_XSL}text")
+            first.text, first.tail, message.text = mark, message.text, None
+            message.insert(0, first)
+
+
+def _parser() -> "etree.XMLParser":
+    from lxml import etree
+
+    class Refuse(etree.Resolver):
+        """xsl:import and xsl:include are read when the stylesheet is, which no access control sees."""
+
+        def resolve(  # type: ignore[override]
+            self, system_url: str, public_id: str, context: object
+        ) -> None:
+            raise ValueError(
+                f"it wants to read {system_url}, and a stylesheet of the policy reads no other file"
+            )
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    parser.resolvers.add(Refuse())
+    return parser
+
+
+def _limit() -> None:
+    import resource
+
+    for limit, most in ((resource.RLIMIT_AS, MOST_MEMORY), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(limit)[1]
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (least, least))
+
+
+def _job() -> dict[str, object]:
+    path = os.environ.get(AD_VARIABLE, "")
+    if not path:
+        return {}
+    with open(path, encoding="utf-8") as file:
+        attributes: dict[str, object] = json.load(file)
+    return {name.lower(): value for name, value in attributes.items()}
+
+
+def _parameters(sheet: "etree._Element", job: dict[str, object]) -> "dict[str, etree._XSLTQuotedStringParam]":
+    """The parameters that the stylesheet declares and the job ad has, in any case.
+
+    What cannot stand in XML becomes ``?``: it is the job's, and must not break the stylesheet.
+    """
+    from lxml import etree
+
+    found = {}
+    for parameter in sheet.iterchildren(f"{_XSL}param"):
+        name = parameter.get("name", "")
+        value = job.get(name.lower())
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            found[name] = etree.XSLT.strparam(_NO_XML.sub("?", text))
+    return found
+
+
+def _tell(lines: "Iterable[str]") -> None:
+    for line in lines:
+        sys.stderr.write(" ".join(line.split()) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,222 @@
+"""LIBVIRT_XML_SCRIPT: the administrator's own program that makes the domain XML from the job ad.
+
+It is called as HTCondor's condor_vm-gahp calls it, so that a script written for that one works here
+(``VirshType::CreateVirshConfigFile`` in ``src/condor_vm-gahp/xen_type.linux.cpp`` and ``systemCommand`` in
+``vmgahp_common.cpp``): as root, with the arguments of LIBVIRT_XML_SCRIPT_ARGS, the job ad on stdin in lines
+``Name = expression`` without its private attributes, some lines of the server's own after it (`extra_lines`),
+then an empty line; the XML is read from stdout, and stderr goes to the log.
+
+What is stricter here: the working directory is ``/`` and not the job's scratch directory, the environment
+is what HTCondor's tools need and no more, there is a deadline, and a script that somebody else than root
+could have written is not run as root.
+"""
+
+from vmgahp.errors import MachineFault
+from vmgahp.host import trust
+from vmgahp.host.run import LONGEST_STDERR, converse, environment
+from vmgahp.text import is_private, redact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+SETTING = "LIBVIRT_XML_SCRIPT"
+ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
+
+LONGEST_XML = 4 << 20
+"""Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
+
+_SPACE = " \t\n\r"
+
+__all__ = ["LONGEST_STDERR", "extra_lines", "join_lines", "parse_arguments", "require_trustworthy", "run"]
+
+
+def run(
+    script: str,
+    arguments: str,
+    ad_lines: "Iterable[str]",
+    deadline: float,
+    log_line: "Callable[[str], None]",
+    environ: "Mapping[str, str] | None" = None,
+) -> str:
+    """Run the script and return its XML.
+
+    `arguments` is LIBVIRT_XML_SCRIPT_ARGS as it is set, `ad_lines` the lines for stdin without newlines,
+    those of `extra_lines` included; private attributes are left out here. `deadline` is in seconds; then
+    the script and its process group are killed. Each line of the script's stderr goes to `log_line`, after
+    secrets in it are hidden. `environ` is the server's environment, by default that of this process.
+
+    Raises `MachineFault`, naming the setting and what to do, when the script may not or cannot be run, when
+    it fails, prints nothing, or prints what cannot be a domain.
+    """
+    import os
+
+    words = parse_arguments(arguments)
+    require_trustworthy(script)
+    lines = [line for line in ad_lines if not is_private(line.partition("=")[0].strip())]
+    # A value with an end of line in it must not become an attribute of its own.
+    text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
+    output, errors, status = converse(
+        SETTING,
+        [script, *words],
+        text.encode("utf-8", "surrogateescape"),
+        deadline,
+        environment(os.environ if environ is None else environ),
+        LONGEST_XML,
+    )
+    said = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    for line in said:
+        log_line(f"{SETTING}: {redact(line)}")
+    last = f" Its last words: {redact(said[-1].strip())[:200]}" if said else ""
+    by_hand = "run it by hand as root with a job ad on stdin, and see the server's log."
+    if status is None:
+        raise MachineFault(f"{SETTING} ({script}) did not end within {deadline:g} s.{last}", by_hand)
+    if len(output) > LONGEST_XML:
+        raise MachineFault(f"{SETTING} ({script}) printed more than {LONGEST_XML >> 20} MiB.{last}", by_hand)
+    if status != 0:
+        how = f"exit status {status}" if status > 0 else f"signal {-status}"
+        raise MachineFault(f"{SETTING} ({script}) failed with {how}.{last}", by_hand)
+    try:
+        xml = output.decode()
+    except UnicodeDecodeError as error:
+        raise MachineFault(f"{SETTING} ({script}) printed what is not UTF-8: {error}.", by_hand) from error
+    if not xml.strip():
+        raise MachineFault(f"{SETTING} ({script}) printed no XML.{last}", by_hand)
+    if "\0" in xml:
+        raise MachineFault(f"{SETTING} ({script}) printed a NUL, which no XML may hold.", by_hand)
+    return join_lines(xml)
+
+
+def extra_lines(
+    ad_lines: "Iterable[str]",
+    *,
+    bootloader: str = "",
+    initrd: str = "",
+    bridge_interface: str = "",
+    networking_type: str = "",
+) -> list[str]:
+    """The lines that the server adds to the ad for the script, in the order of condor_vm-gahp.
+
+    ``VMPARAM_Xen_Bootloader`` always, and empty for other hypervisors; ``VMPARAM_Xen_Initrd`` and
+    ``JobVMNetworkingType`` where the ad has none, ``VMPARAM_Bridge_Interface`` where there is one.
+    `networking_type` is the type that the job gets, or "" when it gets no network.
+    """
+    there = {line.partition("=")[0].strip().lower() for line in ad_lines}
+    added = [("VMPARAM_Xen_Bootloader", bootloader)]
+    if "vmparam_xen_initrd" not in there:
+        added.append(("VMPARAM_Xen_Initrd", initrd))
+    if bridge_interface:
+        added.append(("VMPARAM_Bridge_Interface", bridge_interface))
+    if "jobvmnetworkingtype" not in there:
+        added.append(("JobVMNetworkingType", networking_type))
+    return [f"{name} = {_quoted(value)}" for name, value in added]
+
+
+def _quoted(value: str) -> str:
+    """A string literal of the ClassAd language."""
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+        value = value.replace(plain, escaped)
+    return f'"{value}"'
+
+
+def parse_arguments(text: str) -> list[str]:
+    """Split LIBVIRT_XML_SCRIPT_ARGS as HTCondor splits arguments.
+
+    Either plain words between white space, or, when the whole begins with a double quote, the quoted
+    form: up to the closing double quote, with two of them for one, words between white space, in which
+    single quotes group, with two of them for one inside (``ArgList::AppendArgsV1RawOrV2Quoted`` in
+    ``src/condor_utils/condor_arglist.cpp``). Raises `MachineFault` when a quote is not closed.
+    """
+    if not text.lstrip(_SPACE + "\v\f").startswith('"'):
+        return _split(text, quotes=False)
+    raw = ""
+    rest = text.lstrip(_SPACE + "\v\f")[1:]
+    while True:
+        before, quote, rest = rest.partition('"')
+        raw += before
+        if not quote:
+            raise _bad_arguments(text, "its double quote is not closed")
+        if not rest.startswith('"'):
+            break
+        raw += '"'
+        rest = rest[1:]
+    if rest.strip(_SPACE + "\v\f"):
+        raise _bad_arguments(text, f"{rest.strip()!r} follows the closing double quote")
+    return _split(raw, quotes=True)
+
+
+def _split(text: str, *, quotes: bool) -> list[str]:
+    """Words between white space; with `quotes`, single quotes group."""
+    words: list[str] = []
+    word: str | None = None
+    at = 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character in _SPACE:
+            if word is not None:
+                words.append(word)
+            word = None
+            continue
+        word = word or ""
+        if character != "'" or not quotes:
+            word += character
+            continue
+        while True:
+            end = text.find("'", at)
+            if end < 0:
+                raise _bad_arguments(text, f"the single quote before {text[at:]!r} is not closed")
+            word += text[at:end]
+            at = end + 1
+            if text[at : at + 1] != "'":
+                break
+            word += "'"
+            at += 1
+    if word is not None:
+        words.append(word)
+    return words
+
+
+def _bad_arguments(text: str, why: str) -> MachineFault:
+    return MachineFault(
+        f"{ARGUMENTS_SETTING} = {text} cannot be read: {why}.",
+        "quote it as in the submit command 'arguments', or without any quotes.",
+    )
+
+
+def require_trustworthy(script: str) -> None:
+    """Make sure that only root, or the caller, can have written the script. Raises `MachineFault`."""
+    trust.require_trustworthy(script, SETTING, "or unset it for the built-in XML")
+
+
+def join_lines(text: str) -> str:
+    """The script's lines as one text, as condor_vm-gahp joins them, but never two words into one.
+
+    That server drops every line's end. So a ``<name>`` on lines of its own is clean with it, and the same
+    script must give the same name here; but an element whose attributes are on lines of their own without
+    indentation is broken by it. So the ends of lines are dropped in text, in comments and inside quotes,
+    and kept between the attributes of a tag.
+    """
+    joined: list[str] = []
+    until = ""  # what ends the part that we are in: "" in text, ">" in a tag, or a quote, "-->", "]]>"
+    after = ""  # what we are in once that part has ended
+    at = 0
+    while at < len(text):
+        if text[at] in "\r\n" and (text[at] == "\n" or text[at : at + 2] == "\r\n"):
+            if until == ">":
+                joined.append("\n")
+            at += 1 if text[at] == "\n" else 2
+            continue
+        opened = ""
+        if not until:
+            for opening, closing in (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<", ">")):
+                if text.startswith(opening, at):
+                    opened, until, after = opening, closing, ""
+                    break
+        elif text.startswith(until, at):
+            opened, until, after = until, after, ""
+        elif until == ">" and text[at] in "\"'":
+            opened, until, after = text[at], text[at], ">"
+        joined.append(opened or text[at])
+        at += len(opened) or 1
+    return "".join(joined)

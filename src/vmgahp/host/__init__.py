@@ -1,0 +1,1 @@
+"""This machine and the job's user."""

@@ -1,0 +1,124 @@
+"""Directories for the sockets of one VM, outside of the scratch directory."""
+
+from vmgahp.errors import MachineFault
+
+LONGEST_PATH = 100
+"""Bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
+
+
+ROOT_BASE = "/run/vmgahp"
+
+
+PREFIX = "vmgahp-"
+
+
+def runtime_dir(base: str | None = None) -> str:
+    """Make a directory for one VM's sockets and return its path, which leaves room for ``/console``.
+
+    `base` is where: by default ``/run/vmgahp`` as root, else the first of $XDG_RUNTIME_DIR, $TMPDIR and
+    ``/tmp`` that will do. The directory's name says which process made it, for `sweep`. As root others may
+    pass through it (0711) to a socket that is theirs; else it is the caller's alone. Raises `MachineFault`
+    when there can be none.
+    """
+    import os
+
+    bases = _bases() if base is None else [base]
+    mine = f"{PREFIX}{os.getpid()}-{_birth(os.getpid())}"
+    reason = "no directory is given"
+    for place in bases:
+        if len(os.fsencode(f"{place}/{mine}-999/console")) >= LONGEST_PATH:
+            reason = f"{place} is too long: a socket's path has less than {LONGEST_PATH} bytes"
+            continue
+        try:
+            if place == ROOT_BASE:
+                _make_root_base()
+            for number in range(1000):
+                path = f"{place}/{mine}-{number}"
+                try:
+                    os.mkdir(path, 0o700)
+                except FileExistsError:
+                    continue
+                if os.geteuid() == 0:
+                    os.chmod(path, 0o711)  # noqa: S103 - to pass through; nobody else can list or write
+                return path
+            reason = f"{place} is full of directories of this process"
+        except OSError as error:
+            reason = f"{place}: {error.strerror}"
+    raise MachineFault(
+        f"No directory can be made for the console's socket: {reason}.",
+        f"make {ROOT_BASE} a directory that only root may write to; without root, set XDG_RUNTIME_DIR.",
+    )
+
+
+def sweep(base: str | None = None) -> list[str]:
+    """Remove what dead processes have left where `runtime_dir` makes directories; what was removed.
+
+    A process id that was used again is told apart by the time at which the process started. Only
+    directories of the caller's own user are touched. Raises nothing.
+    """
+    import os
+
+    removed = []
+    for place in _bases() if base is None else [base]:
+        try:
+            names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
+        except OSError:
+            continue
+        for name in names:
+            words = name.removeprefix(PREFIX).split("-")
+            if len(words) != 3 or not all(word.isascii() and word.isdigit() for word in words):
+                continue
+            if _birth(int(words[0])) != words[1] and _remove_directory(f"{place}/{name}", os.geteuid()):
+                removed.append(f"{place}/{name}")
+    return removed
+
+
+def _bases() -> list[str]:
+    """Where `runtime_dir` may make directories, best first."""
+    import os
+
+    if os.geteuid() == 0:
+        return [ROOT_BASE]
+    places = [os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("TMPDIR", ""), "/tmp"]  # noqa: S108 - 0700
+    return [place.rstrip("/") for place in places if place.startswith("/") and place.strip("/")]
+
+
+def _make_root_base() -> None:
+    """Make sure of a directory that everybody may pass through and only root may write to."""
+    import os
+    from stat import S_ISDIR
+
+    try:
+        os.mkdir(ROOT_BASE, 0o711)
+        os.chmod(ROOT_BASE, 0o711)  # noqa: S103 - whatever the umask is
+    except FileExistsError:
+        there = os.lstat(ROOT_BASE)
+        if not S_ISDIR(there.st_mode) or there.st_uid != 0 or there.st_mode & 0o022:
+            raise PermissionError(1, "others than root may write there") from None
+
+
+def _remove_directory(path: str, uid: int) -> bool:
+    """Remove a directory of `uid` and the sockets in it, never what a link points to."""
+    import os
+    from stat import S_ISDIR
+
+    try:
+        there = os.lstat(path)
+        if not S_ISDIR(there.st_mode) or there.st_uid != uid:
+            return False
+        for name in os.listdir(path):
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        return False
+    return True
+
+
+def _birth(pid: int) -> str:
+    """When a process started, in ticks since boot: field 22 of proc_pid_stat(5); "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The second field is the program's name in brackets, and may hold anything.
+            return stat.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,254 @@
+"""The guest's serial console, kept for the job's owner.
+
+Neither of the hypervisor's own ways will do: with a file, virtlogd opens a path inside the job's scratch
+directory as root, links and all, and leaves a file of root's; with a pseudo-terminal, QEMU drops what
+nobody reads. So QEMU connects to a Unix socket of ours (``<serial type='unix'>`` with ``mode='connect'``),
+and a thread writes what arrives to a file that was opened as the job's user.
+
+What a guest prints is a stranger's bytes: they are never decoded, there is an upper limit to what is
+written, and what is over it is read all the same, so that a flood neither fills the disk nor stops the
+guest.
+
+The sockets live outside the scratch directory, whose path may be too long for one and whose owner could
+put something else in their place: as root in ``/run/vmgahp``, where only root makes files and QEMU, as
+whichever user, finds its socket; else in a directory of the caller alone.
+"""
+
+from vmgahp.errors import MachineFault
+from vmgahp.host.runtime_dir import LONGEST_PATH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+
+CUT = b"\n[the console's output goes on, but no more of it is kept: it has reached its limit of %d bytes]\n"
+"""The line after the last byte that is kept; it comes on top of the limit."""
+
+CHUNK = 65536
+TAIL = 65536
+"""Bytes of its end that a capture remembers, those included that are over the limit."""
+CLOSE_SECONDS = 1.0
+CLOSE_BYTES = 1 << 20
+"""When a capture is closed it takes what waits in the socket: this much of it, for this long."""
+
+
+class ConsoleCapture:
+    """Listens on a socket, and keeps what the one who connects writes, until it is closed.
+
+    One connection is served at a time, and after its end the next, as when a VM was saved and is restored.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        open_output: "Callable[[], int]",
+        limit: int,
+        on_error: "Callable[[str], None]",
+        *,
+        owner: tuple[int, int] | None = None,
+    ) -> None:
+        """Listen on `path`, a name in a directory from `runtime_dir` that this capture will remove.
+
+        `open_output` returns a descriptor open for appending, which the capture closes; a fault that it
+        raises goes through. The file never gets longer than `limit` bytes, what was in it before included.
+        `on_error` is told in one sentence when output is lost, from the capture's own thread, and must not
+        raise. `owner` is the uid and gid whose processes may connect, by default the caller's; libvirt
+        gives the socket to QEMU's user by itself. Raises `MachineFault` when there can be no such socket.
+        """
+        import os
+        import threading
+
+        self.path = path
+        self._limit = limit
+        self._on_error = on_error
+        self._noted: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._tail = bytearray()
+        try:
+            if len(os.fsencode(path)) >= LONGEST_PATH:
+                raise MachineFault(
+                    f"The path of the console's socket is longer than {LONGEST_PATH - 1} bytes: {path}.",
+                    "set XDG_RUNTIME_DIR or TMPDIR to a shorter path.",
+                )
+            self._output = open_output()
+            try:
+                self._start(owner)
+            except BaseException:
+                os.close(self._output)
+                raise
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._remove()
+            raise MachineFault(
+                f"The console's socket {path} cannot be made: {error}.",
+                "look at the directory's permissions and the limits on processes and open files.",
+            ) from error
+        except BaseException:
+            self._remove()
+            raise
+
+    def _start(self, owner: tuple[int, int] | None) -> None:
+        """Listen, and start the thread; on an exception nothing of it is left open."""
+        import os
+        import socket
+        import threading
+        from stat import S_ISREG
+
+        before = os.fstat(self._output)
+        self.written = before.st_size if S_ISREG(before.st_mode) else 0
+        """Bytes in the file, as far as this capture knows."""
+        self._cut = self.written > self._limit
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(self.path)
+            # Nobody can connect before listen().
+            os.chmod(self.path, 0o600)
+            if owner is not None and owner != (os.geteuid(), os.getegid()):
+                os.chown(self.path, *owner)
+            self._listener.listen(4)
+            self._thread = threading.Thread(target=self._run, name=f"console {self.path}", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._listener.close()
+            os.close(self._wake)
+            raise
+
+    def tail(self) -> bytes:
+        """The end of all that this capture has taken, at most `TAIL` bytes; to be asked for when it is closed."""
+        return bytes(self._tail[-TAIL:])
+
+    def close(self) -> None:
+        """Keep what still waits in the socket, then close and remove everything but the file.
+
+        Takes two seconds at most, and may be called again.
+        """
+        import os
+
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(CLOSE_SECONDS + 1)
+        if self._thread.is_alive():
+            self._note("stuck", "The console's file does not take what is written to it; the end is lost.")
+        else:
+            os.close(self._wake)
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove the socket and its directory, which nobody else may write to."""
+        import os
+
+        for remove, path in ((os.unlink, self.path), (os.rmdir, os.path.dirname(self.path))):
+            try:
+                remove(path)
+            except OSError:
+                continue  # it was removed already, or it is not ours alone
+
+    def _run(self) -> None:
+        import os
+
+        try:
+            self._last_words(self._serve())
+        finally:
+            self._listener.close()
+            os.close(self._output)
+
+    def _serve(self) -> "socket.socket | None":
+        """Take what comes until `close`; the connection that is open then."""
+        import select
+
+        connection: socket.socket | None = None
+        while True:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            poll.register(self._listener if connection is None else connection, select.POLLIN)
+            if any(number == self._wake for number, _ in poll.poll()):
+                return connection
+            try:
+                if connection is None:
+                    connection = self._accept()
+                elif self._receive(connection) == 0:
+                    connection.close()
+                    connection = None
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._note("accept", f"Nobody can connect to the console's socket now: {error.strerror}.")
+                # Out of descriptors, say. The listener stays readable: wait for the end or for better times.
+                poll.unregister(self._listener)
+                poll.poll(1000)
+
+    def _last_words(self, connection: "socket.socket | None") -> None:
+        """Take what waits, in this connection and in those that nobody has accepted yet."""
+        from time import monotonic
+
+        end = monotonic() + CLOSE_SECONDS
+        taken = 0
+        try:
+            while taken < CLOSE_BYTES and monotonic() < end:
+                if connection is None:
+                    connection = self._accept()
+                got = self._receive(connection)
+                taken += got
+                if got == 0:
+                    connection.close()
+                    connection = None
+        except OSError:
+            pass  # nothing waits
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _accept(self) -> "socket.socket":
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        return connection
+
+    def _receive(self, connection: "socket.socket") -> int:
+        """Take one chunk and keep it; 0 at the connection's end. Raises BlockingIOError if none waits."""
+        try:
+            got = connection.recv_into(self._buffer)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return 0  # such as a reset: the other end is gone
+        if got:
+            self._tail += self._buffer[:got]
+            if len(self._tail) > 2 * TAIL:  # and not at every piece of a flood of small ones
+                del self._tail[:-TAIL]
+        if got and not self._cut:
+            self._keep(self._buffer[:got])
+        return got
+
+    def _keep(self, chunk: memoryview) -> None:
+        room = max(self._limit - self.written, 0)
+        self._write(chunk[:room])
+        if len(chunk) > room:
+            self._cut = True
+            self._write(memoryview(CUT % self._limit))
+            self._note("limit", f"The guest printed more than {self._limit} bytes; no more of it is kept.")
+
+    def _write(self, piece: memoryview) -> None:
+        """Write, or drop what cannot be written: the disk may be full and have room again later."""
+        import os
+
+        try:
+            while piece:
+                done = os.write(self._output, piece)
+                self.written += done
+                piece = piece[done:]
+        except OSError as error:
+            self._note("write", f"Console output is lost, it cannot be written: {error.strerror}.")
+
+    def _note(self, what: str, text: str) -> None:
+        """Tell it, once of each kind."""
+        if what not in self._noted:
+            self._noted.add(what)
+            self._on_error(text)

@@ -1,0 +1,102 @@
+"""Programs and files of the administrator's: that nobody else can have written them, and how programs are run.
+
+`vmgahp.hooks.xml_script` and `vmgahp.hooks.policy` share this. What runs here has the server's rights, mostly root's.
+"""
+
+import os
+
+from vmgahp.errors import MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: bool = True) -> None:
+    """Make sure that a file is one that only root, or the caller, can have written.
+
+    That goes for the file and for every directory and link on the way to it: whoever may write to one of
+    them could put another file in its place. A directory with the sticky bit, such as ``/tmp``, protects
+    what is in it. `setting` names the file, `otherwise` is what else can be done than to give a good one.
+    Raises `MachineFault`.
+    """
+    from stat import S_ISREG
+
+    what = "an executable" if executable else "a file"
+    cure = f"give {setting} {what} that belongs to root, in directories that only root may write to"
+
+    def refuse(problem: str) -> MachineFault:
+        return MachineFault(f"{setting} = {path} {problem}.", f"{cure}; {otherwise}.")
+
+    if not path.startswith("/"):
+        raise refuse("is not an absolute path")
+    trusted = {0, os.geteuid()}
+    try:
+        way = _way(path)
+        if trouble := _trouble(way[:-1], trusted):
+            raise refuse(f"is reached by {trouble}")
+        file = os.lstat(way[-1])
+        if not S_ISREG(file.st_mode):
+            raise refuse("is not a regular file")
+        if file.st_uid not in trusted:
+            raise refuse(f"belongs to user id {file.st_uid}")
+        if file.st_mode & 0o022:
+            raise refuse(f"may be written to by others (mode {file.st_mode & 0o7777:04o})")
+        mode = os.X_OK if executable else os.R_OK
+        if not os.access(way[-1], mode, effective_ids=os.access in os.supports_effective_ids):
+            raise refuse(f"may not be {'executed' if executable else 'read'} by this server")
+    except OSError as error:
+        raise refuse(f"cannot be used: {error.strerror}") from error
+
+
+def trouble_with_directory(path: str) -> str:
+    """Who else can have put something into a directory, or another in its place; "" for nobody.
+
+    By the rules of `require_trustworthy`. Raises OSError.
+    """
+    return _trouble(_way(os.path.join(os.getcwd(), path)), {0, os.geteuid()})
+
+
+def _trouble(way: "Sequence[str]", trusted: set[int]) -> str:
+    from stat import S_ISDIR, S_ISVTX
+
+    for passed in way:
+        there = os.lstat(passed)
+        if there.st_uid not in trusted:
+            return f"{passed}, which belongs to user id {there.st_uid}"
+        if S_ISDIR(there.st_mode) and there.st_mode & 0o022 and not there.st_mode & S_ISVTX:
+            return f"{passed}, to which others may write"
+    return ""
+
+
+def _way(path: str) -> list[str]:
+    """Every directory and link that the kernel passes on its way to `path`, and at last the file itself."""
+    import errno
+
+    passed = ["/"]
+    here = "/"
+    links = 0
+    names = path.split("/")
+    while names:
+        name = names.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        there = os.path.join(here, name)
+        passed.append(there)
+        try:
+            target = os.readlink(there)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # which says that it is no link
+                raise
+            here = there
+            continue
+        links += 1
+        if links > 40:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        names[:0] = target.split("/")
+        if target.startswith("/"):
+            here = "/"
+    return [*passed, here]

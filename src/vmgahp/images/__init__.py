@@ -1,0 +1,1 @@
+"""Disk images: formats, backing files, the catalog, qemu-img, ISO images."""

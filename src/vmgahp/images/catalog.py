@@ -1,0 +1,288 @@
+"""The administrator's catalogue of images: what ``catalog:<name>`` in a job's vm_disk stands for on this machine.
+
+It is a TOML file (VM_CATALOG) with a table for each image::
+
+    [debian-12]
+    path = "debian-12.qcow2"      # beside this file, or a full path
+    format = "qcow2"              # as in vm_disk; never found out by itself
+    description = "Debian 12 with cloud-init"
+    min_memory = 512              # MiB
+
+Nobody but root may be able to write to the file, to an image, or to a directory on the way. What is wrong with one
+image keeps that image from being offered, and nothing else: a machine goes on running the jobs that need none.
+"""
+
+import os
+import re
+from typing import NamedTuple
+
+from vmgahp import errors, findings
+from vmgahp.errors import MachineFault
+from vmgahp.findings import OFF, OK, Finding
+from vmgahp.host import trust as trusted_program
+from vmgahp.images.formats import FORMATS, HEADER, looks_like
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vmgahp.config import Settings
+
+    Beneath = Callable[["Image"], object]
+
+SETTING = "VM_CATALOG"
+
+CATALOG = "catalog"
+"""What stands before the name of an image of this machine's catalogue: ``catalog:<name>:device:permission``, no
+format. condor_submit demands three or four fields (``validate_disk_param`` in HTCondor's
+``src/condor_utils/submit_utils.cpp``)."""
+
+LARGEST = 1 << 20
+"""Bytes of the file."""
+MOST_IMAGES = 500
+LARGEST_MEMORY = 1 << 24
+"""MiB."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+_KEYS = {"path": str, "format": str, "description": str, "min_memory": int}
+
+_WITH_A_MARK = ("qcow2", "qcow", "qed", "vmdk", "vdi")
+"""Formats whose images begin with what says so (`vmgahp.images.formats`)."""
+_QCOW2_DATA_FILE = 4
+"""The bit of a qcow2 header's incompatible features that says that the data is in another file."""
+
+
+class Image(NamedTuple):
+    """An image of the administrator's catalogue; at first the job has said no more than its name."""
+
+    name: str
+    path: str = ""
+    format: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """What a checkpoint calls it: on another machine it may lie elsewhere."""
+        return f"{CATALOG}:{self.name}"
+
+
+class Entry(NamedTuple):
+    """One image as the catalogue describes it."""
+
+    name: str
+    path: str
+    format: str
+    """As libvirt and QEMU name it."""
+    kind: str
+    """``disk``, or ``cdrom`` for the format iso."""
+    description: str = ""
+    min_memory: int = 0
+    """MiB that a VM with it needs."""
+
+    @property
+    def image(self) -> Image:
+        """It as a part of a disk."""
+        return Image(self.name, self.path, self.format)
+
+
+class Catalogue:
+    """The images of one machine by name, and of those that cannot be used what is wrong with them."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self.broken: dict[str, MachineFault] = {}
+
+    def find(self, name: str) -> Entry | None:
+        """The image of that name, made sure of; None where there is none. Raises `MachineFault` for a broken one."""
+        if name in self.broken:
+            raise self.broken[name]
+        entry = self.entries.get(name)
+        if entry is not None:
+            check(entry)
+        return entry
+
+
+def read(settings: "Settings") -> Catalogue | None:
+    """The catalogue of the settings, None where they name none; its images are not looked at yet.
+
+    Raises `MachineFault` for a file that others may write to, or that is no catalogue.
+    """
+    path = settings.string(SETTING)
+    if not path:
+        return None
+    trusted_program.require_trustworthy(
+        path, SETTING, f"remove {SETTING} to offer no images", executable=False
+    )
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+        tables = dict(_tables(tomllib.loads(data.decode())))
+        if len(tables) > MOST_IMAGES:
+            raise ValueError(f"it has more than {MOST_IMAGES} images")
+    except (OSError, ValueError, RecursionError) as error:
+        raise MachineFault(
+            f"{SETTING} = {path} ({settings.where(SETTING)}) is no catalogue of images: {error}.",
+            'write a table for each image: [name], path = "…", format = "qcow2".',
+        ) from error
+    found = Catalogue(path)
+    for name, table in tables.items():
+        try:
+            found.entries[name] = _entry(path, name, table)
+        except MachineFault as fault:
+            found.broken[name] = fault
+    return found
+
+
+def _tables(content: "dict[str, object]", above: str = "") -> "Iterator[tuple[str, dict[str, object]]]":
+    """The tables with their names: ``[ubuntu-24.04]`` without quotes is a table in a table to TOML."""
+    plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    if plain:
+        if not above:
+            raise ValueError(f"{next(iter(plain))[:40]} is outside of any table")
+        yield above.removesuffix("."), plain
+    for key, value in content.items():
+        if isinstance(value, dict):
+            if not value:
+                yield above + key, value
+            yield from _tables(value, f"{above}{key}.")
+
+
+def _entry(catalogue: str, name: str, table: "dict[str, object]") -> Entry:
+    """Raises `MachineFault`."""
+
+    def wrong(problem: str, cure: str) -> MachineFault:
+        return _broken(catalogue, name, problem, cure)
+
+    if not _NAME.fullmatch(name):
+        raise wrong(
+            "is no name for an image", "use letters, digits and . _ + - in its name, 64 characters at most."
+        )
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise wrong(f"has the key {key[:40]!a}, which nobody knows", f"write {', '.join(_KEYS)} only.")
+        if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
+            raise wrong(
+                f"has the {key} {value!a:.80}, which is no {'number' if _KEYS[key] is int else 'text'}",
+                "mend it.",
+            )
+    path, said = str(table.get("path", "")), str(table.get("format", "")).lower()
+    if not path or "\0" in path:
+        raise wrong(
+            "has no path", f'write path = "…" under [{name}], the full path or one beside the catalogue.'
+        )
+    if said not in FORMATS:
+        raise wrong(
+            f"has the format {said!a:.40}" if said else "has no format", f"write one of {', '.join(FORMATS)}."
+        )
+    memory = table.get("min_memory", 0)
+    if not isinstance(memory, int) or not 0 <= memory <= LARGEST_MEMORY:
+        raise wrong(f"has the min_memory {memory!a:.40}", "write MiB.")
+    return Entry(
+        name,
+        os.path.normpath(os.path.join(os.path.dirname(catalogue), path)),
+        FORMATS[said],
+        "cdrom" if said == "iso" else "disk",
+        str(table.get("description", "")),
+        memory,
+    )
+
+
+def check(entry: Entry) -> bytes:
+    """Make sure that only root can have written an image, and that it begins as its format does.
+
+    Returns its first bytes. Raises `MachineFault`.
+    """
+    trust(entry.name, entry.path)
+    try:
+        with open(entry.path, "rb") as file:
+            header = file.read(HEADER)
+    except OSError as error:
+        raise _broken(entry.path, entry.name, f"cannot be read ({error.strerror})", "see why.") from error
+    likeness = looks_like(header)
+    marked = likeness if likeness in _WITH_A_MARK or entry.format in _WITH_A_MARK else entry.format
+    # The two versions of qcow have one mark.
+    same = {likeness, entry.format} == {"qcow2", "qcow"} or marked == entry.format
+    if not header or not same:
+        problem = f"is said to be {entry.format} and {'looks like ' + likeness if likeness else 'is not'}"
+        raise _broken(
+            entry.path,
+            entry.name,
+            problem if header else "is empty",
+            f"see qemu-img info {entry.path}, and write the format that it has.",
+        )
+    return header
+
+
+def trust(name: str, path: str) -> None:
+    """Make sure that only root can have written a file of an image. Raises `MachineFault`."""
+    what = f"the path of [{name}] in {SETTING}"
+    trusted_program.require_trustworthy(path, what, "take it out of the catalogue", executable=False)
+
+
+def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Finding]]:
+    """The names of the images that jobs can have; a finding for them all, and one for each image.
+
+    `beneath` looks at the layers beneath an image and raises `errors.Fault`. Without a catalogue there are none.
+    """
+    looked_at = f"the images of {SETTING}"
+    try:
+        catalogue = read(settings)
+    except MachineFault as fault:
+        return [], [findings.judge("images", looked_at, fault, "", OFF)]
+    if catalogue is None:
+        return [], []
+    found: list[Finding] = []
+    names = []
+    for name, wrong in catalogue.broken.items():
+        found.append(findings.judge(f"image {name[:64]}", looked_at, wrong, "", OFF))
+    for entry in catalogue.entries.values():
+        at = f"{entry.path}, {entry.format}"
+        try:
+            header = check(entry)
+            _require_readable(entry)
+            if _may_have_layers(entry.format, header):
+                beneath(entry.image)
+        except errors.Fault as fault:
+            found.append(findings.judge(f"image {entry.name}", at, fault, "", OFF))
+            continue
+        names.append(entry.name)
+        needs = f"; it needs {entry.min_memory} MiB" if entry.min_memory else ""
+        about = f"{entry.description or 'jobs can have it'}{needs}"
+        found.append(Finding(f"image {entry.name}", OK, at, about))
+    shown = ", ".join(names) or "it has none that jobs could use"
+    return names, [Finding("images", OK if names else OFF, f"{looked_at} = {catalogue.path}", shown), *found]
+
+
+def _require_readable(entry: Entry) -> None:
+    """Can every user read it? One that only some can is not advertised, and works for those. Raises `MachineFault`."""
+    place = os.path.realpath(entry.path)
+    closed = [place] if not os.stat(place).st_mode & 0o004 else []
+    while place != "/":
+        place = os.path.dirname(place)
+        if not os.stat(place).st_mode & 0o001:
+            closed.append(place)
+    if closed:
+        raise _broken(
+            entry.path,
+            entry.name,
+            f"cannot be read by the users of jobs, because of the mode of {closed[-1]}",
+            f"chmod {'o+r' if closed[-1] == os.path.realpath(entry.path) else 'o+x'} {closed[-1]}",
+        )
+
+
+def _may_have_layers(image_format: str, header: bytes) -> bool:
+    """Whether an image's header leaves it possible that it needs other files; most do not, and cost no question."""
+    if image_format in ("raw", "vdi"):
+        return False
+    if image_format == "qcow2":
+        backing, features = header[8:16], header[72:80]
+        return any(backing) or bool(features and features[-1] & _QCOW2_DATA_FILE)
+    return True
+
+
+def _broken(path: str, name: str, problem: str, cure: str) -> MachineFault:
+    return MachineFault(f"The image [{name[:64]}] of the catalogue {problem} ({path}).", cure)

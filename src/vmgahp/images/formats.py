@@ -1,0 +1,112 @@
+"""The format of a disk image that somebody names: from what he says or from the file's name, never by a guess.
+
+What a guest wrote into a raw image can look like the header of another format, and that header can name any file as
+the one beneath it. So a header is looked at for one thing only: to refuse a name that leaves open what it is.
+"""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+FORMATS = {
+    "raw": "raw",
+    "iso": "raw",
+    "qcow2": "qcow2",
+    "qcow": "qcow",
+    "qed": "qed",
+    "vmdk": "vmdk",
+    "vdi": "vdi",
+    "vpc": "vpc",
+    "vhd": "vpc",
+}
+"""Image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
+storagecommon.rng, which has no vhdx)."""
+
+BY_ENDING = {
+    ".qcow2": "qcow2",
+    ".qcow": "qcow",
+    ".qed": "qed",
+    ".vmdk": "vmdk",
+    ".vdi": "vdi",
+    ".vpc": "vpc",
+    ".vhd": "vpc",
+    ".raw": "raw",
+    ".iso": "raw",
+}
+"""What the end of a file's name says, in lower case. ``.img`` is the name of images of all formats."""
+
+_HEADERS = (
+    (0, b"QFI\xfb", "qcow2"),
+    (0, b"QED\0", "qed"),
+    (0, b"KDMV", "vmdk"),
+    (0, b"COWD", "vmdk"),
+    (0, b"# Disk DescriptorFile", "vmdk"),
+    (64, b"\x7f\x10\xda\xbe", "vdi"),
+    (0, b"conectix", "vpc"),
+    (0, b"vhdxfile", "vhdx"),
+)
+CONVERTIBLE = FORMATS | {"vhdx": "vhdx"}
+"""As `FORMATS`, with those that no hypervisor here uses and that can be converted."""
+
+HEADER = 512
+"""Bytes at the beginning of an image that `looks_like` wants to see."""
+
+
+class UnclearFormat(ValueError):
+    """Nobody says what format an image has; the text is a sentence without its end."""
+
+
+def looks_like(header: bytes) -> str:
+    """The format whose mark the first `HEADER` bytes have; empty for none. No proof of anything."""
+    for place, mark, name in _HEADERS:
+        if header[place : place + len(mark)] == mark:
+            return name
+    return ""
+
+
+def image_format(name: str, said: str, file: "BinaryIO") -> str:
+    """The format for QEMU of the image in `file`: what is `said`, else what the end of its name says, else raw.
+
+    Raises `UnclearFormat` for a format that cannot be used, and for a name that says nothing of an image that
+    could be something else than raw.
+    """
+    if said:
+        if said.lower() not in FORMATS:
+            raise UnclearFormat(f"{said[:40]!a} is none of the formats {', '.join(FORMATS)}")
+        return FORMATS[said.lower()]
+    dot = name.rfind(".")
+    by_name = BY_ENDING.get(name[dot:].lower(), "") if dot >= 0 else ""
+    if by_name:
+        return by_name
+    likeness = looks_like(file.read(HEADER))
+    if likeness:
+        raise UnclearFormat(
+            f"its name does not say what format it has, and it could be {likeness}, or raw with such a beginning"
+        )
+    return "raw"
+
+
+def proven_format(name: str, said: str, header: bytes) -> str:
+    """The format of an image that is perhaps to be converted: what is `said`, else what name and header agree about.
+
+    Returns QEMU's name of it, and ``iso`` for a CD-ROM. Without a word of the job's nothing is taken for raw but what
+    is called so, for to whom it is raw and to whom it is not decides who reads which file; and a header alone proves
+    nothing, for a guest can have written it. Raises `UnclearFormat`.
+    """
+    if said:
+        if said.lower() not in CONVERTIBLE:
+            raise UnclearFormat(f"{said[:40]!a} is none of the formats {', '.join(CONVERTIBLE)}")
+        return "iso" if said.lower() == "iso" else CONVERTIBLE[said.lower()]
+    ending = os.path.splitext(name)[1].lower()
+    by_name = "vhdx" if ending == ".vhdx" else BY_ENDING.get(ending, "")
+    if by_name == "raw":
+        return "iso" if ending == ".iso" else "raw"
+    likeness = looks_like(header)
+    if by_name and by_name == likeness:
+        return by_name
+    seen = f"begins like {likeness}" if likeness else "begins like no format that has a header"
+    if by_name:
+        raise UnclearFormat(f"its name says {by_name}, and it {seen}")
+    raise UnclearFormat(f"neither the job nor the image's name says what format it has (it {seen})")

@@ -1,0 +1,303 @@
+"""Small ISO 9660 images made of files of the job's: a drive by which a guest is given its input.
+
+Written by pycdlib with Rock Ridge names for Linux and the BSDs and Joliet names for Windows. The same contents
+under the same names make the same bytes, whenever and wherever: a VM that goes on from a checkpoint finds on its
+drive what was there.
+
+The contents are a stranger's, and so is what a parser of theirs might do. So they are read, and the image is
+written, by a process of its own that has the job user's rights, limits, and open descriptors instead of names. It
+takes on those rights after it has loaded its code: the job's user need not be able to read this installation.
+"""
+
+import errno
+import os
+import re
+import sys
+
+from vmgahp.errors import MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, BinaryIO
+
+    from vmgahp.host.job_user import Identity
+
+    Contents = Mapping[str, bytes | int]
+    """Name in the image, with slashes for directories -> its bytes, or an open descriptor of a regular file."""
+
+MOST_FILES = 500
+"""Files in an image: each is an open descriptor until it is written."""
+DEEPEST = 7
+"""Directories above a file and the file itself; ISO 9660 has eight levels, the root being one."""
+LARGEST_FILE = 2**32 - 1
+"""Bytes of one file, by the field of a directory record."""
+OVERHEAD = 16 << 20
+"""Bytes that an image may take beside its contents."""
+
+MEMORY = 1 << 30
+CPU_SECONDS = 600
+"""Limits of the process that writes."""
+DEADLINE = 30.0
+BYTES_A_SECOND = 10 << 20
+"""It has the deadline in seconds, and as many more as the contents take at this rate."""
+
+WHEN = 946684800.0
+"""The time of everything in an image: the first second of 2000, UTC."""
+
+_LABEL = re.compile(r"[A-Za-z0-9_]{1,16}", re.ASCII)
+_NOT_JOLIET = re.compile(r'[\x00-\x1f*/:;?\\<>|"\ud800-\udfff\U00010000-\U0010ffff]')
+_LONGEST_JOLIET = 64
+"""pycdlib counts bytes of UTF-8."""
+_NO_ROOM, _CHANGED = 3, 4
+"""How the process that writes ends, beside 0 and Python's own 1."""
+
+
+class Unfit(Exception):
+    """The contents can be no image; the message says why, in the form of a sentence without its end."""
+
+
+def can_write() -> bool:
+    """Whether what images are written with is installed here."""
+    from importlib.util import find_spec
+
+    return find_spec("pycdlib") is not None
+
+
+def write(
+    directory: str,
+    name: str,
+    label: str,
+    contents: "Contents",
+    identity: "Identity",
+    *,
+    most_bytes: int,
+    secret: bool = False,
+) -> None:
+    """Write the image `name` beneath the scratch `directory` as the job's user, all or nothing.
+
+    `label` is the volume's name, of at most 16 letters, digits and underscores. The contents together may have
+    `most_bytes`; descriptors stay the caller's and are read from their beginning. The image is for the job's user
+    alone (mode 0600); where it is `secret` its files are for the guest's root alone. Raises `Unfit` for contents
+    that are too many, too large, named as no file can be, or change meanwhile; `MachineFault` where it cannot be
+    written.
+    """
+    if not _LABEL.fullmatch(label):
+        raise ValueError(f"{label!r} is no label of a volume")
+    check_names(contents)
+    if len(contents) > MOST_FILES:
+        raise Unfit(f"these are {len(contents)} files, and an image takes {MOST_FILES}")
+    opened: list[int] = []
+    temporary = f".{name}.{os.getpid()}.tmp"
+    try:
+        files = []
+        for path, content in sorted(contents.items()):
+            if isinstance(content, int):
+                descriptor = content
+            else:
+                descriptor = os.memfd_create("content", os.MFD_CLOEXEC)
+                opened.append(descriptor)
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(content)
+            files.append((path, descriptor, os.fstat(descriptor).st_size))
+        _check_sizes(files, most_bytes)
+        identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
+        output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        opened.append(output)
+        try:
+            _write(output, label, files, identity, secret=secret)
+            identity.rename_scratch(directory, temporary, name)
+        except BaseException:
+            identity.unlink_scratch(directory, temporary)
+            raise
+    except OSError as error:
+        raise MachineFault(
+            f"{name} cannot be written in {directory} as uid {identity.uid}: {error.strerror}.",
+            "see that the job's user can write to its scratch directory, and that there is room.",
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def check_names(names: "Iterable[str]") -> None:
+    """Raise `Unfit` for names that cannot stand in one image, such as a file and a directory of one name."""
+    directories: set[str] = set()
+    files = set(names)
+    for name in files:
+        parts = name.split("/")
+        try:
+            encoded = [part.encode() for part in parts]
+        except UnicodeEncodeError:
+            raise Unfit(f"{name!a} is no name in UTF-8") from None
+        if any(part in (b"", b".", b"..") or b"\0" in part for part in encoded):
+            raise Unfit(f"{name!a} is no plain relative name")
+        if len(parts) > DEEPEST:
+            raise Unfit(f"{name!a} lies deeper than {DEEPEST} levels")
+        if any(len(part) > 200 for part in encoded):
+            raise Unfit(f"{name[:50]!a}… has more than 200 bytes")
+        directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    if both := sorted(directories & files):
+        raise Unfit(f"{both[0]!a} is both a file and a directory")
+
+
+def _check_sizes(files: "list[tuple[str, int, int]]", most_bytes: int) -> None:
+    for name, _, size in files:
+        if size > LARGEST_FILE:
+            raise Unfit(f"{name!a} has {size} bytes, and a file in an image at most {LARGEST_FILE}")
+    if (total := sum(size for _, _, size in files)) > most_bytes:
+        raise Unfit(f"together they have {total} bytes, and {most_bytes} is the most")
+
+
+def _write(
+    output: int, label: str, files: "list[tuple[str, int, int]]", identity: "Identity", *, secret: bool
+) -> None:
+    """Have the writing process do it. Raises `Unfit`, OSError and `MachineFault`."""
+    import json
+    import subprocess
+
+    total = sum(size for _, _, size in files)
+    plan = {
+        "output": output,
+        "label": label,
+        "files": files,
+        "mode": 0o400 if secret else 0o444,
+        "most": total + OVERHEAD,
+        "user": [identity.uid, identity.gid] if identity.switching else None,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "vmgahp.images.iso"],
+            input=json.dumps(plan).encode(),
+            capture_output=True,
+            cwd="/",
+            env={"PATH": os.defpath, "TZ": "UTC"},
+            pass_fds=[output, *(descriptor for _, descriptor, _ in files)],
+            timeout=DEADLINE + total / BYTES_A_SECOND,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MachineFault(
+            f"An image of {total} bytes was not written within {error.timeout:.0f} seconds.",
+            "look at the file system of the scratch directory.",
+        ) from error
+    if done.returncode == 0:
+        return
+    words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    if done.returncode == _NO_ROOM and words[-1].isdigit():
+        raise OSError(int(words[-1]), os.strerror(int(words[-1])))
+    if done.returncode == _CHANGED:
+        raise Unfit(words[-1])
+    if words[-1].startswith("ModuleNotFoundError"):
+        raise MachineFault(
+            "Images for guests cannot be written: pycdlib is not installed here.",
+            f"{sys.executable} -m pip install pycdlib",
+        )
+    raise MachineFault(
+        f"An image cannot be written: {words[-1][:200]}.", "see whether a file of it has changed."
+    )
+
+
+# The process that writes
+
+
+def _main() -> int:
+    """Read the plan from standard input and carry it out; an error of the system's is its number on standard error."""
+    import json
+    import time
+
+    plan = json.loads(sys.stdin.buffer.read())
+    time.time = lambda: WHEN  # what pycdlib stamps everything with, and this process does nothing else
+    with (
+        open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere,
+        open(os.devnull, "rb") as nothing,
+    ):
+        # All code is loaded by this: the job's user may have no rights to this installation.
+        _image(nowhere, "rehearsal", [["a/b", nothing.fileno(), 0]], 0o444)
+    _restrict(plan["user"], plan["most"])
+    try:
+        with open(plan["output"], "r+b") as output:
+            _image(output, plan["label"], plan["files"], plan["mode"])
+            os.fsync(output.fileno())
+    except OSError as error:
+        print(error.errno or errno.EIO, file=sys.stderr)  # noqa: T201 - to the process that started this one
+        return _NO_ROOM
+    except Unfit as unfit:
+        print(unfit, file=sys.stderr)  # noqa: T201
+        return _CHANGED
+    return 0
+
+
+def _restrict(user: "list[int] | None", most: int) -> None:
+    import resource
+
+    if user is not None:
+        uid, gid = user
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    for limit, least in (
+        (resource.RLIMIT_FSIZE, most),
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = least if hard == resource.RLIM_INFINITY else min(least, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def _image(output: "BinaryIO", label: str, files: "list[list[Any]]", mode: int) -> None:
+    """Write the image, its directories and files under names that each of the three systems of names can have."""
+    import pycdlib
+
+    image = pycdlib.PyCdlib()
+    image.new(interchange_level=3, rock_ridge="1.09", joliet=3, vol_ident=label, app_ident_str="VMGAHP")
+    isos, joliets = {"": ""}, {"": ""}
+    taken: dict[str, set[str]] = {}
+    for number, (path, descriptor, size) in enumerate(files):
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            above, here = "/".join(parts[: depth - 1]), "/".join(parts[:depth])
+            if here in isos:
+                continue
+            isos[here] = f"{isos[above]}/D{len(isos):07d}"
+            joliets[here] = f"{joliets[above]}/{_joliet(parts[depth - 1], taken.setdefault(above, set()))}"
+            image.add_directory(
+                isos[here],
+                rr_name=parts[depth - 1],
+                joliet_path=joliets[here],
+                file_mode=0o040000 | mode | 0o111,
+            )
+        above = "/".join(parts[:-1])
+        image.add_fp(
+            open(descriptor, "rb", closefd=False),  # noqa: SIM115 - read when the image is written
+            size,
+            iso_path=f"{isos[above]}/F{number:07d}.;1",
+            rr_name=parts[-1],
+            joliet_path=f"{joliets[above]}/{_joliet(parts[-1], taken.setdefault(above, set()))}",
+            file_mode=0o100000 | mode,
+        )
+    image.write_fp(output)
+    output.flush()
+    if changed := [path for path, descriptor, size in files if os.fstat(descriptor).st_size != size]:
+        raise Unfit(f"{changed[0]!a} has changed meanwhile")
+
+
+def _joliet(name: str, taken: set[str]) -> str:
+    """A name that Joliet can have and that is not taken; nearly always the same name."""
+    clean = _NOT_JOLIET.sub("_", name)
+    number = 0
+    found = _cut(clean, _LONGEST_JOLIET)
+    while found.lower() in taken:
+        number += 1
+        found = f"{_cut(clean, _LONGEST_JOLIET - 4)}~{number}"
+    taken.add(found.lower())
+    return found
+
+
+def _cut(name: str, most: int) -> str:
+    return name.encode()[:most].decode(errors="ignore")
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

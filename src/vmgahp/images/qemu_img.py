@@ -1,0 +1,293 @@
+"""The one place that calls ``qemu-img``: to look into images, to make overlays, to convert.
+
+It always runs as somebody who may be given everything that an image names (the job's user, or whoever typed the
+command), within limits of memory and time, and is told the format: it never finds one out by itself, for what a
+guest wrote into a raw image can look like the header of any other. What its failure means, and whose fault it is,
+is the caller's to say: here it is `Trouble`.
+"""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from subprocess import Popen
+    from typing import Any
+
+    from vmgahp.host.job_user import Identity
+
+    Progress = Callable[[float], None]
+
+LOOK = 30.0
+"""Seconds for a look at an image; a healthy one takes a hundredth of one."""
+OVERLAY = 120.0
+"""Seconds for making an overlay, which is a few KiB, and a look at the base."""
+
+LOOK_CPU, LOOK_MEMORY = 10, 1 << 30
+"""Limits of a look, which a crafted header can make work hard (as OpenStack's nova has them): seconds, bytes."""
+CONVERT_MEMORY = 4 << 30
+
+MOST_OUTPUT = 16 << 20
+"""Bytes that are kept of what it prints; the description of a long chain of layers is a few KiB."""
+
+_REAP = 5.0
+"""Seconds that one that was killed may take to be gone; in a hung file system it never is."""
+
+
+class Trouble(Exception):
+    """``qemu-img`` did not do it; the text says why, in half a sentence."""
+
+
+class NotInstalled(Trouble):
+    """There is no such program; `program` is its name."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(f"{program} is not installed (qemu-utils, util-linux)")
+        self.program = program
+
+
+class TooSlow(Trouble):
+    """It had not ended after `seconds` and was killed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"qemu-img had not ended after {seconds:g} s")
+        self.seconds = seconds
+
+
+class TooLarge(Trouble):
+    """The new image would have had more bytes than it may."""
+
+    def __init__(self) -> None:
+        super().__init__("what comes out is larger than it may be")
+
+
+class Refused(Trouble):
+    """It ended with an error; the text is what it said, on one line and in English."""
+
+    @property
+    def no_access(self) -> bool:
+        """Whether a file is not there, or is not the user's to open."""
+        return "Permission denied" in str(self) or "No such file" in str(self)
+
+    @property
+    def no_space(self) -> bool:
+        """Whether the file system is full."""
+        return "No space left on device" in str(self)
+
+
+def info(
+    path: str,
+    image_format: str,
+    identity: "Identity | None" = None,
+    *,
+    chain: bool = False,
+    seconds: float = LOOK,
+) -> "list[dict[str, Any]]":
+    """What the image's header says of it, with `chain` followed by those of the layers beneath.
+
+    `image_format` is QEMU's name of what somebody says that it is. Without an `identity` it runs as the caller.
+    Raises `Trouble`.
+    """
+    # -U: a template that another VM has open for writing is still to be looked at.
+    options = ["info", "-U", "--output=json", *(["--backing-chain"] if chain else []), "-f", image_format]
+    found = _document([*options, _place(path)], identity, seconds)
+    return found if isinstance(found, list) else [found]
+
+
+def measure(
+    path: str,
+    image_format: str,
+    target_format: str,
+    identity: "Identity | None" = None,
+    *,
+    seconds: float = LOOK,
+) -> int:
+    """The bytes that the image would take converted to ``raw`` or ``qcow2``, without its holes. Raises `Trouble`."""
+    options = ["measure", "-U", "--output=json", "-f", image_format, "-O", target_format]
+    found = _document([*options, _place(path)], identity, seconds)
+    return int(found["required"])
+
+
+def create_overlay(
+    base: str, base_format: str, to: str, identity: "Identity | None" = None, *, seconds: float = OVERLAY
+) -> None:
+    """Write an empty qcow2 image `to` that reads from `base`, by the full paths of both.
+
+    What `to` was before is written over: give it a name of your own and rename it, so that half of an image is
+    never taken for one. Raises `Trouble`.
+    """
+    command = ["create", "-q", "-f", "qcow2", "-F", base_format, "-b", _place(base), _place(to)]
+    _run(command, identity, seconds=seconds, cpu=int(OVERLAY / 2))
+
+
+def create_empty(to: str, to_format: str, size: int, identity: "Identity | None" = None) -> None:
+    """Write an image `to` of `size` bytes without content, which takes hardly any room; as `create_overlay`."""
+    _run(["create", "-q", "-f", to_format, _place(to), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
+
+
+def convert(
+    source: str,
+    source_format: str,
+    to: str,
+    to_format: str,
+    identity: "Identity | None" = None,
+    *,
+    seconds: float,
+    options: "Sequence[str]" = (),
+    largest: int = 0,
+    progress: "Progress | None" = None,
+) -> None:
+    """Write the content of the image `source`, and of what lies beneath it, as the new image `to`.
+
+    `options` are those of the new format (``-o``); a file of more than `largest` bytes, if that is not 0, is given
+    up. `progress` is told how far it is, in per cent. On a failure `to` may be there, half of it. Raises `Trouble`.
+    """
+    command = ["convert", "-p", "-f", source_format, "-O", to_format]
+    for option in options:
+        command += ["-o", option]
+    command += [_place(source), _place(to)]
+    _run(command, identity, seconds=seconds, memory=CONVERT_MEMORY, largest=largest, progress=progress)
+
+
+def _place(path: str) -> str:
+    """A path that is nothing but a path: ``nbd:…`` and ``json:…`` would be other things, ``-x`` an option."""
+    return os.path.abspath(path)
+
+
+def _document(command: "Sequence[str]", identity: "Identity | None", seconds: float) -> "Any":
+    import json
+
+    try:
+        return json.loads(_run(command, identity, seconds=seconds, cpu=LOOK_CPU))
+    except ValueError as error:
+        raise Trouble(f"qemu-img said what is not JSON: {error}") from error
+
+
+def _run(
+    arguments: "Sequence[str]",
+    identity: "Identity | None",
+    *,
+    seconds: float,
+    cpu: int = 0,
+    memory: int = LOOK_MEMORY,
+    largest: int = 0,
+    progress: "Progress | None" = None,
+) -> bytes:
+    """Run it and return what it printed. Raises `Trouble`."""
+    import signal
+    import subprocess
+
+    limits = [
+        f"--as={memory}",
+        *([f"--cpu={cpu}"] if cpu else []),
+        *([f"--fsize={largest}"] if largest else []),
+    ]
+    try:
+        process = subprocess.Popen(
+            ["prlimit", *limits, "qemu-img", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=_environment(),
+            umask=0o077 if identity else -1,
+            **(identity.of_process() if identity else {}),
+        )
+    except FileNotFoundError as error:
+        raise NotInstalled(str(error.filename)) from error
+    except OSError as error:
+        raise Trouble(f"qemu-img cannot be run ({error.strerror})") from error
+    _watch(process)
+    try:
+        printed, complaints = _listen(process, seconds, progress)
+        status = process.wait()
+    finally:
+        _end(process)
+    said = " ".join(complaints.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
+    if status == 127 and "prlimit" in said:
+        raise NotInstalled("qemu-img")
+    if largest and (status == -signal.SIGXFSZ or (status != 0 and said.endswith("File too large"))):
+        raise TooLarge
+    if status != 0:
+        raise Refused(said[-1000:] or f"it ended with {status}")
+    return printed
+
+
+def _environment() -> dict[str, str]:
+    """English, for the callers read what it says; and nothing of a job's environment."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/"}
+
+
+def _listen(process: "Popen[bytes]", seconds: float, progress: "Progress | None") -> tuple[bytes, bytes]:
+    """What it prints and what it complains of, until it has closed both. Raises `TooSlow`."""
+    import selectors
+    from time import monotonic
+
+    assert process.stdout is not None
+    assert process.stderr is not None
+    end = monotonic() + seconds
+    heard = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for descriptor in heard:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map():
+            left = end - monotonic()
+            ready = selector.select(left) if left > 0 else []
+            if not ready and end <= monotonic():
+                raise TooSlow(seconds)
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fd)
+                elif progress is not None and key.fd == process.stdout.fileno():
+                    _tell(data, progress)
+                elif len(heard[key.fd]) < MOST_OUTPUT:
+                    heard[key.fd] += data
+    printed, complaints = heard.values()
+    return bytes(printed), bytes(complaints)
+
+
+def _tell(data: bytes, progress: "Progress") -> None:
+    """``    (12.34/100%)`` and a carriage return, again and again; the last whole one counts."""
+    before, slash, _ = data.rpartition(b"/100%)")
+    if slash:
+        try:
+            progress(float(before.rpartition(b"(")[2]))
+        except ValueError:
+            pass
+
+
+_watched: "set[Popen[bytes]] | None" = None
+
+
+def _watch(process: "Popen[bytes]") -> None:
+    """Remember it: a server that ends must not leave one behind that goes on writing into the scratch directory."""
+    global _watched
+    if _watched is None:
+        import atexit
+
+        _watched = set()
+        atexit.register(_end_all)
+    _watched.add(process)
+
+
+def _end_all() -> None:
+    for process in list(_watched or ()):
+        process.kill()
+
+
+def _end(process: "Popen[bytes]") -> None:
+    """Make sure that it is gone, as far as that can be had."""
+    import subprocess
+
+    assert _watched is not None
+    if process.poll() is None:
+        process.kill()
+        try:
+            process.wait(_REAP)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel; subprocess collects it later
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    _watched.discard(process)

@@ -1,0 +1,1 @@
+"""What a job ad asks for, checked."""

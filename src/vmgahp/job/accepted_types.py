@@ -1,0 +1,79 @@
+"""The VM types that a job takes: one, any, or those of a list, the first of them that a machine has proved.
+
+A job that does not mind says so by ``vm_type = any``, and by ``+VMPARAM_vm_Types = "kvm, vmware"`` that only some
+would do; or by a list in vm_type itself, with requirements that match machines of each. docs/how-to/any-hypervisor.md
+has both.
+"""
+
+import re
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vmgahp.job.ad import JobAd
+
+ANY = "any"
+TYPES = "VMPARAM_vm_Types"
+
+STANDS_FOR = {"vmware": ("vmware", "vmrun", "vsphere")}
+"""A job's word -> the VM types of machines that it means, where those are more than itself."""
+
+_MOST = 20
+_TYPE = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,63}", re.ASCII)
+_CURE = f'write vm_type = any and +{TYPES} = "kvm, vmware", with the types that would do.'
+
+
+def is_choice(vm_type: str) -> bool:
+    """Whether a job of this vm_type, in lower case, leaves open by which hypervisor it runs."""
+    return vm_type == ANY or "," in vm_type
+
+
+def wanted(ad: "JobAd") -> tuple[str, ...]:
+    """The types that the job takes, in its order; empty where it takes any. Raises `JobFault`."""
+    vm_type = ad.vm_type()
+    listed = "," in vm_type
+    if ad.expression(TYPES) is None or (ad.expression(TYPES) or "").lower() == "undefined":
+        return _words("JobVMType", vm_type) if listed else ()
+    if listed:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(vm_type)} and {TYPES} = {shown(ad.expression(TYPES))}: both are lists of VM types.",
+            f"keep one of them; {_CURE}",
+        )
+    text = ad.string(TYPES)
+    if text is None:
+        raise JobFault(
+            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a text.", _CURE
+        )
+    return _words(TYPES, text)
+
+
+def takes(wishes: "Sequence[str]", vm_type: str) -> bool:
+    """Whether a machine's `vm_type` is one of what `wanted` returns."""
+    return not wishes or any(vm_type in STANDS_FOR.get(word, (word,)) for word in wishes)
+
+
+def require(ad: "JobAd") -> None:
+    """Make sure that a job of one type is of a type that it takes. Raises `JobFault`."""
+    vm_type = ad.vm_type()
+    if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(wanted(ad), vm_type):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}, which is none of them.",
+            f"write vm_type = any, or leave {TYPES} out.",
+        )
+
+
+def _words(attribute: str, text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",") if word.strip()))
+    odd = [word for word in words if not _TYPE.fullmatch(word)]
+    if odd or not words or len(words) > _MOST:
+        what = f"{shown(odd[0])} is no VM type" if odd else "it is no list of VM types"
+        raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _CURE)
+    # "any" in a list takes whatever there is.
+    return () if ANY in words else words

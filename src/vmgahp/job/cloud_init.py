@@ -1,0 +1,201 @@
+"""What a guest's cloud-init is told at its first boot: files of the job's, as a drive that cloud-init looks for.
+
+The NoCloud data source takes any drive with the label ``cidata`` that has the files ``user-data`` and
+``meta-data``, and perhaps ``network-config``
+(https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html). cloud-init does most of its work
+once for each instance-id, so that must be the same whenever the job's VM runs on; and since the drive is one of the
+VM's disks, a VM that goes on from a checkpoint must find it byte for byte as it was. So nothing is in it that another
+machine or another hour would change.
+
+User data often has passwords in it. The drive is for the job's user alone, its files are for the guest's root, it
+goes when the VM does, and no word of its content is in any message.
+"""
+
+import json
+import os
+import re
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.images import iso
+from vmgahp.job.disks import Disk, free_device
+from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
+from vmgahp.text import has_control
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
+    from vmgahp.job.options import Wishes
+
+SEED_FILE = "vm_cidata.iso"
+LABEL = "cidata"
+LARGEST = 1 << 20
+"""Bytes of each of the files; clouds allow some 16 or 64 KiB."""
+
+_CLOUD_INIT = (
+    *(b"#cloud-config", b"#cloud-boothook", b"#include", b"#part-handler", b"#!", b"## template: jinja"),
+    *(b"content-type:", b"mime-version:", b"from "),
+)
+"""What user data for cloud-init begins with, in lower case; the last three are a MIME message's. See
+https://cloudinit.readthedocs.io/en/latest/explanation/format.html."""
+_CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
+"""And for cloudbase-init, which does the same on Windows."""
+_GZIP = b"\x1f\x8b"
+
+_INSTANCE_ID = re.compile(rb"""^\s*[{,]?\s*["']?instance-id["']?\s*:\s*\S""", re.MULTILINE)
+
+
+class Seed(NamedTuple):
+    """The files of the scratch directory that the drive is made of, by name; empty for one that the job has not."""
+
+    user_data: str
+    meta_data: str
+    network_config: str
+    instance: str
+    """The instance-id, where the job brings no meta-data."""
+    host_name: str
+
+
+def wanted(wishes: "Wishes", ad: "JobAd", identity: "Identity") -> Seed | None:
+    """What the job wants to tell cloud-init, checked; None for nothing. Raises `JobFault`."""
+    names = {wish: wishes.string(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)}
+    if not names[USER_DATA]:
+        for wish in (META_DATA, NETWORK_CONFIG):
+            if names[wish]:
+                raise wishes.refused(
+                    wish,
+                    f"it is of no use without {wishes.attribute(USER_DATA)}",
+                    f"set {wishes.attribute(USER_DATA)} too; a file with the one line #cloud-config will do.",
+                )
+        return None
+    for wish, path in names.items():
+        if not path:
+            continue
+        # condor_submit leaves paths of the submit machine as they are.
+        names[wish] = os.path.basename(path)
+        data = _read(wishes, wish, names[wish], ad.working_dir(), identity)
+        if wish == USER_DATA:
+            _check_user_data(wishes, data)
+        elif wish == META_DATA and not _INSTANCE_ID.search(data):
+            raise wishes.refused(
+                wish,
+                "the file has no instance-id, without which cloud-init takes every boot for the same VM's",
+                "add a line such as instance-id: run-7, or leave the attribute out: then both are made.",
+            )
+    name = ad.vm_name()
+    return Seed(
+        user_data=names[USER_DATA],
+        meta_data=names[META_DATA],
+        network_config=names[NETWORK_CONFIG],
+        instance=ad.string("GlobalJobId") or name,
+        host_name=_host_name(name),
+    )
+
+
+def drive(seed: Seed | None, disks: "Sequence[Disk]", working_dir: str) -> tuple[Disk, ...]:
+    """The drive with the seed, behind the job's `disks`. Raises `JobFault`."""
+    if seed is None:
+        return ()
+    device = free_device(disks)
+    if device:
+        return (Disk(os.path.join(working_dir, SEED_FILE), device, "", False, "raw", True, "cdrom"),)
+    raise JobFault(
+        errors.INVALID_DISK_PARAM,
+        f"VMPARAM_vm_Disk leaves no device for a drive, and VMPARAM_vm_{USER_DATA} needs one.",
+        "use fewer disks.",
+    )
+
+
+def write(seed: Seed, working_dir: str, identity: "Identity") -> None:
+    """Make the drive, anew where there is one. Raises `JobFault` and `MachineFault`."""
+    opened: list[int] = []
+    try:
+        contents: dict[str, bytes | int] = {"meta-data": _meta_data(seed)}
+        for name, file in (
+            ("user-data", seed.user_data),
+            ("meta-data", seed.meta_data),
+            ("network-config", seed.network_config),
+        ):
+            if file:
+                opened.append(identity.open_scratch(working_dir, file, os.O_RDONLY))
+                contents[name] = opened[-1]
+        iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=3 * LARGEST, secret=True)
+    except OSError as error:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"VMPARAM_vm_{USER_DATA} = {seed.user_data!a}: it or a companion cannot be opened any more: "
+            f"{error.strerror}.",
+            "see who has changed the job's scratch directory.",
+        ) from error
+    except iso.Unfit as unfit:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"VMPARAM_vm_{USER_DATA} = {seed.user_data!a}: of it and its companions no drive can be made: {unfit}.",
+            f"send files of {LARGEST} bytes at most.",
+        ) from unfit
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def forget(seed: Seed | None, working_dir: str, identity: "Identity") -> None:
+    """Remove the drive, if there was one: what is in it is nobody's business any more. Raises OSError."""
+    if seed is not None:
+        identity.unlink_scratch(working_dir, SEED_FILE)
+
+
+def _read(wishes: "Wishes", wish: str, name: str, working_dir: str, identity: "Identity") -> bytes:
+    if not name or name == SEED_FILE or has_control(name):
+        raise wishes.refused(
+            wish,
+            "it is no name of a file for it",
+            'write the name of a transferred file, such as "user-data".',
+        )
+    try:
+        with open(identity.open_scratch(working_dir, name, os.O_RDONLY), "rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise wishes.refused(
+            wish,
+            f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}",
+            "add it to transfer_input_files: a regular file, no link, that its owner may read.",
+        ) from error
+    if len(data) > LARGEST:
+        raise wishes.refused(
+            wish, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own."
+        )
+    return data
+
+
+def _check_user_data(wishes: "Wishes", data: bytes) -> None:
+    """By its first line cloud-init knows what user data is, and what it does not know it drops."""
+    start = data[:64].lstrip().lower()
+    if not start:
+        problem = "the file is empty"
+    elif start.startswith((*_CLOUD_INIT, *_CLOUDBASE, _GZIP)):
+        return
+    elif start.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
+    else:
+        problem = "its first line is none by which cloud-init knows what to do with it"
+    raise wishes.refused(
+        USER_DATA,
+        problem,
+        "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts.",
+    )
+
+
+def _meta_data(seed: Seed) -> bytes:
+    """YAML, in which a JSON text is a text."""
+    return (
+        f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n"
+    ).encode()
+
+
+def _host_name(name: str) -> str:
+    """The VM's name as a host can be called (RFC 1123)."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm"

@@ -1,0 +1,196 @@
+"""Disks that are made for a job at its start: empty ones for its data, and one that has files of the job's on it.
+
+``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that comes home with what the guest has written to it;
+``VMPARAM_vm_Data_Files = "in.csv, params"`` hands the guest those transferred files on a CD-ROM. Both are for images
+that lie ready on the machine and know nothing of the job.
+"""
+
+import os
+import re
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.host import scratch
+from vmgahp.images import iso
+from vmgahp.images.catalog import CATALOG
+from vmgahp.job.attributes import WISH_PREFIX as PREFIX
+from vmgahp.job.disks import DISK, Disk, device_of, free_device
+from vmgahp.job.options import (
+    DATA_DISK,
+    DATA_FILES,
+    EXIT_PORT,
+    GENERAL,
+    META_DATA,
+    NETWORK_CONFIG,
+    USER_DATA,
+    Wishes,
+)
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.ad import JobAd
+
+LABEL = "JOBDATA"
+"""The name of the volume with the job's files."""
+FILES_IMAGE = "vm_data_files.iso"
+"""Its file in the scratch directory; it is made of what is there, and does not go home."""
+
+LARGEST_FILES = 4 << 30
+"""Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
+
+_OURS = tuple(
+    wish.lower() for wish in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA)
+)
+"""Wishes that only the drivers with QEMU fulfil, by making something."""
+
+_UNITS = {"m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"([1-9][0-9]{0,6})([mgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}", re.ASCII)
+_FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
+"""What a data disk may be, by the end of its name."""
+
+
+def made_disks(
+    wishes: Wishes, others: "Sequence[Disk]", identity: "Identity", directory: str
+) -> tuple[Disk, ...]:
+    """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
+    found = list(others)
+    for entry in wishes.string(DATA_DISK).split(","):
+        if entry.strip():
+            disk = _data_disk(wishes, entry.strip(), directory)
+            if any(disk.device == other.device for other in found):
+                raise wishes.refused(
+                    DATA_DISK,
+                    f"{disk.device} is a disk of the job already",
+                    "give every disk its own device.",
+                )
+            found.append(disk)
+    if names := [name.strip() for name in wishes.string(DATA_FILES).split(",") if name.strip()]:
+        found.append(_files_disk(wishes, names, found, identity, directory))
+    _require_own_files(found)
+    return tuple(found[len(others) :])
+
+
+def _data_disk(wishes: Wishes, entry: str, directory: str) -> Disk:
+    """One ``device:size[:file]``."""
+    cure = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
+    fields = [field.strip() for field in entry.split(":")]
+    if not 2 <= len(fields) <= 3 or not all(fields):
+        raise wishes.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", cure)
+    device, size = device_of(fields[0]), _SIZE.fullmatch(fields[1])
+    if device is None or device[1] or device[0].startswith("fd"):
+        raise wishes.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", cure)
+    if size is None:
+        raise wishes.refused(DATA_DISK, f"{shown(fields[1])} is no size", cure)
+    name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
+    image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
+    if not _FILE.fullmatch(name) or not image_format:
+        raise wishes.refused(
+            DATA_DISK,
+            f"{shown(name)} is no name for a disk that is made",
+            f"write a plain name that ends in {', '.join(_FORMATS)}.",
+        )
+    return Disk(
+        os.path.join(directory, name),
+        device[0],
+        "",
+        True,
+        image_format,
+        True,
+        "disk",
+        size=int(size[1]) << _UNITS[size[2].lower()],
+    )
+
+
+def _files_disk(
+    wishes: Wishes, names: "Sequence[str]", others: "Iterable[Disk]", identity: "Identity", directory: str
+) -> Disk:
+    device = free_device(others)
+    if not device:
+        raise wishes.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
+    files: list[str] = []
+    for name in names:
+        files += _files(wishes, name.rstrip("/"), identity, directory)
+    files = list(dict.fromkeys(files))
+    try:
+        iso.check_names(files)
+    except iso.Unfit as unfit:
+        raise wishes.refused(DATA_FILES, str(unfit), "give the files other names.") from unfit
+    if len(files) > iso.MOST_FILES:
+        raise wishes.refused(
+            DATA_FILES,
+            f"these are {len(files)} files, and the drive takes {iso.MOST_FILES}",
+            "put them into an archive.",
+        )
+    return Disk(
+        os.path.join(directory, FILES_IMAGE), device, "", False, "raw", True, "cdrom", files=tuple(files)
+    )
+
+
+def _files(wishes: Wishes, name: str, identity: "Identity", directory: str) -> list[str]:
+    """A file of the scratch directory by its name, or all that are in a directory of that name."""
+    try:
+        try:
+            os.close(identity.open_scratch(directory, name, os.O_RDONLY))
+        except IsADirectoryError:
+            beneath = scratch.files_beneath(directory, name, identity, iso.MOST_FILES + 1)
+        else:
+            return [name]
+    except OSError as error:
+        raise wishes.refused(
+            DATA_FILES,
+            f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})",
+            "name files that transfer_input_files brings, without the directories that they come from.",
+        ) from error
+    if not beneath:
+        problem = f"the directory {shown(name)} has no file in it"
+        raise wishes.refused(DATA_FILES, problem, "leave it out, or transfer its files.")
+    return [f"{name}/{file}" for file in beneath]
+
+
+def _require_own_files(disks: "Iterable[Disk]") -> None:
+    """No disk that is made may be in the file of another."""
+    taken: dict[str, Disk] = {}
+    for disk in disks:
+        other = taken.setdefault(disk.path, disk)
+        if other is not disk and (disk.is_made or other.is_made):
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"{disk.device} and {other.device} are both {os.path.basename(disk.path)}, and one of them is made "
+                "for the job under that name.",
+                f"take that file out of {DISK}, or give the data disk another name.",
+            )
+
+
+def refuse(ad: "JobAd") -> None:
+    """For VM types that make no disks nor ports and have no catalogue of images: no job there may ask for them.
+
+    Raises `JobFault`.
+    """
+    vm_type = ad.vm_type()
+    cure = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
+    for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
+        for attribute in ad.names(prefix):
+            value = ad.expression(attribute) or ""
+            wish = attribute[len(prefix) :].lower()
+            if wish in _OURS and value.lower() not in ("undefined", "false"):
+                raise JobFault(
+                    errors.MISMATCHED,
+                    f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type "
+                    f"{vm_type}.",
+                    cure,
+                )
+    for entry in (ad.string(DISK) or "").split(","):
+        if entry.strip().lower().startswith(CATALOG + ":") and entry.count(":") > 2:
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"{DISK}, entry {shown(entry.strip())}: jobs of the type {vm_type} have no images of a catalogue.",
+                cure,
+            )
+
+
+__all__ = ["FILES_IMAGE", "LABEL", "LARGEST_FILES", "made_disks", "refuse"]

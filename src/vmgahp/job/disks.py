@@ -1,0 +1,215 @@
+"""The disks that a job asks for in vm_disk, checked; each image is opened as the job's user to see that it can be.
+
+A disk that the hypervisor cannot open would be blamed on the machine.
+"""
+
+import errno
+import os
+import re
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.images.catalog import CATALOG, Image
+from vmgahp.images.formats import FORMATS
+from vmgahp.job.ad import JobAd
+from vmgahp.text import has_control, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vmgahp.host.job_user import Identity
+
+
+DISK = "VMPARAM_vm_Disk"
+DISK_CURE = (
+    "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
+)
+CATALOG_CURE = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
+
+_DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
+_PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
+
+
+class Disk(NamedTuple):
+    """One entry of vm_disk, or a disk that is made for the job, as it is to be attached."""
+
+    path: str
+    """The full path of the image; of a transferred one, in the scratch directory."""
+    device: str
+    """The whole device as the guest is to see it, such as ``vda``; without the digits of a partition."""
+    partition: str
+    """The digits of ``sda2``, mostly none. Only Xen guests know disks that are a partition."""
+    writable: bool
+    format: str
+    """As libvirt names it; ``raw`` where the job gave none: an image is never looked into to find out."""
+    transferred: bool
+    """Whether the image came, or goes home, with the job: it is in the scratch directory."""
+    kind: str
+    """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
+    shared: bool = False
+    """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
+    image: Image | None = None
+    """The image of this machine that it is, or that it is a layer on where it is writable (`vmgahp.images.catalog`)."""
+    size: int = 0
+    """Bytes of an empty disk that is made at the job's start; 0 for any other (`vmgahp.job.data_disks`)."""
+    files: tuple[str, ...] = ()
+    """Files of the scratch directory that it is made of at the job's start."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is a file that this daemon makes in the scratch directory, if it is not there yet."""
+        return bool(self.size or self.files or (self.image and self.writable))
+
+
+def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
+    """All disks of the job, in its order. Raises `JobFault`."""
+    text = ad.string(DISK)
+    if text is None:
+        raise JobFault(
+            errors.NO_DISK_PARAM,
+            f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.",
+            DISK_CURE,
+        )
+    found: dict[str, Disk] = {}
+    for entry in text.split(","):
+        if not entry.strip():
+            continue
+        disk = _disk(entry.strip(), ad.working_dir(), identity)
+        # To a Xen guest sda1 and sda2 are two disks; to any other, one.
+        device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
+        if device in found:
+            raise _bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
+        found[device] = disk
+    if not found:
+        raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_CURE)
+    return tuple(found.values())
+
+
+def device_of(text: str) -> tuple[str, str] | None:
+    """A device's name without the digits of a partition, and those digits; None for what no VM can have."""
+    found = _DEVICE.fullmatch(text.lower())
+    if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
+        return None
+    return found[1], found[2]
+
+
+def free_device(disks: "Iterable[Disk]") -> str:
+    """A device for one more read-only drive; empty where there is none left.
+
+    It is of the kind that the guest's first disk is, for which it has a driver: Debian's kernel for clouds knows
+    virtio and has no driver for SATA, others know no IDE. With virtio the drive is a read-only disk, elsewhere a
+    CD-ROM.
+    """
+    taken = {disk.device: disk.kind for disk in disks}
+    prefix = next((device[:-1] for device, kind in taken.items() if kind != "floppy"), "sd")
+    prefix = prefix if device_of(prefix + "a") else "vd"
+    names = (f"{start}{letter}" for start in (prefix, "sd") for letter in "abcdefghijklmnopqrstuvwxyz")
+    return next((name for name in names if name not in taken and device_of(name)), "")
+
+
+def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
+    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalogue."""
+    fields = [field.strip() for field in entry.split(":")]
+    if has_control(entry):
+        raise _bad_disk(entry, "has a control character")
+    if _is_of_catalogue(fields):
+        return _of_catalogue(entry, fields)
+    if len(fields) == 4 and not fields[3]:
+        del fields[3]
+    if not 3 <= len(fields) <= 4 or not all(fields):
+        raise _bad_disk(entry, "is not of the form file:device:permission[:format]")
+    file, device, permission, image_format = (*fields, "raw")[:4]
+    name, partition, written, shared = _attachment(entry, device, permission)
+    image_format = image_format.lower()
+    if image_format not in FORMATS:
+        cure = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
+        raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", cure)
+    if name.startswith("fd"):
+        kind = "floppy"
+    elif image_format == "iso" or file.lower().endswith(".iso"):
+        kind = "cdrom"
+    else:
+        kind = "disk"
+    writable = written and kind != "cdrom"
+    if shared and writable and FORMATS[image_format] != "raw":
+        # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
+        cure = "convert the image to raw, or give every VM an image of its own."
+        raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", cure)
+    path, transferred = _find_image(entry, file, working_dir, identity, writable)
+    return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
+
+
+def _is_of_catalogue(fields: "list[str]") -> bool:
+    """``catalog:vda:w`` and ``catalog:vda:w:qcow2`` are of a file of that name."""
+    return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
+
+
+def _of_catalogue(entry: str, fields: "list[str]") -> Disk:
+    """One ``catalog:name:device:permission``; what the image is, the catalogue knows (`vmgahp.images.catalog`)."""
+    if len(fields) != 4 or not all(fields):
+        problem = "is not of the form catalog:name:device:permission; the catalogue knows the format"
+        raise _bad_disk(entry, problem, CATALOG_CURE)
+    _, image, device, permission = fields
+    name, partition, writable, shared = _attachment(entry, device, permission)
+    if shared:
+        problem = (
+            "shares an image of the catalogue, which any number of VMs use, each with a layer of its own"
+        )
+        raise _bad_disk(entry, problem, "write the permission r or w.")
+    kind = "floppy" if name.startswith("fd") else "disk"
+    return Disk("", name, partition, writable, "", False, kind, image=Image(image))
+
+
+def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
+    """The device, the digits of its partition, whether it can be written and whether others use it too."""
+    found = device_of(device)
+    if found is None:
+        cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
+        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
+    permission = permission.lower()
+    if permission not in _PERMISSIONS:
+        cure = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
+        raise _bad_disk(entry, f"{shown(permission)} is not a permission", cure)
+    return *found, "w" in permission, permission.endswith("s")
+
+
+def _find_image(
+    entry: str, file: str, working_dir: str, identity: "Identity", writable: bool
+) -> tuple[str, bool]:
+    """Where the image is, and whether it came with the job; that its user may open it is made sure of.
+
+    As with the C++ daemon, what has the same base name as a file of the scratch directory *is* that file,
+    for condor_submit leaves the path of the submit machine in vm_disk.
+    """
+    name = os.path.basename(file)
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        os.close(identity.open_scratch(working_dir, name, flags))
+        return os.path.join(working_dir, name), True
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
+            raise _bad_disk(
+                entry,
+                f"{shown(name)} in the job's scratch directory cannot be opened: {error.strerror}",
+                "transfer a regular file, no link, that its owner may read, and write if the permission is w.",
+            ) from error
+    if not file.startswith("/"):
+        raise _bad_disk(
+            entry,
+            f"{shown(file)} is not in the job's scratch directory and is not a full path",
+            "add the image to transfer_input_files, or give its full path on a shared file system.",
+        )
+    reason = identity.check_access(file, writable)
+    if reason is not None:
+        raise _bad_disk(
+            entry,
+            f"{shown(file)} cannot be opened on this machine ({reason})",
+            "transfer the image, or make it accessible to the job's user on this machine.",
+        )
+    return file, False
+
+
+def _bad_disk(entry: str, problem: str, cure: str = DISK_CURE) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", cure)

@@ -1,0 +1,178 @@
+"""How a guest's work has ended: its exit code, as the guest says it, and the file that tells the job's owner.
+
+To HTCondor every VM that has powered off ended with 0, for a VM has no exit code. So the guest says one, in a line
+of its serial console or on a virtio port that the job asked for (``VMPARAM_vm_Exit_Port``), and it goes home in
+``vm_exit.json`` and, where the job can be reached by chirp, into the job ad.
+
+What a guest says is a stranger's word: of a limited piece of it a number from 0 to 255 is believed, and nothing else.
+"""
+
+import json
+import os
+import re
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.host.job_user import Identity
+
+EXIT_FILE = "vm_exit.json"
+PORT = "org.vmgahp.exit"
+"""The port's name; in a Linux guest it is ``/dev/virtio-ports/org.vmgahp.exit``."""
+MARKER = "vmgahp-exit-code:"
+"""What begins the line of the console; the number follows."""
+
+PORT_BYTES = 4096
+"""What is kept of all that the guest writes to the port."""
+CONSOLE_BYTES = 64 << 10
+"""How much of the console's end is looked at: a guest says a good deal when it shuts down."""
+
+CHIRP_CONFIG = ".chirp.config"
+"""Where the starter writes how it can be reached by chirp, in the scratch directory (``IOProxy::init`` in
+HTCondor's ``src/condor_starter.V6.1/io_proxy.cpp``)."""
+CHIRP_SECONDS = 5.0
+"""For each attribute; the starter has 27 s for the STATUS that brings the end to light."""
+ATTRIBUTE = "VMExitCode"
+"""Set at once, in a job with ``+WantIOProxy = true`` or ``+WantRemoteUpdates = true``."""
+DELAYED_ATTRIBUTE = "ChirpVMExitCode"
+"""Set with the starter's next update, in every job: the names of such attributes begin with Chirp."""
+
+_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*" + MARKER.encode() + rb"[ \t]*([0-9]{1,3})[ \t]*(?=[\r\n]|$)")
+_STARTER = re.compile(rb"(?:127(?:\.[0-9]{1,3}){3}|::1) [0-9]{1,5} [A-Za-z0-9]{1,100}\s*")
+"""Its address, port and password for this job."""
+_NUMBER = re.compile(rb"\s*([0-9]{1,3})\s*", re.ASCII)
+
+
+class Ending(NamedTuple):
+    """One VM's end."""
+
+    how: str
+    """One of those below."""
+    exit_code: int | None
+    source: str
+    """``port`` or ``console``; empty where the guest said nothing."""
+    began: float
+    """When it was started, or went on from a checkpoint, on this machine: seconds since 1970."""
+    ended: float
+    cpu_seconds: float | None
+    """What it had used when it was last looked at; None where it never was."""
+
+
+POWERED_OFF = "powered off"
+"""The guest did so by itself."""
+POWERED_OFF_WHEN_ASKED = "powered off when asked"
+"""HTCondor wanted the VM to end, and the guest heard it."""
+DESTROYED = "destroyed"
+"""HTCondor wanted the VM to end, and it was ended."""
+CRASHED = "crashed"
+"""The guest panicked, or its hypervisor's process ended without its doing."""
+DESTROYED_BY_OTHERS = "destroyed by somebody else"
+GONE = "gone"
+"""It ended by itself; the hypervisor does not say how."""
+
+BY_ITSELF = (POWERED_OFF, CRASHED, GONE)
+"""The job is over, and not told to be."""
+
+
+def from_console(end: bytes) -> int | None:
+    """The exit code that the end of a console says, by the last line that says one; None for none."""
+    said = [int(number) for number in _LINE.findall(end[-CONSOLE_BYTES:])]
+    return next((number for number in reversed(said) if number <= 255), None)
+
+
+def from_port(written: bytes) -> int | None:
+    """The exit code that the guest has written to its port: the last line that is a number; None for none."""
+    for line in reversed(written[:PORT_BYTES].splitlines()):
+        found = _NUMBER.fullmatch(line)
+        if found and int(found[1]) <= 255:
+            return int(found[1])
+    return None
+
+
+def render(ending: Ending) -> bytes:
+    """The content of ``vm_exit.json``."""
+    from datetime import UTC, datetime
+
+    def time(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+    content = {
+        "exit_code": ending.exit_code,
+        "source": ending.source or None,
+        "ended_by": ending.how,
+        "started": time(ending.began),
+        "ended": time(ending.ended),
+        "cpu_seconds": None if ending.cpu_seconds is None else round(ending.cpu_seconds, 2),
+    }
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def tail_of(identity: "Identity", directory: str, name: str, start: int = 0) -> bytes:
+    """The end of a file of the scratch directory, as the job's user sees it, from the offset `start` on at most.
+
+    Empty where there is no such file or it cannot be read.
+    """
+    from vmgahp.errors import Fault
+
+    try:
+        descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
+    except (OSError, Fault):
+        return b""
+    try:
+        size = os.fstat(descriptor).st_size
+        start = max(start, size - CONSOLE_BYTES)
+        return os.pread(descriptor, max(0, size - start), start)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+# The job ad
+
+
+def tell_starter(code: int | None, directory: str, libexec: str, identity: "Identity") -> str:
+    """Put the exit code into the job ad; without one, make sure that none of an earlier run stands there.
+
+    By HTCondor's own condor_chirp, in LIBEXEC, as the job's user: it is of the starter's own release, and on every
+    machine that has a starter. Returns what the log should know, empty for nothing. Raises nothing: a job does not
+    depend on it.
+    """
+    config = tail_of(identity, directory, CHIRP_CONFIG)
+    if not config:
+        return ""  # the administrator or the job does without chirp
+    if not _STARTER.fullmatch(config):
+        # It is in the job's hands. Nobody is spoken to on a job's behalf but the starter, which is on this machine.
+        return f"{CHIRP_CONFIG} is not as a starter writes it: the job ad does not get the exit code"
+    program = os.path.join(libexec, "condor_chirp") if libexec else ""
+    if not program or not os.access(program, os.X_OK):
+        return f"{program or 'condor_chirp'} is not there: the job ad does not get the exit code"
+    value = "undefined" if code is None else str(code)
+    problems = [
+        _run([program, command, name, value], directory, identity)
+        for command, name in (("set_job_attr", ATTRIBUTE), ("set_job_attr_delayed", DELAYED_ATTRIBUTE))
+    ]
+    # The first needs a job that wants it, the second an administrator who has not forbidden it.
+    return "" if not all(problems) else f"the job ad does not get the exit code: {problems[-1]}"
+
+
+def _run(words: list[str], directory: str, identity: "Identity") -> str:
+    """Run condor_chirp; why it failed, or empty."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            words,
+            cwd="/",
+            env={"PATH": os.defpath, "_CONDOR_CHIRP_CONFIG": os.path.join(directory, CHIRP_CONFIG)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHIRP_SECONDS,
+            **identity.of_process(groups=[]),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1][:200] if said else f"condor_chirp ended with {done.returncode}"

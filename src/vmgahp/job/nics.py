@@ -1,0 +1,191 @@
+"""The network cards that a job asks for, checked: the classic one of vm_networking, or a list of them.
+
+``+VMPARAM_vm_NICs = "nat:52:54:00:12:34:56, bridge:e1000, user, nat:down"`` gives all cards of the VM in their
+order, each with its kind of network and, in any order, a MAC address, a model and whether its cable is in.
+"""
+
+import re
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.job.ad import JobAd
+from vmgahp.job.options import NICS, Wishes
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vmgahp.config import Settings
+
+MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
+"""The models of card that a job can choose. virtio is the fastest and the one that a job gets by itself; the
+others are for guests that have no driver for it."""
+
+MOST_NICS = 16
+"""More would find no slot beside the disks on QEMU's pc machine."""
+
+_MAC = re.compile(r"[0-9a-f]{1,2}(?:(?::[0-9a-f]{1,2}){5}|(?:-[0-9a-f]{1,2}){5})", re.ASCII)
+_NICS_CURE = (
+    'write +VMPARAM_vm_NICs = "kind:option:option, kind, ...": the kinds are nat, bridge and user; the options '
+    f"a MAC address, up or down, and a model of {', '.join(MODELS)}."
+)
+
+
+class Nic(NamedTuple):
+    """One network card, as it is to be attached."""
+
+    networking_type: str
+    """``nat``, ``bridge`` or ``user``."""
+    mac: str = ""
+    """``xx:xx:xx:xx:xx:xx`` in lower case; empty where the job leaves it to the hypervisor."""
+    model: str = "virtio"
+    link_up: bool = True
+    """Whether the cable is in; a card without it is there and hears nothing."""
+
+
+def nics(
+    ad: JobAd, settings: "Settings", wishes: Wishes, kinds: "Sequence[str] | None" = None
+) -> tuple[Nic, ...]:
+    """All network cards of the VM, none for a VM without a network. Raises `JobFault`.
+
+    `kinds` are the kinds of network on offer, where those are not just what the settings say.
+    """
+    text = wishes.string(NICS)
+    if not text:
+        kind = networking_type(ad, settings, kinds)
+        return (Nic(kind, mac(ad)),) if kind else ()
+    offered = settings.networking_types() if kinds is None else kinds
+    cards = [_nic(entry.strip(), wishes, offered) for entry in text.split(",") if entry.strip()]
+    if not cards:
+        raise wishes.refused(NICS, "it names no network card", _NICS_CURE)
+    if len(cards) > MOST_NICS:
+        raise wishes.refused(
+            NICS,
+            f"that are {len(cards)} cards, and a VM can have {MOST_NICS}",
+            "ask for fewer network cards.",
+        )
+    addresses = [card.mac for card in cards if card.mac]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise wishes.refused(
+                NICS, f"two cards have the address {address}", "give every card its own MAC address."
+            )
+    _agree_with_the_classic(ad, wishes, cards[0])
+    return tuple(cards)
+
+
+def networking_type(ad: JobAd, settings: "Settings", kinds: "Sequence[str] | None" = None) -> str:
+    """The kind of network the VM gets, empty for none.
+
+    The job's own wish, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else what there is: each only
+    if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
+    """
+    if not ad.boolean("JobVMNetworking"):
+        return ""
+    offered = settings.networking_types() if kinds is None else kinds
+    if not offered:
+        raise JobFault(
+            errors.MISMATCHED,
+            "JobVMNetworking = true, and this machine offers no network to VMs (VM_NETWORKING).",
+            "add VM_Networking to the job's requirements, or set vm_networking = false.",
+        )
+    wanted = ad.string("JobVMNetworkingType")
+    if wanted is not None and wanted.strip():
+        if wanted.strip().lower() not in offered:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}.",
+                "set vm_networking_type to one of these, or leave it out.",
+            )
+        return wanted.strip().lower()
+    for kind in (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat"):
+        if kind in offered:
+            return kind
+    return offered[0]
+
+
+def mac(ad: JobAd) -> str:
+    """JobVM_MACADDR as ``xx:xx:xx:xx:xx:xx`` in lower case; empty where the job leaves it to the hypervisor."""
+    given = (ad.string("JobVM_MACADDR") or "").strip()
+    if not given:
+        return ""
+    address, problem = _address(given)
+    if problem:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVM_MACADDR = {shown(given)} {problem}.",
+            "set vm_macaddr to six hexadecimal numbers such as 52:54:00:12:34:56, or leave it out.",
+        )
+    return address
+
+
+def _address(text: str) -> tuple[str, str]:
+    """A MAC address as libvirt writes it, and what is wrong with it, empty for nothing."""
+    octets = text.lower().replace("-", ":").split(":")
+    if _MAC.fullmatch(text.lower()) is None:
+        return "", "is not a MAC address"
+    if int(octets[0], 16) & 1:
+        return "", "is a multicast address, which no network card can have"
+    if not any(int(octet, 16) for octet in octets):
+        return "", "is zero"
+    return ":".join(octet.zfill(2) for octet in octets), ""
+
+
+def _nic(entry: str, wishes: Wishes, offered: "Sequence[str]") -> Nic:
+    """Read and check one entry of the list."""
+
+    def refused(problem: str, cure: str = _NICS_CURE) -> JobFault:
+        name = wishes.attribute(NICS)
+        return JobFault(errors.MISMATCHED, f"{name}, entry {shown(entry)}: {problem}.", cure)
+
+    kind, *words = (word.strip().lower() for word in entry.split(":"))
+    if kind not in ("nat", "bridge", "user"):
+        raise refused(f"{shown(kind)} is no kind of network")
+    if kind not in offered:
+        raise refused(
+            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
+            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
+        )
+    said: dict[str, str] = {}
+
+    def take(what: str, value: str) -> None:
+        if said.setdefault(what, value) != value:
+            raise refused(f"it says the {what} twice, {said[what]} and {value}")
+
+    while words:
+        word = words.pop(0)
+        if word in MODELS:
+            take("model", word)
+        elif word in ("up", "down"):
+            take("link", word)
+        else:
+            # A MAC address has colons of its own.
+            while (
+                word.count(":") < 5 and "-" not in word and words and words[0] not in (*MODELS, "up", "down")
+            ):
+                word += ":" + words.pop(0)
+            address, problem = _address(word)
+            if problem:
+                raise refused(f"{shown(word)} {problem}")
+            take("address", address)
+    return Nic(kind, said.get("address", ""), said.get("model", "virtio"), said.get("link") != "down")
+
+
+def _agree_with_the_classic(ad: JobAd, wishes: Wishes, first: Nic) -> None:
+    """The classic attributes are those of the first card, if they are there at all."""
+    kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
+    if kind and kind != first.networking_type:
+        raise wishes.refused(
+            NICS,
+            f"its first card is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}",
+            "leave vm_networking_type out: the list says it of every card.",
+        )
+    address = mac(ad)
+    if address and address != first.mac:
+        raise wishes.refused(
+            NICS,
+            f"its first card has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}",
+            "leave vm_macaddr out: the list says it of every card.",
+        )

@@ -1,0 +1,128 @@
+"""What a job writes about the devices of its VM, by name: which attributes there are, and which it has.
+
+``VMPARAM_vm_<Name>`` is the usual form. ``VM_ATTR_<name>`` is the same for any hypervisor, and
+``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it counts before the other two, and is somebody
+else's business where the type is another. A name of these three forms that nobody knows is refused, for a job
+that misspells its wish would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
+"""
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.job.attributes import WISH_PREFIX as PREFIX
+from vmgahp.job.attributes import WISHES
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.job.ad import JobAd
+
+GENERAL = "VM_ATTR_"
+
+ARCH = "Arch"
+DATA_DISK = "Data_Disk"
+DATA_FILES = "Data_Files"
+EXIT_PORT = "Exit_Port"
+FIRMWARE = "Firmware"
+IGNORE_UNKNOWN = "Ignore_Unknown"
+META_DATA = "Meta_Data"
+NETWORK_CONFIG = "Network_Config"
+NICS = "NICs"
+SHARE = "Share"
+TOPOLOGY = "Topology"
+TPM = "TPM"
+USER_DATA = "User_Data"
+
+NAMES = tuple(row.name.removeprefix(PREFIX) for row in WISHES)
+"""The wishes that may be written in each of the three forms: the rows of the table in `job_attributes`."""
+
+OTHERS = ("disk", "name", "types")
+"""What else begins with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
+daemon gives."""
+
+
+class Wishes:
+    """The wishes of one job. Making it raises `JobFault` for a name that is unknown, or two that contradict.
+
+    Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), unknown names are his: `others_know`.
+    """
+
+    def __init__(self, ad: "JobAd", *, others_know: bool = False) -> None:
+        self._ad = ad
+        self._attributes: dict[str, str] = {}
+        """Wish, in lower case -> the attribute that counts."""
+        self.ignored: tuple[str, ...] = ()
+        """Attributes that nobody knows, in a job that does not mind."""
+        own = f"VM_{ad.vm_type()}_ATTR_"
+        known = {name.lower(): name for name in NAMES}
+        unknown = []
+        for prefix in (PREFIX, GENERAL, own):  # the last one counts
+            for attribute in ad.names(prefix):
+                wish = attribute[len(prefix) :].lower()
+                if wish in known:
+                    self._take(wish, attribute, overrides=prefix == own)
+                elif prefix != PREFIX or wish not in OTHERS:
+                    unknown.append(attribute)
+        if unknown and not others_know and not self.boolean(IGNORE_UNKNOWN):
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: nobody knows such a wish.",
+                f"write one of {', '.join(PREFIX + name for name in NAMES)}, or set "
+                f"{PREFIX}{IGNORE_UNKNOWN} = true to run without it.",
+            )
+        self.ignored = () if others_know else tuple(unknown)
+
+    def attribute(self, wish: str) -> str:
+        """The attribute in which the job says it, for sentences to people; the usual one where it does not."""
+        return self._attributes.get(wish.lower(), PREFIX + wish)
+
+    def shown(self, wish: str) -> str:
+        """``Attribute = value``, for sentences to people."""
+        name = self.attribute(wish)
+        value = self._ad.string(name)
+        return f"{name} = {shown(self._ad.expression(name) if value is None else value)}"
+
+    def has(self, wish: str) -> bool:
+        """Whether the job says anything about it."""
+        return wish.lower() in self._attributes
+
+    def string(self, wish: str) -> str:
+        """A text without blanks around it, empty where the job does not say. Raises `JobFault` for no text."""
+        if wish.lower() not in self._attributes:
+            return ""
+        value = self._ad.string(self.attribute(wish))
+        if value is None:
+            raise self.refused(wish, "it is not a text", f'write it in quotes, +{PREFIX}{wish} = "…".')
+        return value.strip()
+
+    def boolean(self, wish: str) -> bool:
+        """True or false, false where the job does not say. Raises `JobFault` for neither."""
+        if wish.lower() not in self._attributes:
+            return False
+        value = self._ad.boolean(self.attribute(wish))
+        if value is None:
+            raise self.refused(
+                wish, "it is neither true nor false", f"write +{PREFIX}{wish} = true, or false."
+            )
+        return value
+
+    def is_text(self, wish: str) -> bool:
+        """Whether the job says it by a text."""
+        return wish.lower() in self._attributes and self._ad.string(self.attribute(wish)) is not None
+
+    def refused(self, wish: str, problem: str, cure: str) -> JobFault:
+        """The fault for a wish that makes no sense; `problem` and `cure` are sentences, the first without its end."""
+        return JobFault(errors.MISMATCHED, f"{self.shown(wish)}: {problem}.", cure)
+
+    def _take(self, wish: str, attribute: str, *, overrides: bool) -> None:
+        expression = self._ad.expression(attribute) or ""
+        if expression.lower() == "undefined":
+            return
+        other = self._attributes.get(wish)
+        if other is not None and not overrides and self._ad.expression(other) != expression:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{other} = {shown(self._ad.expression(other))} and {attribute} = {shown(expression)} contradict "
+                "each other.",
+                f"keep one of {other} and {attribute}.",
+            )
+        self._attributes[wish] = attribute

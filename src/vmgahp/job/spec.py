@@ -1,0 +1,208 @@
+"""What a job asks of its virtual machine, checked against the settings and the files.
+
+A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
+its value and the cure: the person who reads it sees nothing else. Disks, network cards and the rarer devices
+are read in `job_disks`, `job_nics` and `job_devices`; here they become one `JobSpec`.
+"""
+
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.ad import JobAd
+from vmgahp.job.devices import Devices, Topology, contradictions, devices
+from vmgahp.job.disks import DISK, Disk, disks
+from vmgahp.job.nics import Nic, mac, networking_type, nics
+from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Wishes
+from vmgahp.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vmgahp.config import Settings
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.xen import XenBoot
+
+__all__ = ["Devices", "Disk", "JobAd", "JobSpec", "Nic", "Topology", "mac", "networking_type"]
+
+LEAST_MEMORY_MIB = 32
+"""A smaller VM gets this much, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
+MOST_VCPUS = 255
+"""What QEMU's pc machine can have; more would fail in the hypervisor, which is blamed on the machine."""
+
+
+class JobSpec(NamedTuple):
+    """A virtual machine as the job wants it and this machine grants it."""
+
+    name: str
+    """The VM's name with the hypervisor, `JobAd.vm_name`."""
+    vm_type: str
+    working_dir: str
+    memory_mib: int
+    vcpus: int
+    disks: tuple[Disk, ...]
+    nics: tuple[Nic, ...]
+    vnc: bool
+    checkpoint: bool
+    no_output_vm: bool
+    hardware_vt: bool
+    devices: Devices = Devices()
+    ignored: tuple[str, ...] = ()
+    """Attributes about devices that nobody knows, of a job that wants to run all the same."""
+    xen: "XenBoot | None" = None
+    """How it boots, where it is a job for Xen."""
+
+    @property
+    def networking(self) -> bool:
+        """Whether the VM has a network."""
+        return bool(self.nics)
+
+    @property
+    def networking_type(self) -> str:
+        """The kind of network of the first card; empty for a VM without a network."""
+        return self.nics[0].networking_type if self.nics else ""
+
+    @property
+    def macs(self) -> tuple[str, ...]:
+        """The MAC addresses that the job has chosen."""
+        return tuple(nic.mac for nic in self.nics if nic.mac)
+
+    @classmethod
+    def from_ad(
+        cls,
+        ad: JobAd,
+        settings: "Settings",
+        identity: "Identity",
+        *,
+        diskless: bool = False,
+        networks: "Sequence[str] | None" = None,
+    ) -> "JobSpec":
+        """Read and check everything. A job that may be `diskless` need not name a disk.
+
+        `networks` are the kinds of network on offer, where those are not just what the settings say.
+
+        Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
+        sent, `MachineFault` for settings that are missing or wrong.
+        """
+        wishes = Wishes(ad, others_know=bool(settings.xml_script()))
+        number = vcpus(ad)
+        memory = memory_mib(ad, settings)
+        made = cls(
+            name=ad.vm_name(),
+            vm_type=ad.vm_type(),
+            working_dir=ad.working_dir(),
+            memory_mib=memory,
+            vcpus=number,
+            disks=_disks(ad, settings, identity, wishes, memory, diskless=diskless),
+            nics=nics(ad, settings, wishes, networks),
+            vnc=bool(ad.boolean("JobVMVNCConsole")),
+            checkpoint=bool(ad.boolean("JobVMCheckpoint")),
+            no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
+            hardware_vt=_hardware_vt(ad, settings),
+            devices=devices(wishes, settings, number, ad.working_dir()),
+            ignored=wishes.ignored,
+        )
+        made = _with_seed(made, ad, identity, wishes)
+        contradictions(made.devices, made.disks, wishes, checkpoint=made.checkpoint)
+        _require_our_description(settings, wishes)
+        return made
+
+
+def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Wishes) -> JobSpec:
+    """The same with what cloud-init is told, if the job says anything about that."""
+    if not any(wishes.has(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)):
+        return made
+    from vmgahp.job import cloud_init
+
+    seed = cloud_init.wanted(wishes, ad, identity)
+    drive = cloud_init.drive(seed, made.disks, made.working_dir)
+    return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
+
+
+def _require_our_description(settings: "Settings", wishes: Wishes) -> None:
+    """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
+    for wish in (USER_DATA, EXIT_PORT):
+        if settings.xml_script() and wishes.has(wish):
+            raise wishes.refused(
+                wish,
+                "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT), in whose "
+                "description there is none",
+                "leave it out, or run the job on another machine.",
+            )
+
+
+def _disks(
+    ad: JobAd, settings: "Settings", identity: "Identity", wishes: Wishes, memory: int, *, diskless: bool
+) -> tuple[Disk, ...]:
+    """Those of vm_disk, then those that are made for the job."""
+    found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
+    if any(disk.image for disk in found):
+        from vmgahp.job import catalog_disks
+
+        found = catalog_disks.resolve(found, settings, identity, ad.working_dir(), memory)
+    if any(disk.is_made for disk in found) or wishes.has(DATA_DISK) or wishes.has(DATA_FILES):
+        from vmgahp.job.data_disks import made_disks
+
+        found += made_disks(wishes, found, identity, ad.working_dir())
+    return found
+
+
+def memory_mib(ad: JobAd, settings: "Settings") -> int:
+    """JobVMMemory, else RequestMemory, MiB.
+
+    Too much is answered with the word for a missing value: the one that says "too much" takes the machine
+    out of service.
+    """
+    limit = settings.integer("VM_MEMORY")
+    if limit <= 0:
+        raise MachineFault(
+            "VM_MEMORY is not set: nobody knows how much memory VMs may have on this machine.",
+            "set VM_MEMORY to the memory in MiB that is for VMs.",
+        )
+    name = "JobVMMemory"
+    memory = ad.integer(name)
+    if memory is None:
+        name = "RequestMemory"
+        memory = ad.integer(name)
+    if memory is None:
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"JobVMMemory = {shown(ad.expression('JobVMMemory'))} and RequestMemory = "
+            f"{shown(ad.expression('RequestMemory'))}: neither says how much memory the VM gets.",
+            "set vm_memory, in MiB, in the submit file.",
+        )
+    if not 0 < memory <= limit:
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"{name} = {memory} MiB, and a VM on this machine may have from 1 to {limit} MiB (VM_MEMORY).",
+            "lower vm_memory in the submit file, or require VM_Memory of the machine.",
+        )
+    return max(memory, LEAST_MEMORY_MIB)
+
+
+def vcpus(ad: JobAd) -> int:
+    """JobVM_VCPUS, else RequestCpus, else 1; less than 1 is 1, as from the C++ daemon."""
+    name = "JobVM_VCPUS"
+    number = ad.integer(name)
+    if number is None:
+        name = "RequestCpus"
+        number = ad.integer(name)
+    if number is not None and number > MOST_VCPUS:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{name} = {number}, and a VM can have {MOST_VCPUS} CPUs at most.",
+            "lower vm_vcpus (or request_cpus) in the submit file.",
+        )
+    return max(number or 1, 1)
+
+
+def _hardware_vt(ad: JobAd, settings: "Settings") -> bool:
+    wanted = bool(ad.boolean("JobVMHardwareVT"))
+    if wanted and not settings.boolean("VM_HARDWARE_VT"):
+        raise JobFault(
+            errors.MISMATCHED,
+            "JobVMHardwareVT = true, and this machine offers no hardware virtualisation (VM_HARDWARE_VT).",
+            "add VM_HardwareVT to the job's requirements.",
+        )
+    return wanted

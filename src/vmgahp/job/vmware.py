@@ -1,0 +1,266 @@
+"""What a VMware job asks of its virtual machine, checked; for all drivers that run one.
+
+The ad's attributes are those that condor_submit wrote while it knew the type (HTCondor 10.1 and before), and
+that a submit file can give by hand since. The words that VMware had for a job's mistakes are unknown to
+condor_starter today and would take the machine out of service: a refusal carries one of the thirteen that
+hold the job, and its sentence names the attribute.
+"""
+
+import errno
+import os
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault
+from vmgahp.job import data_disks, nics
+from vmgahp.job import spec as job
+from vmgahp.job.ad import JobAd
+from vmgahp.job.vmx import LARGEST, Vmx, VmxError
+from vmgahp.text import has_control, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.host.job_user import Identity
+
+DIR = "VMPARAM_VMware_Dir"
+TRANSFER = "VMPARAM_VMware_Transfer"
+SNAPSHOT_DISK = "VMPARAM_VMware_SnapshotDisk"
+VMX_FILE = "VMPARAM_VMware_VMX_File"
+VMDK_FILES = "VMPARAM_VMware_VMDK_Files"
+
+NETWORKING_TYPES = ("nat", "bridge")
+"""Of the kinds of network that jobs may ask for, those that VMware has."""
+
+STATIC_MACS = "00:50:56:00:00:00", "00:50:56:3f:ff:ff"
+"""The addresses that VMware lets somebody choose; it powers no VM on with another static one."""
+
+WORKING_COPY_SUFFIX = "_condor.vmx"
+"""How the name of a working copy ends, in HTCondor's own VMware support and here."""
+
+_MOST_VMDKS = 1000
+
+
+class VmwareSpec(NamedTuple):
+    """A VMware virtual machine as the job wants it and this machine grants it."""
+
+    name: str
+    """The VM's name, `JobAd.vm_name`."""
+    vm_type: str
+    working_dir: str
+    memory_mib: int
+    vcpus: int
+    networking_type: str
+    """``nat`` or ``bridge``; empty for a VM without a network."""
+    mac: str
+    """``00:50:56:xx:xx:xx`` in lower case; empty where the job leaves it to VMware."""
+    checkpoint: bool
+    no_output_vm: bool
+    dir: str
+    """The directory that has the disks where they are not transferred, a full path; else what the ad says of
+    the submit machine, which means nothing here."""
+    transfer: bool
+    """Whether the disks are in the scratch directory; if not, they are in `dir`."""
+    snapshot_disk: bool
+    """Whether the guest writes to snapshot disks and leaves the job's disks as they are."""
+    vmx_file: str
+    """The name of the job's ``.vmx``, a regular file in the scratch directory that the job's user can read."""
+    vmdk_files: tuple[str, ...]
+    """The names of the job's ``.vmdk`` files as the ad lists them, in the scratch directory or in `dir`. A
+    split disk's extents are among them."""
+
+    @property
+    def networking(self) -> bool:
+        """Whether the VM has a network."""
+        return bool(self.networking_type)
+
+    @classmethod
+    def from_ad(cls, ad: JobAd, settings: "Settings", identity: "Identity") -> "VmwareSpec":
+        """Read and check everything but the content of the ``.vmx``.
+
+        Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
+        sent, `MachineFault` for settings that are missing or wrong.
+        """
+        data_disks.refuse(ad)
+        kinds = settings.networking_types(NETWORKING_TYPES, own_bridge=True)
+        network = nics.networking_type(ad, settings, kinds)
+        working_dir = ad.working_dir()
+        transfer = _boolean(ad, TRANSFER)
+        snapshot_disk = _boolean(ad, SNAPSHOT_DISK)
+        if not transfer and not snapshot_disk:
+            raise _bad(
+                f"{TRANSFER} = false and {SNAPSHOT_DISK} = false",
+                "a shared disk cannot be used without a snapshot disk",
+                "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True).",
+            )
+        return cls(
+            name=ad.vm_name(),
+            vm_type=ad.vm_type(),
+            working_dir=working_dir,
+            memory_mib=job.memory_mib(ad, settings),
+            vcpus=job.vcpus(ad),
+            networking_type=network,
+            mac=_static_mac(ad) if network else "",
+            checkpoint=bool(ad.boolean("JobVMCheckpoint")),
+            no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
+            dir=_dir(ad, transfer),
+            transfer=transfer,
+            snapshot_disk=snapshot_disk,
+            vmx_file=_vmx_file(ad, working_dir, identity),
+            vmdk_files=_vmdk_files(ad, working_dir if transfer else "", identity),
+        )
+
+    def read_vmx(self, identity: "Identity") -> Vmx:
+        """The job's ``.vmx``, read as the job's user. Raises `JobFault`."""
+        return read_vmx(identity, self.working_dir, self.vmx_file)
+
+
+def read_vmx(identity: "Identity", directory: str, name: str) -> Vmx:
+    """A ``.vmx`` of the scratch directory, read as the job's user. Raises `JobFault`."""
+    try:
+        data = _read(identity, directory, name)
+    except OSError as error:
+        raise _no_vmx(name, error) from error
+    try:
+        return Vmx.decode(data)
+    except VmxError as error:
+        raise JobFault(
+            errors.BAD_IMAGE,
+            f"{VMX_FILE} = {shown(name)}: VMware could not read this file: {error}.",
+            "open the virtual machine in VMware, and send the .vmx that it writes.",
+        ) from error
+
+
+def _read(identity: "Identity", directory: str, name: str) -> bytes:
+    descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(LARGEST + 1)
+
+
+def _boolean(ad: JobAd, name: str) -> bool:
+    """True where the attribute is missing, as it is in a submit file that transfers its files."""
+    value = ad.boolean(name)
+    if value is None and ad.expression(name) is not None:
+        raise _bad(
+            f"{name} = {shown(ad.expression(name))}",
+            "it is neither true nor false",
+            f"set {name} to true or false.",
+        )
+    return value is None or value
+
+
+def _dir(ad: JobAd, transfer: bool) -> str:
+    directory = (ad.string(DIR) or "").strip()
+    if transfer:
+        return directory
+    if not directory:
+        raise JobFault(
+            errors.NO_DISK_PARAM,
+            f"{TRANSFER} = false and {DIR} = {shown(ad.expression(DIR))}: nobody knows where the disks are.",
+            "set vmware_dir to the directory that has them on a shared file system.",
+        )
+    if not directory.startswith("/") or has_control(directory):
+        raise _bad(
+            f"{DIR} = {shown(directory)}",
+            "it is not the full path of a directory",
+            "set vmware_dir to the full path on a shared file system, or transfer the files.",
+        )
+    return directory
+
+
+def _vmx_file(ad: JobAd, working_dir: str, identity: "Identity") -> str:
+    text = (ad.string(VMX_FILE) or "").strip()
+    if not text:
+        raise JobFault(
+            errors.NO_DISK_PARAM,
+            f"{VMX_FILE} = {shown(ad.expression(VMX_FILE))}: the job names no virtual machine.",
+            "set vmware_dir to a directory with one .vmx file, or name the file in +VMPARAM_VMware_VMX_File.",
+        )
+    name = _base_name(text)
+    if name is None or not name.lower().endswith(".vmx"):
+        raise _bad(
+            f"{VMX_FILE} = {shown(text)}",
+            "it is not the name of a .vmx file",
+            "name the .vmx of the virtual machine.",
+        )
+    if name.lower().endswith(WORKING_COPY_SUFFIX):
+        raise _bad(
+            f"{VMX_FILE} = {shown(text)}",
+            f"names that end in {WORKING_COPY_SUFFIX} are for the working copy",
+            "give the file another name.",
+        )
+    try:
+        os.close(identity.open_scratch(working_dir, name, os.O_RDONLY))
+    except OSError as error:
+        raise _no_vmx(name, error) from error
+    return name
+
+
+def _vmdk_files(ad: JobAd, scratch: str, identity: "Identity") -> tuple[str, ...]:
+    """The names of the list; with `scratch`, each is made sure to be a regular file there."""
+    text = ad.string(VMDK_FILES)
+    if text is None and ad.expression(VMDK_FILES) is not None:
+        raise _bad(
+            f"{VMDK_FILES} = {shown(ad.expression(VMDK_FILES))}",
+            "it is not a list of file names",
+            "write the names of the .vmdk files with commas between them.",
+        )
+    names: dict[str, None] = {}
+    for entry in (text or "").split(","):
+        if not entry.strip():
+            continue
+        name = _base_name(entry.strip())
+        if name is None or not name.lower().endswith(".vmdk"):
+            raise _bad(
+                f"{VMDK_FILES}, entry {shown(entry)}",
+                "it is not the name of a .vmdk file",
+                "name .vmdk files only.",
+            )
+        names[name] = None
+        if len(names) > _MOST_VMDKS:
+            raise _bad(VMDK_FILES, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks.")
+    if scratch:
+        for name in names:
+            try:
+                os.close(identity.open_scratch(scratch, name, os.O_RDONLY))
+            except OSError as error:
+                raise _bad(
+                    f"{VMDK_FILES}, entry {shown(name)}",
+                    f"it cannot be opened in the job's scratch directory: {error.strerror}",
+                    "add the file to transfer_input_files: a regular file, no link, that its owner may read.",
+                ) from error
+    return tuple(names)
+
+
+def _base_name(path: str) -> str | None:
+    """The last part of a path of the submit machine, be that Unix or Windows; None for what is none."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
+
+
+def _static_mac(ad: JobAd) -> str:
+    mac = nics.mac(ad)
+    first, last = STATIC_MACS
+    if mac and not first <= mac <= last:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only.",
+            "set vm_macaddr to one of these, or leave it out.",
+        )
+    return mac
+
+
+def _no_vmx(name: str, error: OSError) -> JobFault:
+    missing = error.errno in (errno.ENOENT, errno.EINVAL)
+    reason = (
+        "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
+    )
+    return _bad(
+        f"{VMX_FILE} = {shown(name)}",
+        reason,
+        "add it to transfer_input_files: a regular file, no link, that its owner may read.",
+    )
+
+
+def _bad(subject: str, problem: str, cure: str) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{subject}: {problem}.", cure)

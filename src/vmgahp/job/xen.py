@@ -1,0 +1,163 @@
+"""How a Xen job boots (xen_kernel, xen_initrd, xen_root, xen_kernel_params), checked against settings and files.
+
+There are three ways (``XenType::CreateConfigFile`` in HTCondor's ``src/condor_vm-gahp/xen_type.linux.cpp``): the
+kernel that is ``included`` in the disk, found by a bootloader program on the machine; ``vmx``, a whole machine on
+the processor's virtualisation; or a kernel of the job's own, with an initrd, for a paravirtual guest.
+"""
+
+import errno
+import os
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.ad import JobAd
+from vmgahp.text import has_control, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.config import Settings
+    from vmgahp.host.job_user import Identity
+
+KERNEL, INITRD = "VMPARAM_Xen_Kernel", "VMPARAM_Xen_Initrd"
+ROOT, PARAMS = "VMPARAM_Xen_Root", "VMPARAM_Xen_Kernel_Params"
+
+INCLUDED, HARDWARE = "included", "vmx"
+
+BOOTLOADER = "XEN_BOOTLOADER"
+
+LONGEST_COMMAND_LINE = 1023
+"""Bytes that Xen hands to a paravirtual kernel (``MAX_GUEST_CMDLINE`` of Xen's ``public/xen.h``, with its NUL); what
+is longer it cuts off without a word."""
+
+_KERNEL_CURE = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
+
+
+class BootFile(NamedTuple):
+    """A kernel or an initrd."""
+
+    path: str
+    """The full path; of a transferred one, in the scratch directory."""
+    transferred: bool
+
+    def open(self, working_dir: str, identity: "Identity") -> int:
+        """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
+        if self.transferred:
+            return identity.open_scratch(working_dir, os.path.basename(self.path), os.O_RDONLY)
+        return identity.open_named(self.path, os.O_RDONLY)
+
+
+class XenBoot(NamedTuple):
+    """How a guest boots; exactly one of the first three says it."""
+
+    bootloader: str = ""
+    """The program that takes the kernel out of the guest's first disk."""
+    hardware: bool = False
+    kernel: BootFile | None = None
+    initrd: BootFile | None = None
+    command_line: str = ""
+    """Of a kernel of the job's own: the root device and the job's parameters."""
+
+    @classmethod
+    def from_ad(cls, ad: JobAd, settings: "Settings", identity: "Identity") -> "XenBoot":
+        """Read and check everything. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
+        wanted = (ad.string(KERNEL) or "").strip()
+        if not wanted:
+            raise JobFault(
+                errors.XEN_NO_KERNEL,
+                f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots.",
+                _KERNEL_CURE,
+            )
+        if wanted.lower() == INCLUDED:
+            return cls(bootloader=_bootloader(settings))
+        if wanted.lower() == HARDWARE:
+            if not settings.boolean("VM_HARDWARE_VT"):
+                raise JobFault(
+                    errors.MISMATCHED,
+                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualisation "
+                    "(VM_HARDWARE_VT).",
+                    "add VM_HardwareVT to the job's requirements, or boot another kernel.",
+                )
+            return cls(hardware=True)
+        kernel = _file(KERNEL, wanted, errors.XEN_KERNEL_NOT_FOUND, ad, identity)
+        initrd = (ad.string(INITRD) or "").strip()
+        return cls(
+            kernel=kernel,
+            initrd=_file(INITRD, initrd, errors.XEN_INITRD_NOT_FOUND, ad, identity) if initrd else None,
+            command_line=_command_line(ad),
+        )
+
+
+def _bootloader(settings: "Settings") -> str:
+    path = settings.string(BOOTLOADER).strip("\"'")
+    if not path:
+        raise JobFault(
+            errors.XEN_KERNEL_NOT_FOUND,
+            f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set).",
+            "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true.",
+        )
+    require_bootloader(path)
+    return path
+
+
+def require_bootloader(path: str) -> None:
+    """Make sure that the program of XEN_BOOTLOADER is there. Raises `MachineFault`."""
+    if not path.startswith("/") or not os.access(path, os.X_OK):
+        raise MachineFault(
+            f"{BOOTLOADER} = {path} is no program on this machine.",
+            f"set {BOOTLOADER} to the full path of pygrub, or of another bootloader of Xen's; or unset it.",
+        )
+
+
+def _file(name: str, value: str, word: str, ad: JobAd, identity: "Identity") -> BootFile:
+    """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
+    if has_control(value):
+        raise JobFault(word, f"{name} = {shown(value)} has a control character.", "name a file.")
+    base = os.path.basename(value)
+    directory = ad.working_dir()
+    try:
+        os.close(identity.open_scratch(directory, base, os.O_RDONLY))
+        return BootFile(os.path.join(directory, base), True)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
+            raise JobFault(
+                word,
+                f"{name} = {shown(value)}: {shown(base)} in the job's scratch directory cannot be opened: "
+                f"{error.strerror}.",
+                "transfer a regular file, no link, that its owner may read.",
+            ) from error
+    reason = identity.check_access(value, False)
+    if reason is not None:
+        raise JobFault(
+            word,
+            f"{name} = {shown(value)} is not in the job's scratch directory, and cannot be opened on this machine "
+            f"({reason}).",
+            "add the file to transfer_input_files, or give the full path of one that the job's user can read there.",
+        )
+    return BootFile(value, False)
+
+
+def _command_line(ad: JobAd) -> str:
+    root = (ad.string(ROOT) or "").strip()
+    if not root:
+        raise JobFault(
+            errors.XEN_NO_ROOT,
+            f"{ROOT} = {shown(ad.expression(ROOT))}: a kernel of the job's own must be told its root device.",
+            "set xen_root in the submit file, such as xen_root = /dev/xvda1.",
+        )
+    params = (ad.string(PARAMS) or "").strip()
+    line = " ".join(word for word in (root if root.startswith("root=") else f"root={root}", params) if word)
+    if has_control(line):
+        raise JobFault(
+            errors.XEN_NO_ROOT,
+            f"{ROOT} = {shown(root)} or {PARAMS} = {shown(params)} has a control character.",
+            "write both in one line each.",
+        )
+    if len(line.encode()) > LONGEST_COMMAND_LINE:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{ROOT} and {PARAMS} have {len(line.encode())} bytes together, and Xen hands {LONGEST_COMMAND_LINE} "
+            "to a guest.",
+            "shorten xen_kernel_params.",
+        )
+    return line

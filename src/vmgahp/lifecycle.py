@@ -1,0 +1,77 @@
+"""The states of a virtual machine, the table of what may happen in each, and what is kept of one.
+
+The session, the property tests and the documentation's diagram all read `TRANSITIONS`; nothing else
+decides what is allowed.
+"""
+
+STARTING = "Starting"
+RUNNING = "Running"
+SOFT_SUSPENDED = "SoftSuspended"
+"""Paused: the CPUs stand still, the memory stays in RAM."""
+SUSPENDED = "Suspended"
+"""Saved to a file in the scratch directory that is of use to this server alone."""
+CHECKPOINTED = "Checkpointed"
+"""Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
+STOPPED = "Stopped"
+
+STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED)
+
+STATUS_WORDS = {state: state for state in STATES} | {CHECKPOINTED: SUSPENDED}
+"""State -> the word of ``STATUS=``. The starter knows four words; for a checkpointed VM it expects
+Suspended (``VMProc::process_vm_status_result`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``)."""
+
+START = "START"
+STOP = "STOP"
+SUSPEND = "SUSPEND"
+SOFT_SUSPEND = "SOFT_SUSPEND"
+RESUME = "RESUME"
+CHECKPOINT = "CHECKPOINT"
+STATUS = "STATUS"
+GETPID = "GETPID"
+
+OPERATIONS = (START, STOP, SUSPEND, SOFT_SUSPEND, RESUME, CHECKPOINT, STATUS, GETPID)
+
+TYPES_WITHOUT_PERIODIC = ("kvm", "xen")
+"""VM types for which condor_starter makes no periodic checkpoints (``VMProc::Ckpt`` in HTCondor's
+``src/condor_starter.V6.1/vm_proc.cpp``): after a checkpoint of theirs the VM is always stopped."""
+
+KEEP = "keep"
+"""The operation is granted without calling the driver: the VM is already as asked."""
+
+TRANSITIONS: dict[tuple[str, str], str] = {
+    (STARTING, START): RUNNING,
+    (RUNNING, STOP): STOPPED,
+    (RUNNING, SUSPEND): SUSPENDED,
+    (RUNNING, SOFT_SUSPEND): SOFT_SUSPENDED,
+    (RUNNING, RESUME): KEEP,
+    (RUNNING, CHECKPOINT): CHECKPOINTED,
+    (SOFT_SUSPENDED, STOP): STOPPED,
+    (SOFT_SUSPENDED, SUSPEND): SUSPENDED,
+    (SOFT_SUSPENDED, SOFT_SUSPEND): KEEP,
+    (SOFT_SUSPENDED, RESUME): RUNNING,
+    (SOFT_SUSPENDED, CHECKPOINT): CHECKPOINTED,
+    (SUSPENDED, STOP): STOPPED,
+    (SUSPENDED, SUSPEND): KEEP,
+    (SUSPENDED, RESUME): RUNNING,
+    (SUSPENDED, CHECKPOINT): CHECKPOINTED,
+    (CHECKPOINTED, STOP): STOPPED,
+    (CHECKPOINTED, SUSPEND): KEEP,
+    (CHECKPOINTED, SOFT_SUSPEND): KEEP,
+    (CHECKPOINTED, RESUME): RUNNING,
+    (CHECKPOINTED, CHECKPOINT): KEEP,
+    (STOPPED, STOP): STOPPED,
+}
+"""(state, operation) -> the state that a success leads to. What is not here is refused with
+``VMGAHP_ERR_VM_INVALID_OPERATION``. STATUS and GETPID are allowed in every state and change none; a
+STATUS may *find* that the guest is gone, which leads to `STOPPED` from anywhere."""
+
+
+def diagram() -> str:
+    """`TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
+    lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
+    for (state, operation), outcome in TRANSITIONS.items():
+        if state != outcome and outcome != KEEP:
+            lines.append(f"    {state} --> {outcome}: {operation}")
+    lines += [f"    {state} --> {STOPPED}: the guest is gone" for state in (RUNNING, SOFT_SUSPENDED)]
+    lines += [f"    {STARTING} --> [*]: it fails", f"    {STOPPED} --> [*]: STOP"]
+    return "\n".join(lines) + "\n"

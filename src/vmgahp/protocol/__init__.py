@@ -1,0 +1,1 @@
+"""The GAHP: bytes to commands to replies."""

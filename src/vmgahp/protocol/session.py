@@ -1,0 +1,461 @@
+"""One conversation with a client: commands, request ids, the result queue and the VMs. Pure.
+
+Bytes go in with `Session.receive`, what to write comes out of `Session.take_output`, and what a driver has
+to do out of `Session.take_calls`; whoever carries a call out says how it went with `Session.finished`. The
+session never waits, reads no clock and knows no hypervisor, so a test can drive all of it.
+
+The requests of one VM are carried out one after another in the order in which they came, those of
+different VMs side by side. A STATUS that waits behind a long operation of its own VM is answered from the
+last figures after `PATIENCE` seconds: the starter counts unanswered ones, and five make it give up.
+"""
+
+from vmgahp import errors, lifecycle
+from vmgahp.protocol import wire
+from vmgahp.protocol.calls import Accounting, Call, Vm
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vmgahp.metrics import Status
+
+COMMANDS = (
+    "ASYNC_MODE_ON",
+    "ASYNC_MODE_OFF",
+    "CONDOR_VM_START",
+    "CONDOR_VM_STOP",
+    "CONDOR_VM_SUSPEND",
+    "CONDOR_VM_SOFT_SUSPEND",
+    "CONDOR_VM_RESUME",
+    "CONDOR_VM_CHECKPOINT",
+    "CONDOR_VM_STATUS",
+    "CONDOR_VM_GETPID",
+    "QUIT",
+    "VERSION",
+    "COMMANDS",
+    "SUPPORT_VMS",
+    "RESULTS",
+    "CLASSAD",
+    "CLASSAD_END",
+)
+"""Every command, in the order of the reference's answer to COMMANDS."""
+
+CLASSIC_TYPES = ("xen", "kvm")
+"""VM types that START takes for a well-formed word on every server; whether this one serves them is
+another matter, answered with ``VMGAHP_ERR_NO_SUPPORTED_VM_TYPE``."""
+
+PATIENCE = 2.0
+"""Seconds that a STATUS waits for its turn behind another operation of its VM."""
+
+REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
+"""Seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
+(``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``)."""
+
+MAX_AD = 16 << 20
+"""Bytes of one job ad; what comes beyond is skipped."""
+
+MAX_OUTSTANDING = 4096
+"""Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
+
+_VM_PREFIX = b"CONDOR_VM_"
+_END = b"CLASSAD_END"
+_INT_MAX = 2**31 - 1
+
+
+class Session:
+    """The server's side of the protocol for a server of `vm_type`."""
+
+    def __init__(self, vm_type: str, log: "Callable[[str], None]", debug: "Callable[[str], None]") -> None:
+        self.vm_type = vm_type.lower()
+        self.quitting = False
+        """QUIT was received: destroy the VMs, say `goodbye`, end. Nothing more is read."""
+        self.request_timeout = REQUEST_TIMEOUT
+        """Seconds that the client waits for a result; every request is answered a little sooner."""
+        self.vms: dict[int, Vm] = {}
+        self._log = log
+        self._debug = debug
+        self._reader = wire.LineReader()
+        self._output = bytearray()
+        self._calls: list[Call] = []
+        self._async_mode = True
+        self._signalled = False
+        self._results: list[bytes] = []
+        self._pending: set[int] = set()
+        self._last_vm_id = 0
+        self._ad: list[str] | None = None
+        self._ad_size = 0
+        self._in_ad = False
+        self._types = (*CLASSIC_TYPES, *(() if self.vm_type in CLASSIC_TYPES else (self.vm_type,)))
+        self._words = {
+            command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS
+        }
+
+    # What goes in and comes out
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
+        self._reader.feed(data)
+        while not self.quitting:
+            line = self._reader.next_line()
+            if line is None:
+                break
+            if self._in_ad:
+                self._ad_line(line)
+            else:
+                self._request(line, now)
+
+    def take_output(self) -> bytes:
+        """What is to be written to the client, once."""
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
+    def take_calls(self) -> list[Call]:
+        """Calls that may begin now, once. The caller owes a `finished` for each."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def finished(self, call: Call, outcome: "Status | int | errors.Fault | None", now: float) -> None:
+        """A call has ended: with a fault, a `Status` for a STATUS, a pid for a GETPID, None otherwise."""
+        target = call.vm
+        target.running = None
+        if isinstance(outcome, errors.Fault):
+            self._failed(call, outcome)
+        elif call.operation == lifecycle.STATUS:
+            self._found(call, outcome, now)
+        elif call.operation == lifecycle.GETPID:
+            self._result(call, True, str(outcome))
+        else:
+            self._succeeded(call, now)
+        self._advance(target)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called at the latest, or None."""
+        return min(
+            (when for target in self.vms.values() for when, _ in self._deadlines(target)), default=None
+        )
+
+    def expire(self, now: float) -> None:
+        """Answer what has waited too long: a STATUS from memory, everything else with a fault.
+
+        A call that is being carried out goes on, and its outcome still changes the VM's state.
+        """
+        for target in list(self.vms.values()):
+            for when, call in list(self._deadlines(target)):
+                if when > now:
+                    continue
+                if call is not target.running:
+                    target.queue.remove(call)
+                if call.operation == lifecycle.STATUS and target.last_status is not None:
+                    self._debug(f"STATUS of VM {target.id} answered from memory: another operation goes on")
+                    self._result(call, True, *target.last_status)
+                else:
+                    self._log(
+                        f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long"
+                    )
+                    self._result(call, False, errors.CRITICAL)
+
+    def _deadlines(self, target: Vm) -> "Iterator[tuple[float, Call]]":
+        """When each unanswered call of a VM must be answered."""
+        margin = min(20.0, self.request_timeout / 4)
+        for call in (*target.queue, *((target.running,) if target.running else ())):
+            if call.answered or not call.request_id:
+                continue
+            limit = (
+                self.request_timeout + (START_EXTRA if call.operation == lifecycle.START else 0.0) - margin
+            )
+            if (
+                call.operation == lifecycle.STATUS
+                and call is not target.running
+                and target.last_status is not None
+            ):
+                limit = min(limit, PATIENCE)
+            yield call.asked + limit, call
+
+    def goodbye(self) -> None:
+        """The answer to QUIT, once the VMs are gone."""
+        self._output += b"S\n"
+
+    # Requests
+
+    def _request(self, line: bytes, now: float) -> None:
+        words = wire.split(line)
+        command = words[0].upper()
+        if command not in self._words:
+            self._log(f"refused an unknown command of {len(line)} bytes")
+            self._refuse()
+        elif command.startswith(_VM_PREFIX):
+            self._vm_request(command[len(_VM_PREFIX) :].decode(), words, now)
+        elif len(words) != 1:
+            self._log(f"refused {command.decode()}: it takes no arguments")
+            self._refuse()
+        else:
+            handler = self._words[command]
+            if handler is not None:
+                handler()
+
+    def _refuse(self) -> None:
+        self._output += b"E\n"
+
+    def _accept(self) -> None:
+        self._output += b"S\n"
+
+    def _do_async_mode_on(self) -> None:
+        self._async_mode = True
+        self._signalled = False
+        self._accept()
+
+    def _do_async_mode_off(self) -> None:
+        self._async_mode = False
+        self._accept()
+
+    def _do_quit(self) -> None:
+        self.quitting = True
+
+    def _do_version(self) -> None:
+        self._output += b"S " + wire.GREETING + b"\n"
+
+    def _do_commands(self) -> None:
+        self._output += wire.reply("S", *COMMANDS)
+
+    def _do_support_vms(self) -> None:
+        self._output += wire.reply("S", *self._types)
+
+    def _do_results(self) -> None:
+        self._output += b"S %d\n" % len(self._results)
+        for line in self._results:
+            self._output += line
+        self._results.clear()
+        self._signalled = False
+
+    def _do_classad(self) -> None:
+        self._in_ad = True
+        self._ad = []
+        self._ad_size = 0
+        self._accept()
+
+    def _do_classad_end(self) -> None:
+        self._ad = None
+        self._accept()
+
+    def _ad_line(self, line: bytes) -> None:
+        if len(line) == len(_END) and line.upper() == _END:
+            self._in_ad = False
+            self._accept()
+            return
+        assert self._ad is not None
+        self._ad_size += len(line)
+        name, equals, _ = line.partition(b"=")
+        if line is wire.TOO_LONG or b"\0" in line or not equals or not name.strip():
+            # The line itself is not shown: it may be a damaged secret.
+            self._log(f"skipped a bad line of {len(line)} bytes in the job ad")
+        elif self._ad_size > MAX_AD:
+            self._log(f"skipped an attribute of the job ad: the ad is larger than {MAX_AD} bytes")
+        else:
+            self._ad.append(line.decode("utf-8", "surrogateescape"))
+
+    def _vm_request(self, operation: str, words: list[bytes], now: float) -> None:
+        request_id = _number(words[1]) if len(words) == 3 else None
+        if request_id is None or not 0 < request_id <= _INT_MAX or request_id in self._pending:
+            self._log(f"refused {operation}: it takes a fresh request id and one argument")
+            self._refuse()
+            return
+        if len(self._pending) + len(self._results) >= MAX_OUTSTANDING:
+            self._log(f"refused {operation}: {MAX_OUTSTANDING} results wait to be fetched")
+            self._refuse()
+            return
+        if operation == lifecycle.START:
+            self._start(request_id, words[2], now)
+            return
+        vm_id = _number(words[2])
+        if vm_id is None:
+            self._log(f"refused {operation}: the VM id is not a number")
+            self._refuse()
+            return
+        self._accept()
+        target = self.vms.get(vm_id)
+        if target is None or target.state == lifecycle.STARTING:
+            self._gone(Call(Vm(vm_id), operation, request_id, now))
+            return
+        self._pending.add(request_id)
+        target.queue.append(Call(target, operation, request_id, now))
+        self._advance(target)
+
+    def _start(self, request_id: int, word: bytes, now: float) -> None:
+        wanted = word.decode("utf-8", "replace").lower()
+        if wanted not in self._types:
+            self._log("refused START: unknown VM type")
+            self._refuse()
+            return
+        self._accept()
+        if not self._ad:
+            self._log("START failed: no job ad was sent")
+            self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
+            return
+        from vmgahp.job.ad import JobAd
+
+        pairs = []
+        for line in self._ad:
+            pair = JobAd.parse_line(line)
+            if pair is None:
+                self._log(f"skipped a bad line of {len(line)} characters in the job ad")
+            else:
+                pairs.append(pair)
+        job = JobAd(pairs)
+        job_type = job.string("JobVMType")
+        if job.string("VM_WORKING_DIR") is None or job_type is None:
+            self._log("START failed: VM_WORKING_DIR or JobVMType is not in the job ad")
+            self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
+            return
+        if not wanted == job_type.lower() == self.vm_type:
+            self._log(
+                f"START failed: asked for {wanted}, the job is {job_type}, this server is {self.vm_type}"
+            )
+            self._answer(request_id, False, errors.NO_SUPPORTED_VM_TYPE)
+            return
+        self._last_vm_id += 1
+        target = Vm(self._last_vm_id)
+        self.vms[target.id] = target
+        self._pending.add(request_id)
+        call = Call(target, lifecycle.START, request_id, now)
+        call.job = job
+        target.queue.append(call)
+        self._advance(target)
+
+    # VMs
+
+    def _advance(self, target: Vm) -> None:
+        """Issue the next call of a VM, after answering those that need no driver."""
+        while target.queue and target.running is None:
+            call = target.queue.pop(0)
+            call.state = target.state
+            if target.id not in self.vms:
+                self._gone(call)
+            elif call.operation in (lifecycle.STATUS, lifecycle.GETPID):
+                if (
+                    call.operation == lifecycle.STATUS
+                    and target.state == lifecycle.CHECKPOINTED
+                    and target.goes_on
+                ):
+                    self._go_on(call)
+                elif target.state != lifecycle.STOPPED:
+                    self._issue(call)
+                elif call.operation == lifecycle.STATUS:
+                    self._result(call, True, f"STATUS={lifecycle.STOPPED}")
+                else:
+                    self._result(call, True, "0")
+            else:
+                self._operate(call)
+
+    def _operate(self, call: Call) -> None:
+        target = call.vm
+        outcome = lifecycle.TRANSITIONS.get((target.state, call.operation))
+        if outcome is None:
+            self._log(f"{call.operation} of VM {target.id} refused: it is {target.state}")
+            self._result(call, False, errors.VM_INVALID_OPERATION)
+        elif outcome == lifecycle.KEEP:
+            self._result(call, True)
+        elif target.state == lifecycle.STOPPED:
+            del self.vms[target.id]
+            self._result(call, True)
+        else:
+            self._issue(call)
+
+    def _go_on(self, status: Call) -> None:
+        """Resume a VM after its periodic checkpoint, before a STATUS of it.
+
+        The starter means to, and never does: it continues jobs only while it is suspended itself
+        (``Starter::Continue`` in HTCondor's ``src/condor_starter.V6.1/starter.cpp``). A STATUS says that it has
+        sent the files away; before a VM is stopped for good it asks for none.
+        """
+        target = status.vm
+        target.goes_on = False
+        target.queue.insert(0, status)
+        resume = Call(target, lifecycle.RESUME, 0, status.asked)
+        resume.state = target.state
+        self._log(f"VM {target.id} goes on after its checkpoint")
+        self._issue(resume)
+
+    def _issue(self, call: Call) -> None:
+        call.vm.running = call
+        self._calls.append(call)
+
+    def _gone(self, call: Call) -> None:
+        """Answer a call whose VM does not exist, or went away while it waited."""
+        if call.operation == lifecycle.STATUS:
+            self._result(call, True, f"STATUS={lifecycle.STOPPED}")
+        else:
+            self._result(call, False, errors.VM_NOT_FOUND)
+
+    def _succeeded(self, call: Call, now: float) -> None:
+        """An operation that changes the state has been carried out."""
+        target = call.vm
+        target.state = lifecycle.TRANSITIONS[call.state, call.operation]
+        if call.operation == lifecycle.START:
+            target.accounting = Accounting(call.asked)
+            if call.answered:
+                self._log(f"VM {target.id} has started too late for its client: stopping it")
+                target.queue.append(Call(target, lifecycle.STOP, 0, now))
+            self._result(call, True, str(target.id))
+            return
+        if call.operation == lifecycle.STOP:
+            self.vms.pop(target.id, None)
+        target.goes_on = (
+            call.operation == lifecycle.CHECKPOINT
+            and call.state == lifecycle.RUNNING
+            and self.vm_type not in lifecycle.TYPES_WITHOUT_PERIODIC
+        )
+        target.last_status = (f"STATUS={lifecycle.STATUS_WORDS[target.state]}",)
+        self._result(call, True)
+
+    def _failed(self, call: Call, fault: errors.Fault) -> None:
+        self._log(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
+        if call.operation == lifecycle.START:
+            self.vms.pop(call.vm.id, None)
+        self._result(call, False, fault.word)
+
+    def _found(self, call: Call, report: "Status | int | None", now: float) -> None:
+        """A STATUS came back: believe what the hypervisor says of the state."""
+        assert report is not None
+        assert not isinstance(report, int)
+        target = call.vm
+        found = report.state
+        if found == lifecycle.SUSPENDED and target.state == lifecycle.CHECKPOINTED:
+            found = lifecycle.CHECKPOINTED  # a driver need not tell the two apart
+        if found != target.state:
+            self._log(f"VM {target.id} was {target.state} and is now {found}")
+            target.state = found
+        words: tuple[str, ...] = (f"STATUS={lifecycle.STATUS_WORDS[found]}",)
+        if report.state == lifecycle.RUNNING:
+            assert target.accounting is not None
+            utilization, cpu_time = target.accounting.account(report.cpu_seconds, report.vcpus, now)
+            words += (
+                f"CPUUTILIZATION={utilization:f}",
+                f"CPUTIME={cpu_time:f}",
+                f"MEMORY={report.memory_kib}",
+                f"MAXMEMORY={report.max_memory_kib}",
+            )
+            if report.ip:
+                words = (f"IP={report.ip}", *words)
+            if report.mac:
+                words = (f"MAC={report.mac}", *words)
+        target.last_status = words
+        self._result(call, True, *words)
+
+    def _result(self, call: Call, success: bool, *words: str) -> None:
+        """Answer a call, once."""
+        if call.request_id and not call.answered:
+            self._answer(call.request_id, success, *words)
+        call.answered = True
+
+    def _answer(self, request_id: int, success: bool, *words: str) -> None:
+        self._pending.discard(request_id)
+        self._results.append(wire.reply(str(request_id), "0" if success else "1", *(words or ("NULL",))))
+        if self._async_mode and not self._signalled:
+            self._output += b"R\n"
+            self._signalled = True
+
+
+def _number(word: bytes) -> int | None:
+    """A word of ASCII digits as a number; None for any other, and for one too long to be an id."""
+    return int(word) if word.isdigit() and len(word) <= 40 else None

@@ -1,0 +1,255 @@
+r"""Conversations as text: the format, and who writes it.
+
+A line each: ``> `` and what the client sent, ``< `` and what the server wrote, ``! `` and what the server said
+on standard error, without the usual end of such a line (CR LF from the client, LF from the server). Bytes
+that are no plain text, or that end otherwise, stand in quotes right after the mark, their end included:
+``>"VERSION\n"``. ``@ 1.250`` says when the lines after it went by, in seconds; ``exit N`` is the server's exit
+status, negative for a signal. Lines of any other form are comments. The first line of the server is the
+greeting.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from vmgahp.text import escape, is_hidden, redact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CLIENT, SERVER, STDERR = ">", "<", "!"
+
+USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
+"""How a line of each kind ends unless it stands in quotes."""
+
+MAX_LINE = 1 << 20
+"""Bytes of one line that are kept while its end is waited for."""
+
+HIDDEN = '"<hidden>"'
+"""Stands for the value of a secret attribute: a string of ClassAds, so that the line remains an attribute."""
+
+_ESCAPES = {"n": 10, "r": 13, "t": 9, '"': 34, "\\": 92}
+_NAMES = {number: letter for letter, number in _ESCAPES.items()}
+
+
+class TranscriptError(ValueError):
+    """A line of a transcript cannot be read; the message names it."""
+
+
+@dataclass
+class Line:
+    """One line of a conversation, as bytes with their end."""
+
+    mark: str
+    data: bytes
+    at: float | None = None
+    """Seconds since the beginning, to the millisecond, where the transcript says."""
+    number: int = field(default=0, compare=False)
+    """Where it stands in the text, from 1."""
+
+    @property
+    def text(self) -> str:
+        """What the other side makes of it: without its end, bytes that are not UTF-8 as surrogates."""
+        data = self.data.removesuffix(b"\n")
+        return data.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+
+
+@dataclass
+class Transcript:
+    lines: list[Line] = field(default_factory=list)
+    exit_status: int | None = None
+
+    def sent(self) -> list[str]:
+        """The client's lines, as `Line.text`."""
+        return [line.text for line in self.lines if line.mark == CLIENT]
+
+    def received(self) -> list[str]:
+        """The server's lines, as `Line.text`."""
+        return [line.text for line in self.lines if line.mark == SERVER]
+
+
+def parse(text: str) -> Transcript:
+    """Read a transcript. Raises `TranscriptError` for a line that has a mark and cannot be one."""
+    transcript = Transcript()
+    at: float | None = None
+    for number, row in enumerate(text.split("\n"), 1):
+        mark, rest = row[:1], row[1:].removesuffix("\r")
+        if mark in USUAL_END:
+            transcript.lines.append(Line(mark, _read(mark, rest, number), at, number))
+        elif mark == "@":
+            try:
+                at = round(float(rest), 3)
+            except ValueError:
+                raise TranscriptError(f"line {number}: {row!r} is no time") from None
+        elif row.startswith("exit "):
+            try:
+                transcript.exit_status = int(rest[4:])
+            except ValueError:
+                raise TranscriptError(f"line {number}: {row!r} is no exit status") from None
+    return transcript
+
+
+def load(path: str) -> Transcript:
+    """Read the transcript in a file. Raises OSError and `TranscriptError`."""
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return parse(file.read())
+
+
+def _read(mark: str, rest: str, number: int) -> bytes:
+    if rest[:1] in ("", " "):
+        return rest[1:].encode("utf-8", "surrogateescape") + USUAL_END[mark]
+    if rest[0] != '"' or len(rest) < 2 or rest[-1] != '"':
+        raise TranscriptError(f"line {number}: after {mark!r} comes a space, or a quote and one at the end")
+    data = bytearray()
+    letters = iter(rest[1:-1])
+    for letter in letters:
+        if letter == '"':
+            raise TranscriptError(f'line {number}: a quote within quotes is written \\"')
+        if letter != "\\":
+            data += letter.encode("utf-8", "surrogateescape")
+            continue
+        name = next(letters, "")
+        if name in _ESCAPES:
+            data.append(_ESCAPES[name])
+            continue
+        digits = next(letters, "") + next(letters, "") if name == "x" else ""
+        if len(digits) != 2 or digits.strip("0123456789abcdefABCDEF"):
+            raise TranscriptError(f"line {number}: \\{name}{digits} is no escape")
+        data.append(int(digits, 16))
+    return bytes(data)
+
+
+def written(mark: str, data: bytes) -> str:
+    """One line of a transcript, its newline included, that `parse` reads as just these bytes."""
+    end = USUAL_END[mark]
+    if data.endswith(end):
+        try:
+            text = data[: -len(end)].decode()
+        except UnicodeDecodeError:
+            pass
+        else:
+            if text.replace("\t", "").isprintable():
+                return f"{mark} {text}\n"
+    quoted = "".join(_quoted(letter) for letter in data.decode("utf-8", "surrogateescape"))
+    return f'{mark}"{quoted}"\n'
+
+
+def _quoted(letter: str) -> str:
+    if letter.isprintable() and letter not in '"\\':
+        return letter
+    return "".join(
+        "\\" + _NAMES[byte] if byte in _NAMES else f"\\x{byte:02x}"
+        for byte in letter.encode("utf-8", "surrogateescape")
+    )
+
+
+def render(transcript: Transcript) -> str:
+    """The text of a transcript, as `parse` reads it."""
+    text = ""
+    at = None
+    for line in transcript.lines:
+        if line.at is not None and line.at != at:
+            at = line.at
+            text += f"@ {at:.3f}\n"
+        text += written(line.mark, line.data)
+    return text if transcript.exit_status is None else f"{text}exit {transcript.exit_status}\n"
+
+
+class Splitter:
+    r"""Bytes as they come, to lines with their ends, by the rule of the protocol: an escaped LF ends none.
+
+    The lines make up the bytes again, but for a line longer than `MAX_LINE`, whose bytes are counted instead:
+    what holds nothing back must not take all the memory either.
+    """
+
+    def __init__(self, *, escapes: bool = True) -> None:
+        self._escapes = escapes
+        self._buffer = bytearray()
+        self._searched = 0
+        self._dropped = 0
+
+    def feed(self, data: bytes) -> "Iterator[bytes | int]":
+        """The lines that are whole now; for one that is too long the number of its bytes."""
+        self._buffer += data
+        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
+            self._searched = end + 1
+            if self._escapes and _is_escaped(self._buffer, end):
+                continue
+            line = bytes(self._buffer[: end + 1])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            dropped, self._dropped = self._dropped, 0
+            yield dropped + len(line) if dropped or len(line) > MAX_LINE else line
+        self._searched = len(self._buffer)
+        if len(self._buffer) > MAX_LINE:
+            keep = 1 if _is_escaped(self._buffer, len(self._buffer)) else 0
+            self._dropped += len(self._buffer) - keep
+            del self._buffer[: len(self._buffer) - keep]
+            self._searched = 0
+
+    def rest(self) -> bytes | int:
+        """What has come since the last whole line, once; empty mostly."""
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        dropped, self._dropped = self._dropped, 0
+        self._searched = 0
+        return dropped + len(rest) if dropped else rest
+
+
+def _is_escaped(buffer: bytearray, position: int) -> bool:
+    start = position
+    while start and buffer[start - 1] == 0x5C:
+        start -= 1
+    return (position - start) % 2 == 1
+
+
+def redacted(data: bytes) -> bytes:
+    """A line of either side as it may be kept: by the rules of the log, with the values of secrets hidden.
+
+    The line of a secret attribute of the job ad remains one, with `HIDDEN` as its value.
+    """
+    text = data.decode("utf-8", "surrogateescape")
+    name, equals, _ = text.partition("=")
+    if equals and is_hidden(name.strip()):
+        end = b"\r\n" if data.endswith(b"\r\n") else b"\n" if data.endswith(b"\n") else b""
+        return f"{name}= {HIDDEN}".encode("utf-8", "surrogateescape") + end
+    hidden = redact(text)
+    return data if hidden == text else hidden.encode("utf-8", "surrogateescape")
+
+
+class Writer:
+    """Writes a conversation as it goes by, without its secrets.
+
+    `write` takes one or more whole lines of text at a time; `clock` counts seconds from anywhere, and None
+    leaves the times out.
+    """
+
+    def __init__(
+        self, write: "Callable[[str], object]", clock: "Callable[[], float] | None" = time.monotonic
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._began = clock() if clock else 0.0
+        self._last = ""
+
+    def comment(self, text: str) -> None:
+        """One line that is no part of the conversation."""
+        self._write(f"# {escape(redact(' '.join(text.splitlines())))}\n")
+
+    def line(self, mark: str, data: bytes | int) -> None:
+        """A line with its end, or the number of bytes of one that was not kept (`Splitter`)."""
+        if isinstance(data, int):
+            self.comment(f"{mark} a line of {data} bytes is left out")
+            return
+        if not data:
+            return
+        when = f"@ {self._clock() - self._began:.3f}\n" if self._clock else ""
+        self._write((when if when != self._last else "") + written(mark, redacted(data)))
+        self._last = when
+
+    def text(self, mark: str, line: str) -> None:
+        """A line without its end, as `vmgahp.protocol.client.Client` has its lines heard."""
+        self.line(mark, line.encode("utf-8", "surrogateescape") + USUAL_END[mark])
+
+    def exit(self, status: int) -> None:
+        """The server's end, which is the last line."""
+        self._write(f"exit {status}\n")

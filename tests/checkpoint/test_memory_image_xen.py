@@ -1,0 +1,89 @@
+"""Memory images of libvirt's Xen driver: what is refused, and how another XML gets into one."""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp.checkpoint.memory_image import Damaged
+from vmgahp.checkpoint.memory_image_xen import MAGIC, STREAM, Substitute, inspect
+
+XML = b"<domain type='xen'><name>a</name></domain>"
+MEMORY = STREAM + os.urandom(3 << 20)
+
+
+def head(
+    xml: bytes = XML + b"\0", magic: bytes = MAGIC, version: int = 2, length: int | None = None
+) -> bytes:
+    return struct.pack("=16sII40x", magic, version, len(xml) if length is None else length) + xml
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, head() + MEMORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def looked_at(tmp_path: Path, content: bytes) -> None:
+    descriptor = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(descriptor, content)
+        inspect(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_an_image_and_where_xens_stream_begins(image: int) -> None:
+    assert inspect(image) == (XML.decode(), 64 + len(XML) + 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "0 bytes"),
+        (head(magic=b"LibvirtQemudSave") + MEMORY, "no memory image"),
+        (head(version=1) + MEMORY, "no memory image"),
+        (head(length=0) + MEMORY, "length"),
+        (head(length=1 << 31) + MEMORY, "length"),
+        (head(XML) + MEMORY, "does not end"),
+        (head(XML + b"\0more\0") + MEMORY, "does not end"),
+        (head(b"\xff\xfe\0") + MEMORY, "UTF-8"),
+        (head() + b"LibxlFmX", "not Xen's"),
+        (head(), "not Xen's"),
+    ],
+)
+def test_what_is_no_image(tmp_path: Path, content: bytes, part: str) -> None:
+    with pytest.raises(Damaged, match=part):
+        looked_at(tmp_path, content)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_judged(content: bytes) -> None:
+    descriptor = os.memfd_create("image")
+    try:
+        os.write(descriptor, content)
+        with pytest.raises(Damaged):
+            inspect(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_another_xml_goes_before_the_same_memory(image: int) -> None:
+    other = "<domain type='xen'><description>größer</description></domain>"
+    with Substitute(image, other) as substitute, open(substitute.path, "rb") as read:
+        assert read.read() == head(other.encode() + b"\0") + MEMORY
+
+
+def test_a_reader_that_goes_away_leaves_nothing_behind(image: int) -> None:
+    before = os.listdir("/proc/self/fd")
+    with Substitute(image, "<domain/>") as substitute, open(substitute.path, "rb") as read:
+        assert read.read(64)
+    with Substitute(image, "<domain/>"):
+        pass  # nobody has read at all
+    assert os.listdir("/proc/self/fd") == before

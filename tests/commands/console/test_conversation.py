@@ -1,0 +1,747 @@
+"""The console without a terminal: what is typed becomes lines, what is answered becomes words.
+
+The other side is the server's own session, which is as pure.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp import errors, lifecycle
+from vmgahp.commands.console import commands, completion, conversation, help, history, job_ad, launch, render
+from vmgahp.commands.console.repl import Session
+from vmgahp.errors import ClientFault
+from vmgahp.metrics import Status
+from vmgahp.protocol import error_words, session, wire
+from vmgahp.protocol.calls import Call
+
+AD = """\
+ClusterId = 12
+ProcId = 0
+User = "alice@example.org"
+JobVMType = "kvm"
+JobVMMemory = 64
+VMPARAM_vm_Disk = "disk.img:vda:w:raw"
+Iwd = "/home/alice/my vm"
+TransferInput = "other.txt,images/disk.img"
+ClaimId = "<127.0.0.1:9618>#1#2#topsecret"
+VM_WORKING_DIR = "/elsewhere"
+"""
+
+
+def prepared(text: str = AD, *, vm_type: str = "", serves: str = "kvm") -> job_ad.Ad:
+    return job_ad.prepare(
+        text, "/scratch", vm_type=vm_type, serves=serves, user="bob@console", cluster=2000000007, proc=3
+    )
+
+
+class World:
+    """What the session asks of the world."""
+
+    def __init__(self) -> None:
+        self.text = AD
+        self.left = ""
+
+    def ad_of_file(self, path: str, vm_type: str) -> job_ad.Ad:
+        if path == "missing":
+            raise ClientFault("", "missing cannot be read.", "write one")
+        return prepared(self.text, vm_type=vm_type)
+
+    def ad_of_job(self, job: str, vm_type: str) -> job_ad.Ad:
+        return prepared(f'{self.text}Job = "{job}"\n', vm_type=vm_type)
+
+    def explanation(self) -> str:
+        return self.left
+
+
+class Rig:
+    """A console, and the server's session at the other end. Drivers answer when they are let."""
+
+    def __init__(
+        self, *, asks: bool = False, patient: bool = True, server: session.Session | None = None
+    ) -> None:
+        self.now = 100.0
+        self.world = World()
+        self.session = Session(self.world, self.now, serves="kvm", asks=asks, patient=patient)
+        self.talk = self.session.conversation
+        self.server = server or session.Session("kvm", lambda _: None, lambda _: None)
+        self.sent: list[str] = []
+        self.shown: list[render.Line] = []
+        self.calls: list[Call] = []
+        self.fault: errors.Fault | None = None
+        self.talk.received(wire.GREETING.decode(), self.now)
+        self.step()
+
+    def step(self) -> None:
+        """Carry lines to and fro until nobody has anything to say."""
+        while lines := self.talk.take_sends():
+            for line in lines:
+                self.sent.append(line)
+                self.server.receive(line.encode("utf-8", "surrogateescape") + b"\r\n", self.now)
+            self.now += 0.25
+            self.carry()
+        self.shown += self.talk.take_shown()
+
+    def carry(self) -> None:
+        self.calls += self.server.take_calls()
+        if self.server.quitting:
+            self.server.goodbye()
+        for line in self.server.take_output().splitlines():
+            self.talk.received(line.decode(), self.now)
+
+    def work(self) -> None:
+        """The drivers do what was asked."""
+        while self.calls:
+            call = self.calls.pop(0)
+            outcome: Status | int | errors.Fault | None = self.fault
+            if outcome is None and call.operation == lifecycle.STATUS:
+                outcome = Status(call.state, cpu_seconds=3.4, vcpus=1, memory_kib=65536, max_memory_kib=65536)
+            elif outcome is None and call.operation == lifecycle.GETPID:
+                outcome = 4711
+            self.now += 2.0
+            self.server.finished(call, outcome, self.now)
+            self.carry()
+            self.step()
+
+    def type(self, line: str, *, work: bool = True) -> str:
+        """Type a line: what was shown since."""
+        before = len(self.shown)
+        self.session.typed(line, self.now)
+        self.step()
+        if work:
+            self.work()
+        return "\n".join(line.text for line in self.shown[before:])
+
+
+# ---- a VM's life
+
+
+def test_the_life_of_a_vm_in_short_forms() -> None:
+    rig = Rig()
+    assert "#1 START: VM 1 runs   (2.50 s)" in rig.type("start job.ad")
+    said = rig.type("status")
+    assert "#2 STATUS of VM 1: running, CPU " in said
+    assert "3.40 s of CPU time, 64 MiB of 64 MiB memory" in said
+    assert "#3 GETPID of VM 1: process 4711" in rig.type("pid")
+    assert "#4 SUSPEND of VM 1: done" in rig.type("suspend")
+    assert "VM 1: Suspended" in rig.type("vms")
+    assert "suspended, its memory saved to a file" in rig.type("status")
+    rig.type("resume")
+    rig.type("soft-suspend 1")
+    assert "VM 1: SoftSuspended" in rig.type("vms")
+    rig.type("resume")
+    assert rig.talk.vms == {1: lifecycle.RUNNING}
+    rig.type("checkpoint")
+    rig.type("stop")
+    assert "No VM was started here" in rig.type("vms")
+    assert rig.talk.failures == 0
+    requests = [line for line in rig.sent if line.startswith("CONDOR_VM_")]
+    assert [line.split()[1] for line in requests] == [str(n + 1) for n in range(len(requests))]
+
+
+def test_results_are_fetched_when_r_comes() -> None:
+    rig = Rig(patient=False)
+    rig.type("start job.ad", work=False)
+    assert rig.sent[-1] == "CONDOR_VM_START 1 kvm"
+    rig.work()
+    assert rig.sent[-1] == "RESULTS"
+    assert rig.talk.requests == {}
+
+
+def test_without_asynchronous_mode_results_are_fetched_only_while_somebody_waits() -> None:
+    rig = Rig(patient=False)
+    rig.type("async off")
+    rig.type("start job.ad")
+    assert "RESULTS" not in rig.sent
+    assert rig.talk.requests
+    rig.type("wait")
+    assert not rig.talk.settled()
+    due = rig.talk.next_deadline()
+    assert due is not None
+    rig.talk.tick(due)
+    rig.step()
+    assert rig.sent[-1] == "RESULTS"
+    assert rig.talk.settled()
+    assert rig.talk.vms == {1: lifecycle.RUNNING}
+
+
+def test_requests_are_sent_in_step() -> None:
+    """As the real client does: a request goes out when the one before it was answered."""
+    talk = conversation.Conversation(0.0, lambda: "")
+    talk.push([conversation.Out("VERSION"), conversation.Out("COMMANDS")], 0.0)
+    assert talk.take_sends() == [], "nothing before the greeting"
+    talk.received("$VMGahpVersion 0.0.1 $", 0.1)
+    assert talk.take_sends() == ["VERSION"]
+    talk.received("R", 0.2)
+    assert talk.take_sends() == []
+    talk.received("S x", 0.3)
+    assert talk.take_sends() == ["RESULTS"]
+    talk.received("S 2", 0.4)
+    talk.received("7 0 NULL", 0.5)
+    assert talk.take_sends() == []
+    talk.received("8 0 NULL", 0.6)
+    assert talk.take_sends() == ["COMMANDS"]
+
+
+def test_the_job_ad_goes_out_whole_and_is_shown_in_one_line() -> None:
+    rig = Rig()
+    said = rig.type("start job.ad")
+    begin, end = rig.sent.index("CLASSAD"), rig.sent.index("CLASSAD_END")
+    assert tuple(rig.sent[begin + 1 : end]) == prepared().lines
+    assert f"({len(prepared().lines)} attributes of alice_example.org_2000000007.3)" in said
+    assert "JobVMMemory" not in said
+
+
+def test_what_a_server_left_about_a_failed_start_is_shown_with_what_becomes_of_the_job() -> None:
+    rig = Rig()
+    rig.fault = errors.JobFault(errors.BAD_IMAGE, "It is damaged.", "mend it.")
+    rig.world.left = "BAD_IMAGE: It is damaged.\x1b[2J To mend it: mend it.\n"
+    said = rig.type("start job.ad")
+    assert "#1 START failed: VMGAHP_ERR_BAD_IMAGE: A disk image is damaged" in said
+    assert "puts the job on hold" in said
+    assert "It left this: BAD_IMAGE: It is damaged.\\x1b[2J To mend it" in said
+    rig.fault = errors.MachineFault("No room.")
+    assert "takes the whole machine out" in rig.type("start job.ad")
+    rig.fault = errors.Fault("NULL", "Nobody knows.")  # as HTCondor's own server answers
+    assert "takes the whole machine out" in rig.type("start job.ad")
+    assert rig.talk.failures == 3
+
+
+def test_a_start_whose_ad_is_refused_is_not_sent() -> None:
+    rig = Rig(server=Deaf())
+    said = rig.type("start job.ad")
+    assert "CLASSAD was refused" in said
+    assert rig.sent == ["CLASSAD"]
+    assert rig.talk.settled(), "nobody waits for the result of a START that was never sent"
+
+
+class Deaf(session.Session):
+    """A server that refuses everything."""
+
+    def __init__(self) -> None:
+        super().__init__("kvm", lambda _: None, lambda _: None)
+
+    def receive(self, data: bytes, now: float) -> None:
+        self._output += b"E\n"
+
+
+# ---- which VM
+
+
+def test_a_vm_is_meant_where_there_is_but_one() -> None:
+    rig = Rig(patient=False)
+    assert "No VM was started here" in rig.type("status")
+    rig.type("start job.ad", work=False)
+    assert "has not started yet" in rig.type("status", work=False)
+    rig.work()
+    rig.type("start job.ad")
+    assert "Which VM? There are 1, 2." in rig.type("stop")
+    assert "x is no number of a VM" in rig.type("stop x")
+    rig.type("stop 2")
+    rig.type("stop")
+    assert rig.talk.vms == {}
+    assert "STATUS of VM 9: stopped" in rig.type("status 9")
+
+
+# ---- raw lines
+
+
+@pytest.mark.parametrize(
+    "line", ["VERSION", " VERSION", "CONDOR_VM_STATUS 12  1", "BOGUS x", "condor_vm_status 5 1"]
+)
+def test_lines_of_the_protocol_go_out_as_they_are(line: str) -> None:
+    rig = Rig()
+    rig.type(line)
+    assert rig.sent[0] == line
+
+
+def test_a_raw_request_is_followed_too() -> None:
+    rig = Rig()
+    rig.type("CLASSAD")
+    assert rig.session.prompt == "classad> "
+    for line in prepared().lines:
+        rig.type(line)
+    rig.type("CLASSAD_END")
+    assert rig.session.prompt == "vmgahp> "
+    assert "#40 START: VM 1 runs" in rig.type("CONDOR_VM_START 40 kvm")
+    assert "#41 STATUS of VM 1" in rig.type("status")
+
+
+def test_a_refusal_is_explained_and_counted() -> None:
+    rig = Rig()
+    assert "BOGUS was refused" in rig.type("BOGUS")
+    assert "There is no command statsu: did you mean status?" in rig.type("statsu")
+    assert rig.talk.failures == 2
+
+
+def test_no_answer_comes_to_an_end() -> None:
+    talk = conversation.Conversation(0.0, lambda: "")
+    assert talk.next_deadline() == conversation.GREETING_DEADLINE
+    talk.tick(conversation.GREETING_DEADLINE)
+    assert "greeting" in talk.broken
+    talk = conversation.Conversation(0.0, lambda: "")
+    talk.received("$VMGahpVersion $", 1.0)
+    talk.push([conversation.Out("VERSION")], 2.0)
+    due = talk.next_deadline()
+    assert due == 2.0 + conversation.REPLY_DEADLINE
+    talk.tick(due - 0.1)
+    assert not talk.broken
+    talk.tick(due)
+    assert "VERSION" in talk.broken
+
+
+def test_a_result_that_never_comes_is_waited_for_as_long_as_the_starter_waits() -> None:
+    rig = Rig()
+    rig.type("start job.ad", work=False)
+    assert not rig.talk.settled()
+    due = rig.talk.next_deadline()
+    assert due is not None
+    assert due == rig.talk.requests[1].asked + session.REQUEST_TIMEOUT + session.START_EXTRA
+    rig.talk.tick(due)
+    rig.step()
+    assert "condor_starter would give up now" in rig.shown[-1].text
+    assert rig.talk.settled()
+    assert rig.talk.next_deadline() is None
+
+
+# ---- the end
+
+
+def test_quit_is_asked_once_where_somebody_can_be_asked_and_a_vm_would_be_lost() -> None:
+    rig = Rig(asks=True, patient=False)
+    rig.type("start job.ad")
+    assert "VM 1 would be destroyed" in rig.type("quit")
+    rig.type("vms")
+    assert "VM 1 would be destroyed" in rig.type("quit"), "something else was typed in between"
+    rig.type("quit")
+    assert rig.sent[-1] == "QUIT"
+    assert rig.talk.quitting
+
+
+@pytest.mark.parametrize("answer", ["y", "yes", "quit", ""])
+def test_the_answer_to_that_question(answer: str) -> None:
+    rig = Rig(asks=True, patient=False)
+    rig.type("start job.ad", work=False)
+    assert "what #1 START starts would be destroyed" in rig.type("QUIT", work=False)
+    rig.type(answer)
+    rig.type("quit")
+    assert rig.talk.quitting
+
+
+def test_a_pipe_is_not_asked() -> None:
+    rig = Rig()
+    rig.type("start job.ad")
+    assert rig.session.end_of_input(rig.now)
+    rig.step()
+    assert rig.sent[-1] == "QUIT"
+    assert any("VM 1 will be destroyed" in line.text for line in rig.shown)
+
+
+def test_control_d_ends_a_job_ad_first() -> None:
+    rig = Rig(asks=True, patient=False)
+    rig.type("CLASSAD")
+    rig.type("A = 1")
+    assert not rig.session.end_of_input(rig.now)
+    rig.step()
+    assert rig.sent[-1] == "CLASSAD_END"
+    assert not rig.talk.quitting
+    assert rig.session.end_of_input(rig.now)
+
+
+def test_what_is_waited_for_can_be_interrupted() -> None:
+    rig = Rig(patient=False)
+    rig.type("start job.ad", work=False)
+    rig.type("wait 1", work=False)
+    assert not rig.talk.settled()
+    rig.session.interrupted()
+    assert rig.talk.settled()
+
+
+# ---- decoding
+
+
+@given(
+    st.text(max_size=300) | st.binary(max_size=300).map(lambda data: data.decode("utf-8", "surrogateescape"))
+)
+def test_nothing_that_a_server_says_reaches_the_terminal_raw(line: str) -> None:
+    """Before the greeting, as a reply, as the number of results and as a result: shown, and never acted upon."""
+    for prefix in ("", "S ", "S 1\n", "1 0 ", "1 1 ", "1 0 STATUS=", "R\n"):
+        rig = Rig(patient=False)
+        rig.talk.push([conversation.Out("RESULTS"), conversation.Out("CONDOR_VM_STATUS 1 1")], rig.now)
+        for part in (prefix + line).split("\n"):
+            rig.talk.received(part, rig.now)
+        rig.talk.logged(line)
+        rig.talk.live_log = True
+        rig.talk.logged(line)
+        shown = [part.text for part in rig.talk.take_shown()]
+        assert all(text.isprintable() for text in shown), shown
+
+
+@given(st.lists(st.text(max_size=30), max_size=8))
+def test_any_figures_of_a_status_are_shown(words: list[str]) -> None:
+    assert render.status(words).isprintable()
+    assert render.status(
+        [f"CPUTIME={word}" for word in words] + [f"MEMORY={word}" for word in words]
+    ).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("STATUS=Running CPUUTILIZATION=0.031 CPUTIME=1.25", "running, CPU 3 %, 1.25 s of CPU time"),
+        ("IP=10.0.0.7 MAC=52:54:00:1:2:3 STATUS=Stopped", "stopped, IP 10.0.0.7, MAC 52:54:00:1:2:3"),
+        ("STATUS=Running MEMORY=65537 MAXMEMORY=x", "running, 64.0 MiB of x memory"),
+        ("STATUS=Odd CPUTIME=nan CPUUTILIZATION=1e999", "Odd, CPU 1e999, CPU time nan"),
+        ("NULL", "no state was said, NULL"),
+    ],
+)
+def test_the_figures_of_a_status(words: str, said: str) -> None:
+    assert render.status(words.split()) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0004, "0.4 ms"), (0.0123, "12 ms"), (0.9999, "1.00 s"), (31.437, "31.44 s"), (420.2, "420 s")],
+)
+def test_times(seconds: float, said: str) -> None:
+    assert render.duration(seconds) == said
+
+
+@pytest.mark.parametrize("line", ["", "1", "x 0 1", "-1 0 1", "1 2 x", "S 1", f"{'9' * 40} 0 1"])
+def test_what_is_no_result_is_none(line: str) -> None:
+    assert render.result(line).request == 0
+
+
+# ---- job ads
+
+
+def test_an_ad_is_made_fit_to_be_started_here() -> None:
+    made = prepared()
+    assert made.lines[:4] == (
+        'VM_WORKING_DIR = "/scratch"',
+        'JobVMType = "kvm"',
+        "ClusterId = 2000000007",
+        "ProcId = 3",
+    )
+    assert 'User = "alice@example.org"' in made.lines
+    assert not any("topsecret" in line or "/elsewhere" in line for line in made.lines)
+    assert made.name == "alice_example.org_2000000007.3", (
+        "no name of a real job: a START would destroy its VM"
+    )
+    assert "Secrets were left out: ClaimId." in made.notes
+
+
+def test_a_missing_disk_is_named_with_where_it_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/disk.img").touch()
+    text = AD.replace("/home/alice/my vm", str(tmp_path))
+    (note,) = [note for note in prepared(text).notes if "disk" in note]
+    assert note.endswith(f"cp {tmp_path}/images/disk.img /scratch/")
+    (note,) = [note for note in prepared().notes if "disk" in note]
+    assert note.endswith("put it into /scratch/"), "its source is not on this machine"
+    for disk in ("/full/path.img:vda:w", "catalog:debian:vda:w"):
+        assert not [
+            note for note in prepared(AD.replace("disk.img:vda:w:raw", disk)).notes if "disk" in note.lower()
+        ]
+
+
+def test_the_first_ad_of_several_counts() -> None:
+    made = prepared('-- Schedd: here\n# mine\nA = 1\nJobVMType = "kvm"\nbroken\n\nA = 2\n')
+    assert "A = 1" in made.lines
+    assert "A = 2" not in made.lines
+    assert any(note.startswith("1 lines of it were skipped") for note in made.notes)
+    assert 'User = "bob@console"' in made.lines
+
+
+def test_an_ad_in_brackets() -> None:
+    pytest.importorskip("classad2")
+    made = prepared('[ JobVMType = "KVM"; JobVMMemory = 64 * 2;\n Args = "a \\"b\\""; Flag = true ]')
+    assert made.vm_type == "kvm"
+    assert "JobVMMemory = 64 * 2" in made.lines
+    assert 'Args = "a \\"b\\""' in made.lines
+    assert "Flag = true" in made.lines
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "no ad at all", "[", "[]", "[ x = ; ]", "\0\0=\0"])
+def test_what_is_no_ad_is_refused(text: str) -> None:
+    with pytest.raises(ClientFault):
+        prepared(text)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_an_ad_or_refused(text: str) -> None:
+    try:
+        made = prepared(text, vm_type="kvm")
+    except ClientFault:
+        return
+    assert all("\n" not in line and "\0" not in line for line in made.lines)
+
+
+def test_the_type_can_be_chosen_and_a_wrong_one_is_noticed() -> None:
+    assert prepared(vm_type="QEMU", serves="qemu").vm_type == "qemu"
+    assert 'JobVMType = "qemu"' in prepared(vm_type="QEMU", serves="qemu").lines
+    (note,) = [note for note in prepared(serves="xen").notes if "xen" in note]
+    assert "will be refused" in note
+
+
+def test_job_takes_the_ad_of_a_job() -> None:
+    rig = Rig()
+    rig.type("start job 12.0")
+    assert 'Job = "12.0"' in rig.sent
+    assert "missing cannot be read. To mend it: write one." in rig.type("start missing")
+    assert "start takes" in rig.type("start")
+    assert "start takes" in rig.type("start a b c")
+
+
+@pytest.mark.parametrize("job", ["-help", "12.0;x", "", "a"])
+def test_only_a_job_id_is_given_to_condor_q(job: str) -> None:
+    with pytest.raises(ClientFault, match="no job id"):
+        job_ad.ask_condor_q(job)
+
+
+def test_condor_q_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "condor_q"
+    tool.write_text('#!/bin/sh\n[ "$*" = "-l 12.0" ] || { echo "no $*" >&2; exit 1; }\necho A = 1\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ClientFault, match="condor_q"):
+        job_ad.ask_condor_q("12.0")
+    tool.chmod(0o755)
+    assert job_ad.ask_condor_q("12.0") == "A = 1\n"
+    with pytest.raises(ClientFault, match="no -l 7"):
+        job_ad.ask_condor_q("7")
+
+
+def test_the_ad_that_was_sent_can_be_looked_at() -> None:
+    rig = Rig()
+    assert "No job ad was sent yet" in rig.type("ad")
+    rig.world.text += 'Env = "TOKEN=abc"\n'
+    rig.type("start job.ad")
+    said = rig.type("ad")
+    assert "JobVMMemory = 64" in said
+    assert "TOKEN=abc" not in said
+
+
+# ---- secrets
+
+
+def test_secrets_that_are_typed_are_neither_shown_nor_kept() -> None:
+    rig = Rig()
+    rig.type("CLASSAD")
+    said = rig.type('ClaimId = "<127.0.0.1:9618>#1#2#topsecret"')
+    assert "topsecret" not in said
+    assert not rig.session.memorable("A = 1"), "a line of a job ad"
+    rig.type("CLASSAD_END")
+    assert rig.session.memorable("status")
+    assert not rig.session.memorable('ClaimId = "x"')
+    rig.talk.logged('ClaimId = "<127.0.0.1:9618>#1#2#topsecret"')
+    assert "topsecret" not in rig.type("log")
+
+
+# ---- help
+
+
+def test_every_command_has_help_and_every_word_that_it_names_a_meaning() -> None:
+    overview = "\n".join(line.text for line in help.overview())
+    for command in commands.PROTOCOL:
+        assert command.word in overview
+        text = "\n".join(line.text for line in help.about(command.word))
+        for word in command.errors:
+            assert f"{word}: {error_words.WORDS[word]}" in text
+    for own in commands.OWN:
+        assert own.word in overview
+        assert help.about(own.word)[0].text.startswith(own.word)
+    assert [command.word for command in commands.PROTOCOL] == list(session.COMMANDS)
+    assert set(commands.OPERATIONS.values()) == set(lifecycle.OPERATIONS) - {lifecycle.START}
+
+
+def test_every_error_word_of_the_daemon_is_explained() -> None:
+    words = {
+        value
+        for name, value in vars(errors).items()
+        if name.isupper()
+        and isinstance(value, str)
+        and value.startswith(errors.PREFIX)
+        and value != errors.PREFIX
+    }
+    for word in words | set(errors.HOLDING_WORDS):
+        assert error_words.meaning(word), word
+        text = "\n".join(line.text for line in help.about(word))
+        assert error_words.meaning(word) in text
+        assert ("on hold" in text) == (word in errors.HOLDING_WORDS)
+
+
+def test_help_for_what_there_is_not() -> None:
+    rig = Rig()
+    assert "Did you mean BAD_IMAGE?" in rig.type("help BADIMAGE")
+    assert rig.talk.failures == 1
+
+
+# ---- completion
+
+
+def candidates(line: str, rig: Rig | None = None) -> list[str]:
+    return [found.text for found in completion.complete(line, (rig or Rig()).talk)]
+
+
+def test_completion_of_words() -> None:
+    assert candidates("sta") == ["start", "status"]
+    assert candidates("CONDOR_VM_S") == [
+        "CONDOR_VM_START",
+        "CONDOR_VM_STOP",
+        "CONDOR_VM_SUSPEND",
+        "CONDOR_VM_SOFT_SUSPEND",
+        "CONDOR_VM_STATUS",
+    ]
+    assert candidates("help BAD") == ["BAD_IMAGE"]
+    assert "VMGAHP_ERR_BAD_IMAGE" in candidates("help VMGAHP_ERR_B")
+    assert candidates("async o") == ["on", "off"]
+    assert candidates("version x") == []
+    assert candidates("start job 12.0 kv") == ["kvm"]
+
+
+def test_completion_of_vms_and_requests() -> None:
+    rig = Rig(patient=False)
+    rig.type("start job.ad")
+    rig.type("start job.ad", work=False)
+    assert candidates("status ", rig) == ["1"]
+    assert candidates("wait ", rig) == ["2"]
+    assert candidates("CONDOR_VM_STATUS ", rig) == ["3"]
+    assert candidates("CONDOR_VM_STATUS 3 ", rig) == ["1"]
+    assert candidates("CONDOR_VM_START 3 kv", rig) == ["kvm"]
+
+
+def test_completion_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ads").mkdir()
+    for name in ("job.ad", "jobs", ".hidden", "j\x1b[2J", "j with spaces"):
+        (tmp_path / name).touch()
+    (tmp_path / "ads/one.ad").touch()
+    monkeypatch.chdir(tmp_path)
+    assert candidates("start j") == ["job", "job.ad", "jobs"]
+    assert candidates("start a") == ["ads/"]
+    assert candidates("ad ads/") == ["one.ad"]
+    assert candidates(f"start {tmp_path}/ads/o") == ["one.ad"]
+    assert candidates("ad .h") == [".hidden"]
+    assert candidates("ad nowhere/") == []
+
+
+@given(st.text(max_size=60))
+def test_completion_never_fails(line: str) -> None:
+    if "/" not in line:
+        for found in completion.complete(line, Rig().talk):
+            assert -len(line) <= found.start <= 0
+
+
+# ---- history
+
+
+def test_the_history_is_the_users_alone(tmp_path: Path) -> None:
+    file = history.path({"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert file == str(tmp_path / "state/vmgahp/console_history")
+    kept = history.History(file)
+    for line in ("status", "status", "stop 1", "bad\x1b[2J", "x" * 600, "two\nlines"):
+        kept.add(line)
+    kept.close()
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    again = history.History(file)
+    assert again.lines == ["status", "stop 1"]
+    again.close()
+
+
+def test_the_history_does_not_grow_for_ever(tmp_path: Path) -> None:
+    file = tmp_path / "console_history"
+    file.write_text("".join(f"line {n}\n" for n in range(3 * history.MOST_LINES)))
+    file.chmod(0o644)
+    kept = history.History(str(file))
+    assert len(kept.lines) == history.MOST_LINES
+    assert kept.lines[-1] == f"line {3 * history.MOST_LINES - 1}"
+    kept.add("one more")
+    kept.close()
+    assert len(file.read_text().splitlines()) == history.MOST_LINES + 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_no_history_where_others_could_put_something(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    (tmp_path / "console_history").symlink_to(victim)
+    kept = history.History(str(tmp_path / "console_history"))
+    kept.add("status")
+    assert victim.read_text() == "precious\n"
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    history.History(str(open_to_all / "console_history")).add("status")
+    assert not any(open_to_all.iterdir())
+    history.History("").add("status")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes in somebody else's home")
+def test_root_leaves_the_home_of_another_alone(tmp_path: Path) -> None:
+    os.chown(tmp_path, 54321, 54321)
+    history.History(str(tmp_path / "console_history")).add("status")
+    assert not any(tmp_path.iterdir())
+
+
+def test_where_the_history_is() -> None:
+    assert history.path({"HOME": "/home/a"}) == "/home/a/.local/state/vmgahp/console_history"
+    assert history.path({"HOME": "/home/a", "XDG_STATE_HOME": "relative"}).startswith("/home/a/")
+    assert history.path({}) == ""
+
+
+# ---- the place
+
+
+def test_a_fresh_working_directory_is_as_a_starter_makes_it_and_goes_away() -> None:
+    place = launch.Place("KVM")
+    environ = place.environment({"PATH": "/bin", "VMGAHP_USER_UID": "0"}, ["VM_MEMORY=1024", "A = b=c"])
+    assert environ["VMGAHP_VMTYPE"] == "kvm"
+    assert environ["VMGAHP_WORKING_DIR"] == place.path
+    assert environ["_CONDOR_VM_MEMORY"] == "1024"
+    assert environ["_CONDOR_A"] == "b=c"
+    found = os.stat(place.path)
+    assert stat.S_IMODE(found.st_mode) == 0o755
+    if os.geteuid() == 0:
+        assert environ["VMGAHP_USER_UID"] == str(found.st_uid)
+        assert found.st_uid != 0
+    else:
+        assert "VMGAHP_USER_UID" not in environ
+    outer = os.path.dirname(place.path)
+    assert place.close() == ""
+    assert not os.path.exists(outer)
+
+
+def test_a_given_working_directory_stays(tmp_path: Path) -> None:
+    place = launch.Place("kvm", str(tmp_path))
+    (tmp_path / "vm_error.txt").write_text("BAD_IMAGE: ...\n")
+    assert place.explanation() == "BAD_IMAGE: ...\n"
+    assert place.explanation() == "", "it was seen already"
+    (tmp_path / "vm_error.txt").unlink()
+    (tmp_path / "vm_error.txt").symlink_to("/etc/passwd")
+    assert place.explanation() == "", "the directory is the job's user's, and a link may lead anywhere"
+    assert place.close() == ""
+    assert tmp_path.is_dir()
+    with pytest.raises(OSError, match="no directory"):
+        launch.Place("kvm", str(tmp_path / "nowhere"))
+
+
+def test_the_names_of_vms_are_never_those_of_jobs() -> None:
+    place = launch.Place("kvm")
+    try:
+        assert job_ad.CLUSTER_BASE + 4194304 < 2**31, "the largest process id there is"
+        first, second = place._prepare(AD, ""), place._prepare(AD, "")
+        assert re.fullmatch(r"alice_example\.org_20\d{8}\.0", first.name)
+        assert second.name == first.name.removesuffix("0") + "1"
+    finally:
+        place.close()
+
+
+def test_settings_on_the_command_line() -> None:
+    assert launch.checked_setting("VM_MEMORY = 1") == "VM_MEMORY = 1"
+    for wrong in ("VM_MEMORY", "=1", "A B=1", "$(X)=1"):
+        with pytest.raises(ClientFault):
+            launch.checked_setting(wrong)

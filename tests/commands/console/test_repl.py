@@ -1,0 +1,457 @@
+"""The console as a process: in a pipe, on a terminal that can do little, and on a real one; with real servers."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import simulated_ad
+from tests.lab.guest import make_guest
+from tests.peer import DEADLINE, environment
+from vmgahp.commands.console import conversation, launch, terminal
+from vmgahp.commands.console.repl import Session
+from vmgahp.protocol import transcript
+from vmgahp.protocol.client import Client
+
+PEOPLE = "import sys; from vmgahp import cli; sys.exit(cli.people(sys.argv))"
+CONSOLE = [sys.executable, "-P", "-c", PEOPLE, "console"]
+HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None"
+
+
+@pytest.fixture
+def ad(scratch: Path) -> Path:
+    """A job ad for the simulated hypervisor, beside the scratch directory."""
+    file = scratch.parent / "job.ad"
+    file.write_text("\n".join(simulated_ad(scratch)) + "\n")
+    return file
+
+
+@pytest.fixture
+def environ(scratch: Path) -> dict[str, str]:
+    """No HTCondor, no settings of this machine, no home, and a terminal without colours."""
+    made = environment("simulated", scratch)
+    for name in [name for name in made if name.startswith("VMGAHP_") and name != "VMGAHP_CONFIG"]:
+        del made[name]
+    state = scratch.parent / "state"
+    return made | {"XDG_STATE_HOME": str(state), "TERM": "dumb", "NO_COLOR": ""}
+
+
+def piped(
+    environ: dict[str, str], typed: str, *words: str, vm_type: str = "simulated"
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*CONSOLE, "--type", vm_type, *words],
+        input=typed,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE * 3,
+        check=False,
+    )
+
+
+# ---- a pipe
+
+
+def test_a_pipe_waits_for_each_result(environ: dict[str, str], ad: Path, scratch: Path) -> None:
+    typed = f"wire off\nstart {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n"
+    ended = piped(environ, typed, "--dir", str(scratch), "--strict")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = [line.partition("   (")[0] for line in ended.stdout.splitlines()]
+    results = [re.sub(r"CPU \d+ %", "CPU n %", line) for line in said if line.startswith("#")]
+    assert results == [
+        "#1 START: VM 1 runs",
+        "#2 STATUS of VM 1: running, CPU n %, 0.50 s of CPU time, 64 MiB of 64 MiB memory",
+        "#3 SUSPEND of VM 1: done",
+        "#4 STATUS of VM 1: suspended, its memory saved to a file",
+        "#5 RESUME of VM 1: done",
+        "#6 STOP of VM 1: done",
+    ]
+    assert "\x1b" not in ended.stdout
+    assert ended.stderr == ""
+
+
+def test_the_end_of_a_pipe_waits_for_what_is_still_to_come(environ: dict[str, str], scratch: Path) -> None:
+    lines = ["CLASSAD", *simulated_ad(scratch), "CLASSAD_END", "CONDOR_VM_START 9 simulated"]
+    ended = piped(environ, "\n".join(lines), "--dir", str(scratch))
+    said = ended.stdout
+    assert ended.returncode == 0
+    assert said.index("#9 START: VM 1 runs") < said.index("VM 1 will be destroyed") < said.index("> QUIT")
+
+
+def test_results_come_without_asynchronous_mode_too(environ: dict[str, str], ad: Path, scratch: Path) -> None:
+    ended = piped(environ, f"async off\nstart {ad}\nstatus\n", "--dir", str(scratch))
+    assert "#2 STATUS of VM 1: running" in ended.stdout
+    assert "\n< R\n" not in ended.stdout
+
+
+def test_only_strict_minds_errors(environ: dict[str, str]) -> None:
+    for typed in ("BOGUS\n", "bogus\n", "stop 7\n", "start /nowhere\n", "help nothing-such\n"):
+        assert piped(environ, typed).returncode == 0
+        assert piped(environ, typed, "--strict").returncode == 1
+    assert piped(environ, "version\nhelp\nhelp BAD_IMAGE\n\n", "--strict").returncode == 0
+
+
+def test_a_failed_start_tells_why(environ: dict[str, str], ad: Path, scratch: Path) -> None:
+    ad.write_text(ad.read_text() + 'Simulated_Fault = "job"\n')
+    ended = piped(environ, f"start {ad}\n", "--dir", str(scratch))
+    assert re.search(r"#1 START failed: VMGAHP_ERR_\w+: .*\(\d", ended.stdout)
+    assert "  It left this: VMGAHP_ERR_" in ended.stdout
+    assert "the job's owner must act" in ended.stdout
+
+
+def test_a_reader_who_leaves_ends_it(environ: dict[str, str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [*CONSOLE, "--type", "simulated"],
+        input=b"help\n",
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=environ,
+        timeout=DEADLINE,
+        check=False,
+    )
+    os.close(write)
+    assert ended.returncode == 1
+    assert ended.stderr == b""
+
+
+def test_a_signal_leaves_nothing_behind(environ: dict[str, str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*CONSOLE, "--type", "simulated"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ | {"TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("BOGUS\n")
+    process.stdin.flush()
+    while "BOGUS was refused" not in (line := process.stdout.readline()):
+        assert line
+    assert list(tmp_path.iterdir())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad: Path, scratch: Path) -> None:
+    file = scratch.parent / "recording.txt"
+    ad.write_text(ad.read_text() + 'Env = "TOKEN=topsecret"\n')
+    ended = piped(environ, f"start {ad}\nstatus\n", "--dir", str(scratch), "--record", str(file))
+    assert f"The conversation is in {file}" in ended.stdout
+    recorded = transcript.parse(file.read_text())
+    assert recorded.exit_status == 0
+    assert [line for line in recorded.sent() if line.startswith("CONDOR_VM")] == [
+        "CONDOR_VM_START 1 simulated",
+        "CONDOR_VM_STATUS 2 1",
+    ]
+    assert "1 0 1" in recorded.received()
+    assert "topsecret" not in file.read_text()
+    ended = piped(environ, "version\n", "--record", str(file))
+    assert ended.returncode == 1
+    assert "it exists" in ended.stdout
+
+
+# ---- other servers, and bad ones
+
+
+def test_any_command_can_be_the_server(environ: dict[str, str], tmp_path: Path) -> None:
+    """It is started as by a starter: in the scratch directory, with its environment."""
+    script = tmp_path / "server"
+    script.write_text(
+        "#!/bin/sh\necho '$VMGahpVersion 7 $'\nread line\necho E\nread line\n"
+        'printf \'S \\033[2Jhere:%s:%s\\n\' "$VMGAHP_VMTYPE" "$PWD"\nread line\necho S\n'
+    )
+    script.chmod(0o755)
+    ended = piped(environ, "BOGUS\nversion\n", "--dir", str(tmp_path), "--", os.path.relpath(script), "1")
+    assert ended.returncode == 0, ended
+    assert f"here:simulated:{tmp_path}" in ended.stdout
+    assert "\x1b" not in ended.stdout
+    assert "\\x1b[2J" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/nonexistent/server"], "/nonexistent/server cannot be started: No such file or directory"),
+        (["sh", "-c", "echo oops >&2; exit 3"], " Its exit status is 3.\n| oops"),
+        (
+            ["sh", "-c", "echo '$VMGahpVersion 1'; kill -TERM $$"],
+            " Its end was SIGTERM.",
+        ),
+        (["sh", "-c", "echo '$VMGahpVersion 1'; read line; echo S; exit 5"], "The server is lost"),
+    ],
+)
+def test_a_server_that_does_not_last(environ: dict[str, str], command: list[str], why: str) -> None:
+    ended = piped(environ, "version\n" if "read" in command[-1] else "quit\n", "--", *command)
+    assert ended.returncode == 1
+    assert why in ended.stdout
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "script", ["exec sleep 1000", "echo hello; exec sleep 1000", "echo '$VMGahpVersion 1'; exec sleep 1000"]
+)
+def test_a_server_that_never_answers_is_given_up(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "GREETING_DEADLINE", 0.3)
+    monkeypatch.setattr(conversation, "REPLY_DEADLINE", 0.3)
+    place = launch.Place("kvm")
+    output = io.StringIO()
+    read, write = os.pipe()
+    os.write(write, b"version\n")
+    try:
+        session = Session(place, time.monotonic(), serves="kvm", asks=False, patient=True)
+        with Client(["sh", "-c", script], cwd=place.path) as client:
+            console = terminal.Console(session, client, terminal.Screen(output, {}))
+            terminal.plain(console, read, False)
+            assert not console.finish()
+            assert client.process.returncode == -signal.SIGKILL
+    finally:
+        place.close()
+        os.close(read)
+        os.close(write)
+    said = "it did not answer VERSION" if "Version" in script else "it said no greeting"
+    assert said in output.getvalue()
+
+
+def test_wrong_command_lines(environ: dict[str, str]) -> None:
+    assert piped(environ, "", "--set", "nonsense").returncode == 2
+    ended = piped(environ, "", "--dir", "/nonexistent")
+    assert ended.returncode == 1
+    assert "/nonexistent" in ended.stdout
+
+
+# ---- terminals
+
+
+class Terminal:
+    """A console in a pseudo-terminal."""
+
+    def __init__(self, environ: dict[str, str], *words: str, argv: list[str] | None = None) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.execve(sys.executable, [*(argv or CONSOLE), *words], environ)
+            finally:
+                os._exit(127)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.raw = ""
+        """All that it has written."""
+        self._seen = 0
+        self.status: int | None = None
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    @property
+    def text(self) -> str:
+        """What was shown since the last `see`, without what moves the cursor and changes colours."""
+        return re.sub(r"\x1b(\[[0-9;?]*([a-zA-Z]|$)|[=>]|$)", "", self.raw)[self._seen :]
+
+    def see(self, pattern: str) -> str:
+        """Wait until what was shown since the last call has `pattern`; what was shown up to its end."""
+        end = time.monotonic() + DEADLINE
+        while not (found := re.search(pattern, self.text)):
+            left = end - time.monotonic()
+            assert left > 0, f"no {pattern!r} in {self.text!r}"
+            if select.select([self.fd], [], [], left)[0]:
+                assert self._read(), f"it ended without {pattern!r}: {self.text!r}"
+        seen = self.text[: found.end()]
+        self._seen += found.end()
+        return seen
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # the other side is closed
+            data = b""
+        self.raw += data.decode("utf-8", "replace")
+        for _ in range(data.count(b"\x1b[6n")):  # where is the cursor?
+            os.write(self.fd, b"\x1b[1;1R")
+        return bool(data)
+
+    def end(self) -> int:
+        """Read to the end: the exit status."""
+        reading = True
+        while reading:
+            assert select.select([self.fd], [], [], DEADLINE)[0], self.text
+            reading = self._read()
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    def close(self) -> None:
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    made: list[Terminal] = []
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_a_dumb_terminal(environ: dict[str, str], ad: Path, scratch: Path, terminals: list[Terminal]) -> None:
+    shown = Terminal(environ, "--type", "simulated", "--dir", str(scratch))
+    terminals.append(shown)
+    assert f"{scratch} is the working directory" in shown.see("vmgahp> ")
+    shown.type(f"start {ad}\n")
+    shown.see(r"#1 START: VM 1 runs.*\r\nvmgahp> ")
+    shown.type("half a li\x03")
+    shown.see("vmgahp> ")
+    shown.type("status\n")
+    shown.see(r"#2 STATUS of VM 1: running.*\r\nvmgahp> ")
+    shown.type("\x04")
+    shown.see(r"VM 1 would be destroyed.*\r\n(.*\r\n)?vmgahp> ")
+    shown.type("yes\n")
+    assert shown.end() == 0
+    assert "The VMs are gone" in shown.text
+    assert "\x1b" not in shown.raw
+
+
+def test_a_terminal_that_can_be_edited_on(
+    environ: dict[str, str], ad: Path, scratch: Path, terminals: list[Terminal]
+) -> None:
+    pytest.importorskip("prompt_toolkit")
+    gate = scratch.parent / "gate"
+    ad.write_text(ad.read_text() + f'Simulated_SUSPEND_Gate = "{gate}"\n')
+    shown = Terminal(environ | {"TERM": "xterm"}, "--type", "simulated", "--dir", str(scratch))
+    terminals.append(shown)
+    shown.see("vmgahp>")
+    shown.type("CLASSAD\r")
+    shown.see("classad>")
+    shown.type('ClaimId = "topsecret"\r')
+    shown.see("classad>")
+    shown.type("\x04")
+    shown.see("vmgahp>")
+    shown.type("sus\t")
+    shown.see("suspend")
+    shown.type(f"\x15start {ad}\r")
+    shown.see(r"> CONDOR_VM_START 1 simulated")
+    shown.see("#1 START: VM 1 runs")
+    shown.see("VM 1 Running")  # the line at the bottom
+    shown.type("suspend\r")
+    shown.see(r"#2 SUSPEND of VM 1 for \d s")
+    # The result comes while a line is half typed, and that line is still there afterwards.
+    shown.type("stat")
+    shown.see("stat")
+    gate.touch()
+    shown.see("#2 SUSPEND of VM 1: done")
+    shown.see("vmgahp> ?stat")
+    shown.type("us\r")
+    shown.see("#3 STATUS of VM 1: suspended")
+    shown.type("abc\x03")
+    shown.see("vmgahp>")
+    shown.type("\x04")
+    shown.see("VM 1 would be destroyed")
+    shown.see("vmgahp>")
+    shown.type("\x04")
+    assert shown.end() == 0
+    assert "The VMs are gone" in shown.text
+    file = scratch.parent / "state/vmgahp/console_history"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text().splitlines() == ["CLASSAD", f"start {ad}", "suspend", "status"]
+
+
+def test_a_server_that_dies_ends_the_editing(
+    environ: dict[str, str], tmp_path: Path, terminals: list[Terminal]
+) -> None:
+    pytest.importorskip("prompt_toolkit")
+    script = "echo '$VMGahpVersion 1'; read line; echo last words >&2; exit 6"
+    shown = Terminal(environ | {"TERM": "xterm"}, "--", "sh", "-c", script)
+    terminals.append(shown)
+    shown.see("vmgahp>")
+    shown.type("version\r")
+    assert shown.end() == 1
+    assert "Its exit status is 6." in shown.text
+    assert "last words" in shown.text
+
+
+def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], terminals: list[Terminal]) -> None:
+    for no_colour, wanted in (("", True), ("1", False)):
+        colours = environ | {"TERM": "xterm", "NO_COLOR": no_colour}
+        shown = Terminal(colours, "--type", "simulated", "--plain")
+        terminals.append(shown)
+        shown.see("vmgahp> ")
+        shown.type("quit\n")
+        assert shown.end() == 0
+        assert ("\x1b[" in shown.raw) == wanted
+
+
+def test_without_prompt_toolkit_there_is_a_hint_and_plain_lines(
+    environ: dict[str, str], terminals: list[Terminal]
+) -> None:
+    argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{PEOPLE}", "console", "--type", "simulated"]
+    shown = Terminal(environ | {"TERM": "xterm"}, argv=argv)
+    terminals.append(shown)
+    assert "pip install" in shown.see("vmgahp> ")
+    shown.type("version\n")
+    shown.see("It calls itself VMGahpVersion")
+    shown.type("\x04")
+    assert shown.end() == 0
+
+
+def test_a_pipe_needs_no_prompt_toolkit() -> None:
+    code = "import sys; from vmgahp.commands.console import repl, terminal; print('prompt_toolkit' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
+# ---- a real guest
+
+
+@pytest.mark.libvirt
+def test_a_real_guest(environ: dict[str, str], scratch: Path) -> None:
+    libvirt = pytest.importorskip("libvirt")
+    make_guest(scratch / "guest.img", seconds=None)
+    if os.getuid() == 0:
+        os.chown(scratch / "guest.img", scratch.stat().st_uid, scratch.stat().st_gid)
+    ad = scratch.parent / "guest.ad"
+    lines = [line.replace('"simulated"', '"kvm"') for line in simulated_ad(scratch)]
+    ad.write_text("\n".join([*lines, 'VMPARAM_vm_Disk = "guest.img:hda:w:raw"', ""]))
+    settings = ["VM_ALLOW_EMULATION=True", "VM_STOP_TIMEOUT=1", "VM_MEMORY=1024"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    typed = (
+        f"start {ad}\nstatus\npid\nsuspend\nstatus\nresume\nsoft-suspend\nresume\nstatus\nstop\nstart {ad}\n"
+    )
+    ended = piped(environ, typed, "--dir", str(scratch), "--strict", *words, vm_type="kvm")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = ended.stdout
+    for line in (
+        "#1 START: VM 1 runs",
+        "#2 STATUS of VM 1: running, CPU ",
+        "#3 GETPID of VM 1: process ",
+        "#4 SUSPEND of VM 1: done",
+        "#5 STATUS of VM 1: suspended",
+        "#9 STATUS of VM 1: running",
+        "#10 STOP of VM 1: done",
+        "#11 START: VM 2 runs",
+        "VM 2 will be destroyed",
+    ):
+        assert line in said
+    name = re.search(r"attributes of (alice_lab_\d+)\.0\)", said)
+    assert name
+    left = libvirt.open("qemu:///system" if os.getuid() == 0 else "qemu:///session")
+    try:
+        assert not [domain.name() for domain in left.listAllDomains() if domain.name().startswith(name[1])]
+    finally:
+        left.close()

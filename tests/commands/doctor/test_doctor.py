@@ -1,0 +1,719 @@
+"""The doctor's verdicts, each thing broken in turn: HTCondor is a pair of scripts here, and the rest is real.
+
+What needs a libvirtd that may be stopped, a whole pool or another user is in pool/test_doctor.py.
+"""
+
+import json
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import JOB_UID
+from vmgahp import __version__, cli
+from vmgahp.commands import doctor
+from vmgahp.commands.doctor import access, condor, host, log_history
+from vmgahp.commands.doctor.context import Scene, Who
+from vmgahp.config.sources import find_tool
+from vmgahp.daemon import probe
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import kvm
+
+NOBODY_HERE = Who("stranger", JOB_UID, JOB_UID, (JOB_UID,))
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root is told what root's HTCondor gets")
+
+CONFIG_VAL = """\
+import os, sys
+values = dict(line.rstrip("\\n").split(" = ", 1) for line in open({file!r}))
+words = sys.argv[1:]
+assert words[:2] == ["-subsystem", "VM_GAHP"], words
+if words[2:] == ["-dump", "-verbose"]:
+    print("# Configuration from machine: lab")
+    for number, (name, value) in enumerate(values.items(), 1):
+        print(f"{{name}} = {{value}}\\n # at: /etc/condor/condor_config, line {{number}}\\n # expanded: {{value}}")
+    sys.exit()
+for name in words[2:]:
+    if name in values:
+        print(values[name])
+    else:
+        print("Not defined:", name, file=sys.stderr)
+"""
+
+STATUS = """\
+import sys
+words = sys.argv[1:]
+assert words[0] == "-pool" and words[1] == "<127.0.0.1:9618?sock=startd>", words
+sys.stdout.write(open({file!r}).read())
+"""
+
+SERVER = """\
+#!/bin/sh
+case "$*" in
+-version) echo "vmgahp {version} (VM GAHP protocol 0.0.1)" ;;
+*) echo 'VM_Type = "simulated"' ;;
+esac
+"""
+
+AD = """\
+HasVM = true
+Name = "slot1@lab"
+PartitionableSlot = true
+VM_AvailNum = 10000
+VM_Memory = 64
+VM_Type = "simulated"
+"""
+
+
+class Condor:
+    """An HTCondor of two scripts, whose settings and whose startd's ad a test writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for name in ("bin", "log", "execute", "sbin"):
+            (directory / name).mkdir()
+        self.ad = directory / "ad"
+        self.ad.write_text(AD)
+        self._values = directory / "values"
+        self.script("condor_config_val", CONFIG_VAL.format(file=str(self._values)))
+        self.script("condor_status", STATUS.format(file=str(self.ad)))
+        self.address = directory / "log/.startd_address"
+        self.address.write_text("<127.0.0.1:9618?sock=startd>\n$CondorVersion: 23.9.6 $\n")
+        self.server = directory / "sbin/condor_vm-gahp"
+        self.program(SERVER.format(version=__version__))
+        self.values = {
+            "VM_TYPE": "simulated",
+            "VM_MEMORY": "64",
+            "VM_GAHP_SERVER": str(self.server),
+            "VM_GAHP_LOG": f"{directory}/log/VMGahpLog",
+            "VM_RECHECK_INTERVAL": "600",
+            "EXECUTE": f"{directory}/execute",
+            "STARTD_ADDRESS_FILE": str(self.address),
+        }
+
+    def script(self, name: str, text: str) -> None:
+        path = self.directory / "bin" / name
+        path.write_text(f"#!{sys.executable} -IS\n{text}")
+        path.chmod(0o755)
+
+    def program(self, text: str) -> None:
+        self.server.write_text(text)
+        self.server.chmod(0o755)
+
+    def environ(self, **settings: object) -> dict[str, str]:
+        """The environment of a doctor on this machine; a setting that is None is not set."""
+        values = self.values | {name: str(value) for name, value in settings.items() if value is not None}
+        for name in settings:
+            if settings[name] is None:
+                values.pop(name, None)
+        self._values.write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
+        return {"PATH": f"{self.directory}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.directory)}
+
+    def scene(self, root: str = "", **settings: object) -> Scene:
+        return Scene(self.environ(**settings), root=root)
+
+    def examine(self, job: str = "", **settings: object) -> doctor.Examination:
+        return doctor.examine(self.environ(**settings), job=job)
+
+    def log(self, *lines: str, name: str = "VMGahpLog") -> None:
+        (self.directory / "log" / name).write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture
+def pool() -> Iterator[Condor]:
+    """Not beneath pytest's own directory, which is closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="vmgahp-doctor-") as directory:
+        os.chmod(directory, 0o755)
+        yield Condor(Path(directory))
+
+
+def named(found: list[Finding], check: str) -> Finding:
+    of_that_name = [finding for finding in found if finding.check == check]
+    assert of_that_name, f"no finding {check} among {[finding.check for finding in found]}"
+    return of_that_name[0]
+
+
+def tree(root: Path, **files: str) -> str:
+    """A machine of files; ``__`` in a name stands for a slash."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+# The whole
+
+
+@as_root
+def test_a_healthy_machine(pool: Condor) -> None:
+    done = pool.examine()
+    assert [finding for finding in done.findings if finding.verdict != OK] == []
+    assert done.status == doctor.FIT
+    assert done.verdict() == "A VM job of type simulated could run here."
+
+
+def test_the_order_is_that_of_what_depends_on_what(pool: Condor) -> None:
+    checks = [finding.check for finding in pool.examine().findings]
+    wanted = ["HTCondor", "settings", "VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG"]
+    wanted += ["root", "simulated", "room", "clock", "startd", "log"]
+    assert checks == wanted
+
+
+def test_every_check_is_made_whatever_is_broken(pool: Condor) -> None:
+    """With nothing right at all, nothing raises and nothing is left out."""
+    pool.address.unlink()
+    environ = pool.environ(
+        VM_TYPE="nonsense", VM_MEMORY="lots", VM_GAHP_SERVER="gone", EXECUTE="/nonexistent", VM_GAHP_LOG=None
+    )
+    done = doctor.examine(environ)
+    for check in ("settings", "VM_TYPE", "VM_GAHP_SERVER", "hypervisor", "room", "startd"):
+        assert named(done.findings, check).verdict in (BAD, OFF), check
+    assert named(done.findings, "log").verdict == UNKNOWN
+    assert done.status == doctor.UNFIT
+    assert "begin with settings" in done.verdict()
+
+
+def test_json_has_every_finding(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
+    status = doctor.run(pool.environ(VM_MEMORY=0), as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert status == doctor.UNFIT
+    assert document["could_run"] is False
+    memory = next(finding for finding in document["findings"] if finding["check"] == "memory")
+    assert memory["verdict"] == "bad"
+    assert memory["section"] == "HTCondor's settings"
+    assert "set VM_MEMORY" in memory["cure"]
+
+
+def test_the_commands_of_people(
+    pool: Condor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in pool.environ(VM_MEMORY=0).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
+    assert cli.people(["vmgahp", "doctor"]) == doctor.UNFIT
+    assert "VM_MEMORY is not set" in " ".join(capsys.readouterr().out.split())
+    assert cli.people(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["capable"] is False
+
+
+def snapshot(directory: Path) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        found[str(path)] = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, content)
+    return found
+
+
+def test_it_leaves_the_pools_files_as_they_were(pool: Condor, scratch: Path) -> None:
+    ad = scratch / "ad.txt"
+    ad.write_text('User = "a@b"\nClusterId = 1\nProcId = 0\nJobVMType = "simulated"\nJobVMMemory = 32\n')
+    environ = pool.environ()
+    before = snapshot(pool.directory), snapshot(scratch)
+    doctor.examine(environ, job=str(ad))
+    assert (snapshot(pool.directory), snapshot(scratch)) == before
+
+
+# HTCondor's settings
+
+
+def test_no_htcondor(pool: Condor) -> None:
+    environ = pool.environ() | {"PATH": "/nonexistent"}
+    if find_tool(environ):
+        pytest.skip("there is an HTCondor on this machine")
+    done = doctor.examine(environ)
+    assert named(done.findings, "HTCondor").verdict == BAD
+    assert "install HTCondor" in named(done.findings, "HTCondor").cure
+    assert done.status == doctor.UNFIT
+
+
+def test_a_machine_with_a_file_of_settings_needs_no_htcondor(pool: Condor) -> None:
+    settings = pool.directory / "vmgahp.conf"
+    settings.write_text("VM_TYPE = simulated\nVM_MEMORY = 64\n")
+    done = doctor.examine({"PATH": "/nonexistent", "VMGAHP_CONFIG": str(settings)})
+    assert named(done.findings, "HTCondor").verdict in (OK, OFF)
+    assert done.status == doctor.FIT
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "cure"),
+    [(None, "VM_TYPE is not set", "set VM_TYPE = kvm"), ("vbox", "VM_TYPE = vbox", "set VM_TYPE to one of")],
+)
+def test_vm_type(pool: Condor, name: str | None, seen: str, cure: str) -> None:
+    found = condor.vm_type(pool.scene(VM_TYPE=name))
+    assert found.verdict == BAD
+    assert seen in found.seen
+    assert cure in found.cure
+
+
+def test_settings_that_are_no_values(pool: Condor) -> None:
+    done = pool.examine(VM_MEMORY="lots", VM_STOP_TIMEOUT="-1")
+    bad = [finding for finding in done.findings if finding.check == "settings"]
+    assert [finding.verdict for finding in bad] == [BAD, BAD]
+    assert "VM_MEMORY = lots" in bad[0].seen
+    assert "VM_STOP_TIMEOUT" in bad[1].cure
+    assert "memory" not in [finding.check for finding in done.findings], "said once is enough"
+
+
+def test_settings_that_cannot_be_read(pool: Condor) -> None:
+    pool.script("condor_config_val", 'import sys; sys.exit("Configuration error, line 3")')
+    done = pool.examine()
+    assert "Configuration error, line 3" in named(done.findings, "settings").seen
+    assert named(done.findings, "VM_TYPE").verdict == UNKNOWN, "what cannot be read is not known to be unset"
+    assert done.status == doctor.UNFIT
+
+
+def test_a_misspelt_setting_of_htcondors(pool: Condor) -> None:
+    found = condor.settings(pool.scene(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
+    assert [finding.verdict for finding in found] == [OFF]
+    assert "VM_MEMROY" in found[0].seen
+    assert "did you mean VM_MEMORY?" in found[0].seen
+    assert "/etc/condor/condor_config, line " in found[0].seen
+
+
+def test_no_memory_for_vms(pool: Condor) -> None:
+    done = pool.examine(VM_MEMORY=None)
+    assert named(done.findings, "memory").verdict == BAD
+    assert done.status == doctor.UNFIT
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"),
+    [
+        ({}, "names no kind"),
+        ({"VM_NETWORKING_TYPE": "nat, natt"}, "natt, which is no kind"),
+        ({"VM_NETWORKING_TYPE": "bridge"}, "VM_NETWORKING_BRIDGE_INTERFACE is not set"),
+        ({"VM_NETWORKING_TYPE": "nat", "VM_NETWORKING_DEFAULT_TYPE": "user"}, "VM_NETWORKING_DEFAULT_TYPE"),
+    ],
+)
+def test_networking(pool: Condor, settings: dict[str, str], seen: str) -> None:
+    found = condor.networking(pool.scene(VM_NETWORKING=True, **settings))
+    assert found.verdict == OFF
+    assert seen in found.seen
+    assert found.cure
+
+
+def test_networking_as_it_should_be(pool: Condor) -> None:
+    assert "do not match" in condor.networking(pool.scene()).seen
+    found = condor.networking(pool.scene(VM_NETWORKING=True, VM_NETWORKING_TYPE="user, nat"))
+    assert (found.verdict, found.seen) == (OK, "jobs may have: user, nat")
+
+
+# The server
+
+
+def server(pool: Condor, **settings: object) -> Finding:
+    (found,) = condor.server(pool.scene(**settings))
+    return found
+
+
+def test_the_server_is_missing(pool: Condor) -> None:
+    found = server(pool, VM_GAHP_SERVER="/usr/sbin/no-such-server")
+    assert found.verdict == BAD
+    assert "/usr/sbin/no-such-server" in found.seen
+    assert "set VM_GAHP_SERVER" in found.cure
+    assert server(pool, VM_GAHP_SERVER=None).verdict == BAD
+    assert "full path" in server(pool, VM_GAHP_SERVER="sbin/it").seen
+    assert "not a file" in server(pool, VM_GAHP_SERVER="/").seen
+
+
+def test_the_server_cannot_be_executed(pool: Condor) -> None:
+    pool.server.chmod(0o644)
+    found = server(pool)
+    assert found.verdict == BAD
+    assert "may not execute" in found.seen
+    assert found.cure == f"chmod 755 {pool.server}"
+
+
+@as_root
+def test_the_startd_runs_other_types_as_its_own_user(pool: Condor) -> None:
+    pool.server.parent.chmod(0o700)
+    found = server(pool, CONDOR_IDS=f"{JOB_UID}.{JOB_UID}")
+    assert found.verdict == BAD
+    assert found.cure == f"chmod o+x {pool.server.parent}"
+    assert server(pool, VM_TYPE="kvm", CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").verdict == OK, (
+        "root passes everywhere"
+    )
+
+
+@as_root
+def test_a_server_that_others_can_change_is_not_run(pool: Condor) -> None:
+    proof = pool.directory / "ran"
+    pool.program(f"#!/bin/sh\ntouch {proof}\n")
+    pool.server.chmod(0o777)
+    found = server(pool)
+    assert (found.verdict, f"Others than root can change {pool.server}" in found.seen) == (OFF, True)
+    pool.server.chmod(0o755)
+    pool.server.parent.chmod(0o777)
+    assert str(pool.server.parent) in server(pool).cure
+    assert not proof.exists()
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("script", "verdict", "seen"),
+    [
+        ("echo '$CondorVersion: 23.9.6 2026-07-12 $'", OFF, "HTCondor's own server"),
+        ("echo vmgahp 0.0.1", OFF, "is vmgahp 0.0.1"),
+        ("echo no module named vmgahp >&2; exit 1", BAD, "no module named vmgahp"),
+        ("exec sleep 60", BAD, "did not say its version"),
+    ],
+)
+def test_what_the_server_is(
+    pool: Condor, script: str, verdict: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(condor, "SERVER_DEADLINE", 1.0)
+    pool.program(f"#!/bin/sh\n{script}\n")
+    found = server(pool)
+    assert found.verdict == verdict
+    assert seen in found.seen
+
+
+# The log setting
+
+
+def test_a_log_that_cannot_be_written(pool: Condor) -> None:
+    assert "not set" in condor.log_file(pool.scene(VM_GAHP_LOG=None)).seen
+    assert "not a directory" in condor.log_file(pool.scene(VM_GAHP_LOG="/nonexistent/log")).seen
+    link = pool.directory / "log/VMGahpLog"
+    link.symlink_to("/etc/passwd")
+    found = condor.log_file(pool.scene())
+    assert (found.verdict, "not a regular file" in found.seen) == (OFF, True)
+
+
+# libvirt
+
+LIBVIRTD = {
+    "usr__sbin__libvirtd": "",
+    "usr__lib__x86_64-linux-gnu__libvirt__connection-driver__libvirt_driver_qemu.so": "",
+}
+RUNS = {"proc__17__comm": "libvirtd\n"}
+SOCKET = {"run__libvirt__libvirt-sock": ""}
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("files", "seen", "cure"),
+    [
+        ({}, "Neither libvirtd nor virtqemud is installed", "libvirt-daemon-system"),
+        ({"usr__sbin__libvirtd": ""}, "without its driver for QEMU", "libvirt-daemon-driver-qemu"),
+        (LIBVIRTD, "libvirtd is installed and does not run", "systemctl enable --now libvirtd"),
+        (LIBVIRTD | SOCKET, "does not run, although", "systemctl start libvirtd"),
+        (
+            LIBVIRTD | RUNS,
+            "its socket /run/libvirt/libvirt-sock is missing",
+            "systemctl restart libvirtd.socket",
+        ),
+    ],
+)
+def test_why_libvirt_cannot_be_reached(
+    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, cure: str
+) -> None:
+    said = host.libvirt_cause(pool.scene(tree(tmp_path, **files)))
+    assert seen in said[0]
+    assert cure in said[1]
+
+
+def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> None:
+    files = {name.replace("libvirtd", "virtqemud"): text for name, text in LIBVIRTD.items()}
+    scene = pool.scene(tree(tmp_path, **files))
+    scene.is_root = True
+    assert "systemctl enable --now virtqemud.socket" in host.libvirt_cause(scene)[1]
+
+
+def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
+    pytest.importorskip("libvirt")
+    uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
+    done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI=uri)
+    found = named(done.findings, "libvirt")
+    assert found.verdict == BAD
+    assert "/nonexistent/libvirt-sock" in found.seen
+    assert found.cure
+    assert named(done.findings, "startd")
+    assert done.status == doctor.UNFIT
+
+
+# KVM
+
+FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "seen", "cure"),
+    [
+        ({"proc__cpuinfo": FLAGS.format("vmx")}, "module kvm_intel is not loaded", "modprobe kvm_intel"),
+        ({"proc__cpuinfo": FLAGS.format("svm")}, "module kvm_amd is not loaded", "modprobe kvm_amd"),
+        (
+            {"proc__cpuinfo": FLAGS.format("vmx"), "sys__module__kvm_intel__refcnt": "0"},
+            "is loaded and there is no /dev/kvm",
+            "udevadm trigger",
+        ),
+        ({"proc__cpuinfo": FLAGS.format("sse")}, "neither vmx nor svm", "firmware (BIOS"),
+        ({"proc__cpuinfo": FLAGS.format("hypervisor")}, "its host does not let it", "nested=1"),
+        ({"proc__cpuinfo": FLAGS.format("hypervisor vmx"), "dev__kvm": ""}, "nested", "host-passthrough"),
+    ],
+)
+def test_why_kvm_does_not_work(
+    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, cure: str
+) -> None:
+    said = host.kvm_cause(pool.scene(tree(tmp_path, **files)))
+    assert seen in said[0]
+    assert cure in said[1]
+
+
+def test_emulation_is_named_as_the_other_way(pool: Condor, tmp_path: Path) -> None:
+    scene = pool.scene(tree(tmp_path, proc__cpuinfo=FLAGS.format("vmx")))
+    bad = host.explain_kvm(scene, Finding("kvm", BAD, "it", "KVM does not work.", "mend KVM."))
+    assert "modprobe kvm_intel" in bad.cure
+    assert "or set VM_ALLOW_EMULATION = True" in bad.cure
+    assert "until then" in host.explain_kvm(scene, bad._replace(verdict=OFF)).cure
+
+
+@as_root
+def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Path) -> None:
+    scene = pool.scene(tree(pool.directory / "machine", dev__kvm=""), VM_TYPE="kvm")
+    device = pool.directory / "machine/dev/kvm"
+    known = access.Capabilities(NOBODY_HERE, ("dac",))
+    for mode in (0o660, 0o664, 0o662):
+        device.chmod(mode)
+        found = access.kvm_device(scene, known)
+        assert found is not None
+        assert found.verdict == OFF
+        assert "examines QEMU anew" in found.seen
+    device.chmod(0o666)
+    found = access.kvm_device(scene, known)
+    assert found is not None
+    assert found.verdict == OK
+
+
+# QEMU's user
+
+
+@as_root
+def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
+    execute = pool.directory / "execute"
+    known = access.Capabilities(NOBODY_HERE, ("dac",))
+    assert access.scratch(pool.scene(), known, "qemu").verdict == OK
+    execute.chmod(0o700)
+    for as_user in (True, False):
+        found = access.scratch(pool.scene(VM_RUN_AS_JOB_USER=as_user), known, "qemu")
+        assert found.verdict == BAD
+        assert ("stranger" in found.seen) is not as_user
+        assert found.cure == f"chmod o+x {execute}"
+    execute.chmod(0o755)
+    pool.directory.chmod(0o750)
+    assert f"may not pass {pool.directory} " in access.scratch(pool.scene(), known, "qemu").seen
+    assert "is not a directory" in access.scratch(pool.scene(EXECUTE="/nonexistent"), known, "qemu").seen
+
+
+@as_root
+def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
+    monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
+    known = access.Capabilities(NOBODY_HERE, ("dac",))
+    found = access.scratch(pool.scene(), known, "kvm")
+    assert found.verdict == OFF
+    assert "two groups" in found.seen
+    assert "chmod o+x /var/lib/libvirt/qemu" in found.cure
+    (pool.directory / "execute").chmod(0o700)
+    found = access.scratch(pool.scene(), known, "kvm")
+    assert found.verdict == BAD
+    assert "stranger" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("files", "check"),
+    [
+        ({"sys__fs__selinux__enforce": "1"}, "SELinux"),
+        ({"sys__module__apparmor__parameters__enabled": "Y\n"}, "AppArmor"),
+    ],
+)
+def test_what_confines_qemu_is_named_as_not_tried(
+    pool: Condor, tmp_path: Path, files: dict[str, str], check: str
+) -> None:
+    scene = pool.scene(tree(tmp_path, **files))
+    known = access.Capabilities(NOBODY_HERE, ("dac", check.lower()))
+    found = access.confinement(scene, known)
+    assert (found.check, found.verdict) == (check, UNKNOWN)
+    assert "libvirt confines guests by it" in found.seen
+    assert "not been tried" in found.seen
+    assert "though libvirt does not" in access.confinement(scene, access.Capabilities(None, ("dac",))).seen
+
+
+def test_nothing_confines_qemu(pool: Condor, tmp_path: Path) -> None:
+    scene = pool.scene(tree(tmp_path, sys__fs__selinux__enforce="0"))
+    assert access.confinement(scene, access.Capabilities(None, ())).verdict == OK
+
+
+# Firmware, clock
+
+
+def probed(seconds: float = 0.1, **attributes: str) -> probe.Probe:
+    found = probe.Probe("simulated")
+    found.seconds = seconds
+    found.attributes = {f"VM_simulated_ATTR_{name}": value for name, value in attributes.items()}
+    return found
+
+
+def test_firmware(pool: Condor) -> None:
+    assert host.firmware(pool.scene(), probed(firmware="bios,uefi")).verdict == OK
+    found = host.firmware(pool.scene(), probed(firmware="bios"))
+    assert (found.verdict, "ovmf" in found.cure) == (OFF, True)
+    assert host.firmware(pool.scene(), probed()).verdict == UNKNOWN
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.4, OK), (4.0, OFF), (5.5, BAD)])
+def test_the_clock_of_the_probe(pool: Condor, seconds: float, verdict: str) -> None:
+    found = host.clock(pool.scene(), probed(seconds), run_server=False)
+    assert found.verdict == verdict
+    assert f"{seconds:.1f} s" in found.seen
+
+
+@as_root
+def test_the_startds_probe_is_run_as_the_startd_runs_it(
+    pool: Condor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = pool.directory / "words"
+    pool.program(f'#!/bin/sh\necho "$@" $(cat /proc/$PPID/comm) > {words}\necho "VM_Type = 1"\n')
+    name = Path("/proc/self/comm").read_text()
+    assert host.clock(pool.scene(), probed(), run_server=True).verdict == OK
+    assert words.read_text().split() == ["-f", "-t", "-M", "0", "vmtype", "simulated", "condor_startd"]
+    assert Path("/proc/self/comm").read_text() == name
+    pool.program(
+        "#!/bin/sh\necho 'No module. To mend it: install it. (who keeps it must act.)' >&2; exit 1\n"
+    )
+    found = host.clock(pool.scene(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True)
+    assert found.verdict == BAD
+    assert "run as the user condor, although nothing else was found wrong: No module." in found.seen
+    assert found.cure == "install it."
+    monkeypatch.setattr(host, "PROBE_DEADLINE", 0.5)
+    monkeypatch.setattr(host, "STARTD_PATIENCE", 0.3)
+    pool.program("#!/bin/sh\nexec sleep 60\n")
+    assert "waits no longer" in host.clock(pool.scene(), probed(), run_server=True).seen
+
+
+# The startd
+
+
+def startd(pool: Condor, ad: str | None = None, fit: bool = True, **settings: object) -> Finding:
+    if ad is not None:
+        pool.ad.write_text(ad)
+    return condor.startd(pool.scene(**settings), fit)
+
+
+def test_no_startd(pool: Condor) -> None:
+    assert startd(pool).verdict == OK
+    pool.script("condor_status", 'import sys; sys.exit("Error: communication error\\nmore")')
+    found = startd(pool)
+    assert (found.verdict, "communication error" in found.seen) == (BAD, True)
+    pool.address.unlink()
+    found = startd(pool)
+    assert found.verdict == BAD
+    assert "No startd runs" in found.seen
+    assert "systemctl start condor" in found.cure
+
+
+def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
+    ad = AD.replace("HasVM = true", "HasVM = false")
+    ad += f'VMOfflineTime = {int(time.time()) - 605}\nVMOfflineReason = "VMGAHP_ERR_\x1b[31mCRITICAL"\n'
+    found = startd(pool, ad)
+    assert found.verdict == BAD
+    assert "10 minutes ago" in found.seen
+    assert "VMGAHP_ERR_\\x1b[31mCRITICAL" in found.seen
+    assert "condor_restart -startd" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fit", "verdict", "seen"),
+    [
+        ("HasVM = true", "HasVM = false", True, BAD, "the startd looked earlier"),
+        ("HasVM = true", "HasVM = false", False, BAD, "own probe failed"),
+        ("HasVM = true\n", "", True, BAD, "HasVM is not true"),
+        ('"simulated"', '"xen"', True, BAD, "VM_TYPE = simulated now"),
+        ("VM_Memory = 64", "VM_Memory = 0", True, OFF, "further jobs wait"),
+        ("VM_AvailNum = 10000", "VM_AvailNum = 0", True, OFF, "VM_MAX_NUMBER"),
+    ],
+)
+def test_what_the_startd_last_saw(
+    pool: Condor, old: str, new: str, fit: bool, verdict: str, seen: str
+) -> None:
+    found = startd(pool, AD.replace(old, new), fit)
+    assert found.verdict == verdict
+    assert seen in found.seen
+    assert found.cure
+
+
+def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:
+    slot = AD.replace("PartitionableSlot = true\n", "").replace("VM_Memory = 64", "VM_Memory = 0")
+    assert startd(pool, slot + "\n" + AD).verdict == OK
+
+
+# The log
+
+
+def failure(day: int, sentence: str, who: str = "the administrator of this machine") -> str:
+    return f"11/{day:02}/26 10:00:00 (pid:7) START of VM 1 failed: {sentence} To mend it: do {day}. ({who} must act.)"
+
+
+def test_the_last_three_failures(pool: Condor) -> None:
+    lines = [failure(day, f"VMGAHP_ERR_CRITICAL: Trouble {day}.") for day in (1, 2, 3)]
+    again = failure(2, "VMGAHP_ERR_CRITICAL: Trouble 2.").replace("10:00", "11:00")
+    pool.log("11/20/26 10:00:00 (pid:7) QUIT received", *lines, again, "no line of ours VMGAHP_ERR_")
+    pool.log(failure(4, "VMGAHP_ERR_INTERNAL: Trouble 4."), name="VMGahpLog.alice")
+    found = log_history.failures(pool.scene())
+    assert [finding.verdict for finding in found] == [OFF] * 3
+    assert found[0].seen.startswith(
+        "2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4."
+    )
+    assert found[0].cure == "do 4."
+    assert "administrator of this machine must act" in found[0].seen
+    assert found[1].seen.startswith("2026-11-03 10:00:00: ")
+    assert found[2].seen.startswith("2026-11-02 11:00:00, 2 times: ")
+
+
+def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> None:
+    pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "the job's owner"))
+    (found,) = log_history.failures(pool.scene())
+    assert found.verdict == OK
+    assert "BAD_IMAGE" in found.seen
+
+
+def test_the_log_is_hostile(pool: Condor) -> None:
+    pool.log(failure(1, 'VMGAHP_ERR_CRITICAL: \x1b]0;owned\x07 ClaimId = "secret#1"'))
+    pool.log(failure(2, "VMGAHP_ERR_CRITICAL: Of another file."), name="elsewhere")
+    (pool.directory / "log/VMGahpLog.link").symlink_to(pool.directory / "log/elsewhere")
+    os.mkfifo(pool.directory / "log/VMGahpLog.fifo")
+    found = log_history.failures(pool.scene())
+    text = " ".join(finding.seen for finding in found)
+    assert "\x1b" not in text
+    assert "\\x1b]0;owned\\x07" in text
+    assert "secret" not in text
+    assert "another file" not in text
+    assert [finding.verdict for finding in found] == [UNKNOWN, UNKNOWN, OFF], "what cannot be read is said"
+
+
+def test_only_the_end_of_a_long_log_is_read(pool: Condor) -> None:
+    pool.log(failure(1, "VMGAHP_ERR_CRITICAL: Old."), "x" * (log_history.LONGEST_TAIL + 10))
+    (found,) = log_history.failures(pool.scene())
+    assert (found.verdict, found.seen) == (OK, "no failure is in it")
+
+
+def test_no_log(pool: Condor) -> None:
+    assert log_history.failures(pool.scene())[0].seen == "there is none yet"
+    assert log_history.failures(pool.scene(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
+
+
+def test_kvm_is_judged_as_it_is_here(pool: Condor) -> None:
+    """On a machine whose KVM works this is the good case, on any other the bad one."""
+    pytest.importorskip("libvirt")
+    found = named(pool.examine(VM_TYPE="kvm").findings, "kvm")
+    reason = kvm.check()
+    assert found.verdict == (OK if reason is None else BAD)
+    if reason is not None:
+        assert "VM_ALLOW_EMULATION" in found.cure

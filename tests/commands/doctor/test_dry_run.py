@@ -1,0 +1,240 @@
+"""``vmgahp doctor --job``: a job ad against this machine, with nothing started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.commands.doctor.test_doctor import Condor, as_root, named, pool, snapshot
+from vmgahp import errors
+from vmgahp.commands import doctor
+from vmgahp.commands.doctor import dry_run as trials
+from vmgahp.daemon import probe
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+
+__all__ = ["pool"]
+
+CLUSTER = os.getpid()
+NAME = f"alice_lab_{CLUSTER}.0"
+
+AD = """\
+ClusterId = {cluster}
+ProcId = 0
+User = "alice@lab"
+JobUniverse = 13
+JobVMType = "{vm_type}"
+JobVMMemory = 48
+VMPARAM_vm_Disk = "guest.img:vda:w:raw"
+ClaimId = "<127.0.0.1:9618>#1#2#verysecret"
+"""
+
+
+class Ad:
+    """A job ad in a file beside its disk, in a directory of the job's user."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.directory = scratch
+        self.path = scratch / "ad.txt"
+        self.disk = scratch / "guest.img"
+        self.disk.write_bytes(bytes(1 << 20))
+        status = scratch.stat()
+        os.chown(self.disk, status.st_uid, status.st_gid)
+        self.write()
+
+    def write(self, *more: str, vm_type: str = "qemu") -> str:
+        self.path.write_text(
+            AD.format(cluster=CLUSTER, vm_type=vm_type) + "".join(line + "\n" for line in more)
+        )
+        return str(self.path)
+
+
+@pytest.fixture
+def ad(scratch: Path) -> Ad:
+    return Ad(scratch)
+
+
+def offers(vm_type: str = "qemu", **attributes: object) -> probe.Probe:
+    found = probe.Probe(vm_type)
+    found.attributes = {"VM_Memory": 64, "VM_Networking": False} | attributes  # type: ignore[assignment]
+    return found
+
+
+def tried(pool: Condor, path: str, offered: probe.Probe | None = None, **settings: object) -> trials.Trial:
+    scene = pool.scene(**{"VM_TYPE": "qemu"} | settings)
+    return trials.try_out(scene, path, offered or offers())
+
+
+def test_the_directory_of_the_file_is_the_scratch_directory(ad: Ad) -> None:
+    assert trials.read(ad.write()).working_dir() == str(ad.directory)
+    assert trials.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
+
+
+def test_only_the_first_ad_of_a_file_counts(ad: Ad) -> None:
+    ad.path.write_text("\n-- Schedd: lab\nClusterId = 1\n\nClusterId = 2\n")
+    assert trials.read(str(ad.path)).integer("ClusterId") == 1
+
+
+@pytest.mark.parametrize("text", ["", "no ad at all\n"])
+def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
+    ad.path.write_text(text)
+    found = named(tried(pool, str(ad.path)).findings, "job ad")
+    assert (found.verdict, "condor_q -l" in found.cure) == (BAD, True)
+    assert "cannot be read" in named(tried(pool, "/nonexistent").findings, "job ad").seen
+    with pytest.raises(errors.ClientFault):
+        trials.read(str(ad.directory))
+
+
+@pytest.mark.parametrize(
+    ("line", "seen", "cure"),
+    [
+        ("JobVMMemory = 4096", "VM_MEMORY", "lower vm_memory"),
+        ('VMPARAM_vm_Disk = "gone.img:vda:w:raw"', "gone.img", "transfer_input_files"),
+        ("JobVMNetworking = true", "VM_NETWORKING", "vm_networking = false"),
+        ("JobVMHardwareVT = true", "VM_HARDWARE_VT", "requirements"),
+        ("JobUniverse = 5", "JobUniverse = 5", "universe = vm"),
+        ('JobVMType = ""', "no JobVMType", "vm_type"),
+    ],
+)
+def test_a_wish_that_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, cure: str) -> None:
+    trial = tried(pool, ad.write(line))
+    (found,) = trial.findings
+    assert found.verdict == BAD
+    assert seen in found.seen
+    assert cure in found.cure
+    assert trial.description == ""
+
+
+def test_a_job_of_another_type(pool: Condor, ad: Ad) -> None:
+    found = named(tried(pool, ad.write(vm_type="xen")).findings, "job type")
+    assert found.verdict == BAD
+    assert "offers VM_Type qemu" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("lines", "attributes", "check", "verdict"),
+    [
+        ([], {"VM_Memory": 40}, "job memory", BAD),
+        (["JobVM_VCPUS = 4"], {"VM_qemu_ATTR_max_vcpus": 2}, "job CPUs", BAD),
+        (["JobVMNetworking = true"], {"VM_Networking_Types": "user"}, "job network", BAD),
+        (["JobVMCheckpoint = true"], {"VM_qemu_ATTR_checkpoint": False}, "job checkpoint", OFF),
+    ],
+)
+def test_what_the_machine_does_not_offer_now(
+    pool: Condor, ad: Ad, lines: list[str], attributes: dict[str, object], check: str, verdict: str
+) -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat"}
+    found = named(tried(pool, ad.write(*lines), offers(**attributes), **settings).findings, check)
+    assert found.verdict == verdict
+    assert found.cure
+
+
+def test_a_driver_without_a_dry_run(pool: Condor, ad: Ad) -> None:
+    trial = tried(pool, ad.write(vm_type="simulated"), offers("simulated"), VM_TYPE="simulated")
+    assert named(trial.findings, "job ad").verdict == OK
+    assert named(trial.findings, "dry run").verdict == UNKNOWN
+    assert "has no dry run" in named(trial.findings, "dry run").seen
+
+
+def test_a_held_job_makes_the_exit_status(pool: Condor, ad: Ad, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ad.write("JobVMMemory = 4096", vm_type="simulated")
+    assert doctor.run(pool.environ(), job=path) == doctor.UNFIT
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It would be held, with VMGAHP_ERR_JOBCLASSAD_NO_VM_MEMORY_PARAM" in said
+    assert "This job cannot run here: job ad" in said
+
+
+def test_a_verdict_counts_the_job(pool: Condor) -> None:
+    done = doctor.Examination("kvm")
+    done.trial = trials.Trial("ad.txt")
+    done.trial.findings.append(Finding("job network", BAD, "it", "none"))
+    assert done.status == doctor.UNFIT
+
+
+@pytest.mark.libvirt
+@as_root
+class TestLibvirt:
+    """With the real libvirtd."""
+
+    def test_the_domain_that_it_would_be(self, pool: Condor, ad: Ad) -> None:
+        trial = tried(pool, ad.write("JobVMVNCConsole = true"))
+        assert {finding.verdict for finding in trial.findings} == {OK}
+        assert f"<name>{NAME}</name>" in trial.description
+        assert f'file="{ad.disk}"' in trial.description
+        assert f"+{ad.directory.stat().st_uid}:" in trial.description, "the job's user"
+        assert 'passwd="(one-time)"' in trial.description
+        assert "verysecret" not in trial.description
+
+    def test_nothing_is_left_behind(self, pool: Condor, ad: Ad) -> None:
+        libvirt = pytest.importorskip("libvirt")
+        path = ad.write()
+        environ = pool.environ(VM_TYPE="qemu")
+        connection = libvirt.open("qemu:///system")
+        before = snapshot(ad.directory), snapshot(pool.directory)
+        console = set(Path("/run/vmgahp").glob(f"vmgahp-{os.getpid()}-*"))
+        done = doctor.examine(environ, job=path)
+        assert done.trial is not None
+        assert done.trial.description
+        assert (snapshot(ad.directory), snapshot(pool.directory)) == before
+        assert set(Path("/run/vmgahp").glob(f"vmgahp-{os.getpid()}-*")) == console
+        assert NAME not in [domain.name() for domain in connection.listAllDomains()]
+        connection.close()
+
+    def test_a_vm_of_the_jobs_name_goes_on(self, pool: Condor, ad: Ad) -> None:
+        """A start would clear it away, as a leftover; a dry run must not."""
+        libvirt = pytest.importorskip("libvirt")
+        connection = libvirt.open("qemu:///system")
+        xml = f"<domain type='qemu'><name>{NAME}</name><memory unit='MiB'>32</memory><os><type>hvm</type></os></domain>"
+        domain = connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
+        try:
+            assert tried(pool, ad.write()).description
+            assert domain.isActive()
+        finally:
+            domain.destroy()
+            connection.close()
+
+    def test_an_administrators_script_is_not_run(self, pool: Condor, ad: Ad) -> None:
+        proof = pool.directory / "ran"
+        script = pool.directory / "script"
+        script.write_text(f"#!/bin/sh\ntouch {proof}\n")
+        script.chmod(0o755)
+        found = named(tried(pool, ad.write(), LIBVIRT_XML_SCRIPT=script).findings, "dry run")
+        assert found.verdict == UNKNOWN
+        assert str(script) in found.cure
+        assert not proof.exists()
+
+    def test_a_network_that_is_not_there(self, pool: Condor, ad: Ad) -> None:
+        path = ad.write("JobVMNetworking = true", 'JobVMNetworkingType = "nat"')
+        network = {
+            "VM_NETWORKING": True,
+            "VM_NETWORKING_TYPE": "nat, bridge",
+            "VM_NAT_NETWORK": "vmgahp-none",
+        }
+        network["VM_NETWORKING_BRIDGE_INTERFACE"] = "vmgahpnone0"
+        done = pool.examine(job=path, VM_TYPE="qemu", **network)
+        for check in ("network nat", "network bridge"):
+            assert named(done.findings, check).verdict == OFF
+        assert "vmgahpnone0" in named(done.findings, "network bridge").seen
+        assert done.trial is not None
+        assert named(done.trial.findings, "job network").verdict == BAD
+
+
+def test_the_jobs_own_xml_is_read_as_a_start_reads_it(ad: Ad, pool: Condor) -> None:
+    disk = "<disk type='file'><source file='guest.img'/><target dev='vda'/></disk>"
+    (ad.directory / "domain.xml").write_text(f"<domain><devices>{disk}<hostdev/></devices></domain>")
+    found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
+    bad = [finding for finding in found.findings if finding.verdict == BAD]
+    assert ["/domain/devices/hostdev" in finding.seen for finding in bad] == [True]
+
+
+def test_a_job_that_leaves_its_type_open(pool: Condor, ad: Ad) -> None:
+    """What it asks for is looked at as the type would that it gets; nothing is made."""
+    ad.disk.rename(ad.directory / "disk.vhdx")
+    path = ad.write('VMPARAM_vm_Disk = "disk.vhdx:vda:w:vhdx"', vm_type="any")
+    before = snapshot(ad.directory)
+    trial = tried(pool, path, offers("any"), VM_TYPE="any", VM_ANY_TYPES="qemu")
+    assert named(trial.findings, "dry run").verdict == OK
+    assert trial.description == "The job would run by qemu; disk.vhdx as qcow2.\n"
+    assert snapshot(ad.directory) == before
+    path = ad.write('VMPARAM_vm_Types = "kvm, xen"')
+    found = named(tried(pool, path).findings, "job ad")
+    assert (found.verdict, "VMPARAM_vm_Types" in found.seen) == (BAD, True)

@@ -1,0 +1,367 @@
+"""The report: what a vm_metrics.jsonl says, made to a page and a picture; and what strangers may write into one."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lxml import etree
+
+from vmgahp import cli
+from vmgahp.commands import units
+from vmgahp.commands.report import chart, html, log_lines, reader, series
+from vmgahp.metrics.file import LONGEST_LINE, NAME
+
+BEGIN = 1_795_000_000.0
+
+
+def event(after: float, what: str, state: str = "", /, **more: object) -> dict[str, object]:
+    return {"time": BEGIN + after, "event": what} | ({"state": state} if state else {}) | more
+
+
+def sample(
+    after: float, cpu: float, written: int = 0, state: str = "Running", **more: object
+) -> dict[str, object]:
+    line: dict[str, object] = {"time": BEGIN + after, "state": state, "cpu_seconds": cpu, "vcpus": 2}
+    line |= {"memory_kib": 65536, "max_memory_kib": 65536, "network": {}}
+    return line | {"block": {"vda": {"read_bytes": 0, "write_bytes": written}}} | more
+
+
+LIFE = [
+    event(0, "start", "Running", seconds=2.0, name="alice_lab_7.0", pid=4711),
+    sample(0, 0.0),
+    sample(10, 10.0, 10 << 20),
+    sample(20, 30.0, 10 << 20),
+    event(25, "suspend", "Suspended", seconds=4.0, bytes=5 << 20),
+    event(65, "resume", "Running", seconds=1.0),
+    sample(66, 30.0, 10 << 20),
+    sample(76, 35.0, 30 << 20),
+    event(80, "checkpoint", "Checkpointed", seconds=3.0, bytes=6 << 20),
+    event(90, "end", "Stopped", reason="the server has ended: QUIT received"),
+]
+
+
+def write(directory: Path, lines: "list[dict[str, object]]", more: bytes = b"") -> Path:
+    path = directory / NAME
+    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + more)
+    return path
+
+
+def text_of(made: Path) -> str:
+    return " ".join(" ".join(etree.parse(str(made), etree.HTMLParser()).getroot().itertext()).split())
+
+
+# What a file says
+
+
+def test_states_one_after_another(tmp_path: Path) -> None:
+    found = series.spans(reader.read(str(write(tmp_path, LIFE))))
+    assert [(span.state, span.begin - BEGIN, span.end - BEGIN) for span in found] == [
+        ("Busy", -2, 0),
+        ("Running", 0, 21),
+        ("Busy", 21, 25),
+        ("Suspended", 25, 64),
+        ("Busy", 64, 65),
+        ("Running", 65, 77),
+        ("Busy", 77, 80),
+        ("Checkpointed", 80, 90),
+    ]
+
+
+def test_a_vm_that_vanished_without_a_word_ran_until_it_was_last_seen(tmp_path: Path) -> None:
+    later = [event(1000, "start", "Running", seconds=1.0), sample(1010, 1.0)]
+    found = series.spans(reader.read(str(write(tmp_path, LIFE[:4] + later))))
+    assert [(span.state, span.begin - BEGIN, span.end - BEGIN) for span in found] == [
+        ("Busy", -2, 0),
+        ("Running", 0, 20),
+        ("Busy", 999, 1000),
+        ("Running", 1000, 1010),
+    ]
+
+
+def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran(tmp_path: Path) -> None:
+    figures = series.Figures(reader.read(str(write(tmp_path, LIFE))))
+    cpu = [(rate.begin - BEGIN, rate.end - BEGIN, round(rate.value, 3)) for rate in figures.cpu]
+    assert cpu == [(0, 10, 50.0), (10, 20, 100.0), (66, 76, 25.0)], "per cent of two vCPUs"
+    assert [rate.value for rate in figures.disk_written] == [1 << 20, 0, 2 << 20]
+    assert figures.cpu_seconds == 35
+    assert figures.disks == {"vda": (0, 30 << 20)}
+    silent = [*LIFE[:4], sample(500, 40.0), sample(510, 41.0)]
+    figures = series.Figures(reader.read(str(write(tmp_path, silent))))
+    assert [rate.begin - BEGIN for rate in figures.cpu] == [0, 10, 500]
+
+
+def test_no_line_is_drawn_over_a_suspend_however_short(tmp_path: Path) -> None:
+    short = [
+        event(21, "suspend", "Suspended"),
+        event(23, "resume", "Running"),
+        sample(24, 31.0),
+        sample(34, 36.0),
+    ]
+    figures = series.Figures(reader.read(str(write(tmp_path, LIFE[:4] + short))))
+    assert [(rate.begin - BEGIN, rate.end - BEGIN) for rate in figures.cpu] == [(0, 10), (10, 20), (24, 34)]
+
+
+def test_counters_that_begin_anew_never_make_a_negative_rate(tmp_path: Path) -> None:
+    lines = [sample(0, 50.0, 100), sample(10, 60.0, 200), sample(20, 5.0, 30)]
+    figures = series.Figures(reader.read(str(write(tmp_path, lines))))
+    assert [rate.value for rate in figures.disk_written] == [10, 3]
+    assert (figures.cpu_seconds, figures.disks["vda"][1]) == (65, 230)
+
+
+def test_a_disk_that_was_left_out_for_once_makes_no_peak(tmp_path: Path) -> None:
+    lines = [sample(0, 1.0, 5 << 30), sample(10, 2.0, block={"vda": {}}), sample(20, 3.0, 5 << 30)]
+    figures = series.Figures(reader.read(str(write(tmp_path, lines))))
+    assert [rate.value for rate in figures.disk_written] == [0, 0]
+    assert figures.disks["vda"][1] == 5 << 30
+
+
+def test_a_long_life_is_thinned_out_and_its_totals_are_not(tmp_path: Path) -> None:
+    many = [sample(number * 60, number * 30.0, number << 20) for number in range(20_000)]
+    figures = series.Figures(reader.read(str(write(tmp_path, many))))
+    assert series.MOST_POINTS / 2 < len(figures.cpu) < 2 * series.MOST_POINTS
+    assert {round(rate.value, 6) for rate in figures.cpu} == {25.0}
+    assert figures.cpu_seconds == 19_999 * 30
+
+
+# What comes of it
+
+
+def test_the_page_says_what_happened_and_needs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, LIFE)
+    monkeypatch.chdir(tmp_path)
+    assert cli.people(["vmgahp", "report"]) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    text = text_of(tmp_path / "report.html")
+    for words in (
+        "alice_lab_7.0",
+        "suspended to disk",
+        "6.0 MiB",
+        "the server has ended: QUIT received",
+        "CPU time 35.0 s",
+    ):
+        assert words in text, words
+    content = (tmp_path / "report.html").read_text()
+    for bad in ("<script", "http://", "https://", "url(", "@import", "src="):
+        assert bad not in content.replace(chart.SVG, ""), bad
+    page_of = etree.parse(str(tmp_path / "report.html"), etree.HTMLParser())
+    rows = page_of.xpath("//table[last()]/tbody/tr")
+    assert len([row for row in rows if "".join(row.itertext())]) >= 5
+    assert page_of.xpath("string(//*[local-name()='svg']/@role)") == "img"
+    for name in page_of.xpath("string(//*[local-name()='svg']/@aria-labelledby)").split():
+        assert page_of.xpath(f"//*[@id='{name}']/text()"), name
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ('{"exit_code": 3, "ended_by": "powered off"}', "How it ended powered off The guest's exit code 3"),
+        ('{"exit_code": null, "ended_by": "crashed"}', "How it ended crashed"),
+        ('{"exit_code": true, "ended_by": ["<script>"]}', ""),
+        ("[" * 60_000, ""),
+    ],
+)
+def test_how_it_ended(tmp_path: Path, content: str, shown: str) -> None:
+    write(tmp_path, LIFE)
+    (tmp_path / "vm_exit.json").write_text(content)
+    made = tmp_path / "out.html"
+    assert cli.people(["vmgahp", "report", str(tmp_path), "-o", str(made)]) == 0
+    text = text_of(made)
+    assert shown in text
+    assert ("How it ended" in text) == bool(shown)
+    assert ("exit code" in text) == ("exit code" in shown)
+
+
+def test_the_picture_alone(tmp_path: Path) -> None:
+    made = tmp_path / "picture.svg"
+    assert cli.people(["vmgahp", "report", str(write(tmp_path, LIFE)), "--svg", "-o", str(made)]) == 0
+    root = etree.parse(str(made)).getroot()
+    assert root.tag == f"{{{chart.SVG}}}svg"
+    states = [piece.get("class") for piece in root.iter(f"{{{chart.SVG}}}rect")]
+    assert states.count("Running") == 3, "two spans and the legend"
+    assert states.count("Suspended") == 2
+    titles = [title.text or "" for title in root.iter(f"{{{chart.SVG}}}title")]
+    assert any("checkpoint, 6.0 MiB in 3.0 s" in title for title in titles)
+    text = "".join(root.itertext())
+    assert "100 %" in text
+    assert "MiB/s" in text
+    assert "local time (" in text
+    assert "Network" not in text, "there is no card"
+
+
+def test_lines_of_the_log_beside_the_events(tmp_path: Path) -> None:
+    def line(after: float, pid: int, text: str) -> str:
+        return f"{time.strftime('%m/%d/%y %H:%M:%S', time.localtime(BEGIN + after))} (pid:{pid}) {text}\n"
+
+    log = tmp_path / "VMGahpLog"
+    log.write_text(
+        line(1, 4711, "ours by its process id")
+        + line(2, 99, "somebody else's")
+        + line(3, 99, "destroying alice_lab_7.0 by its name")
+        + line(4, 4711, 'ClaimId = "secret-1"')
+        + line(99_999, 4711, "another day's")
+        + "no line at all\n"
+    )
+    story = reader.read(str(write(tmp_path, LIFE)))
+    told = [text for _, text in log_lines.about(str(log), story)]
+    assert told == ["ours by its process id", "destroying alice_lab_7.0 by its name", "ClaimId = <hidden>"]
+    made = tmp_path / "out.html"
+    assert cli.people(["vmgahp", "report", str(tmp_path), "--log", str(log), "-o", str(made)]) == 0
+    assert "ours by its process id" in text_of(made)
+    assert "somebody else" not in text_of(made)
+
+
+def test_times_are_local_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert units.zone(BEGIN) == "IST, UTC+05:30"
+        labels = [label for _, label in units.time_marks(BEGIN, BEGIN + 3600)]
+        assert all(label[3:] in ("00", "10", "20", "30", "40", "50") for label in labels), labels
+        assert 4 <= len(labels) <= 8
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1023.99 * 1024, "1.0 MiB"),
+        (860160, "840 KiB"),
+        (2**63, "8.0 EiB"),
+    ],
+)
+def test_sizes(amount: float, text: str) -> None:
+    assert units.size(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.04, "40 ms"),
+        (0.0996, "0.1 s"),
+        (59.96, "1 min"),
+        (185, "3 min 5 s"),
+        (7800, "2 h 10 min"),
+        (3599.7, "1 h"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert units.duration(seconds) == text
+
+
+@given(st.floats(0, 2**63))
+def test_an_axis_reaches_what_it_shows(top: float) -> None:
+    for marks in (units.byte_marks(top, "/s"), units.percent_marks(min(top, 1e15))):
+        assert marks[0] == (0, marks[0][1])
+        assert marks[-1][0] >= min(top, 1e15) * 0.999
+        assert 2 <= len(marks) <= 7
+        assert len({label for _, label in marks}) == len(marks)
+
+
+# Strangers
+
+
+def test_what_a_job_writes_is_shown_and_never_acted_upon(tmp_path: Path) -> None:
+    evil = "</svg></style><script>alert(1)</script>\x1b[31m\u202e\ud800\0"
+    lines = [
+        event(0, evil, evil, name=evil, reason=evil, error=evil, pid=-1, seconds=1e300),
+        sample(1, 1.0, state=evil, block={evil: {"write_bytes": 5}}, network={evil: {"rx_bytes": 7}}),
+        sample(2, 2.0, state=evil, block={evil: {"write_bytes": 9}}, network={evil: {"rx_bytes": 9}}),
+    ]
+    made = tmp_path / "out.html"
+    for more in ([], ["--svg"]):
+        assert cli.people(["vmgahp", "report", str(write(tmp_path, lines)), "-o", str(made), *more]) == 0
+        content = made.read_bytes()
+        assert b"<script" not in content
+        assert b"\x1b" not in content
+        assert "\u202e".encode() not in content
+
+
+def test_nonsense_is_counted(tmp_path: Path) -> None:
+    nonsense = b"\xff\n[]\n{}\n" + b"[" * 50_000 + b"\n" + b"x" * (3 * LONGEST_LINE) + b"\n"
+    nonsense += b'{"time":1e400,"event":"x"}\n{"time":-1,"event":"x"}\n{"time":true,"cpu_seconds":1}\n'
+    path = write(tmp_path, LIFE, nonsense)
+    story = reader.read(str(path))
+    assert (len(story.events), len(story.samples), story.bad_lines) == (5, 5, 8)
+    made = tmp_path / "out.html"
+    assert cli.people(["vmgahp", "report", str(path), "-o", str(made)]) == 0
+    assert "8 lines of the file make no sense" in text_of(made)
+
+
+def test_a_file_that_is_made_to_be_much_work_makes_a_page_of_bounded_size(tmp_path: Path) -> None:
+    many: list[dict[str, object]] = []
+    for number in range(30_000):
+        state = "Running" if number % 2 else "SoftSuspended"
+        devices = {f"vd{number % 100}": {"read_bytes": number}}
+        many.append(sample(number / 10, number, state=state, block=devices))
+        if number % 5 == 0:
+            many.append(event(number / 10, "start", "Running", name=f"a_{number}.0"))
+    story = reader.read(str(write(tmp_path, many)))
+    assert len(html.render(story, series.Figures(story), [], NAME)) < 3 << 20
+
+
+def test_more_than_is_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_SAMPLES", 3)
+    story = reader.read(str(write(tmp_path, LIFE)))
+    assert (len(story.samples), story.left_out) == (3, 2)
+    assert b"too long" in html.render(story, series.Figures(story), [], NAME)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(
+                ["time", "event", "state", "cpu_seconds", "seconds", "bytes", "block", "vcpus", "name"]
+            ),
+            st.one_of(
+                st.integers(-10, 10**20),
+                st.floats(),
+                st.text(max_size=5),
+                st.sampled_from(["start", "end", "Running", "Suspended", "checkpoint"]),
+                st.dictionaries(
+                    st.text(max_size=3), st.dictionaries(st.sampled_from(["read_bytes"]), st.integers())
+                ),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_any_file_makes_a_page(lines: "list[dict[str, object]]") -> None:
+    from io import BytesIO
+
+    data = "".join(json.dumps(line) + "\n" for line in [LIFE[0], *lines]).encode()
+    story = reader.read_from(BytesIO(data))
+    made = html.render(story, series.Figures(story), [(BEGIN, "a line")], NAME)
+    assert b"nan" not in made.lower().replace(b"finance", b"")
+    etree.fromstring(etree.tostring(chart.draw(story, series.Figures(story))))
+
+
+@pytest.mark.parametrize("kind", ["nothing", "fifo", "empty", "directory of another kind"])
+def test_nothing_to_report_is_an_error_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = tmp_path / NAME
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "empty":
+        path.write_text("\n\n")
+    elif kind.startswith("directory"):
+        path.mkdir()
+    assert cli.people(["vmgahp", "report", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("vmgahp report: ")
+    assert NAME in said
+    assert not (tmp_path / "out.html").exists()

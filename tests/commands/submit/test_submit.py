@@ -1,0 +1,380 @@
+"""`vmgahp submit`: the writer of submit files, the command line, disk images, and .vmx."""
+
+import os
+import shutil
+import subprocess
+
+import htcondor2
+import pytest
+
+from tests.commands.submit import samples
+from vmgahp.cli import people
+from vmgahp.commands.submit import submit_file
+from vmgahp.commands.submit.machine import Disk, Machine, Nic, is_device, name_devices, simple_name
+from vmgahp.commands.submit.summary import Report, SubmitError
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A directory with samples, which is the current one."""
+    if shutil.which("qemu-img") is None:
+        pytest.skip("qemu-img is not installed")
+    monkeypatch.chdir(tmp_path)
+    samples.write_sources(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def submit(capsys):
+    """Runs the command: the submit file as HTCondor's own reader has it (None for none), and what was said."""
+
+    def run(*words, status=0):
+        got = people(["vmgahp", "submit", *words, "-o", "-"])
+        out, err = capsys.readouterr()
+        assert got == status, err
+        return (htcondor2.Submit(out) if out else None), err
+
+    return run
+
+
+def written(machine, **options):
+    return submit_file.write(machine, "kvm", Report(), **options)
+
+
+def plain(**changes):
+    machine = Machine("vm", 64, disks=[Disk("/images/disk.qcow2", "qcow2", "vda")])
+    for name, value in changes.items():
+        setattr(machine, name, value)
+    return machine
+
+
+# --- the writer
+
+
+def test_what_is_written_comes_back_as_it_was():
+    """By HTCondor's own reader: no macro of the text is expanded, nothing is added."""
+    hostile = "$(HOME) $ENV(PATH) #no comment $ = a"
+    read = htcondor2.Submit(
+        submit_file.command("executable", hostile)
+        + "\n"
+        + submit_file.attribute("Name", hostile)
+        + "\nqueue\n"
+    )
+    assert read.expand("executable") == hostile
+    assert read.expand("MY.Name") == f'"{hostile}"'
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nqueue 1000", "a\\", " a", "", "a\rb", "a\u2028b", "$$(Memory)", "$(Dollar)"]
+)
+def test_what_cannot_be_written_is_refused(text):
+    with pytest.raises(SubmitError):
+        submit_file.command("executable", text)
+    with pytest.raises(SubmitError):
+        submit_file.attribute("Name", text + '"')
+
+
+@pytest.mark.parametrize("name", ["a,b.img", "a:b.img", "a b.img", 'a".img', "$(HOME).img", "a\\b.img"])
+def test_a_disk_whose_name_would_be_read_as_several_is_refused(name):
+    for transfer in (True, False):
+        with pytest.raises(SubmitError, match="characters"):
+            written(plain(disks=[Disk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
+
+
+def test_other_files_are_checked_the_same_way():
+    with pytest.raises(SubmitError, match="characters"):
+        written(plain(files=["/tmp/a, /etc/passwd"]))
+
+
+def test_disks_go_with_the_job_or_stay():
+    disks = [
+        Disk("/images/a.img", "raw", "vda"),
+        Disk("/images/b.iso", "iso", "sda", writable=False, shared=True),
+    ]
+    read = htcondor2.Submit(written(plain(disks=disks)))
+    assert read["vm_disk"] == "a.img:vda:w:raw,b.iso:sda:rs:iso"
+    assert read["transfer_input_files"] == "/images/a.img, /images/b.iso"
+    read = htcondor2.Submit(written(plain(disks=disks), transfer=False))
+    assert read["vm_disk"] == "/images/a.img:vda:w:raw,/images/b.iso:sda:rs:iso"
+    assert "transfer_input_files" not in read
+
+
+def test_one_usual_card_is_written_in_the_classic_way():
+    read = htcondor2.Submit(written(plain(nics=[Nic("nat", "52:54:00:00:00:01")])))
+    assert (read["vm_networking_type"], read["vm_macaddr"]) == ("nat", "52:54:00:00:00:01")
+    assert "MY.VMPARAM_vm_NICs" not in read
+
+
+@pytest.mark.parametrize(
+    ("nics", "entries"),
+    [
+        ([Nic("nat", model="e1000")], "nat:e1000"),
+        ([Nic("user", link_up=False)], "user:virtio:down"),
+        ([Nic("nat", "52:54:00:00:00:01"), Nic("bridge")], "nat:52:54:00:00:00:01:virtio, bridge:virtio"),
+        ([Nic("", model="e1000")], "nat:e1000"),
+    ],
+)
+def test_other_cards_are_written_as_a_list(nics, entries):
+    read = htcondor2.Submit(written(plain(nics=nics)))
+    assert read["MY.VMPARAM_vm_NICs"] == f'"{entries}"'
+    assert read["vm_networking_type"] == entries.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    "nics",
+    [
+        [Nic("nat", "01:00:5e:00:00:01")],
+        [Nic("nat", "52:54:00:00:00:01, user")],
+        [Nic("nat", "52:54:00:00:00:01")] * 2,
+        [Nic("nat")] * 17,
+    ],
+)
+def test_cards_that_the_execute_machine_would_refuse_are_refused(nics):
+    with pytest.raises(SubmitError):
+        written(plain(nics=nics))
+
+
+def test_a_wish_requires_a_machine_that_has_it():
+    read = htcondor2.Submit(written(plain(wishes={"Firmware": "uefi", "TPM": True})))
+    assert read["MY.VMPARAM_vm_TPM"] == "true"
+    assert (
+        read["requirements"]
+        == 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware) && TARGET.VM_kvm_ATTR_tpm'
+    )
+
+
+def test_devices_are_named_where_they_have_no_name():
+    disks = [
+        Disk("/a", "raw"),
+        Disk("/b", "raw", "vda"),
+        Disk("/c", "iso", bus="sata"),
+        Disk("/d", "raw", bus="floppy"),
+    ]
+    disks += [Disk("/e", "raw", bus="ide") for _ in range(5)]
+    name_devices(disks)
+    assert [disk.device for disk in disks] == ["vdb", "vda", "sda", "fda", "hda", "hdb", "hdc", "hdd", "sdb"]
+    with pytest.raises(SubmitError, match="two disks"):
+        name_devices([Disk("/a", "raw", "vda"), Disk("/b", "raw", "vda")])
+    assert [name for name in ("vda", "hde", "sdaa", "nvme0", "fdc", "xvda") if is_device(name)] == [
+        "vda",
+        "sdaa",
+        "xvda",
+    ]
+
+
+def test_names_of_others_become_plain_ones():
+    assert simple_name(" ../My VM\n(2)", "vm") == "My_VM_2"
+    assert simple_name("…", "vm") == "vm"
+
+
+# --- the command line
+
+
+def test_the_file_is_written_and_told_about(home, capsys):
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "2G", "--cpus", "3"]) == 0
+    read = htcondor2.Submit((home / "disk.sub").read_text())
+    assert (read["vm_memory"], read["vm_vcpus"], read["vm_disk"]) == ("2048", "3", "disk.qcow2:vda:w:qcow2")
+    assert (read["universe"], read["vm_networking"]) == ("vm", "false")
+    assert "Written: disk.sub" in capsys.readouterr().err
+    before = (home / "disk.sub").read_bytes()
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G"]) == 1
+    assert (home / "disk.sub").read_bytes() == before
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--force"]) == 0
+    assert (home / "disk.sub").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    "words", [["--memory", "0"], ["--memory", "x"], ["--cpus", "0"], ["--network", "any"]]
+)
+def test_senseless_options_are_refused(words):
+    with pytest.raises(SystemExit):
+        people(["vmgahp", "submit", "disk", "disk.qcow2", *words])
+
+
+def test_a_machine_without_memory_is_no_job(submit):
+    _, said = submit("disk", "disk.qcow2", status=1)
+    assert "--memory" in said
+
+
+def test_lines_can_be_added(submit):
+    read, _ = submit(
+        "disk", "disk.qcow2", "--memory", "1G", "--append", "request_disk = 10GB", "--append", "+X = 1"
+    )
+    assert (read["request_disk"], read["MY.X"]) == ("10GB", "1")
+    submit("disk", "disk.qcow2", "--memory", "1G", "--append", "queue 1000\nqueue", status=1)
+
+
+def test_strict_writes_nothing_that_loses_something(home, capsys):
+    assert people(["vmgahp", "submit", "vmx", "machine.vmx", "--strict"]) == 1
+    assert "sound" in capsys.readouterr().err
+    assert not list(home.glob("*.sub"))
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--strict"]) == 0
+
+
+def test_submit_runs_condor_submit(home, monkeypatch):
+    (home / "bin").mkdir()
+    script = home / "bin" / "condor_submit"
+    script.write_text('#!/bin/sh\ncp "$1" submitted\nexit 7\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 7
+    assert (home / "submitted").read_text() == (home / "disk.sub").read_text()
+
+
+def test_where_there_is_no_condor_submit_the_file_is_still_there(home, monkeypatch, capsys):
+    tools = home / "tools"
+    tools.mkdir()
+    for tool in ("qemu-img", "prlimit"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", str(tools))
+    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 1
+    assert "condor_submit" in capsys.readouterr().err
+    assert (home / "disk.sub").exists()
+
+
+# --- images
+
+
+def test_a_url_of_the_plugin_is_a_disk(submit):
+    read, _ = submit("disk", "nfs:///images/base.qcow2:disk.qcow2", "--memory", "1G")
+    assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2"
+    assert read["transfer_input_files"] == "nfs:///images/base.qcow2:disk.qcow2"
+    submit("disk", "http://images/base.qcow2", "--memory", "1G", status=1)
+
+
+def test_a_format_is_said_or_seen_in_the_name(home, submit):
+    shutil.copy("disk.qcow2", "disk.img")
+    _, said = submit("disk", "disk.img", "--memory", "1G", status=1)
+    assert "--format" in said
+    read, _ = submit("disk", "disk.img", "--memory", "1G", "--format", "qcow2")
+    assert read["vm_disk"] == "disk.img:vda:w:qcow2"
+    (home / "zero.img").write_bytes(bytes(4096))
+    assert submit("disk", "zero.img", "--memory", "1G")[0]["vm_disk"] == "zero.img:vda:w:raw"
+
+
+def test_images_are_converted(home, submit):
+    read, said = submit("disk", "machine.vmdk", "--memory", "1G", "--convert")
+    assert read["vm_disk"] == "machine.qcow2:vda:w:qcow2"
+    assert (
+        subprocess.run(["qemu-img", "check", "-f", "qcow2", "machine.qcow2"], capture_output=True).returncode
+        == 0
+    )
+    assert "converted" in said
+    submit("disk", "machine.vmdk", "--memory", "1G", "--convert", status=1)  # it is there already
+    assert (home / "machine.qcow2").exists()
+
+
+def test_what_was_converted_for_nothing_is_removed(home, submit):
+    submit("vmx", "machine.vmx", "--convert", "--strict", status=1)
+    assert not list(home.glob("*.qcow2*")) or [path.name for path in home.glob("*.qcow2*")] == ["disk.qcow2"]
+
+
+def test_a_compressed_vmdk_must_be_converted(submit):
+    _, said = submit("disk", "box-disk001.vmdk", "--memory", "1G", status=1)
+    assert "--convert" in said
+    submit("disk", "box-disk001.vmdk", "--memory", "1G", "--convert")
+
+
+def test_an_image_that_is_not_there_must_be_shared(submit):
+    submit("libvirt-xml", "domain.xml")
+    os.unlink("disk.qcow2")
+    _, said = submit("libvirt-xml", "domain.xml", status=1)
+    assert "--shared" in said
+    read, _ = submit("libvirt-xml", "domain.xml", "--shared")
+    assert read["vm_disk"].startswith(os.path.abspath("disk.qcow2") + ":vda:w")
+
+
+def test_a_layer_is_told_about(home, submit):
+    command = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        f"{home}/disk.qcow2",
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ]
+    subprocess.run(command, check=True)
+    _, said = submit("disk", "top.qcow2", "--memory", "1G")
+    assert f"layer above {home}/disk.qcow2" in said
+
+
+def test_a_vmdk_in_two_files_goes_whole(home, submit):
+    samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
+    read, _ = submit("disk", "flat.vmdk", "--memory", "1G")
+    assert read["transfer_input_files"] == f"{home}/flat-flat.vmdk, {home}/flat.vmdk"
+
+
+@pytest.mark.parametrize("part", ["../secret", "/etc/hostname", "link"])
+def test_a_vmdk_with_parts_elsewhere_is_refused(home, submit, part):
+    """A stranger's descriptor that would take files of whoever submits it into the job."""
+    samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
+    (home / "link").symlink_to("/etc/hostname")
+    (home / "flat.vmdk").write_text((home / "flat.vmdk").read_text().replace("flat-flat.vmdk", part))
+    for more in ([], ["--convert"]):
+        _, said = submit("disk", "flat.vmdk", "--memory", "1G", *more, status=1)
+        assert "a part of it is" in said
+    assert not (home / "flat.qcow2").exists()
+
+
+def test_what_qemu_finds_in_a_descriptor_counts(home, submit):
+    """A part that is named beyond what is read here."""
+    samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
+    (home / "other").mkdir()
+    shutil.move("flat-flat.vmdk", "other/flat-flat.vmdk")
+    text = (home / "flat.vmdk").read_text().replace("RW ", f"{'# padding' * 8000}\nRW ", 1)
+    (home / "flat.vmdk").write_text(text.replace('"flat-flat.vmdk"', f'"{home}/other/flat-flat.vmdk"'))
+    _, said = submit("disk", "flat.vmdk", "--memory", "1G", "--convert", status=1)
+    assert "parts of it are in" in said
+
+
+# --- .vmx
+
+
+def test_a_vmx_as_attributes(submit):
+    read, said = submit("vmx", "machine.vmx")
+    assert (read["executable"], read["vm_memory"], read["vm_vcpus"]) == ("my_machine", "2048", "4")
+    assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
+    assert read["MY.VMPARAM_vm_NICs"] == '"nat:00:50:56:01:02:03:e1000e"'
+    assert read["MY.VMPARAM_vm_Topology"] == '"sockets=2,cores=2,threads=1"'
+    assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
+    lost = said[said.index("NOT carried") : said.index("Left to")]
+    assert "sata0:1.fileName = auto detect" in lost
+    assert "sound.present" in lost
+    assert "vmxnet3" not in said  # of a card that is not there
+
+
+def test_every_entry_of_a_vmx_is_told_or_used(submit):
+    """An entry that nobody knows is lost, and not in silence."""
+    with open("machine.vmx", "a") as file:
+        file.write('something.new = "1"\nsata0:2.present = "TRUE"\nsata0:2.deviceType = "atapi-cdrom"\n')
+        file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru0.present = "TRUE"\nscsi0.present = "TRUE"\n')
+    _, said = submit("vmx", "machine.vmx")
+    lost = said[said.index("NOT carried") : said.index("Left to")]
+    assert "something.new = 1" in lost
+    assert "/dev/sr0" in lost
+    assert "pciPassthru0.present = TRUE" in lost
+    assert "scsi0.present" in said
+
+
+def test_a_vmx_as_it_is(home, submit):
+    read, _ = submit("vmx", "machine.vmx", "--as-is")
+    assert read["vm_type"] == "vmrun"
+    assert read["MY.VMPARAM_VMware_VMX_File"] == '"machine.vmx"'
+    assert read["MY.VMPARAM_VMware_VMDK_Files"] == '"machine.vmdk"'
+    assert read["transfer_input_files"] == f"{home}/machine.vmx, {home}/machine.vmdk"
+    assert "vm_disk" not in read
+    read, _ = submit("vmx", "machine.vmx", "--as-is", "--shared", "--type", "vsphere")
+    assert (read["vm_type"], read["MY.VMPARAM_VMware_Transfer"]) == ("vsphere", "false")
+    assert read["transfer_input_files"] == f"{home}/machine.vmx"
+
+
+def test_a_vmx_that_is_none_is_refused(home, submit):
+    (home / "bad.vmx").write_text('memsize = "64\n')
+    _, said = submit("vmx", "bad.vmx", status=1)
+    assert "line 1" in said

@@ -1,0 +1,156 @@
+"""How the doctor's findings look, on a terminal and in a pipe; two machines as golden files.
+
+`pytest --update-golden` writes the golden files anew; read the difference before you commit it.
+"""
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands.doctor.test_doctor import AD, Condor, as_root, failure, pool
+from vmgahp import __version__
+from vmgahp.commands import doctor
+from vmgahp.commands import page as show
+from vmgahp.commands.doctor import condor
+from vmgahp.commands.page import Page
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+
+__all__ = ["pool"]
+
+GOLDEN = Path(__file__).parent / "doctor" / "golden"
+
+SECTIONS = [
+    ("First", [Finding("kvm", BAD, "/dev/kvm", "It is too slow.", "modprobe kvm_intel; " + "mend " * 20)]),
+    ("Empty", []),
+    ("Second", [Finding("VM_TYPE", OK, "VM_TYPE", "VM_TYPE = kvm"), Finding("log", UNKNOWN, "it", "none")]),
+]
+
+
+def test_plain_text_has_no_colour_and_no_line_is_too_long() -> None:
+    text = show.render(Page(symbols=True, width=50), SECTIONS)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 50
+    assert "  ✗ kvm: It is too slow.\n    looked at /dev/kvm\n    → modprobe kvm_intel; mend" in text
+    assert "  ✓ VM_TYPE = kvm.\n" in text, "the name is not said twice"
+    assert "Empty" not in text
+
+
+def test_colours_change_no_letter() -> None:
+    plain = show.render(Page(symbols=True, width=60), SECTIONS)
+    coloured = show.render(Page(colour=True, symbols=True, width=60), SECTIONS)
+    assert "\x1b[1;31m✗\x1b[0m" in coloured
+    for code in ("1;31", "32", "36", "1", "2", "0"):
+        coloured = coloured.replace(f"\x1b[{code}m", "")
+    assert coloured == plain
+
+
+def test_without_utf8_all_is_ascii() -> None:
+    said = [("One", [Finding("x", OFF, "it", "“müde” → tired", "do")])]
+    text = show.render(Page(), said)
+    assert text.isascii()
+    assert '!! x: "m\\xfcde" -> tired' in text
+
+
+def test_what_a_terminal_would_act_upon_is_escaped() -> None:
+    said = [("One", [Finding("log", OFF, "\x1b[2J", "\x1b]0;owned\x07", "\r\n\x9b31m")])]
+    for page in (Page(), Page(symbols=True)):
+        assert all(c.isprintable() or c == "\n" for c in show.render(page, said))
+        assert "\n" not in show.verdict(page, "\x1b[2J\n", None).rstrip("\n")
+
+
+class _Terminal(io.StringIO):
+    encoding = "UTF-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError("it is none")
+
+
+def test_what_a_page_takes_from_its_stream() -> None:
+    terminal = Page.of(_Terminal(), {"TERM": "xterm"})
+    assert (terminal.colour, terminal.symbols, terminal.width) == (True, True, 80)
+    assert not Page.of(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}).colour
+    assert not Page.of(_Terminal(), {"TERM": "dumb"}).colour
+    assert not Page.of(io.StringIO(), {"TERM": "xterm"}).colour
+
+
+def test_the_width_is_the_terminals() -> None:
+    ours, theirs = os.openpty()
+    try:
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 66, 0, 0))
+        with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
+            page = Page.of(stream, {"TERM": "xterm"})
+        assert (page.width, page.colour) == (66, True)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.FixtureRequest) -> None:
+    """Compare with a golden file; what this machine and this run put in is replaced before the wrapping."""
+
+    def usual(text: str) -> str:
+        for old, new in (
+            (str(pool.directory), "/lab"),
+            (f"vmgahp {__version__} ", "vmgahp 1.0 "),
+            (condor.our_launcher(), "/opt/vmgahp/bin/condor_vm-gahp"),
+            (str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20), "16000"),
+        ):
+            text = text.replace(old, new)
+        return text
+
+    sections = []
+    for title, found in done.sections:
+        made = []
+        for finding in found:
+            seen = usual(finding.seen)
+            if finding.check == "room" and "has room" in seen:
+                seen = "EXECUTE = /lab/execute has room for 9000 MiB, VM_MEMORY is 64 MiB"
+            if finding.check == "simulated" and finding.verdict == OK:
+                seen = "it runs nothing"
+            if finding.check == "clock":
+                seen = "0.1 s of the 5 s that the startd waits"
+            made.append(
+                finding._replace(seen=seen, looked_at=usual(finding.looked_at), cure=usual(finding.cure))
+            )
+        sections.append((title, made))
+    page = Page(symbols=True, width=80)
+    text = show.render(page, sections) + "\n" + show.verdict(page, done.verdict(), None)
+    path = GOLDEN / name
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@as_root
+def test_a_healthy_machine(pool: Condor, request: pytest.FixtureRequest) -> None:
+    done = pool.examine(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat")
+    golden("doctor-healthy.txt", done, pool, request)
+
+
+@as_root
+def test_a_sick_machine(pool: Condor, request: pytest.FixtureRequest) -> None:
+    pool.server.chmod(0o644)
+    offline = f'VMOfflineTime = {int(time.time()) - 605}\nVMOfflineReason = "VMGAHP_ERR_CRITICAL"\n'
+    pool.ad.write_text(AD.replace("HasVM = true", "HasVM = false") + offline)
+    pool.log(
+        failure(1, "VMGAHP_ERR_BAD_IMAGE: disk.qcow2 is damaged.", "the job's owner"),
+        failure(2, "VMGAHP_ERR_CRITICAL: No space is left in /lab/execute."),
+    )
+    done = pool.examine(
+        VM_STOP_TIMEOUT="soon",
+        VM_MEMROY=64,
+        VM_NETWORKING=True,
+        VM_NETWORKING_TYPE="natt",
+        EXECUTE="/nonexistent",
+    )
+    golden("doctor-sick.txt", done, pool, request)

@@ -1,0 +1,462 @@
+"""Recorded conversations, played to servers and to clients: what is the same is, and what differs is found."""
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.conftest import simulated_ad
+from tests.peer import DAEMON, Peer, environment
+from tests.protocol.recordings import STARTER, outline
+from vmgahp.commands.replay import ClientWire, Replay
+from vmgahp.protocol import transcript
+from vmgahp.protocol.client import Client
+from vmgahp.protocol.transcript_rules import Difference, adapted, alike, steps
+
+TRANSCRIPTS = REPOSITORY / "tests" / "protocol" / "transcripts"
+PEOPLE = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))",
+)
+DEADLINE = 60
+
+JOB = r"""
+< $VMGahpVersion 0.0.1 May 1 2007 Condor\ VMGAHP $
+> CLASSAD
+< S
+> VM_WORKING_DIR = "/scratch"
+> JobVMType = "simulated"
+> JobVMMemory = 64
+> ClusterId = 7
+> ProcId = 3
+> User = "alice@lab"
+> CLASSAD_END
+< S
+> CONDOR_VM_START 1 simulated
+< S
+< R
+> RESULTS
+< S 1
+< 1 0 1
+> CONDOR_VM_STATUS 2 1
+< S
+> CONDOR_VM_GETPID 3 1
+< S
+> CONDOR_VM_SUSPEND 4 1
+< S
+< R
+> RESULTS
+< S 3
+< 2 0 STATUS=Running CPUUTILIZATION=0.500000 CPUTIME=0.500000 MEMORY=65536 MAXMEMORY=65536
+< 3 0 4711
+< 4 0 NULL
+> CONDOR_VM_STATUS 5 1
+< S
+< R
+> RESULTS
+< S 1
+< 5 0 STATUS=Suspended
+> QUIT
+< S
+exit 0
+"""
+
+
+class Script:
+    """A server that has its answers ready for each line that it gets."""
+
+    def __init__(self, text: str, change: Callable[[list[str]], list[str]] = lambda lines: lines) -> None:
+        self.sent: list[bytes] = []
+        self.ended = False
+        self._answers: list[deque[str]] = [deque()]
+        for line in transcript.parse(text).lines:
+            if line.mark == ">":
+                self._answers.append(deque())
+            else:
+                self._answers[-1].append(line.text)
+        self._answers = [deque(change(list(answers))) for answers in self._answers]
+        self._ready = self._answers.pop(0)
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+        if self._answers:
+            self._ready += self._answers.pop(0)
+
+    def receive(self, timeout: float) -> str | None:
+        return self._ready.popleft() if self._ready else None
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def play(text: str, server: str, *, exact: bool = False) -> list[Difference]:
+    return Replay(transcript.parse(text), Script(server), exact=exact, timeout=5).run()
+
+
+# ---- the rules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("text", [JOB, (TRANSCRIPTS / "protocol.txt").read_text()])
+def test_the_same_answers_are_no_difference(text: str, exact: bool) -> None:
+    server = Script(text)
+    assert Replay(transcript.parse(text), server, exact=exact, timeout=5).run() == []
+    assert b"".join(server.sent) == b"".join(
+        line.data for line in transcript.parse(text).lines if line.mark == ">"
+    )
+    assert server.ended
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_changed_answer_is_found(exact: bool) -> None:
+    for old, new in (("5 0 STATUS=Suspended", "5 0 STATUS=Stopped"), ("4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL")):
+        [difference] = play(JOB, JOB.replace(old, new), exact=exact)
+        assert (difference.recorded, difference.said) == (old, new)
+        assert JOB.split("\n")[difference.number - 1] == f"< {old}"
+
+
+def test_the_difference_is_shown_with_its_request() -> None:
+    [difference] = play(JOB, JOB.replace("5 0 STATUS=Suspended", "5 0 \x1b[1mSTATUS"))
+    assert difference.show() == ("line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Suspended\n+ 5 0 \\x1b[1mSTATUS")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_missing_answer_is_found_and_ends_the_play(exact: bool) -> None:
+    server = JOB.replace("> CONDOR_VM_GETPID 3 1\n< S\n", "> CONDOR_VM_GETPID 3 1\n")
+    recorded = transcript.parse(JOB)
+    player = Replay(recorded, Script(server), exact=exact, timeout=5)
+    [difference] = player.run()
+    assert (difference.recorded, difference.said) == ("S", None)
+    assert player.unplayed == len([line for line in recorded.lines if line.number > difference.number])
+
+
+@pytest.mark.parametrize("where", ["> CLASSAD\n< S\n", "> CONDOR_VM_SUSPEND 4 1\n< S\n", "> QUIT\n< S\n"])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_answer_too_many_is_found(where: str, first: bool) -> None:
+    request, answer, _ = where.split("\n")
+    extra = f"{request}\n< E\n{answer}\n" if first else f"{where}< E\n"
+    [difference] = play(JOB, JOB.replace(where, extra))
+    assert (difference.recorded, difference.said) == (None, "E")
+
+
+def test_a_missing_r_is_found() -> None:
+    [difference] = play(JOB, JOB.replace("< R\n> RESULTS\n< S 1\n< 5", "> RESULTS\n< S 1\n< 5"))
+    assert (difference.recorded, difference.said) == ("R", None)
+
+
+def test_an_r_that_nothing_announces_is_found() -> None:
+    [difference] = play(
+        JOB, JOB.replace("> CONDOR_VM_SUSPEND 4 1\n< S\n< R\n", "> CONDOR_VM_SUSPEND 4 1\n< R\n< S\n< R\n")
+    )
+    assert (difference.recorded, difference.said) == (None, "R")
+    off = (
+        "< $VMGahpVersion 1 $\n> ASYNC_MODE_OFF\n< S\n> CONDOR_VM_STATUS 1 1\n< S\n"
+        "> VERSION\n< S $VMGahpVersion 1 $\n"
+    )
+    assert play(off, off) == []
+    [difference] = play(off, off.replace("1 1\n< S\n", "1 1\n< S\n< R\n"))
+    assert (difference.recorded, difference.said) == (None, "R")
+
+
+def test_a_missing_result_is_found() -> None:
+    [difference] = play(JOB, JOB.replace("< S 1\n< 5 0 STATUS=Suspended\n", "< S 0\n"))
+    assert (difference.recorded, difference.said) == ("5 0 STATUS=Suspended", None)
+
+
+def test_a_second_result_of_one_request_is_found() -> None:
+    [difference] = play(JOB, JOB.replace("< S 1\n< 5 ", "< S 2\n< 3 0 0\n< 5 "))
+    assert (difference.recorded, difference.said) == (None, "3 0 0")
+
+
+def test_results_may_come_later_and_in_another_order() -> None:
+    """The RESULTS that the recording does not have are sent until all that is recorded has come."""
+    server = JOB.replace(
+        "< S 3\n< 2 0 STATUS=Running CPUUTILIZATION=0.500000 CPUTIME=0.500000 MEMORY=65536 MAXMEMORY=65536\n"
+        "< 3 0 4711\n< 4 0 NULL\n",
+        "< S 2\n< 4 0 NULL\n< 3 0 12\n< R\n> RESULTS\n"
+        "< S 1\n< 2 0 STATUS=Running CPUUTILIZATION=0.1 CPUTIME=0.2 MEMORY=1 MAXMEMORY=65536\n",
+    )
+    assert play(JOB, server) == []
+    assert play(JOB, server, exact=True) != []
+
+
+def test_a_result_that_comes_early_is_kept_for_its_place() -> None:
+    recorded = (
+        "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n"
+        "> RESULTS\n< S 1\n< 1 0 NULL\n< R\n> RESULTS\n< S 1\n< 2 0 NULL\n"
+    )
+    server = "< hello\n> A\n< S\n> B\n< S\n< R\n> RESULTS\n< S 2\n< 2 0 NULL\n< 1 0 NULL\n> RESULTS\n< S 0\n"
+    assert play(recorded, server) == []
+
+
+def test_a_result_that_nobody_fetched_then_is_no_difference() -> None:
+    recorded = (
+        "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> RESULTS\n< S 1\n< 1 0 NULL\n"
+    )
+    server = recorded.replace("< S 1\n", "< S 2\n< 2 0 NULL\n")
+    assert play(recorded, server) == []
+
+
+def test_what_varies_is_not_compared() -> None:
+    status = "2 0 MAC=52:54:00:00:00:01 IP=10.0.0.1 STATUS=Running CPUTIME=1 MAXMEMORY=65536"
+    assert alike(status, b"STATUS") == alike("2 0 STATUS=Running CPUTIME=2 MAXMEMORY=65536", b"STATUS")
+    assert alike(status, b"STATUS") != alike("2 0 STATUS=Running CPUTIME=2 MAXMEMORY=65537", b"STATUS")
+    assert alike(status, b"STATUS") != alike("2 0 STATUS=Running MAXMEMORY=65536", b"STATUS")
+    assert alike("3 0 17", b"GETPID") == alike("3 0 18", b"GETPID") != alike("3 0 0", b"GETPID")
+    assert alike("3 1 17", b"GETPID") != alike("3 1 18", b"GETPID")
+    assert alike("3 0 17", b"START") != alike("3 0 18", b"START")
+    assert alike("S $VMGahpVersion 1 $") == alike("S $VMGahpVersion 2 $") != alike("E $VMGahpVersion 1 $")
+
+
+def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None:
+    recorded = transcript.parse(
+        "< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n"
+    )
+    found = [
+        (step.line.text, step.request, len(step.results)) for step in steps(recorded) if not step.is_sent()
+    ]
+    assert found == [
+        ("hello", "", 0),
+        ("R", "", 0),
+        ("S", "CONDOR_VM_STATUS 1 1", 0),
+        ("S 1", "RESULTS", 1),
+        ("S", "QUIT", 0),
+    ]
+
+
+def test_a_client_that_does_not_wait_for_answers_is_played_as_it_was() -> None:
+    """What is owed still is not too much, although it is there before the next request goes out."""
+    recorded = (
+        "< hello\n> RESULTS\n> VERSION\n< S 0\n> COMMANDS\n< S $VMGahpVersion 1 $\n< S VERSION\n> QUIT\n< S\n"
+    )
+    server = (
+        "< hello\n> RESULTS\n< S 0\n> VERSION\n< S $VMGahpVersion 2 $\n> COMMANDS\n< S VERSION\n> QUIT\n< S\n"
+    )
+    assert play(recorded, server) == []
+
+
+def test_a_recording_for_another_place() -> None:
+    changed = adapted(transcript.parse(JOB), {"vm_working_dir": '"/there"', "New": "1"}, "kvm").sent()
+    assert 'vm_working_dir = "/there"' in changed
+    assert 'JobVMType = "kvm"' in changed
+    assert "CONDOR_VM_START 1 kvm" in changed
+    assert changed.index("New = 1") == changed.index("CLASSAD_END") - 1
+    assert len(changed) == len(transcript.parse(JOB).sent()) + 1
+    assert transcript.parse(JOB).received() == adapted(transcript.parse(JOB), {}, "kvm").received()
+
+
+# ---- the command ------------------------------------------------------------------------------------
+
+
+def vmgahp(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [*PEOPLE, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE, check=False, **options
+    )
+
+
+def as_server(file: Path, *more: str) -> list[str]:
+    return [*PEOPLE, "replay", "--as-server", *more, str(file)]
+
+
+def test_our_server_says_what_the_references_recording_says(scratch: Path) -> None:
+    done = vmgahp(
+        "replay",
+        TRANSCRIPTS / "protocol.txt",
+        "--",
+        *DAEMON,
+        "-f",
+        "-M",
+        "3",
+        env=environment("kvm", scratch),
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text(JOB)
+    options = ["--set", f'VM_WORKING_DIR="{scratch}"', tmp_path / "job.txt", "--", *DAEMON, "-f", "-M", "3"]
+    done = vmgahp("replay", *options, env=environment("simulated", scratch))
+    assert (done.returncode, done.stdout) == (0, "")
+    (tmp_path / "job.txt").write_text(
+        JOB.replace("STATUS=Suspended", "STATUS=Stopped").replace("exit 0", "exit 1")
+    )
+    done = vmgahp("replay", *options, env=environment("simulated", scratch))
+    assert done.returncode == 1
+    assert done.stdout == (
+        "line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Stopped\n+ 5 0 STATUS=Suspended\nat the end:\n- exit 1\n+ exit 0\n"
+    )
+
+
+LIFECYCLE = [
+    ("GETPID 3", "3 0 0", "3 0 (a pid)", "the pid is told"),
+    ("STATUS 5", "5 0 STATUS=Suspended", "5 0 STATUS=SoftSuspended", "the kinds of suspension have names"),
+    (
+        "STATUS 11",
+        "11 0 STATUS=Stopped",
+        "11 0 STATUS=Suspended",
+        "a suspended VM is not Stopped, which ends its job",
+    ),
+    ("SUSPEND 12", "12 1 VMGAHP_ERR_VM_INVALID_OPERATION", "12 0 NULL", "what is already so succeeds"),
+    ("RESUME 14", "14 1 VMGAHP_ERR_VM_INVALID_OPERATION", "14 0 NULL", "a suspended VM goes on"),
+    ("STATUS 15", "15 0 STATUS=Stopped", "15 0 STATUS=Running", "a suspended VM goes on"),
+    (
+        "CHECKPOINT 16",
+        "16 1 VMGAHP_ERR_VM_INVALID_OPERATION",
+        "16 0 NULL",
+        "it still runs, so it has a checkpoint",
+    ),
+    ("STATUS 17", "17 0 STATUS=Stopped", "17 0 STATUS=Running", "a periodic checkpoint does not end it"),
+    ("CHECKPOINT 18", "18 1 VMGAHP_ERR_VM_INVALID_OPERATION", "18 0 NULL", "it still runs"),
+    ("RESUME 19", "19 1 VMGAHP_ERR_VM_INVALID_OPERATION", "19 0 NULL", "what is already so succeeds"),
+]
+"""All that this server answers otherwise than HTCondor's in the life of a VM, and why."""
+
+
+def test_the_life_of_a_vm_differs_from_the_references_where_it_should(scratch: Path) -> None:
+    recorded = adapted(
+        transcript.load(str(TRANSCRIPTS / "lifecycle.txt")), {"VM_WORKING_DIR": f'"{scratch}"'}, "simulated"
+    )
+    with Peer(environment("simulated", scratch)) as peer:
+        *found, quitting = Replay(recorded, ClientWire(peer)).run()
+    assert (quitting.request, quitting.said) == ("QUIT", "S"), "QUIT is answered, as in the other recording"
+    assert len(found) == len(LIFECYCLE)
+    for difference, (request, recorded_line, said, _why) in zip(found, LIFECYCLE, strict=True):
+        assert difference.request == f"CONDOR_VM_{request}"
+        assert difference.recorded == recorded_line
+        assert difference.said is not None
+        assert alike(difference.said, request.split(" ")[0].encode()).startswith(said)
+
+
+def test_what_a_real_starter_says_is_answered_as_it_was(scratch: Path) -> None:
+    """The guest of the recorded job ended by itself, which the second STATUS saw."""
+    attributes = {"VM_WORKING_DIR": f'"{scratch}"', "Simulated_Lifetime": "2"}
+    recorded = adapted(transcript.load(str(STARTER)), attributes, "simulated")
+    with Peer(environment("simulated", scratch)) as peer:
+        [types] = Replay(recorded, ClientWire(peer)).run()
+        peer.finish()
+        assert peer.process.returncode == recorded.exit_status == 0
+    assert (types.recorded, types.said) == ("S xen kvm", "S xen kvm simulated")
+
+
+def test_the_recorded_job_was_suspended_and_went_on() -> None:
+    assert outline(transcript.load(str(STARTER))) == [
+        *(
+            "COMMANDS",
+            "SUPPORT_VMS",
+            "ASYNC_MODE_ON",
+            "CLASSAD",
+            "CLASSAD_END",
+            "START 0 1",
+            "GETPID 0 a pid",
+        ),
+        *("SUSPEND 0 NULL", "STATUS 0 STATUS=Suspended", "RESUME 0 NULL", "GETPID 0 a pid"),
+        *("STATUS 0 STATUS=Stopped", "QUIT"),
+    ]
+
+
+@pytest.mark.parametrize("exact", [[], ["--exact"]])
+@pytest.mark.parametrize("name", ["job", "protocol", "lifecycle", "starter"])
+def test_both_sides_of_a_recording_play_with_each_other(tmp_path: Path, name: str, exact: list[str]) -> None:
+    text = JOB if name == "job" else (TRANSCRIPTS / f"{name}.txt").read_text()
+    (tmp_path / "recorded").write_text(text)
+    done = vmgahp("replay", *exact, tmp_path / "recorded", "--", *as_server(tmp_path / "recorded", *exact))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_server_that_dies_is_told_with_what_was_left(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text(JOB)
+    done = vmgahp("replay", tmp_path / "job.txt", "--", sys.executable, "-c", "print('$VMGahpVersion 1 $')")
+    assert done.returncode == 1
+    assert "line 4, CLASSAD:\n- S\n" in done.stdout
+    assert "The server said no more: 34 lines" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["{missing}", "--", "true"], "No such file"),
+        (["{file}", "--", "/nonexistent"], "/nonexistent: No such file"),
+        (["{file}"], "COMMAND"),
+        (["--as-server", "{file}", "--", "true"], "COMMAND"),
+        (["--set", "A", "{file}", "--", "true"], "NAME=VALUE"),
+        (["{bad}", "--", "true"], "line 1"),
+    ],
+)
+def test_what_cannot_be_tried_is_no_difference(tmp_path: Path, words: list[str], problem: str) -> None:
+    (tmp_path / "file").write_text(JOB)
+    (tmp_path / "bad").write_text(">A\n")
+    names = {name: tmp_path / name for name in ("file", "bad", "missing")}
+    done = vmgahp("replay", *(word.format(**names) for word in words))
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+# ---- the server's side ------------------------------------------------------------------------------
+
+
+def test_a_client_with_other_ids_and_another_ad_is_served(scratch: Path, tmp_path: Path) -> None:
+    """The scripted server takes any client that does the same things in the same order."""
+    (tmp_path / "job.txt").write_text(JOB)
+    with Client(as_server(tmp_path / "job.txt")) as client:
+        client.greeting()
+        client.send_ad(*simulated_ad(scratch, "More = 1"))
+        client._last_id = 100
+        assert client.run("START", "SIMULATED") == ["0", "1"]
+        ids = [client.request(command, 1) for command in ("STATUS", "GETPID", "SUSPEND")]
+        assert client.outcome(ids[1]) == ["0", "4711"]
+        assert client.outcome(ids[0])[1] == "STATUS=Running"
+        assert client.outcome(ids[2]) == ["0", "NULL"]
+        assert client.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert client.quit() == ""
+
+
+def test_what_the_recorded_client_did_not_say_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text(JOB)
+    with Client(as_server(tmp_path / "job.txt")) as client:
+        client.greeting()
+        client.send("VERSION")
+        while not client.ended:
+            client.pump(DEADLINE)
+        assert client.finish() == "line 3:\n- CLASSAD\n+ VERSION\n"
+        assert client.process.returncode == 1
+
+
+def test_a_client_that_goes_away_early_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text(JOB)
+    with Client(as_server(tmp_path / "job.txt")) as client:
+        client.greeting()
+        client.send_ad()
+        assert "line 13:\n- CONDOR_VM_START 1 simulated\n+ (the end of input)" in client.finish()
+        assert client.process.returncode == 1
+
+
+def test_a_client_that_says_more_than_the_recorded_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("< hello\n> VERSION\n< S\n")
+    with Client(as_server(tmp_path / "short.txt")) as client:
+        client.read_line()
+        client.say("VERSION")
+        client.send("VERSION")
+        assert client.finish() == "at the end:\n- (the end of input)\n+ VERSION\n"
+
+
+def test_a_client_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("< hello\n> VERSION\n< S\n")
+    with Client(as_server(tmp_path / "short.txt", "--timeout", "0.1")) as client:
+        while not client.ended:
+            client.pump(DEADLINE)
+        assert "+ (nothing in time)" in client.finish()
+
+
+def test_the_recorded_exit_status_is_played_too(tmp_path: Path) -> None:
+    (tmp_path / "crash.txt").write_text("< hello\n> QUIT\nexit 7\n")
+    with Client(as_server(tmp_path / "crash.txt")) as client:
+        client.read_line()
+        client.send("QUIT")
+        client.finish()
+        assert client.process.returncode == 7

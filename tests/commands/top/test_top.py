@@ -1,0 +1,238 @@
+"""vmgahp top: the VMs of a machine as a table, from libvirt and from the files of scratch directories."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp import cli, lifecycle
+from vmgahp.commands.top import screen
+from vmgahp.commands.top.node import Look, Node, Row, is_vm_name
+from vmgahp.config import Settings
+from vmgahp.metrics.file import NAME
+
+NOW = time.time()
+
+TOP = (
+    sys.executable,
+    "-c",
+    "import sys; from vmgahp import cli; sys.exit(cli.people(['vmgahp', 'top', *sys.argv[1:]]))",
+)
+
+
+def file_of(execute: Path, number: int, *lines: dict[str, object]) -> Path:
+    directory = execute / f"dir_{number}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / NAME).open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def start(number: int, after: float = 0.0) -> dict[str, object]:
+    name = f"alice_lab_{number}.0"
+    return {
+        "time": NOW - 100 + after,
+        "event": "start",
+        "name": name,
+        "state": lifecycle.RUNNING,
+        "seconds": 1.0,
+    }
+
+
+def sample(after: float, cpu: float, written: int = 0) -> dict[str, object]:
+    line: dict[str, object] = {
+        "time": NOW - 100 + after,
+        "state": lifecycle.RUNNING,
+        "cpu_seconds": cpu,
+        "vcpus": 2,
+    }
+    block = {"vda": {"read_bytes": 0, "write_bytes": written}, "vdb": {"read_bytes": 1024 * int(after)}}
+    return line | {"memory_kib": 65536, "max_memory_kib": 65536, "block": block, "network": {}}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Of a machine whose libvirt cannot be reached."""
+    return Node(Settings({"VM_LIBVIRT_URI": "qemu+unix:///system?socket=/nonexistent/socket"}), str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmgahp.commands.top.node.DEADLINE", 0.1)
+
+
+def by_name(look: Look) -> dict[str, Row]:
+    return {row.name: row for row in look.rows}
+
+
+def test_a_vm_by_its_file(node: Node, tmp_path: Path) -> None:
+    directory = file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0, 10 << 20))
+    look = node.look()
+    row = by_name(look)["alice_lab_7.0"]
+    assert (row.state, row.vcpus, row.cpu_percent, row.written, row.read) == (
+        lifecycle.RUNNING,
+        2,
+        50.0,
+        1 << 20,
+        1024,
+    )
+    assert row.memory_kib == 65536
+    assert row.age == pytest.approx(look.time - (NOW - 100), abs=0.01)
+    assert row.scratch == str(directory)
+    assert row.owner
+    # What is added is read, and what was read is not read again.
+    file_of(tmp_path, 7, sample(30, 30.0, 10 << 20))
+    row = by_name(node.look())["alice_lab_7.0"]
+    assert (row.cpu_percent, row.written) == (100.0, 0)
+    assert by_name(node.look())["alice_lab_7.0"].cpu_percent == 100.0
+
+
+def test_a_line_that_is_half_there_waits_for_its_end(node: Node, tmp_path: Path) -> None:
+    directory = file_of(tmp_path, 7, start(7), sample(10, 0.0))
+    node.look()
+    text = json.dumps(sample(20, 20.0))
+    for part in (text[:30], text[30:] + "\n"):
+        with (directory / NAME).open("a") as file:
+            file.write(part)
+        found = by_name(node.look())["alice_lab_7.0"].cpu_percent
+    assert found == 100.0
+
+
+def test_what_is_suspended_uses_nothing_and_what_is_over_is_not_shown(node: Node, tmp_path: Path) -> None:
+    saved = {"time": NOW, "event": "suspend", "state": lifecycle.SUSPENDED, "seconds": 2.0}
+    file_of(tmp_path, 1, start(1), sample(10, 0.0), sample(20, 9.0), saved)
+    file_of(tmp_path, 2, start(2), sample(10, 0.0), {"time": NOW, "event": "end", "state": lifecycle.STOPPED})
+    found = by_name(node.look())
+    assert list(found) == ["alice_lab_1.0"]
+    assert (found["alice_lab_1.0"].state, found["alice_lab_1.0"].cpu_percent) == (lifecycle.SUSPENDED, None)
+    assert found["alice_lab_1.0"].memory_kib == 0
+
+
+def test_after_a_resume_nothing_is_known_before_the_second_reading(node: Node, tmp_path: Path) -> None:
+    resumed = {"time": NOW, "event": "resume", "state": lifecycle.RUNNING, "seconds": 2.0}
+    file_of(tmp_path, 1, start(1), sample(10, 0.0), sample(20, 9.0), resumed, sample(60, 9.5))
+    assert by_name(node.look())["alice_lab_1.0"].cpu_percent is None
+    file_of(tmp_path, 1, sample(70, 19.5))
+    assert by_name(node.look())["alice_lab_1.0"].cpu_percent == 50.0
+
+
+def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Path) -> None:
+    file_of(tmp_path, 1, start(1) | {"name": "\x1b[2Jevil\n\ud800", "state": "\x07" * 5000}, sample(1, 1e308))
+    (tmp_path / "dir_1" / NAME).open("ab").write(b"[" * 100_000 + b"\n\xff\n{}\n")
+    (tmp_path / "dir_2").mkdir()
+    (tmp_path / "dir_2" / NAME).symlink_to(tmp_path / "dir_1" / NAME)
+    (tmp_path / "dir_3").mkdir()
+    os.mkfifo(tmp_path / "dir_3" / NAME)
+    (tmp_path / "dir_4").symlink_to(tmp_path / "dir_1")
+    look = node.look()
+    (row,) = look.rows
+    assert row.name.isprintable()
+    assert screen.plain(look).replace("\n", "").isprintable()
+
+
+def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # From a file of its own: HTCondor's Python module reads the environment once, when a test first imports it.
+    settings = tmp_path / "settings"
+    settings.write_text("VM_LIBVIRT_URI = qemu+unix:///system?socket=/nonexistent/socket\n")
+    monkeypatch.setenv("VMGAHP_CONFIG", str(settings))
+    assert cli.people(["vmgahp", "top", "--once", "--execute", str(tmp_path)]) == 1
+    assert "libvirt cannot be reached at" in capsys.readouterr().out
+    file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
+    assert cli.people(["vmgahp", "top", "--execute", str(tmp_path)]) == 0, "a pipe gets one table"
+    out = capsys.readouterr().out
+    assert re.search(r"^alice_lab_7.0 .* Running +50.0% +2 +64.0 MiB", out, re.MULTILINE), out
+    assert "libvirt cannot be reached at" in out
+    assert cli.people(["vmgahp", "top", "--json", "--execute", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["cpu_percent"]) for row in told["vms"]] == [("alice_lab_7.0", 50.0)]
+    assert len(told["notes"]) == 1
+
+
+def test_names_of_jobs_vms() -> None:
+    assert is_vm_name("alice_example.org_12.0")
+    for name in ("debian", "alice_12", "12.0", "alice_x.0", "alice_12.", "alice_.0", "alice_1\uff12.0"):
+        assert not is_vm_name(name), name
+
+
+def test_a_narrow_terminal_does_without_columns(node: Node, tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
+    look = node.look()
+    look.notes.clear()
+    for width in (200, 100, 60):
+        console = Console(width=width, force_terminal=False, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+        console.print(screen.rich_table(look, width))
+        text = console.export_text()
+        assert max(len(line) for line in text.splitlines()) <= width
+        assert "alice_lab_7.0" in text
+        assert "50.0%" in text
+        assert ("SCRATCH" in text) == (width == 200)
+    assert "WRITE/s" in screen.plain(look)
+
+
+def in_terminal(term: str, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The command on a terminal of its own; its process, and the terminal's other end."""
+    ours, theirs = os.openpty()
+    environ = dict(os.environ, TERM=term, COLUMNS="150", LINES="30")
+    environ["_CONDOR_VM_LIBVIRT_URI"] = "test:///default"
+    words = ("--execute", str(directory), "--interval", "0.2")
+    process = subprocess.Popen(
+        [*TOP, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def read_until(descriptor: int, words: bytes) -> bytes:
+    seen = b""
+    while words not in seen:
+        assert select.select([descriptor], [], [], 60)[0], seen
+        seen += os.read(descriptor, 65536)
+    return seen
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_on_a_terminal_it_stays_until_it_is_told_to_end(tmp_path: Path, key: bytes) -> None:
+    pytest.importorskip("rich")
+    file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
+    process, terminal = in_terminal("xterm", tmp_path)
+    try:
+        read_until(terminal, b"alice_lab_7.0")
+        file_of(tmp_path, 8, start(8), sample(10, 0.0))
+        seen = read_until(terminal, b"alice_lab_8.0")
+        if key == b"q":
+            os.write(terminal, key)
+        else:
+            process.send_signal(2)
+        seen += read_until(terminal, b"\x1b[?1049l")  # the screen as it was
+        assert process.wait(60) == 0
+        assert b"Traceback" not in seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
+    file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
+    process, terminal = in_terminal("dumb", tmp_path)
+    try:
+        seen = read_until(terminal, b"alice_lab_7.0")
+        seen += read_until(terminal, b"alice_lab_7.0")
+        assert b"\x1b" not in seen
+        process.send_signal(2)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

@@ -1,0 +1,524 @@
+"""What is found wrong with settings, whom it stops, and which right name or word is told."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.peer import daemon, environment
+from vmgahp import cli, config
+from vmgahp.cli import PROBE
+from vmgahp.config import SETTINGS, Settings, htcondor, sources
+from vmgahp.config import check as settings_check
+from vmgahp.config import entries as config_entries
+from vmgahp.config.entries import Entries, Entry
+from vmgahp.config.settings_row import PLUGIN, SERVER, STARTD, STARTER
+from vmgahp.errors import MachineFault
+from vmgahp.findings import BAD, OFF, Finding
+
+PEOPLE = [sys.executable, "-c", "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))"]
+
+DUMP = """\
+# Configuration from machine: lab
+
+EXECUTE = $(LOCAL_DIR)/execute
+ # at: <Default>
+ # expanded: /var/lib/condor/execute
+ # default: $(LOCAL_DIR)/execute
+VM_GAHP_CONFIG =
+ # at: <Default>
+ # expanded:
+VM_LINES @=end
+   first
+   VM_MEMROY = 5
+@end
+ # at: /etc/condor/condor_config, line 18
+ # expanded:
+ #     first
+ #     VM_MEMROY = 5
+vm_type = kvm
+ # at: /etc/condor/config.d/50-vm.config, line 3
+ # expanded: kvm
+VM_GAHP.VM_MEMORY = 64
+ # at: <Environment>
+ # expanded: 64
+VM_MEMORY = 32
+ # at: /etc/condor/condor_config, line 2
+ # expanded: 32
+VM_NETWORKING = false
+ # at: <Default>
+ # expanded: false
+ # default: false
+# Contributing configuration file(s):
+#	/etc/condor/condor_config
+"""
+
+
+def verdicts(found: list[Finding]) -> list[str]:
+    return [finding.verdict for finding in found]
+
+
+def entries(*lines: str, of_htcondor: bool = True) -> Entries:
+    pairs = (line.partition("=") for line in lines)
+    return Entries([Entry(n.strip(), v.strip(), "/etc/x, line 1") for n, _, v in pairs], of_htcondor)
+
+
+# What the configuration sets
+
+
+def test_what_htcondors_tool_lists() -> None:
+    found = config_entries.parse(DUMP)
+    assert [entry.name for entry in found] == [
+        *(
+            "EXECUTE",
+            "VM_GAHP_CONFIG",
+            "VM_LINES",
+            "VM_TYPE",
+            "VM_GAHP.VM_MEMORY",
+            "VM_MEMORY",
+            "VM_NETWORKING",
+        ),
+    ]
+    assert found[2] == Entry("VM_LINES", "first VM_MEMROY = 5", "/etc/condor/condor_config, line 18")
+    assert [entry.is_default for entry in found] == [True, True, False, False, False, False, True]
+    where = Entries(found, of_htcondor=True).where()
+    assert where["VM_TYPE"] == "/etc/condor/config.d/50-vm.config, line 3"
+    assert where["VM_MEMORY"] == "the environment", "the daemon's own value counts before the plain one"
+    assert where["EXECUTE"] == "HTCondor's default"
+    assert "VM_GAHP_CONFIG" not in where
+
+
+@given(st.text(st.sampled_from("VM_=# @at:<Default>\n \t")))
+def test_whatever_the_tool_writes_can_be_read(text: str) -> None:
+    config_entries.parse(text)
+
+
+def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
+    tool = tmp_path / "condor_config_val"
+    tool.write_text(f"#!{sys.executable} -I\nimport sys; sys.exit('Configuration Error Line 16')\n")
+    tool.chmod(0o755)
+    with pytest.raises(MachineFault, match="Line 16"):
+        config_entries.read({"PATH": str(tmp_path)})
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "vm_type", "verdict", "seen", "cure"),
+    [
+        ("VM_STOP_TIMEOUT", "soon", "kvm", BAD, "VM_STOP_TIMEOUT = soon", "whole number"),
+        ("VM_STOP_TIMEOUT", "-1", "simulated", BAD, "VM_STOP_TIMEOUT = -1", "whole number"),
+        ("VM_NETWORKING", "ture", "kvm", BAD, "VM_NETWORKING = ture", "did you mean true?"),
+        ("MAX_VM_GAHP_LOG", "big", "kvm", BAD, "MAX_VM_GAHP_LOG = big", "10 Mb"),
+        ("VSPHERE_TASK_TIMEOUT", "long", "kvm", OFF, "VSPHERE_TASK_TIMEOUT = long", "whole number"),
+        ("VSPHERE_TASK_TIMEOUT", "long", "vsphere", BAD, "VSPHERE_TASK_TIMEOUT = long", "whole number"),
+        ("VSPHERE_TASK_TIMEOUT", "long", "any", BAD, "VSPHERE_TASK_TIMEOUT = long", "whole number"),
+        ("VSPHERE_TASK_TIMEOUT", "long", "kvm,vsphere", BAD, "VSPHERE_TASK_TIMEOUT = long", "whole number"),
+        ("VM_MEMORY", "1024  # MiB", "kvm", BAD, "VM_MEMORY = 1024  # MiB", "on a line of its own"),
+        ("VMWARE_VMRUN", "/usr/bin/vmrun # or so", "kvm", OFF, "has a # in it", "on a line of its own"),
+        ("VM_SOFT_SUSPEND", "perhaps", "kvm", OFF, "VM_SOFT_SUSPEND = perhaps", "true or false"),
+        ("VM_POLICY_TIMEOUT", "0", "kvm", OFF, "is less than 1", "set it to 1 or more"),
+        ("VM_POLICY_TIMEOUT", "x", "kvm", OFF, "VM_POLICY_TIMEOUT = x", "whole number"),
+        ("VM_GAHP_REQ_TIMEOUT", "0", "kvm", OFF, "is less than 1", "set it to 1 or more"),
+        (
+            "VM_CPU_MODE",
+            "host-pasthrough",
+            "kvm",
+            BAD,
+            "VM_CPU_MODE = host-pasthrough",
+            "mean host-passthrough?",
+        ),
+        ("VM_CPU_MODE", "host-pasthrough", "vmrun", OFF, "VM_CPU_MODE = host-pasthrough", "host-passthrough"),
+        ("VM_CPU_MODE", "host-pasthrough", "xen", OFF, "VM_CPU_MODE = host-pasthrough", "host-passthrough"),
+        ("MAX_VM_GAHP_LOG", "7 days", "kvm", OFF, "MAX_VM_GAHP_LOG = 7 days", "see what it is about"),
+        ("VM_SHARE_SCRATCH", "p9", "kvm", OFF, "VM_SHARE_SCRATCH = p9", "use none or 9p"),
+        ("VM_CHECKPOINT_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_CHECKPOINT_IMAGE_FORMAT = zst", "mean zstd?"),
+    ],
+)
+def test_a_value_that_is_none(
+    name: str, value: str, vm_type: str, verdict: str, seen: str, cure: str
+) -> None:
+    [found] = settings_check.check(Settings({name: value}, "/etc/x, line 7"), vm_type)
+    assert found.verdict == verdict
+    assert seen in found.seen
+    assert "/etc/x, line 7" in found.seen
+    assert cure in found.cure
+
+
+def test_a_setting_that_another_one_brings_into_play() -> None:
+    [found] = settings_check.values(Settings({"VM_POLICY_TIMEOUT": "0", "VM_POLICY": "/etc/p"}), "kvm")
+    assert found.verdict == BAD
+    script = Settings({"VM_CPU_MODE": "x", "LIBVIRT_XML_SCRIPT": "/opt/script"})
+    assert verdicts(settings_check.values(script, "kvm")) == [OFF]
+
+
+def test_what_stops_jobs_comes_first() -> None:
+    settings = Settings({"VM_SOFT_SUSPEND": "x", "VM_STOP_TIMEOUT": "x", "VSPHERE_TLS_VERIFY": "x"})
+    assert verdicts(settings_check.check(settings, "kvm")) == [BAD, OFF, OFF]
+
+
+def test_the_defaults_are_all_right_for_every_type() -> None:
+    everything = Settings({setting.name: setting.default for setting in SETTINGS})
+    for vm_type in (
+        "kvm",
+        "qemu",
+        "libvirt",
+        "xen",
+        "vmware",
+        "vmrun",
+        "vsphere",
+        "script",
+        "simulated",
+        "any",
+    ):
+        assert settings_check.check(everything, vm_type) == []
+        assert settings_check.networking(everything, vm_type) is None
+
+
+def test_every_word_of_the_table_is_right_in_any_case() -> None:
+    for setting in SETTINGS:
+        for word in setting.words:
+            assert settings_check.values(Settings({setting.name: word.upper()}), "kvm") == [], setting.name
+
+
+# Contradictions
+
+
+@pytest.mark.parametrize(
+    ("values", "vm_type", "seen"),
+    [
+        ({"VM_SHARE_SCRATCH": "9p", "VM_RUN_AS_JOB_USER": "false"}, "kvm", "takes VM_RUN_AS_JOB_USER"),
+        ({"VM_MAC_HOOK_ALWAYS": "true"}, "kvm", "there is no VM_MAC_HOOK"),
+        ({"VM_POLICY": "/p", "VM_POLICY_TIMEOUT": "300"}, "kvm", "not less than VM_GAHP_REQ_TIMEOUT = 300 s"),
+        (
+            {"VSPHERE_TASK_TIMEOUT": "240", "VM_GAHP_REQ_TIMEOUT": "200"},
+            "vsphere",
+            "VSPHERE_TASK_TIMEOUT = 240 s",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(values: dict[str, str], vm_type: str, seen: str) -> None:
+    [found] = settings_check.check(Settings(values), vm_type)
+    assert found.verdict == OFF
+    assert seen in found.seen
+    assert found.cure
+
+
+def test_what_a_vm_type_does_not_read_contradicts_nothing() -> None:
+    settings = Settings({"VSPHERE_TASK_TIMEOUT": "240", "VM_GAHP_REQ_TIMEOUT": "200"})
+    assert settings_check.check(settings, "kvm") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "seen", "cure"),
+    [
+        ({}, "names no kind", "VM_NETWORKING_TYPE = nat"),
+        ({"VM_NETWORKING_TYPE": "nat brigde"}, "brigde, which is no kind", "did you mean bridge?"),
+        ({"VM_NETWORKING_TYPE": "bridge"}, "VM_NETWORKING_BRIDGE_INTERFACE is not set", "br0"),
+        ({"VM_NETWORKING_TYPE": "nat", "VM_NETWORKING_DEFAULT_TYPE": "user"}, "does not offer", "one of nat"),
+    ],
+)
+def test_networks(values: dict[str, str], seen: str, cure: str) -> None:
+    found = settings_check.networking(Settings({"VM_NETWORKING": "true", **values}), "kvm")
+    assert found is not None
+    assert (found.check, found.verdict) == ("VM_NETWORKING", OFF)
+    assert seen in found.seen
+    assert cure in found.cure
+    assert settings_check.networking(Settings({"VM_NETWORKING": "false", **values}), "kvm") is None
+
+
+def test_vmware_has_a_bridge_of_its_own() -> None:
+    settings = Settings({"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "bridge"})
+    assert settings_check.networking(settings, "vmrun") is None
+
+
+# Names
+
+
+def test_a_misspelt_name_in_a_file_of_our_own() -> None:
+    lines = ["VM_MEMROY = 1", "VM_MY_DIRECTORY = /srv", "VM_GAHP_LOG = $(VM_MY_DIRECTORY)/log", "MY_OWN = 1"]
+    found = settings_check.names(
+        entries(*lines, "VM_GAHP.VM_TPYE = kvm", "VM_QUITE_ELSE = 1", of_htcondor=False)
+    )
+    assert [finding.seen for finding in found] == [
+        "VM_MEMROY (/etc/x, line 1) is not a setting of this daemon; did you mean VM_MEMORY?",
+        "VM_GAHP.VM_TPYE (/etc/x, line 1) is not a setting of this daemon; did you mean VM_TYPE?",
+        "VM_QUITE_ELSE (/etc/x, line 1) is not a setting of this daemon.",
+    ]
+    assert verdicts(found) == [OFF, OFF, OFF]
+
+
+def test_a_sites_own_names_in_htcondors_configuration_are_no_misspellings() -> None:
+    assert (
+        settings_check.names(entries("VM_OWN_THING = 1", "VM_RACK = 7", "XEN_FARM = a", "MY_VM_MEMROY = 1"))
+        == []
+    )
+    lines = ["VM_MEMROY = 7", "STARTD_ATTRS = $(STARTD_ATTRS), VM_MEMROY"]
+    assert settings_check.names(entries(*lines)) == [], "it is named elsewhere, so somebody wants it so"
+    [found] = settings_check.names(entries(lines[0]))
+    assert "did you mean VM_MEMORY?" in found.seen
+
+
+def test_names_of_every_family() -> None:
+    for name, right in (
+        ("VSPHERE_PASWORD_FILE", "VSPHERE_PASSWORD_FILE"),
+        ("VMWARE_VMRUM", "VMWARE_VMRUN"),
+        ("XEN_BOOT_LOADER", "XEN_BOOTLOADER"),
+        ("LIBVIRT_XML_SCRIPTS", "LIBVIRT_XML_SCRIPT"),
+        ("MAX_VMGAHP_LOG", "MAX_VM_GAHP_LOG"),
+        ("VM_STATUS_INTERVALL", "VM_STATUS_INTERVAL"),
+        ("VM_EMULATION", "VM_ALLOW_EMULATION"),
+    ):
+        [found] = settings_check.names(entries(f"{name} = x"))
+        assert f"did you mean {right}?" in found.seen
+
+
+def test_a_name_that_htcondor_itself_has_is_none_of_ours_misspelt() -> None:
+    """Such as one that a later HTCondor brings: its default tells that it knows the name."""
+    known = Entry("VM_MEMORYS", "", "<Default>", is_default=True)
+    assert settings_check.names(Entries([known, Entry("VM_MEMORYS", "5", "x")], of_htcondor=True)) == []
+
+
+@pytest.mark.parametrize("name", htcondor.DEAD)
+def test_what_htcondor_no_longer_reads(name: str) -> None:
+    [found] = settings_check.names(entries(f"{name} = 5"))
+    assert found.verdict == OFF
+    assert f"HTCondor no longer reads {name}" in found.seen
+    assert found.cure.startswith("take it out.")
+    assert settings_check.names(entries(f"{name} =")) == [], "it says nothing"
+    default = Entry(name, "0", "<Default>", is_default=True)
+    assert settings_check.names(Entries([default], of_htcondor=True)) == [], "nobody has set it"
+
+
+def test_nothing_is_both_read_and_dead() -> None:
+    alive = {*config.BY_NAME, *htcondor.BY_NAME}
+    assert not alive & set(htcondor.DEAD)
+    assert not set(config.BY_NAME) & set(htcondor.BY_NAME)
+    for setting in (*SETTINGS, *htcondor.ELSEWHERE):
+        assert setting.readers
+        assert set(setting.readers) <= {SERVER, STARTD, STARTER, PLUGIN}
+
+
+def test_a_setting_for_a_daemon_that_does_not_read_it() -> None:
+    [found] = settings_check.names(entries("STARTER.VM_LIBVIRT_URI = qemu:///session"))
+    assert "for the starter alone, and VM_LIBVIRT_URI is read by: this daemon" in found.seen
+    assert found.cure == "write VM_LIBVIRT_URI without STARTER."
+    assert settings_check.names(entries("STARTER.VM_STATUS_INTERVAL = 60", "VM_GAHP.VM_MEMORY = 5")) == []
+
+
+def test_a_number_that_htcondor_does_not_take() -> None:
+    [found] = settings_check.elsewhere(entries("VM_STATUS_INTERVAL = 5"))
+    assert (found.verdict, "less than 30" in found.seen) == (OFF, True)
+    assert settings_check.elsewhere(entries("VM_STATUS_INTERVAL = 30")) == []
+
+
+@given(st.sampled_from(sorted(config.BY_NAME)), st.data())
+def test_one_slip_of_the_finger_is_told(name: str, data: st.DataObject) -> None:
+    """A letter left out, doubled, or two exchanged: the right name is the nearest."""
+    place = data.draw(st.integers(name.index("_") + 1 if "_" in name else 0, len(name) - 2))
+    slip = data.draw(st.sampled_from(("out", "double", "exchange")))
+    wrong = {
+        "out": name[:place] + name[place + 1 :],
+        "double": name[:place] + name[place] + name[place:],
+        "exchange": name[:place] + name[place + 1] + name[place] + name[place + 2 :],
+    }[slip]
+    known = {*config.BY_NAME, *htcondor.BY_NAME}
+    assume(wrong not in known and len(name) > 8)
+    assert settings_check.nearest(wrong, known, 0.8) == name
+
+
+# Where people meet it
+
+
+@pytest.fixture
+def given_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Write a file of settings that counts from now on."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "vmgahp.conf"
+        path.write_text(textwrap.dedent(text))
+        monkeypatch.setenv("VMGAHP_CONFIG", str(path))
+        return path
+
+    return write
+
+
+def test_the_probe_tells_people_and_never_the_startd(scratch: Path) -> None:
+    log = scratch / "log"
+    environ = environment("simulated", scratch, VM_MEMROY=5, VM_GAHP_LOG=log)
+    command = [*PEOPLE, "probe", "--type", "simulated", "--json"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    document = json.loads(ended.stdout)
+    assert document["capable"] is True
+    [found] = [finding for finding in document["findings"] if finding["check"] == "settings"]
+    assert found["verdict"] == "off"
+    assert "did you mean VM_MEMORY?" in found["seen"]
+    ended = daemon(environ, PROBE, "vmtype", "simulated")
+    assert ended.returncode == 0
+    assert 'VM_Type = "simulated"' in ended.stdout
+    assert "MEMROY" not in ended.stdout
+    assert "settings: VM_MEMROY (the environment) is not a setting" in log.read_text()
+
+
+def test_the_probe_names_the_line_of_htcondors_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = tmp_path / "condor_config_val"
+    tool.write_text(
+        f"#!{sys.executable} -I\n"
+        "import sys\n"
+        "values = {'VM_TYPE': 'simulated', 'VM_MEMORY': '64', 'VM_SHARE_SCRATCH': 'p9'}\n"
+        "if '-dump' in sys.argv:\n"
+        "    for name, value in values.items():\n"
+        "        print(f'{name} = {value}\\n # at: /etc/condor/config.d/50-vm, line 9')\n"
+        "for name in sys.argv[3:]:\n"
+        "    if name in values: print(values[name])\n"
+        "    else: print('Not defined: ' + name, file=sys.stderr)\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
+    cli.people(["vmgahp", "probe", "--type", "simulated", "--json"])
+    [found] = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "settings"]
+    assert found["verdict"] == "off"
+    assert found["seen"].startswith("VM_SHARE_SCRATCH = p9 (/etc/condor/config.d/50-vm, line 9)")
+
+
+def test_the_probe_names_every_setting_that_keeps_jobs_from_running(
+    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_file("VM_MEMORY = lots\nVM_STOP_TIMEOUT = soon\nVSPHERE_TASK_TIMEOUT = x\n")
+    assert cli.people(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [finding["verdict"] for finding in document["findings"]] == ["bad", "bad", "off"]
+    assert "line 2" in document["findings"][1]["seen"]
+
+
+# vmgahp config
+
+
+def test_all_settings_in_a_pipe(
+    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = given_file("VM_MEMORY = 64\nVM_MEMROY = 5\nVM_TYPE = simulated\n")
+    assert cli.people(["vmgahp", "config"]) == 0
+    captured = capsys.readouterr()
+    assert f"VM_MEMORY = 64\n # from: {path}, line 1\n" in captured.out
+    assert "VM_STOP_TIMEOUT = 30\n # from: default\n" in captured.out
+    assert "VM_STATUS_INTERVAL = 60\n # from: default\n" in captured.out
+    assert "did you mean VM_MEMORY?" in " ".join(captured.err.split())
+    assert "VM_MEMROY" not in captured.out
+    for setting in (*SETTINGS, *htcondor.ELSEWHERE):
+        assert f"\n{setting.name} =" in f"\n{captured.out}"
+    settings = Settings(
+        {
+            name: value
+            for _, name, value in sources.logical_lines(captured.out.replace("\n #", "\n#"), "x")
+            if name in config.BY_NAME
+        }
+    )
+    assert settings.integer("VM_MEMORY") == 64, "what is printed is a file of settings again"
+
+
+def test_some_settings(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 5\n")
+    assert cli.people(["vmgahp", "config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*"]) == 2
+    captured = capsys.readouterr()
+    names = [line.partition(" =")[0] for line in captured.out.splitlines() if not line.startswith(" #")]
+    assert names == ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS", "VM_POLICY_TIMEOUT"]
+    assert "VM_MEMROY is not a setting; did you mean VM_MEMORY?" in captured.err
+    assert "VMWARE_PERL: neither HTCondor nor this daemon reads it" in captured.err
+
+
+def test_what_somebody_has_set(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVSPHERE_HOST = esx\n")
+    assert cli.people(["vmgahp", "config", "--changed", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in document["settings"]] == ["VM_TYPE", "VM_MEMORY", "VSPHERE_HOST"]
+    memory = document["settings"][1]
+    assert (memory["value"], memory["default"], memory["type"], memory["unit"]) == (
+        "64",
+        "0",
+        "integer",
+        "MiB",
+    )
+    assert memory["read_by"] == ["this daemon"]
+    assert cli.people(["vmgahp", "config", "--changed", "--type", "kvm", "--verbose"]) == 0
+    out = capsys.readouterr().out
+    assert "VSPHERE_HOST" not in out
+    assert " # integer, MiB; default: 0\n # read by: this daemon\n # Memory of this machine" in out
+
+
+def test_settings_that_keep_jobs_from_running(
+    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_file("VM_MEMORY = lots\nVM_TYPE = simulated\n")
+    assert cli.people(["vmgahp", "config"]) == 1
+    assert "VM_MEMORY = lots" in capsys.readouterr().err
+    given_file("VM_MEMORY = 64\nVM_TYPE = kmv\n")
+    assert cli.people(["vmgahp", "config"]) == 1
+    assert "did you mean kvm?" in capsys.readouterr().err
+    given_file("VM_MEMORY lots\n")
+    assert cli.people(["vmgahp", "config"]) == 1
+    assert "line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("LIBVIRT_XML_SCRIPT_ARGS", "--password=hunter2 -v", "--password=... -v"),
+        ("LIBVIRT_XML_SCRIPT_ARGS", "--token hunter2", "--token ..."),
+        ("LIBVIRT_XML_SCRIPT_ARGS", "ClaimId=hunter2", "ClaimId="),
+        ("VM_LIBVIRT_URI", "qemu+tls://me:hunter2@there/system", "qemu+tls://me:...@there/system"),
+        ("VSPHERE_PASSWORD_FILE", "/etc/condor/password", "/etc/condor/password"),
+        ("VM_IMAGE_DIRS", "/srv/token /srv/key:1", "/srv/token /srv/key:1"),
+    ],
+)
+def test_no_secret_is_shown(
+    name: str, value: str, shown: str, given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_file(f"{name} = {value}\n")
+    for words in ([name], [name, "--json"], [name, "--verbose"], []):
+        cli.people(["vmgahp", "config", *words])
+        captured = capsys.readouterr()
+        assert "hunter2" not in captured.out + captured.err
+        assert shown in captured.out
+
+
+def test_on_a_terminal_it_is_a_table(given_file: Callable[[str], Path]) -> None:
+    pytest.importorskip("rich")
+    given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 1\n")
+    code = """
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.environ.update(COLUMNS="140", NO_COLOR="1", TERM="xterm")
+    os.execv(sys.argv[1], sys.argv[1:])
+text = b""
+while True:
+    try:
+        data = os.read(fd, 65536)
+    except OSError:
+        break
+    if not data:
+        break
+    text += data
+sys.stdout.buffer.write(text)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    command = [sys.executable, "-c", code, *PEOPLE, "config", "--changed"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    lines = ended.stdout.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert lines[0].split() == ["Setting", "Value", "From", "Meaning"]
+    memory = next(line for line in lines if line.startswith("VM_MEMORY"))
+    assert memory.index("64 (default 0)") == lines[0].index("Value")
+    assert "Memory of this machine for all VMs." in memory
+    assert "did you mean VM_MEMORY?" in " ".join(ended.stdout.split())

@@ -1,0 +1,499 @@
+"""The settings: the table, the four sources, and that a wrong value is named with its cure."""
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import REPOSITORY
+from vmgahp import config
+from vmgahp.config import SETTINGS, Settings, load, sources
+from vmgahp.errors import MachineFault
+from vmgahp.host import run
+
+EXAMPLE = REPOSITORY / "config" / "vmgahp.conf.example"
+
+
+@pytest.fixture
+def from_text(tmp_path):
+    """Load a file of settings with some environment."""
+
+    def load_text(text, **environ):
+        path = tmp_path / "vmgahp.conf"
+        path.write_text(textwrap.dedent(text))
+        return load({"VMGAHP_CONFIG": str(path), **environ})
+
+    return load_text
+
+
+@pytest.fixture
+def tool(tmp_path):
+    """A condor_config_val of one's own, first on PATH."""
+
+    def make(script):
+        path = tmp_path / "bin" / "condor_config_val"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!{sys.executable} -I\nimport os, sys, time\n{textwrap.dedent(script)}")
+        path.chmod(0o755)
+        return {"PATH": f"relative:{path.parent}", "HOME": str(tmp_path)}
+
+    return make
+
+
+CONDOR = """
+    values = {values!r}
+    assert sys.argv[1:3] == ["-subsystem", "VM_GAHP"]
+    for name in sys.argv[3:]:
+        if name in values:
+            print(values[name])
+        else:
+            print("Not defined: " + name, file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+# --- the table and the getters
+
+
+def test_every_default_is_a_value_of_its_kind():
+    settings = Settings()
+    getters = {
+        "string": settings.string,
+        "path": settings.string,
+        "arguments": settings.string,
+        "expression": settings.string,
+        "integer": settings.integer,
+        "bool": settings.boolean,
+        "size": settings.size,
+        "list": settings.strings,
+    }
+    for setting in SETTINGS:
+        getters[setting.kind](setting.name)
+        assert settings.where(setting.name) == "default"
+        assert setting.meaning.endswith(".")
+    assert settings.warnings == []
+
+
+def test_an_unknown_name_is_a_mistake_of_the_program():
+    with pytest.raises(KeyError):
+        Settings().string("VM_MEMROY")
+    with pytest.raises(KeyError):
+        Settings({"VM_MEMROY": "1"})
+
+
+def test_the_example_file_is_made_from_the_table():
+    assert EXAMPLE.read_text() == config.example()
+
+
+def test_the_example_file_sets_what_must_be_set_and_nothing_wrong(from_text):
+    settings = from_text(EXAMPLE.read_text())
+    assert settings.integer("VM_MEMORY") > 0
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.warnings == []
+    everything = from_text(EXAMPLE.read_text().replace("\n#", "\n").replace("\n ", "\n# "))
+    for setting in SETTINGS:
+        if not setting.example:
+            assert everything.string(setting.name) == Settings().string(setting.name)
+
+
+def test_quotes_around_a_value_do_not_count_but_those_of_arguments_do():
+    settings = Settings({"VM_NETWORKING_TYPE": ' "nat, user" ', "LIBVIRT_XML_SCRIPT_ARGS": "\"a 'b c'\""})
+    assert settings.strings("VM_NETWORKING_TYPE") == ["nat", "user"]
+    assert settings.string("LIBVIRT_XML_SCRIPT_ARGS") == "\"a 'b c'\""
+
+
+def test_an_empty_value_is_none_as_in_htcondor():
+    settings = Settings({"VM_STOP_TIMEOUT": "  "})
+    assert settings.integer("VM_STOP_TIMEOUT") == 30
+    assert settings.where("VM_STOP_TIMEOUT") == "default"
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "1", "T", "yes"])
+def test_true(text):
+    assert Settings({"VM_NETWORKING": text}).boolean("VM_NETWORKING") is True
+
+
+@pytest.mark.parametrize("text", ["false", "False", "0", "f", "no"])
+def test_false(text):
+    assert Settings({"VM_CONSOLE_LOG": text}).boolean("VM_CONSOLE_LOG") is False
+
+
+def test_expressions_are_htcondors():
+    pytest.importorskip("classad2")
+    settings = Settings({"VM_MEMORY": "3 * 1024 + 0.5", "VM_NETWORKING": "2 > 1 && !false"})
+    assert settings.integer("VM_MEMORY") == 3072
+    assert settings.boolean("VM_NETWORKING") is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("integer", "VM_MEMORY", "lots"),
+        ("integer", "VM_MEMORY", "-1"),
+        ("integer", "VM_MEMORY", "undefined"),
+        ("integer", "VM_MEMORY", "error"),
+        ("integer", "VM_MEMORY", "true"),
+        ("integer", "VM_MEMORY", "1024 MB"),
+        ("integer", "VM_MEMORY", "9" * 30),
+        ("integer", "VM_MEMORY", "9" * 5000),
+        ("integer", "VM_MEMORY", "²"),
+        ("integer", "VM_MEMORY", "1e300"),
+        ("boolean", "VM_NETWORKING", "maybe"),
+        ("boolean", "VM_NETWORKING", "error"),
+        ("boolean", "VM_NETWORKING", "undefined"),
+        ("boolean", "VM_NETWORKING", "((("),
+        ("size", "MAX_VM_GAHP_LOG", "big"),
+        ("size", "MAX_VM_GAHP_LOG", "10 quux"),
+        ("size", "MAX_VM_GAHP_LOG", "-1"),
+        ("size", "MAX_VM_GAHP_LOG", "10 M b"),
+    ],
+)
+def test_a_wrong_value_is_named_with_where_it_is_and_what_to_write(kind, name, value):
+    settings = Settings({name: value}, where="/etc/x.conf, line 7")
+    with pytest.raises(MachineFault) as caught:
+        getattr(settings, kind)(name)
+    for part in (name, value, "/etc/x.conf, line 7"):
+        assert part in caught.value.problem
+    assert name in caught.value.cure
+
+
+@given(st.sampled_from(["integer", "boolean", "size", "strings", "string"]), st.text())
+def test_no_value_raises_anything_but_a_fault(kind, value):
+    names = {"integer": "VM_MEMORY", "boolean": "VM_NETWORKING", "size": "MAX_VM_GAHP_LOG"}
+    name = names.get(kind, "VM_NETWORKING_TYPE")
+    with contextlib.suppress(MachineFault):
+        getattr(Settings({name: value}), kind)(name)
+
+
+def test_an_expression_without_the_classad_module_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "classad2", None)
+    assert Settings({"VM_MEMORY": "1024"}).integer("VM_MEMORY") == 1024
+    with pytest.raises(MachineFault, match="ClassAd module") as caught:
+        Settings({"VM_MEMORY": "4 * 1024"}).integer("VM_MEMORY")
+    assert "htcondor" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("10 Mb", 10 << 20),
+        ("10MB", 10 << 20),
+        ("10 M", 10 << 20),
+        ("1 GiB", 1 << 30),
+        ("2k", 2048),
+        ("3 Tb", 3 << 40),
+        ("7 bytes", 7),
+    ],
+)
+def test_sizes(text, size):
+    assert Settings({"MAX_VM_GAHP_LOG": text}).size("MAX_VM_GAHP_LOG") == size
+
+
+@pytest.mark.parametrize("text", ["7 days", "1 d", "10 m", "10 min", "3600 s", "2 weeks", "1 hour"])
+def test_a_time_where_a_size_belongs_is_tolerated_with_a_warning(text):
+    settings = Settings({"MAX_VM_GAHP_LOG": text})
+    assert settings.size("MAX_VM_GAHP_LOG") == 10 << 20
+    assert settings.size("MAX_VM_GAHP_LOG") == 10 << 20
+    assert len(settings.warnings) == 1
+    assert text in settings.warnings[0]
+
+
+def test_networking_types():
+    values = {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": '"NAT, bridge user,carrier-pigeon nat"'}
+    assert Settings(values).networking_types() == ["nat", "user"]
+    values["VM_NETWORKING_BRIDGE_INTERFACE"] = "br0"
+    assert Settings(values).networking_types() == ["nat", "bridge", "user"]
+    values["VM_NETWORKING"] = "false"
+    assert Settings(values).networking_types() == []
+    assert Settings({"VM_NETWORKING": "true"}).networking_types() == []
+
+
+def test_htcondors_own_xml_script_means_none():
+    own = "/usr/libexec/condor/libvirt_simple_script.awk"
+    assert Settings().xml_script() == ""
+    assert Settings({"LIBVIRT_XML_SCRIPT": own}).xml_script() == ""
+    assert Settings({"LIBVIRT_XML_SCRIPT": own, "LIBEXEC": "/usr/libexec/condor/"}).xml_script() == ""
+    copy = "/etc/condor/libvirt_simple_script.awk"
+    assert Settings({"LIBVIRT_XML_SCRIPT": copy, "LIBEXEC": "/usr/libexec/condor"}).xml_script() == copy
+    assert Settings({"LIBVIRT_XML_SCRIPT": "/opt/x", "LIBEXEC": "/opt"}).xml_script() == "/opt/x"
+
+
+# --- a file
+
+
+def test_a_file(from_text, tmp_path):
+    settings = from_text(
+        """
+        # a comment \\
+        VM_TYPE = kvm
+        vm_memory=1024
+        LOG = /var/log/vm
+        VM_GAHP_LOG = $(LOG)/$(VM_TYPE:none)/Log$(NOTHING).$(NOTHING:x)
+        VM_NETWORKING_TYPE = nat, \\
+          # in the middle
+             user
+        VM_LIBVIRT_URI = a=b # no comment
+        VM_NAT_NETWORK = $(VM_NAT_NETWORK)one
+        VM_NAT_NETWORK = $(VM_NAT_NETWORK)-two
+        VM_CPU_MODE = $(DOLLAR)(VM_TYPE) $$(VM_TYPE) $(VM_TYPE
+        VM_STOP_TIMEOUT =
+        """
+    )
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.integer("VM_MEMORY") == 1024
+    assert settings.where("VM_MEMORY") == f"{tmp_path}/vmgahp.conf, line 4"
+    assert settings.string("VM_GAHP_LOG") == "/var/log/vm/kvm/Log.x"
+    assert settings.strings("VM_NETWORKING_TYPE") == ["nat", "user"]
+    assert settings.string("VM_LIBVIRT_URI") == "a=b # no comment"
+    assert settings.string("VM_NAT_NETWORK") == "one-two"
+    assert settings.string("VM_CPU_MODE") == "$(VM_TYPE) $$(VM_TYPE) $(VM_TYPE"
+    assert settings.integer("VM_STOP_TIMEOUT") == 30
+    assert settings.warnings == []
+
+
+def test_the_environment_overrides_a_file(from_text):
+    text = "VM_TYPE = kvm\nVM_MEMORY = 1\nVM_GAHP.VM_CPU_MODE = sub\nVM_NAT_NETWORK = $(VM_TYPE)net\n"
+    environ = {
+        "_CONDOR_VM_TYPE": "qemu",
+        "_condor_vm_gahp.vm_memory": "2",
+        "_CONDOR_VM_MEMORY": "3",
+        "_CONDOR_VM_CPU_MODE": "plain",
+        "_CONDOR_VM_GAHP_VM_STOP_TIMEOUT": "5",
+    }
+    settings = from_text(text, **environ)
+    assert settings.string("VM_TYPE") == "qemu"
+    assert settings.string("VM_NAT_NETWORK") == "qemunet"
+    assert settings.integer("VM_MEMORY") == 2
+    # The subsystem's own value counts before the plain one wherever it was set, as with condor_config_val.
+    assert settings.string("VM_CPU_MODE") == "sub"
+    assert settings.integer("VM_STOP_TIMEOUT") == 30
+    assert settings.where("VM_TYPE") == "the environment"
+
+
+@pytest.mark.parametrize(
+    "line", ["VM_TYPE kvm", "= 5", "VM-TYPE = 1", "5A = 1", "use ROLE : Execute", "if true"]
+)
+def test_a_line_that_is_no_setting_is_named(from_text, line, tmp_path):
+    with pytest.raises(MachineFault, match=r"vmgahp.conf, line 2") as caught:
+        from_text(f"\n{line}\n")
+    assert line in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "text", ["VM_TYPE = $(VM_CPU_MODE)\nVM_CPU_MODE = x$(VM_TYPE)", "A=$(B)\nB=$(A)\nVM_TYPE=$(A)"]
+)
+def test_a_circle_is_named(from_text, text):
+    with pytest.raises(MachineFault, match="refers to itself"):
+        from_text(text)
+
+
+@given(st.text(st.sampled_from("VM_TYPE=$():\\\n # aB.\"'")))
+def test_no_file_raises_anything_but_a_fault(text):
+    with contextlib.suppress(MachineFault):
+        sources._from_lines(text, "/x", tuple(config.BY_NAME), {})
+
+
+def test_a_file_that_is_not_there_or_not_safe(tmp_path):
+    with pytest.raises(MachineFault, match="cannot be read"):
+        load({"VMGAHP_CONFIG": str(tmp_path / "none")})
+    with pytest.raises(MachineFault, match="not a full path"):
+        load({"VMGAHP_CONFIG": "vmgahp.conf"})
+    path = tmp_path / "vmgahp.conf"
+    path.write_text("VM_TYPE = kvm\n")
+    path.chmod(0o666)
+    with pytest.raises(MachineFault, match="changed by others"):
+        load({"VMGAHP_CONFIG": str(path)})
+    if os.geteuid() == 0:
+        path.chmod(0o644)
+        os.chown(path, 54321, 54321)
+        with pytest.raises(MachineFault, match="changed by others"):
+            load({"VMGAHP_CONFIG": str(path)})
+
+
+def test_without_any_source_the_files_of_the_house_then_the_defaults(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "find_tool", lambda _: "")
+    monkeypatch.setattr(sources, "_from_bindings", lambda *_: None)
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/etc/vmgahp.conf" and exists(path))
+    environ = {"HOME": str(tmp_path), "_CONDOR_VM_CPU_MODE": "x"}
+    settings = load(environ)
+    assert settings.where("VM_TYPE") == "default"
+    assert settings.string("VM_CPU_MODE") == "x"
+    path = tmp_path / ".config" / "vmgahp" / "vmgahp.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text("VM_TYPE = qemu\n")
+    settings = load(environ)
+    assert settings.string("VM_TYPE") == "qemu"
+    assert settings.string("VM_CPU_MODE") == "x"
+
+
+# --- HTCondor
+
+
+def test_htcondors_tool_is_asked_once_and_its_lines_get_their_names(tool):
+    values = {"VM_TYPE": "kvm", "VM_MEMORY": "1024", "VM_GAHP_LOG": "/var/log/condor/VMGahpLog"}
+    environ = tool(CONDOR.format(values=values) + '    open(sys.argv[0] + ".calls", "a").write("x")\n')
+    environ = tool(
+        f'open(sys.argv[0] + ".calls", "a").write("x")\n{textwrap.dedent(CONDOR.format(values=values))}'
+    )
+    settings = load({**environ, "_CONDOR_VM_TYPE": "kvm"})
+    assert {name: settings.string(name) for name in values} == values
+    assert settings.where("VM_MEMORY") == "HTCondor's configuration"
+    assert settings.where("VM_TYPE") == "the environment"
+    assert settings.where("VM_STOP_TIMEOUT") == "default"
+    calls = Path(environ["PATH"].split(":")[1], "condor_config_val.calls")
+    assert calls.read_text() == "x"
+
+
+def test_the_environment_reaches_htcondors_tool(tool):
+    environ = tool(
+        'print(os.environ["_CONDOR_VM_TYPE"]) ; [print("Not defined: " + n, file=sys.stderr) '
+        'for n in sys.argv[3:] if n != "VM_TYPE"]'
+    )
+    assert load({**environ, "_CONDOR_VM_TYPE": "qemu"}).string("VM_TYPE") == "qemu"
+
+
+@pytest.mark.parametrize("value", ["one\ntwo", "\n", "one\n\ntwo\n"])
+def test_a_value_of_several_lines_does_not_shift_the_others(tool, value):
+    values = {"VM_TYPE": "kvm", "VM_LIBVIRT_URI": value, "VM_MEMORY": "7"}
+    settings = load(tool(CONDOR.format(values=values)))
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.integer("VM_MEMORY") == 7
+    assert settings.string("VM_LIBVIRT_URI") == value.strip()
+
+
+def test_a_broken_configuration_is_a_fault_with_what_the_tool_says(tool):
+    message = "Configuration Error Line 16 while reading global config source /etc/condor/condor_config"
+    with pytest.raises(MachineFault, match="Line 16") as caught:
+        load(tool(f"sys.exit({message!r})"))
+    assert "condor_config_val" in caught.value.cure
+    with pytest.raises(MachineFault, match="it wrote nothing"):
+        load(tool("sys.exit(3)"))
+
+
+def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
+    environ = tool('sys.exit("\\nNeither the environment variable CONDOR_CONFIG,\\n/etc/condor/, nor ...")')
+    path = tmp_path / ".config" / "vmgahp" / "vmgahp.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text("VM_TYPE = qemu\n")
+    assert load(environ).string("VM_TYPE") == "qemu"
+
+
+def test_a_tool_that_hangs_is_killed(tool, monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "DEADLINE", 0.3)
+    started = time.monotonic()
+    environ = tool(f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)')
+    with pytest.raises(MachineFault, match="did not answer"):
+        load(environ)
+    assert time.monotonic() - started < 5
+    if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_tool_that_never_stops_writing_is_bounded(tool):
+    started = time.monotonic()
+    with pytest.raises(MachineFault):
+        load(tool('while True: print("x" * 10000)'))
+    assert time.monotonic() - started < 10
+
+
+def test_no_descriptor_is_left_open(tool):
+    environ = tool(CONDOR.format(values={}))
+    load(environ)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(5):
+        load(environ)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_the_tool_is_not_taken_from_the_current_directory(tmp_path, monkeypatch):
+    path = tmp_path / "relative" / "condor_config_val"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\n")
+    path.chmod(stat.S_IRWXU)
+    (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    for entry in ("", ".", "relative", "relative:", "./relative"):
+        assert os.path.isabs(sources.find_tool({"PATH": entry}) or "/none")
+        assert tmp_path not in Path(sources.find_tool({"PATH": entry}) or "/none").parents
+    assert sources.find_tool({"PATH": str(path.parent)}) == str(path)
+
+
+def test_the_tool_of_an_unpacked_tarball_is_found_beside_its_configuration(tmp_path, monkeypatch):
+    path = tmp_path / "bin" / "condor_config_val"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    environ = {"PATH": "", "CONDOR_CONFIG": str(tmp_path / "etc" / "condor_config")}
+    assert sources.find_tool(environ) == str(path)
+
+
+def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "find_tool", lambda _: "")
+
+    class Module:
+        param = {
+            "VM_TYPE": "kvm",
+            "VM_MEMORY": "9",
+            "VM_GAHP.VM_MEMORY": "10",
+            "VM_NETWORKING": True,
+            "LOG": "",
+        }
+
+    monkeypatch.setitem(sys.modules, "htcondor2", Module())
+    settings = load({"CONDOR_CONFIG": "/somewhere"})
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.integer("VM_MEMORY") == 10
+    assert settings.boolean("VM_NETWORKING") is True
+    assert settings.where("LOG") == "default"
+    monkeypatch.setitem(sys.modules, "htcondor2", None)
+    with pytest.raises(MachineFault, match="CONDOR_CONFIG = /somewhere"):
+        load({"CONDOR_CONFIG": "/somewhere"})
+
+
+@pytest.mark.skipif(not sources.find_tool(os.environ), reason="there is no condor_config_val here")
+def test_the_real_tool_says_the_same_of_one_name_and_of_all():
+    environ = {
+        **os.environ,
+        "CONDOR_CONFIG": "ONLY_ENV",
+        "_condor_vm_type": "kvm",
+        "_CONDOR_VM_GAHP.VM_MEMORY": "5",
+    }
+    settings = load(environ)
+    tool = sources.find_tool(environ)
+    assert settings.string("VM_TYPE") == "kvm"
+    assert settings.integer("VM_MEMORY") == 5
+    for name in config.BY_NAME:
+        command = [tool, "-subsystem", "VM_GAHP", name]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        if "Not defined" in done.stderr:
+            assert settings.where(name) == "default"
+        else:
+            assert settings.string(name) == done.stdout.strip()
+
+
+def test_only_what_the_greeting_needs_is_imported():
+    heavy = (
+        "dataclasses enum typing re logging subprocess pathlib json tempfile ctypes shutil contextlib socket"
+    )
+    code = f"""
+import sys
+before = set(sys.modules)
+import vmgahp.config, vmgahp.log, vmgahp.host.job_user
+print(*[name for name in {heavy.split()!r} if name in sys.modules and name not in before])
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(config.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert done.stdout.strip() == ""

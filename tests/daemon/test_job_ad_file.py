@@ -1,0 +1,42 @@
+"""A startd's tag in .job.ad does not travel with a checkpoint, and no other file is written to."""
+
+from pathlib import Path
+
+from vmgahp.daemon.job_ad_file import JobAdFile
+
+
+def made(directory: Path) -> Path:
+    path = directory / ".job.ad"
+    path.write_text("ClusterId = 1\n")
+    return path
+
+
+def test_what_was_appended_goes_and_the_time_is_as_before(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    before = path.stat()
+    kept = JobAdFile(str(tmp_path))
+    with path.open("a") as file:
+        file.write("ToE = []\n")
+    assert kept.restore()
+    assert path.read_text() == "ClusterId = 1\n"
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert not kept.restore(), "it is as it was"
+
+
+def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    kept = JobAdFile(str(tmp_path))
+    other = tmp_path / "precious"
+    other.write_text("precious")
+    path.unlink()
+    path.symlink_to(other)
+    assert not kept.restore()
+    path.unlink()
+    path.hardlink_to(other)
+    assert not kept.restore()
+    assert other.read_text() == "precious"
+
+
+def test_no_file_is_no_trouble(tmp_path: Path) -> None:
+    assert not JobAdFile(str(tmp_path)).restore()
+    assert not JobAdFile(str(tmp_path / "nowhere")).restore()

@@ -1,0 +1,188 @@
+"""What the prober makes of what its checks found; drivers/test_survey.py has the checks themselves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peer import daemon, environment
+from vmgahp import errors, findings
+from vmgahp.cli import PROBE
+from vmgahp.config import Settings
+from vmgahp.daemon import probe
+from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+
+PHYSICAL = probe._physical_memory_mib()
+
+
+class Surveyed(Driver):
+    """A driver whose survey is given; one that is None raises."""
+
+    outcome: Survey | None = Survey()
+
+    def start(self, job: JobAd) -> Machine:
+        raise NotImplementedError
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        return False
+
+    def survey(self, end: float) -> Survey:
+        if self.outcome is None:
+            raise errors.MachineFault("Nothing is there.", "install something.")
+        return self.outcome
+
+
+def look(survey: Survey | None, **settings: object) -> probe.Probe:
+    values = {"VM_MEMORY": "64"} | {name: str(value) for name, value in settings.items()}
+    made = Settings(values)
+    driver = Surveyed("kvm", made, Identity(54321, 54321), lambda _line: None)
+    driver.outcome = survey
+    return probe.probe("kvm", made, driver)
+
+
+def works() -> Survey:
+    return Survey(
+        [Finding("hypervisor", OK, "it", "works")],
+        attributes={"accel": "kvm", "suspend": True, "checkpoint": True},
+        machine_attributes={"HasVirshDefaultNetwork": True},
+        networking=["nat", "user"],
+        hypervisors=["kvm", "qemu"],
+        vm_types=["kvm"],
+    )
+
+
+def finding(found: probe.Probe, check: str) -> Finding:
+    return next(finding for finding in found.findings if finding.check == check)
+
+
+def test_the_attributes_and_their_order(tmp_path: Path) -> None:
+    found = look(works(), EXECUTE=tmp_path, VM_HARDWARE_VT=True)
+    assert found.trouble is None
+    assert 0 <= found.attributes["VM_Probe_Time"] < probe.DEADLINE
+    lines = probe.render(found.attributes | {"VM_Probe_Time": 0.25}).splitlines()
+    assert lines == [
+        'VM_GAHP_VERSION = "0.0.1"',
+        'VM_Type = "kvm"',
+        "VM_Memory = 64",
+        "VM_Networking = TRUE",
+        'VM_Networking_Types = "nat,user"',
+        "VM_HardwareVT = TRUE",
+        'VM_TYPES = "kvm"',
+        'VM_HYPERVISORS = "kvm,qemu"',
+        "HasVirshDefaultNetwork = TRUE",
+        'VM_kvm_ATTR_accel = "kvm"',
+        "VM_kvm_ATTR_suspend = TRUE",
+        "VM_kvm_ATTR_checkpoint = TRUE",
+        "VM_Probe_Time = 0.25",
+    ]
+
+
+def test_htcondors_own_engine_reads_the_attributes() -> None:
+    classad2 = pytest.importorskip("classad2", reason="the htcondor package is not installed")
+    values = {"A": 'say "hi" \\\\ there', "B": True, "C": 0.5, "D": 7}
+    lines = probe.render(dict(values)).splitlines()
+    ad = classad2.ClassAd(f"[{';'.join(lines)}]")
+    assert {name: ad[name] for name in values} == values
+
+
+def test_without_memory_for_vms_nothing_runs() -> None:
+    found = look(works(), VM_MEMORY="")
+    assert found.trouble is not None
+    assert found.trouble.check == "memory"
+    assert "VM_MEMORY is not set" in found.trouble.seen
+
+
+def test_no_more_memory_is_promised_than_there_is() -> None:
+    found = look(works(), VM_MEMORY=PHYSICAL * 2)
+    assert found.attributes["VM_Memory"] == PHYSICAL
+    assert finding(found, "memory").verdict == OFF
+    assert found.trouble is None
+    assert look(works(), VM_MEMORY=PHYSICAL).attributes["VM_Memory"] == PHYSICAL
+
+
+def test_without_room_for_the_memory_of_vms_they_cannot_be_suspended(tmp_path: Path) -> None:
+    found = look(works(), EXECUTE=tmp_path)
+    assert found.attributes["VM_kvm_ATTR_suspend"] is True
+    found = look(works(), VM_MEMORY=2**40, EXECUTE=tmp_path)
+    assert found.attributes["VM_kvm_ATTR_suspend"] is False
+    assert found.attributes["VM_kvm_ATTR_checkpoint"] is False
+    assert finding(found, "room").verdict == OFF
+    assert f"EXECUTE = {tmp_path}" in finding(found, "room").seen
+    assert found.trouble is None
+
+
+def test_a_scratch_file_system_that_is_not_there_stops_all(tmp_path: Path) -> None:
+    found = look(works(), EXECUTE=tmp_path / "nowhere")
+    assert found.trouble is not None
+    assert found.trouble.check == "room"
+    assert look(works()).trouble is None
+    assert finding(look(works()), "room").verdict == UNKNOWN
+
+
+@pytest.mark.parametrize("survey", [None, Survey([Finding("kvm", BAD, "kvm", "it is broken", "mend it")])])
+def test_a_driver_that_does_not_work_stops_all(survey: Survey | None) -> None:
+    found = look(survey)
+    assert found.trouble is not None
+    assert found.document()["capable"] is False
+    assert found.document()["attributes"] == {}
+
+
+def test_the_startd_reads_nothing_from_a_machine_that_cannot(scratch: Path) -> None:
+    ended = daemon(environment("simulated", scratch, VM_MEMORY=0), PROBE, "vmtype", "simulated")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "VM_MEMORY is not set" in ended.stderr
+    ended = daemon(environment("simulated", scratch), PROBE, "vmtype", "simulated")
+    assert ended.returncode == 0
+    assert 'VM_Type = "simulated"\nVM_Memory = 1024\n' in ended.stdout
+
+
+def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
+    """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
+    code = (
+        "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
+        "p.DEADLINE = 0.2\n"
+        "p.base.find = lambda vm_type: threading.Event().wait()\n"
+        "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment("simulated", scratch),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "had not ended" in ended.stderr
+
+
+def test_for_people_everything_has_its_reason() -> None:
+    found = look(Survey([Finding("network nat", OFF, "the network", "it is down", "start it")]))
+    document = json.loads(json.dumps(found.document()))
+    assert (document["vm_type"], document["capable"]) == ("kvm", True)
+    assert {
+        "check": "network nat",
+        "verdict": "off",
+        "looked_at": "the network",
+        "seen": "it is down",
+        "cure": "start it",
+    } in document["findings"]
+    assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
+
+
+def test_a_policy_that_cannot_be_used_keeps_jobs_away(tmp_path: Path) -> None:
+    """Else the first job would fail, and take the machine out of service."""
+    missing = look(works(), VM_POLICY=tmp_path / "none.xsl")
+    assert finding(missing, "policy").verdict == (BAD if os.geteuid() == 0 else UNKNOWN)
+    assert "No such file" in finding(missing, "policy").seen
+    assert finding(look(works(), VM_POLICY_REQUIREMENTS="(("), "policy").verdict != OK
+    fine = look(works(), VM_POLICY_REQUIREMENTS="JobVMMemory < 100")
+    assert fine.trouble is None
+    assert finding(fine, "policy").verdict == OK
+    assert not [each for each in look(works()).findings if each.check == "policy"]

@@ -1,0 +1,208 @@
+"""The whole daemon as a process, with the simulated hypervisor: pipes, signals, workers, the end."""
+
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.conftest import simulated_ad
+from tests.peer import DEADLINE, Peer, environment
+from vmgahp.commands import replay
+from vmgahp.daemon import server
+from vmgahp.protocol import transcript, wire
+
+TRANSCRIPTS = REPOSITORY / "tests" / "protocol" / "transcripts"
+
+
+def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
+    recorded = transcript.load(str(TRANSCRIPTS / "protocol.txt"))
+    with Peer(environment("kvm", scratch)) as peer:
+        assert replay.Replay(recorded, replay.ClientWire(peer), exact=True).run() == []
+        peer.finish()
+        assert peer.process.returncode == recorded.exit_status
+
+
+def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
+    peer.send_ad(*simulated_ad(scratch))
+    assert peer.run("START", "simulated") == ["0", "1"]
+    assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+    assert peer.run("GETPID", 1) == ["0", str(peer.process.pid)]
+    assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+    assert peer.run("RESUME", 1) == ["0", "NULL"]
+    assert peer.run("STOP", 1) == ["0", "NULL"]
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    peer.quit()
+
+
+def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: Path) -> None:
+    file = scratch / ".job.ad"
+    file.write_text("ClusterId = 7\n")
+    peer.send_ad(*simulated_ad(scratch))
+    peer.run("START", "simulated")
+    with file.open("a") as appended:
+        appended.write("ToE = []\n")
+    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+    assert file.read_text() == "ClusterId = 7\n"
+    peer.quit()
+
+
+def test_the_pid_is_kept_back_where_the_settings_say_so(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_REPORT_PID=False)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        peer.run("START", "simulated")
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        peer.quit()
+
+
+def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Path) -> None:
+    peer.send_ad(*simulated_ad(scratch, "Simulated_Lifetime = 1"))
+    peer.run("START", "simulated")
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
+    peer.quit()
+
+
+def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, scratch: Path) -> None:
+    start_gate, save_gate = scratch.parent / "start", scratch.parent / "save"
+    peer.send_ad(*simulated_ad(scratch, f'Simulated_SUSPEND_Gate = "{save_gate}"'))
+    assert peer.run("START", "simulated") == ["0", "1"]
+    before = peer.run("STATUS", 1)
+    saving = peer.request("SUSPEND", 1)
+    peer.send_ad(*simulated_ad(scratch, "ProcId = 4", f'Simulated_START_Gate = "{start_gate}"'))
+    starting = peer.request("START", "simulated")
+    assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
+    assert peer.results() == []
+    assert peer.run("STATUS", 99) == ["0", "STATUS=Stopped"]
+    assert peer.run("STATUS", 1) == before, "answered from memory while the save goes on"
+    start_gate.touch()
+    peer.wait_for_r()
+    assert peer.results() == [f"{starting} 0 2"]
+    save_gate.touch()
+    peer.wait_for_r()
+    assert peer.results() == [f"{saving} 0 NULL"]
+    peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("job", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"),
+        ("machine", "VMGAHP_ERR_CRITICAL"),
+        ("bug", "VMGAHP_ERR_INTERNAL"),
+    ],
+)
+def test_a_failed_start_says_why_in_the_scratch_directory(
+    peer: Peer, scratch: Path, fault: str, word: str
+) -> None:
+    peer.send_ad(*simulated_ad(scratch, f'Simulated_Fault = "{fault}"'))
+    assert peer.run("START", "simulated") == ["1", word]
+    text = (scratch / server.ERROR_FILE).read_text()
+    assert text.startswith(f"{word}: ")
+    assert "must act" in text
+    peer.quit()
+
+
+def test_vm_error_is_not_written_through_a_link(peer: Peer, scratch: Path) -> None:
+    victim = scratch.parent / "victim"
+    victim.write_text("precious")
+    (scratch / server.ERROR_FILE).symlink_to(victim)
+    peer.send_ad(*simulated_ad(scratch, 'Simulated_Fault = "job"'))
+    peer.run("START", "simulated")
+    assert victim.read_text() == "precious"
+    peer.quit()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_signal_destroys_the_vms_and_ends_the_server_well(
+    peer: Peer, scratch: Path, number: signal.Signals
+) -> None:
+    peer.send_ad(*simulated_ad(scratch))
+    peer.run("START", "simulated")
+    log = peer.end_by(number)
+    assert peer.process.returncode == 0
+    assert number.name in log
+    assert "Traceback" not in log
+
+
+def test_the_end_of_input_ends_the_server_well(peer: Peer) -> None:
+    assert "Traceback" not in peer.finish()
+    assert peer.process.returncode == 0
+
+
+def test_a_client_that_is_gone_ends_the_server_well(peer: Peer) -> None:
+    assert peer.process.stdout is not None
+    peer.process.stdout.close()
+    peer.process.wait(DEADLINE)
+    assert peer.process.returncode == 0
+    assert "Traceback" not in peer.finish()
+
+
+def test_quit_during_a_start_leaves_no_vm(peer: Peer, scratch: Path) -> None:
+    gate = scratch.parent / "start"
+    peer.send_ad(*simulated_ad(scratch, f'Simulated_START_Gate = "{gate}"'))
+    peer.request("START", "simulated")
+    peer.send("QUIT")
+    gate.touch()
+    assert peer.line() == "S"
+    peer.finish()
+    assert peer.process.returncode == 0
+
+
+def test_a_reader_that_stops_reading_is_not_read_from(peer: Peer) -> None:
+    """Output stays bounded: requests are no longer taken when nobody takes the replies."""
+    assert peer.process.stdin is not None
+    os.set_blocking(peer.process.stdin.fileno(), False)
+    sent = 0
+    while select.select([], [peer.process.stdin], [], 2.0)[1]:
+        try:
+            sent += os.write(peer.process.stdin.fileno(), b"COMMANDS\r\n" * 400)
+        except BlockingIOError:
+            continue
+        assert sent < 8 << 20, "the server takes requests without end"
+    os.set_blocking(peer.process.stdin.fileno(), True)
+    with open(f"/proc/{peer.process.pid}/status") as status:
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+    assert resident < 64 << 10, "KiB"
+
+
+def test_garbage_is_answered_and_survived(peer: Peer) -> None:
+    peer.send(b"\0\xff\xfe garbage")
+    assert peer.line() == "E"
+    for _ in range(10):
+        peer.write(b"x" * (1 << 20))
+    peer.send("")
+    assert peer.line() == "E"
+    assert "Traceback" not in peer.quit()
+
+
+def test_no_secret_of_the_ad_reaches_the_log(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_GAHP_DEBUG="D_FULLDEBUG")) as peer:
+        peer.line()
+        peer.send_ad(
+            *simulated_ad(
+                scratch,
+                'ClaimId = "<127.0.0.1:9618>#1#1#hush-1"',
+                'TransferKey = "hush-2"',
+                'Broken "hush-3"',
+                '_condor_privKey = "hush-4"',
+                'Simulated_Fault = "bug"',
+            )
+        )
+        peer.run("START", "simulated")
+        log = peer.quit()
+    assert "START" in log
+    assert "hush" not in log
+
+
+def test_nothing_is_imported_from_the_scratch_directory(scratch: Path) -> None:
+    for name in ("vmgahp", "lxml", "libvirt", "threading", "sitecustomize"):
+        (scratch / f"{name}.py").write_text("import os; os.mkdir('/tmp/owned-by-the-job')\n")
+    with Peer(environment("simulated", scratch) | {"PYTHONPATH": ""}) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        peer.quit()
+    assert not Path("/tmp/owned-by-the-job").exists()

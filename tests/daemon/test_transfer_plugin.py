@@ -1,0 +1,291 @@
+"""The file transfer plugin, called as HTCondor calls it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import classad2
+import pytest
+
+from tests import REPOSITORY
+from tests.conftest import JOB_UID
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.daemon import transfer_plugin
+from vmgahp.daemon.transfer_plugin import TransferError, fetch, parse_url
+
+LAUNCHER = REPOSITORY / "launchers" / "vmgahp-image-plugin"
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture(autouse=True)
+def _qemu_img():
+    if shutil.which("qemu-img") is None:
+        pytest.skip("qemu-img is not installed")
+
+
+@pytest.fixture
+def images(scratch):
+    """A directory of the administrator's, with two images."""
+    directory = scratch.parent / "images"
+    directory.mkdir()
+    directory.chmod(0o755)
+    qemu_img("create", "-q", "-f", "qcow2", directory / "base.qcow2", "4M")
+    (directory / "plain.img").write_bytes(bytes(1 << 20))
+    return directory
+
+
+@pytest.fixture
+def settings(images):
+    return Settings({"VM_IMAGE_DIRS": str(images)})
+
+
+def qemu_img(*words):
+    return subprocess.run(["qemu-img", *map(str, words)], check=True, capture_output=True, text=True).stdout
+
+
+def info(path):
+    return json.loads(qemu_img("info", "--output=json", path))
+
+
+def call(images, scratch, *words, **more):
+    """The launcher, as the job's user, in the scratch directory."""
+    environ = {"PATH": os.environ["PATH"], "VMGAHP_CONFIG": str(images.parent / "conf"), **more}
+    (images.parent / "conf").write_text(f"VM_IMAGE_DIRS = {images}\n")
+    command = [sys.executable, str(LAUNCHER), *map(str, words)]
+    if os.getuid() == 0:
+        # The Python of the tests may be in a home directory: the user may read it, and can write nothing more.
+        read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        command = ["setpriv", f"--reuid={JOB_UID}", f"--regid={JOB_UID}", "--clear-groups", *read, *command]
+    return subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True, check=False)
+
+
+# --- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("nfs:///srv/a.qcow2:disk.qcow2", ("/srv/a.qcow2", "disk.qcow2", "")),
+        ("nfs:/srv/a.img:disk.img:qcow2", ("/srv/a.img", "disk.img", "qcow2")),
+        ("NFS:////srv/a.qcow2", ("/srv/a.qcow2", "a.qcow2", "")),
+        ("vmimage:///srv/a%20b%2Cc%3Ad.raw:disk", ("/srv/a b,c:d.raw", "disk", "")),
+        ("nfs:///srv/b%C3%A4r.raw:disk", ("/srv/bär.raw", "disk", "")),
+    ],
+)
+def test_a_url_says_base_name_and_format(url, wanted):
+    assert parse_url(url) == wanted
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://server/a.img",
+        "nfs",
+        "nfs://server/srv/a.img:disk",
+        "nfs:///srv/a.img:disk:raw:more",
+        "nfs:///srv/a.img:../disk",
+        "nfs:///srv/a.img:.job.ad",
+        "nfs:///srv/a.img:%2e%2e",
+        "nfs:///srv/a.img:-o",
+        "nfs:///srv/",
+        "nfs:///srv/a%00b.img:disk",
+        "nfs:///srv/a%0Ab.img:disk",
+        "nfs:///srv/a%FF.img:disk",
+    ],
+)
+def test_a_url_that_means_anything_else_is_refused(url):
+    with pytest.raises(TransferError):
+        parse_url(url)
+
+
+# --- overlays
+
+
+@pytest.mark.parametrize(("base", "form"), [("base.qcow2", "qcow2"), ("plain.img", "raw")])
+def test_the_disk_is_an_overlay_whose_backing_format_is_explicit(images, scratch, settings, base, form):
+    size = fetch(f"nfs://{images}/{base}:disk.qcow2", f"{scratch}/{base}:disk.qcow2", settings)
+    found = info(scratch / "disk.qcow2")
+    assert found["format"] == "qcow2"
+    assert found["backing-filename"] == str(images / base)
+    assert found["backing-filename-format"] == form
+    assert size == (scratch / "disk.qcow2").stat().st_size < 1 << 20
+    assert [path.name for path in scratch.iterdir()] == ["disk.qcow2"]
+
+
+def test_only_the_directories_of_the_setting_have_images(images, scratch, settings):
+    (scratch.parent / "secret.raw").write_bytes(bytes(512))
+    (images / "link.raw").symlink_to(scratch.parent / "secret.raw")
+    (scratch.parent / "images-too").mkdir()
+    (scratch.parent / "images-too" / "a.raw").write_bytes(bytes(512))
+    outside = scratch.parent / "secret.raw", images / "link.raw", images / ".." / "secret.raw"
+    for path in (*outside, scratch.parent / "images-too" / "a.raw", Path("/proc/self/environ")):
+        with pytest.raises(TransferError, match="VM_IMAGE_DIRS"):
+            fetch(f"nfs://{path}:disk", f"{scratch}/disk", settings)
+    with pytest.raises(TransferError, match="VM_IMAGE_DIRS = none"):
+        fetch(f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings())
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_setting_that_would_allow_everything_blames_the_machine(images, scratch):
+    for directory in ("/", "images", "/usr/.."):
+        with pytest.raises(errors.MachineFault, match="VM_IMAGE_DIRS"):
+            fetch(
+                f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings({"VM_IMAGE_DIRS": directory})
+            )
+
+
+def test_a_layer_beneath_the_base_is_subject_to_the_same_rule(images, scratch, settings):
+    outside = scratch.parent / "secret.raw"
+    outside.write_bytes(bytes(1 << 20))
+    qemu_img("create", "-q", "-f", "qcow2", "-b", outside, "-F", "raw", images / "layered.qcow2")
+    with pytest.raises(TransferError, match="VM_IMAGE_DIRS"):
+        fetch(f"nfs://{images}/layered.qcow2:disk", f"{scratch}/disk", settings)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_format_is_never_guessed(images, scratch, settings):
+    """A raw image in which a guest wrote the header of a qcow2 with a file of the host beneath."""
+    shutil.copy(images / "base.qcow2", images / "unclear.img")
+    with pytest.raises(TransferError, match="could be qcow2"):
+        fetch(f"nfs://{images}/unclear.img:disk", f"{scratch}/disk", settings)
+    fetch(f"nfs://{images}/unclear.img:disk:raw", f"{scratch}/disk", settings)
+    assert info(scratch / "disk")["backing-filename-format"] == "raw"
+    with pytest.raises(TransferError, match="none of the formats"):
+        fetch(f"nfs://{images}/unclear.img:other:json", f"{scratch}/disk", settings)
+
+
+def test_an_image_that_is_not_what_its_name_says_is_refused(images, scratch, settings):
+    (images / "broken.qcow2").write_bytes(b"nothing of the kind" * 100)
+    with pytest.raises(TransferError, match="no usable qcow2"):
+        fetch(f"nfs://{images}/broken.qcow2:disk", f"{scratch}/disk", settings)
+
+
+def test_an_overlay_that_came_with_a_checkpoint_is_kept(images, scratch, settings):
+    url, destination = f"nfs://{images}/base.qcow2:disk", f"{scratch}/base.qcow2:disk"
+    fetch(url, destination, settings)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", "write -P 7 0 64k", scratch / "disk"],
+        check=True,
+        capture_output=True,
+    )
+    before = (scratch / "disk").read_bytes()
+    fetch(url, destination, settings)
+    assert (scratch / "disk").read_bytes() == before
+
+
+def test_another_file_of_that_name_is_neither_kept_nor_overwritten(images, scratch, settings):
+    qemu_img("create", "-q", "-f", "qcow2", images / "other.qcow2", "1M")
+    url, destination = f"nfs://{images}/base.qcow2:disk", f"{scratch}/base.qcow2:disk"
+    fetch(f"nfs://{images}/other.qcow2:disk", destination, settings)
+    before = (scratch / "disk").read_bytes()
+    with pytest.raises(TransferError, match="not its overlay"):
+        fetch(url, destination, settings)
+    assert (scratch / "disk").read_bytes() == before
+    (scratch / "disk").unlink()
+    (scratch / "disk").symlink_to(images / "base.qcow2")
+    with pytest.raises(TransferError, match="not its overlay"):
+        fetch(url, destination, settings)
+
+
+# --- as HTCondor calls it
+
+
+def test_it_says_what_it_can_do(images, scratch):
+    said = call(images, scratch, "-classad")
+    ad = classad2.parseOne(said.stdout)
+    assert said.returncode == 0
+    assert ad["PluginType"] == "FileTransfer"
+    assert ad["MultipleFileSupport"] is True
+    assert ad["SupportedMethods"].split(",") == ["nfs", "vmimage"]
+
+
+def test_one_file(images, scratch):
+    done = call(images, scratch, f"nfs://{images}/base.qcow2:disk", scratch / "base.qcow2:disk")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert classad2.parseOne(done.stdout)["TransferSuccess"] is True
+    assert info(scratch / "disk")["backing-filename"] == str(images / "base.qcow2")
+    failed = call(images, scratch, "nfs:///etc/hostname:other", scratch / "hostname:other")
+    assert failed.returncode == 1
+    assert "VM_IMAGE_DIRS" in classad2.parseOne(failed.stdout)["TransferError"]
+
+
+def test_many_files(images, scratch):
+    """One ad out for each that names a file; the file of results is longer than they are, and stays so."""
+    urls = [f"nfs://{images}/base.qcow2:a", f"vmimage://{images}/plain.img:b"]
+    write_list(scratch, urls, extra='[ PluginData = [ Anything = "x" ] ]')
+    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
+    assert done.returncode == 0, (scratch / ".out").read_text()
+    results = list(classad2.parseAds((scratch / ".out").read_text()))
+    assert [(ad["TransferUrl"], ad["TransferSuccess"]) for ad in results] == [(url, True) for url in urls]
+    assert [ad["TransferFileName"] for ad in results] == [f"{scratch}/{n}" for n in (0, 1)]
+    assert (scratch / ".out").stat().st_size == 19264
+    assert {"a", "b"} <= {path.name for path in scratch.iterdir()}
+
+
+def test_of_many_files_each_failure_is_told(images, scratch):
+    hostile = r'nfs:///etc/"; TransferSuccess = true; X = "\:disk'
+    write_list(scratch, [f"nfs://{images}/base.qcow2:a", hostile])
+    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
+    good, bad = classad2.parseAds((scratch / ".out").read_text())
+    assert done.returncode == 1
+    assert (good["TransferSuccess"], bad["TransferSuccess"]) == (True, False)
+    assert bad["TransferUrl"] == hostile
+    assert "VM_IMAGE_DIRS" in bad["TransferError"]
+
+
+@pytest.mark.parametrize("text", ["[ this is no list", "x" * 100, None, "[ Url = 7 ]" * 1001])
+def test_a_list_that_cannot_be_read_is_told_too(images, scratch, text):
+    write_list(scratch, [])
+    if text is None:
+        (scratch / ".in").unlink()
+    else:
+        (scratch / ".in").write_text(text)
+    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
+    [ad] = classad2.parseAds((scratch / ".out").read_text())
+    assert (done.returncode, ad["TransferSuccess"]) == (1, False)
+    assert "list of files" in ad["TransferError"]
+
+
+def test_nothing_is_sent_anywhere(images, scratch):
+    write_list(scratch, [f"nfs://{images}/base.qcow2:a"])
+    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out", "-upload")
+    [ad] = classad2.parseAds((scratch / ".out").read_text())
+    assert (done.returncode, ad["TransferSuccess"]) == (1, False)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_it_does_nothing_as_root(images, scratch, capsys, monkeypatch):
+    monkeypatch.setenv("VMGAHP_CONFIG", str(images.parent / "conf"))
+    assert transfer_plugin.main(["x", f"nfs://{images}/base.qcow2:a", f"{scratch}/a"]) == 1
+    assert "RUN_FILETRANSFER_PLUGINS_WITH_ROOT" in capsys.readouterr().out
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("-infile", "a"), ("-infile", "a", "-infile", "b"), ("-x", "y")])
+def test_words_that_make_no_sense_are_answered_with_the_usage(images, scratch, words):
+    done = call(images, scratch, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("usage:")
+
+
+def test_nothing_is_imported_from_the_scratch_directory(images, scratch):
+    for module in ("classad2", "vmgahp", "json"):
+        (scratch / f"{module}.py").write_text("raise SystemExit('from the scratch directory')\n")
+    done = call(images, scratch, f"nfs://{images}/base.qcow2:disk", scratch / "x")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write_list(scratch, urls, extra=""):
+    def ad(url, number):
+        quoted = url.replace("\\", "\\\\").replace('"', '\\"')
+        return f'[ Url = "{quoted}"; LocalFileName = "{scratch}/{number}" ]'
+
+    (scratch / ".in").write_text(extra + "".join(ad(url, number) for number, url in enumerate(urls)))
+    (scratch / ".out").write_text(" " * 19264)
+    for name in (".in", ".out"):
+        if os.getuid() == 0:
+            os.chown(scratch / name, JOB_UID, JOB_UID)

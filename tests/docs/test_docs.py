@@ -1,0 +1,248 @@
+"""The documents say what the code does: what they show is replayed, run and compared here.
+
+That they build without a warning is a check of its own in scripts/test.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.peer import Peer, environment
+from vmgahp import cli, lifecycle
+from vmgahp.config import htcondor
+from vmgahp.config import table as settings_table
+from vmgahp.job import attributes as job_attributes
+from vmgahp.job import options as job_wishes
+from vmgahp.protocol import error_words, transcript
+
+ROOT = REPOSITORY
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Sphinx extensions in docs/_ext can be imported."""
+    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
+
+
+def fences(page: str, language: str) -> Iterator[str]:
+    """The code blocks of a page in one language."""
+    text = (DOCS / page).read_text()
+    yield from re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def matches(shown: str, real: str) -> bool:
+    """Whether a line is as the page shows it; an ellipsis there stands for anything without a blank."""
+    return re.fullmatch(r"\S+".join(map(re.escape, shown.split("…"))), real) is not None
+
+
+def test_the_protocol_page_is_what_the_daemon_says(tmp_path: Path) -> None:
+    script = transcript.parse(
+        "".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(tmp_path))
+    )
+    assert len(script.sent()) > 40
+    with Peer(environment("simulated", tmp_path)) as peer:
+        for line in script.lines:
+            if line.mark == transcript.CLIENT:
+                peer.send(line.text)
+            else:
+                said = peer.read_line()
+                assert matches(line.text, said), f"line {line.number}, {line.text}: {said}"
+        peer.finish()
+        assert peer.process.returncode == script.exit_status == 0
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+def test_the_driver_page_has_a_driver_that_fulfils_the_contract(tmp_path: Path) -> None:
+    driver, contract = fences("how-to/write-a-driver.md", "python")
+    (project,) = fences("how-to/write-a-driver.md", "toml")
+    name, place = tomllib.loads(project)["project"]["entry-points"]["vmgahp.drivers"].popitem()
+    site, tests = tmp_path / "site", tmp_path / "tests"
+    info = site / "vmgahp_bare-1.0.dist-info"
+    for directory in (info, tests):
+        directory.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vmgahp-bare\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[vmgahp.drivers]\n{name} = {place}\n")
+    (site / f"{place.partition(':')[0]}.py").write_text(driver)
+    (tests / "test_bare.py").write_text(contract)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+        cwd=tests,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) >= 20, run.stdout
+    assert "skipped" not in run.stdout
+
+
+def test_every_setting_is_in_one_part_of_the_reference(extensions: None) -> None:
+    import from_code
+
+    page = (DOCS / "reference/settings.md").read_text()
+    parts = [part for part in from_code.PARTS if part.startswith("settings-")]
+    assert set(re.findall(r"{from-code} (\S+)", page)) == set(parts)
+    shown = [name for part in parts for name in re.findall(r"{confval} (\S+)", from_code.PARTS[part]())]
+    assert sorted(shown) == sorted(row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE))
+
+
+def test_a_setting_is_shown_with_all_that_its_row_says(extensions: None) -> None:
+    import from_code
+
+    text = from_code.PARTS["settings-ours"]()
+    assert (
+        "{confval} VM_STOP_TIMEOUT\n:type: integer, seconds\n:default: `30`\n\nHow long a guest may take"
+        in text
+    )
+
+
+def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
+    """Every name of an attribute in the code is a row, and every row is read somewhere."""
+    written = set()
+    for path in (ROOT / "src/vmgahp").rglob("*.py"):
+        if path.name not in ("job_attributes.py", "completion.py", "ad.py") and "submit" not in path.parts:
+            written |= set(re.findall(r'"((?:JobVM|VMPARAM_)\w*[^\W_])"', path.read_text()))
+    rows = {row.name for row in job_attributes.ATTRIBUTES}
+    given = {"VMPARAM_VM_NAME", "VMPARAM_Bridge_Interface", "VMPARAM_Xen_Bootloader"}
+    assert written - rows - given == set(), "what is read has a row; the rest is given to LIBVIRT_XML_SCRIPT"
+    wishes = {row.name for row in job_attributes.WISHES}
+    assert {row for row in rows if row.startswith(("JobVM", "VMPARAM_"))} - wishes - written == set()
+
+
+def test_each_wish_of_the_table_has_its_reader() -> None:
+    names = {
+        value for name, value in vars(job_wishes).items() if name.isupper() and isinstance(value, str)
+    } - {job_wishes.PREFIX, job_wishes.GENERAL}
+    assert names == set(job_wishes.NAMES)
+
+
+def test_the_manual_has_every_command_and_option(extensions: None) -> None:
+    import command_line
+
+    page = command_line.commands()
+
+    def walk(parser: argparse.ArgumentParser) -> int:
+        number = 0
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                number += sum(walk(child) for child in action.choices.values())
+            elif action.dest != "help":
+                place = page[page.index(f"`{parser.prog}`\n") :]
+                for option in action.option_strings:
+                    assert f"`{option}" in place[: place.index("\n`") if "\n`" in place else None], option
+                    number += 1
+        return number
+
+    assert walk(cli.people_parser()) > 30
+
+
+def test_the_manual_has_every_option_of_the_daemon() -> None:
+    page = (DOCS / "man/condor_vm-gahp.md").read_text()
+    for word in re.findall(r"(?<!\S)-\w+", cli.USAGE):
+        assert re.search(rf"`{word}[` ]", page), word
+    for name in re.findall(r"VMGAHP_\w+", cli.USAGE):
+        assert f"`{name}`" in page
+
+
+def test_the_page_of_files_names_them_all() -> None:
+    page = (DOCS / "reference/files.md").read_text()
+    for path in (ROOT / "src/vmgahp").rglob("*.py"):
+        for name in re.findall(
+            r'^[A-Z_]+ = "((?:vm|vmware|script)_\w+\.[a-z]+)"', path.read_text(), re.MULTILINE
+        ):
+            assert f"`{name}`" in page, f"{name} of {path.name}"
+
+
+def test_the_picture_of_the_states_has_every_transition(extensions: None) -> None:
+    import state_diagram
+
+    dot = state_diagram.to_dot(lifecycle.diagram())
+    for (state, operation), outcome in lifecycle.TRANSITIONS.items():
+        if outcome not in (state, lifecycle.KEEP):
+            (arrow,) = (line for line in dot.splitlines() if f'"{state}" -> "{outcome}"' in line)
+            assert operation in arrow
+    with pytest.raises(ValueError, match="not a transition"):
+        state_diagram.to_dot("stateDiagram-v2\n    state a <<choice>>\n")
+
+
+@pytest.mark.skipif(
+    shutil.which("dot") is None, reason="Graphviz is not installed (scripts/docs installs it)"
+)
+def test_a_picture_has_the_colour_of_the_text(extensions: None) -> None:
+    import state_diagram
+
+    svg = state_diagram.draw(lifecycle.diagram())
+    assert "black" not in svg
+    assert svg.count('<text fill="currentColor"') == svg.count("<text ") > 10
+
+
+def test_links_out_of_the_documents_become_names(extensions: None) -> None:
+    import links_out
+
+    def rewritten(text: str) -> str:
+        return links_out.rewrite(text, str(DOCS / "how-to"), str(DOCS))
+
+    assert rewritten("[config/policy](../../config/policy)") == "`config/policy`"
+    assert rewritten("[examples](../../config/policy)") == "examples (`config/policy` in the source)"
+    for kept in (
+        "[a](devices.md)",
+        "[b](../reference/states.md)",
+        "[c](../../LICENSE)",
+        "[d](../../nothing)",
+    ):
+        assert rewritten(kept) == kept
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "index.md", *sorted(DOCS.glob("[!_]*/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
+    settings = {row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE)}
+    others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
+    named = set(
+        re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", page.read_text())
+    )
+    words = {word.removeprefix("JOBCLASSAD_") for word in error_words.WORDS}
+    unknown = named - settings - set(htcondor.DEAD) - others - words
+    assert unknown == set()
+    attributes = {row.name for row in job_attributes.ATTRIBUTES}
+    named = set(re.findall(r"(?<!\w)(?:JobVM|VMPARAM_)\w*\w(?![\w*<…])", page.read_text()))
+    assert {name for name in named - attributes if not name.endswith("_")} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    [commands] = [
+        action.choices
+        for action in cli.people_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    for command, rest in re.findall(
+        r"(?:^ {4}|^|`|sudo |/)vmgahp ([a-z]+)([^`\n]*)", page.read_text(), re.MULTILINE
+    ):
+        assert command in commands, f"vmgahp {command}"
+        options = set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0]))
+        assert options <= {"--help"} | all_options(commands[command]), f"vmgahp {command}{rest}"
+
+
+def all_options(parser: argparse.ArgumentParser) -> set[str]:
+    """The options of a command and of its sub-commands."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for child in action.choices.values() for option in all_options(child)}
+    return found

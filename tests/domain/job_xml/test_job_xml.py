@@ -1,0 +1,660 @@
+"""What a job's own libvirt XML may say: the list, the attacks that it keeps out, and what becomes of the rest."""
+
+import os
+import re
+from copy import deepcopy
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.domain import build as domain_xml
+from vmgahp.domain import job_xml
+from vmgahp.domain.job_xml import allow_list, sanitize
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import JobSpec
+
+WHO = Identity(os.getuid(), os.getgid())
+FILE = "domain.xml"
+MACHINE = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"}
+
+DISK = (
+    "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda' bus='virtio'/></disk>"
+)
+WHOLE = """<domain type='kvm'>
+  <name>anything</name><uuid>c7a5fdbd-edaf-9455-926a-d65c16db1809</uuid>
+  <memory unit='MiB'>64</memory><currentMemory unit='KiB'>65536</currentMemory><vcpu placement='static'>2</vcpu>
+  <iothreads>1</iothreads>
+  <os><type arch='x86_64' machine='q35'>hvm</type><bootmenu enable='no'/></os>
+  <features><acpi/><apic eoi='on'/><hyperv mode='custom'><relaxed state='on'/></hyperv></features>
+  <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model>
+    <topology sockets='1' cores='2' threads='1'/><feature policy='disable' name='svm'/></cpu>
+  <clock offset='localtime'><timer name='rtc' tickpolicy='catchup'/></clock>
+  <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
+  <pm><suspend-to-mem enabled='no'/></pm>
+  <devices>
+    <disk type='file' device='disk'><driver name='qemu' type='raw' cache='writeback' iothread='1'/>
+      <source file='/home/alice/guest.img'/><target dev='vda' bus='virtio'/><boot order='2'/><serial>one</serial></disk>
+    <disk type='file' device='cdrom'><source file='seed.iso'/><target dev='sda' bus='sata'/><readonly/></disk>
+    <interface type='network'><mac address='52:54:00:12:34:56'/><source network='default'/><model type='e1000'/>
+      <link state='down'/></interface>
+    <controller type='scsi' index='0' model='virtio-scsi'/>
+    <input type='tablet' bus='usb'/>
+    <serial type='pty'><target port='0'/></serial><console type='pty'/>
+    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+    <graphics type='vnc' port='-1' autoport='yes' listen='127.0.0.1'>
+      <listen type='address' address='127.0.0.1'/></graphics>
+    <video><model type='virtio' heads='1'/></video>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+    <watchdog model='i6300esb' action='reset'/>
+    <memballoon model='virtio'/>
+    <panic model='isa'/>
+  </devices>
+</domain>"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> "Job":
+    return Job(tmp_path)
+
+
+class Job:
+    """A scratch directory with images, and the XML in it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        for name in ("guest.img", "seed.iso", "vmlinuz", "initrd.img"):
+            (scratch / name).write_bytes(bytes(512))
+
+    def ad(self, text: str | bytes, **attributes: str) -> JobAd:
+        path = self.scratch / FILE
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        ad = {
+            "VM_WORKING_DIR": f'"{self.scratch}"',
+            "JobVMType": '"kvm"',
+            "JobVMMemory": "64",
+            "JobVM_VCPUS": "2",
+            "VMPARAM_Libvirt_XML": f'"{FILE}"',
+            "User": '"alice@lab"',
+            "ClusterId": "7",
+            "ProcId": "0",
+        }
+        return JobAd((ad | attributes).items())
+
+    def domain(
+        self, text: str | bytes, machine: dict[str, str] | None = None, **attributes: str
+    ) -> etree.Element:
+        """What libvirt would be given."""
+        settings = Settings(machine or MACHINE)
+        ad = job_xml.bring(self.ad(text, **attributes), settings, WHO)
+        spec = JobSpec.from_ad(ad, settings, WHO)
+        host = domain_xml.Host("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c")
+        ours = domain_xml.build(spec, host)
+        if not isinstance(ad, job_xml.JobAdWithXml):
+            return etree.fromstring(ours)
+        return etree.fromstring(ad.describe(ours, None, WHO))
+
+    def refused(self, text: str | bytes, **attributes: str) -> str:
+        with pytest.raises(errors.JobFault) as caught:
+            self.domain(text, **attributes)
+        assert caught.value.word in errors.HOLDING_WORDS
+        assert caught.value.cure
+        return caught.value.problem
+
+
+def a_domain(devices: str = DISK, rest: str = "") -> str:
+    return f"<domain type='kvm'><memory unit='MiB'>64</memory>{rest}<devices>{devices}</devices></domain>"
+
+
+# What it may say
+
+
+def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
+    made = job.domain(WHOLE)
+    assert made.get("type") == "qemu"
+    assert made.findtext("name") == "alice_lab_7.0"
+    assert made.findtext("uuid") == "00000000-0000-0000-0000-000000000001"
+    assert made.findtext("description") == str(job.scratch)
+    assert made.findtext("seclabel/label") == "+1:+1"
+    assert made.findtext("vcpu") == "2"
+    assert made.find("os/type").attrib == {"arch": "x86_64", "machine": "q35"}
+    assert [element.tag for element in made.find("features")] == ["acpi", "apic", "hyperv"]
+    assert made.findtext("cpu/model") == "qemu64"
+    assert made.find("clock").get("offset") == "localtime"
+    assert made.findtext("on_reboot") == "destroy"
+    disk, cdrom = made.findall("devices/disk")
+    assert disk.find("source").get("file") == f"{job.scratch}/guest.img"
+    assert disk.find("source/seclabel").get("relabel") == "no"
+    assert disk.find("backingStore") is not None
+    assert disk.find("driver").attrib == {
+        "name": "qemu",
+        "type": "raw",
+        "cache": "writeback",
+        "iothread": "1",
+    }
+    assert disk.findtext("serial") == "one"
+    assert [element.get("order") for element in made.iterfind("devices/*/boot")] == ["2"]
+    assert cdrom.get("device") == "cdrom"
+    assert cdrom.find("readonly") is not None
+    [card] = made.findall("devices/interface")
+    assert card.find("mac").get("address") == "52:54:00:12:34:56"
+    assert card.find("source").attrib == {"network": "default"}
+    assert card.find("model").get("type") == "e1000"
+    assert card.find("link").get("state") == "down"
+    [serial] = made.findall("devices/serial")
+    assert serial.find("source").get("path") == "/run/c"
+    assert made.find("devices/console") is None
+    [display] = made.findall("devices/graphics")
+    assert display.get("listen") == "127.0.0.1"
+    for tag in ("controller", "input", "channel", "video", "rng", "watchdog", "memballoon", "panic"):
+        assert made.find(f"devices/{tag}") is not None, tag
+
+
+def test_a_job_without_xml_is_left_alone(job: Job) -> None:
+    ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
+    assert job_xml.bring(ad, Settings(MACHINE), WHO) is ad
+    with_xml = job_xml.bring(job.ad(WHOLE), Settings(MACHINE), WHO)
+    assert job_xml.bring(with_xml, Settings(MACHINE), WHO) is with_xml
+
+
+def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
+    agreed = '"guest.img:vda:w:raw"'
+    assert len(job.domain(a_domain(), VMPARAM_vm_Disk=agreed).findall("devices/disk")) == 1
+    both = '"guest.img:vda:w:raw,seed.iso:sda:r:iso"'
+    assert len(job.domain(a_domain(), VMPARAM_vm_Disk=both).findall("devices/disk")) == 2
+    for other in (
+        "seed.iso:vda:w:raw",
+        "guest.img:vdb:w:raw",
+        "guest.img:vda:r:raw",
+        "guest.img:vda:w:qcow2",
+    ):
+        assert "VMPARAM_vm_Disk" in job.refused(a_domain(), VMPARAM_vm_Disk=f'"{other}"')
+
+
+def test_a_shared_disk(job: Job) -> None:
+    shared = a_domain(DISK.replace("<target", "<shareable/><target"))
+    assert job.domain(shared).find("devices/disk/shareable") is not None
+    job.refused(shared, VMPARAM_vm_Disk='"guest.img:vda:w:raw"')
+
+
+def test_an_image_elsewhere_is_for_its_user_to_open(
+    job: Job, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("shared") / "other.img"
+    assert "cannot be opened" in job.refused(a_domain(DISK.replace("guest.img", str(elsewhere))))
+    elsewhere.write_bytes(bytes(512))
+    made = job.domain(a_domain(DISK.replace("guest.img", str(elsewhere))))
+    assert made.find("devices/disk/source").get("file") == str(elsewhere)
+    for path in ("/etc/nothing", "/proc/self/mem", "../guest2.img", "/dev/sda"):
+        job.refused(a_domain(DISK.replace("guest.img", path)))
+
+
+def test_memory_and_cpus_are_the_ads_or_less(job: Job) -> None:
+    assert job.domain(a_domain(), JobVMMemory="128").findtext("memory") == "64"
+    assert "64 MiB, and the job has 32" in job.refused(a_domain(), JobVMMemory="32")
+    for memory in (
+        "<memory unit='GiB'>1</memory>",
+        "<memory>65537</memory>",
+        "<memory unit='MB'>68</memory>",
+    ):
+        job.refused(f"<domain>{memory}<devices>{DISK}</devices></domain>")
+    assert job.domain(a_domain(rest="<vcpu>1</vcpu>")).findtext("vcpu") == "1"
+    assert "/domain/vcpu is 3" in job.refused(a_domain(rest="<vcpu>3</vcpu>"))
+    for number in ("-1", "0", "1e3", "+1", "99999", " ", "0x1", "1 2"):
+        job.refused(a_domain(rest=f"<vcpu>{number}</vcpu>"))
+    topology = "<cpu><topology sockets='1' cores='4' threads='1'/></cpu>"
+    assert "has 4 CPUs" in job.refused(a_domain(rest=topology))
+    job.refused(a_domain(rest="<currentMemory unit='GiB'>2</currentMemory>"))
+
+
+def test_a_topology_of_the_ad_stays_beside_a_cpu_of_the_xml(job: Job) -> None:
+    cpu, wanted = "<cpu mode='maximum'/>", '"cores=2"'
+    made = job.domain(a_domain(rest=cpu), VMPARAM_vm_Topology=wanted)
+    assert made.find("cpu/topology").get("cores") == "2"
+    both = "<cpu><topology sockets='2' cores='1' threads='1'/></cpu>"
+    assert "VMPARAM_vm_Topology" in job.refused(a_domain(rest=both), VMPARAM_vm_Topology=wanted)
+
+
+def test_networks_are_those_on_offer(job: Job) -> None:
+    for card in (
+        "<interface type='bridge'/>",
+        "<interface type='network'><source network='other'/></interface>",
+        "<interface type='network'><source bridge='br0'/></interface>",
+        "<interface type='user'><source network='default'/></interface>",
+        "<interface/>",
+        "<interface type='network'><mac address='01:00:5e:00:00:01'/></interface>",
+        "<interface type='network'><mac address='52:54:00'/></interface>",
+    ):
+        job.refused(a_domain(DISK + card))
+    card = "<interface type='network'/>"
+    assert "declines" in job.refused(a_domain(DISK + card), JobVMNetworking="false")
+    job.refused(a_domain(DISK + card), JobVMNetworking="true", JobVMNetworkingType='"user"')
+    assert job.domain(a_domain(DISK + card)).find("devices/interface/source").get("network") == "default"
+    plain = {"VM_MEMORY": "1024"}
+    with pytest.raises(errors.JobFault, match="offers no network"):
+        job.domain(a_domain(DISK + card), machine=plain)
+
+
+def test_several_cards(job: Job) -> None:
+    two = "<interface type='network'><mac address='52:54:00:00:00:01'/></interface><interface type='user'/>"
+    made = job.domain(a_domain(DISK + two))
+    assert [card.get("type") for card in made.iterfind("devices/interface")] == ["network", "user"]
+
+
+def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
+    boot = "<os><type>hvm</type><kernel>/boot/vmlinuz</kernel><initrd>initrd.img</initrd><cmdline>a, b</cmdline></os>"
+    made = job.domain(a_domain(rest=boot))
+    assert made.findtext("os/kernel") == "(copy of vmlinuz)"
+    assert made.findtext("os/cmdline") == "a, b"
+    assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>/etc/passwd</kernel></os>"))
+    (job.scratch / "link").symlink_to("/etc/passwd")
+    assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>link</kernel></os>"))
+    assert "no kernel" in job.refused(a_domain(rest="<os><initrd>initrd.img</initrd></os>"))
+    with (job.scratch / "vmlinuz").open("r+b") as file:
+        file.truncate(job_xml.boot_files.LARGEST + 1)
+    assert "MiB can be booted" in job.refused(a_domain(rest="<os><kernel>vmlinuz</kernel></os>"))
+
+
+def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (job.scratch / "vmlinuz").write_bytes(b"kernel")
+    (job.scratch / "vmlinuz").chmod(0o600)
+    files = {"kernel": "vmlinuz"}
+    paths = job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+    assert paths == {"kernel": str(room / "kernel")}
+    assert (room / "kernel").read_bytes() == b"kernel"
+    assert (room / "kernel").stat().st_mode & 0o777 == 0o400
+    job_xml.boot_files.remove(str(room))
+    assert not room.exists()
+    with pytest.raises(errors.MachineFault):
+        job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+
+
+def test_firmware_and_tpm_are_those_of_the_ad(job: Job) -> None:
+    efi = "<os firmware='efi'><type>hvm</type><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"
+    tpm = "<tpm model='tpm-tis'><backend type='emulator' version='2.0'/></tpm>"
+    made = job.domain(a_domain(DISK + tpm, efi))
+    assert made.find("os").get("firmware") == "efi"
+    assert len(made.findall("os/firmware/feature[@name='secure-boot']")) == 1
+    [device] = made.findall("devices/tpm")
+    assert device.get("model") == "tpm-tis"
+    assert device.find("backend").get("type") == "external"
+    job.refused(a_domain(DISK + tpm.replace("2.0", "1.2")))
+    assert "uefi" in job.refused(a_domain(rest=efi), VMPARAM_vm_Firmware='"bios"')
+    assert "VMPARAM_vm_TPM" in job.refused(a_domain(DISK + tpm), VMPARAM_vm_TPM="false")
+    job.refused(a_domain(rest="<os><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"))
+
+
+def test_libvirts_schema_knows_what_comes_out(job: Job) -> None:
+    schema = Path("/usr/share/libvirt/schemas/domain.rng")
+    if not schema.exists():
+        pytest.skip("libvirt's schemas are not installed")
+    from lxml import etree as lxml
+
+    text = etree.tostring(job.domain(WHOLE))
+    lxml.RelaxNG(lxml.parse(str(schema))).assertValid(lxml.fromstring(text))
+
+
+def test_where_the_administrator_does_not_want_it(job: Job) -> None:
+    for setting in ({"VM_ALLOW_LIBVIRT_XML": "false"}, {"LIBVIRT_XML_SCRIPT": "/usr/local/bin/make-xml"}):
+        with pytest.raises(errors.JobFault, match=next(iter(setting))):
+            job.domain(a_domain(), machine=MACHINE | setting)
+
+
+# The file
+
+
+def test_the_file_itself(job: Job) -> None:
+    for name in ('""', '"/"', '".."', "7"):
+        job.refused(a_domain(), VMPARAM_Libvirt_XML=name)
+    assert "No such file" in job.refused(a_domain(), VMPARAM_Libvirt_XML='"missing.xml"')
+    (job.scratch / "link.xml").symlink_to(FILE)
+    job.refused(a_domain(), VMPARAM_Libvirt_XML='"link.xml"')
+    os.mkfifo(job.scratch / "fifo.xml")
+    job.refused(a_domain(), VMPARAM_Libvirt_XML='"fifo.xml"')
+    assert "KiB" in job.refused("<!--" + "x" * sanitize.LARGEST + "-->" + a_domain())
+    assert "UTF-8" in job.refused(a_domain().encode("utf-16"))
+    assert job.domain("\ufeff<?xml version='1.0' encoding='UTF-8'?>\n<!-- mine -->" + a_domain()) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no XML",
+        "<domain>",
+        "<network/>",
+        "<domain/><domain/>",
+        "<domain xmlns='http://example.org/'/>",
+        "<a>" * 80_000,
+        "<domain>" * 20_000 + "</domain>" * 20_000,
+        '<!DOCTYPE domain [<!ENTITY e SYSTEM "file:///etc/passwd">]><domain><name>&e;</name></domain>',
+        '<!DOCTYPE domain [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><domain><name>&b;</name></domain>',
+        "<!doctype domain SYSTEM 'http://example.org/d.dtd'><domain/>",
+        "<?xml version='1.0'?><?xml-stylesheet href='file:///etc/passwd'?><domain/>",
+        "<domain><?php x ?></domain>",
+        "<domain xmlns:xi='http://www.w3.org/2001/XInclude'><xi:include href='/etc/passwd'/></domain>",
+        "<domain>&undefined;</domain>",
+        "<domain><name>\udc80</name></domain>",
+        "<domain>text</domain>",
+        "<domain><memory>64</memory><memory>128</memory></domain>",
+    ],
+)
+def test_files_that_are_no_description(job: Job, text: str) -> None:
+    job.refused(text)
+
+
+def test_a_document_type_and_instructions_are_refused_by_name(job: Job) -> None:
+    entity = '<!DOCTYPE domain [<!ENTITY image "guest.img">]>' + a_domain(
+        DISK.replace("guest.img", "&image;")
+    )
+    assert "<!DOCTYPE" in job.refused(entity)
+    assert "<?" in job.refused("<?xml-stylesheet href='x'?>" + a_domain())
+    assert "<?" in job.refused(a_domain(DISK + "<?x?>"))
+
+
+# The attacks
+
+_IN_DEVICES = {
+    "hostdev": "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='2'/></source></hostdev>",
+    "usb hostdev": "<hostdev mode='subsystem' type='usb'/>",
+    "filesystem": "<filesystem type='mount'><source dir='/'/><target dir='root'/></filesystem>",
+    "shmem": "<shmem name='x'><model type='ivshmem-plain'/></shmem>",
+    "emulator": "<emulator>/bin/sh</emulator>",
+    "redirdev": "<redirdev bus='usb' type='tcp'/>",
+    "smartcard": "<smartcard mode='host'/>",
+    "lease": "<lease><key>k</key></lease>",
+    "vsock": "<vsock model='virtio'/>",
+    "memory": "<memory model='dimm'/>",
+    "crypto": "<crypto model='virtio'/>",
+    "nvram": "<nvram/>",
+    "sound": "<sound model='ich6'/>",
+    "audio": "<audio id='1' type='file' path='/etc/passwd'/>",
+    "parallel": "<parallel type='file'><source path='/etc/passwd'/></parallel>",
+    "serial to a file": "<serial type='file'><source path='/etc/cron.d/x'/></serial>",
+    "serial of a device": "<serial type='dev'><source path='/dev/sda'/></serial>",
+    "serial with a source": "<serial type='pty'><source path='/dev/pts/1'/></serial>",
+    "serial with a log": "<serial type='pty'><log file='/etc/cron.d/x'/></serial>",
+    "two serials": "<serial type='pty'/><serial type='pty'/>",
+    "console by network": "<console type='tcp'/>",
+    "channel with a path": "<channel type='unix'><source mode='bind' path='/x'/><target type='virtio'/></channel>",
+    "channel's name": "<channel type='unix'><target type='virtio' name='..'/></channel>",
+    "channel by TCP": "<channel type='tcp'><target type='virtio' name='a'/></channel>",
+    "VNC for all": "<graphics type='vnc' listen='0.0.0.0'/>",
+    "VNC for all, inside": "<graphics type='vnc'><listen type='address' address='::'/></graphics>",
+    "VNC with a password": "<graphics type='vnc' passwd='x'/>",
+    "VNC at a port": "<graphics type='vnc' port='5900'/>",
+    "VNC at a socket": "<graphics type='vnc' socket='/run/x'/>",
+    "spice": "<graphics type='spice'/>",
+    "rendering": "<graphics type='egl-headless'/>",
+    "video memory": "<video><model type='qxl' vram='999999999'/></video>",
+    "acceleration": "<video><model type='virtio'><acceleration accel3d='yes'/></model></video>",
+    "entropy of a file": "<rng model='virtio'><backend model='random'>/etc/shadow</backend></rng>",
+    "entropy by network": "<rng model='virtio'><backend model='egd' type='tcp'/></rng>",
+    "watchdog's dump": "<watchdog model='i6300esb' action='dump'/>",
+    "host's TPM": "<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>",
+    "TPM's secret": "<tpm model='tpm-tis'><backend type='emulator'><encryption secret='x'/></backend></tpm>",
+    "input of the host": "<input type='evdev'><source dev='/dev/input/event1'/></input>",
+    "input passed on": "<input type='passthrough' bus='virtio'/>",
+    "direct": "<interface type='direct'><source dev='eth0' mode='bridge'/></interface>",
+    "ethernet": "<interface type='ethernet'><script path='/bin/sh'/></interface>",
+    "vhost-user": "<interface type='vhostuser'><source type='unix' path='/x' mode='client'/></interface>",
+    "VF": "<interface type='hostdev'/>",
+    "script": "<interface type='user'><script path='/tmp/x'/></interface>",
+    "virtualport": "<interface type='network'><virtualport type='openvswitch'/></interface>",
+    "filterref": "<interface type='network'><filterref filter='x'/></interface>",
+    "backend": "<interface type='user'><backend type='passt' logFile='/etc/x'/></interface>",
+    "tap's name": "<interface type='network'><target dev='eth0'/></interface>",
+    "port forward": "<interface type='user'><portForward proto='tcp'/></interface>",
+    "boot ROM": "<interface type='user'><rom file='/etc/passwd'/></interface>",
+    "controller's driver": "<controller type='scsi'><driver iommu='on'/></controller>",
+}
+
+
+@pytest.mark.parametrize("what", _IN_DEVICES)
+def test_devices_of_the_host(job: Job, what: str) -> None:
+    assert "/domain/devices/" in job.refused(a_domain(DISK + _IN_DEVICES[what]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("type='file'", "type='block'"),
+        ("type='file'", "type='dir'"),
+        ("type='file'", "type='network'"),
+        ("type='file'", "type='nvme'"),
+        ("type='file'", "type='volume'"),
+        ("type='file'", "type='vhostuser'"),
+        ("<disk type='file'>", "<disk type='file' device='lun'>"),
+        ("<disk type='file'>", "<disk type='file' rawio='yes'>"),
+        ("<disk type='file'>", "<disk type='file' sgio='unfiltered'>"),
+        ("file='guest.img'/>", "file='guest.img' startupPolicy='optional'/>"),
+        ("file='guest.img'/>", "file='guest.img' dev='/dev/sda'/>"),
+        (
+            "file='guest.img'/>",
+            "file='guest.img'><slices><slice type='storage' offset='0' size='1'/></slices></source>",
+        ),
+        ("file='guest.img'/>", "file='guest.img'><encryption format='luks'/></source>"),
+        ("file='guest.img'/>", "file='guest.img'><seclabel model='dac' relabel='yes'/></source>"),
+        ("file='guest.img'/>", "file='guest.img'><auth username='x'/></source>"),
+        ("file='guest.img'/>", "file='json:{&quot;driver&quot;:&quot;host_device&quot;}'/>"),
+        ("file='guest.img'/>", "file='nbd://127.0.0.1/x'/>"),
+        ("file='guest.img'/>", "file='a,b'/>"),
+        ("file='guest.img'/>", "file=''/>"),
+        ("<target", "<backingStore type='file'><source file='/etc/passwd'/></backingStore><target"),
+        ("<target", "<mirror type='file'/><target"),
+        ("<target", "<iotune/><target"),
+        ("<target", "<transient/><target"),
+        ("<driver type='raw'/>", "<driver type='raw' name='tap2'/>"),
+        ("dev='vda'", "dev='../vda'"),
+        ("dev='vda'", "dev='vda1'"),
+        ("bus='virtio'", "bus='sd'"),
+    ],
+)
+def test_disks_of_the_host(job: Job, old: str, new: str) -> None:
+    assert old in DISK
+    job.refused(a_domain(DISK.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<seclabel type='none'/>",
+        "<seclabel type='static' model='dac'><label>root:root</label></seclabel>",
+        "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg/></qemu:commandline>",
+        "<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-x'/></commandline>",
+        "<q:override xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",
+        "<os><loader readonly='yes' type='pflash'>/etc/passwd</loader></os>",
+        "<os><nvram template='/etc/shadow'>/etc/cron.d/x</nvram></os>",
+        "<os><type>exe</type><init>/bin/sh</init></os>",
+        "<os><dtb>/etc/passwd</dtb></os>",
+        "<os><acpi><table type='slic'>/etc/passwd</table></acpi></os>",
+        "<os><smbios mode='host'/></os>",
+        "<os><type machine='x,accel=kvm'>hvm</type></os>",
+        "<sysinfo type='fwcfg'><entry name='opt/x' file='/etc/passwd'/></sysinfo>",
+        "<launchSecurity type='sev'/>",
+        "<memoryBacking><source type='file'/></memoryBacking>",
+        "<memoryBacking><hugepages/></memoryBacking>",
+        "<memtune><hard_limit>1</hard_limit></memtune>",
+        "<maxMemory slots='16' unit='TiB'>1</maxMemory>",
+        "<metadata><x xmlns='urn:x'/></metadata>",
+        "<resource><partition>/machine</partition></resource>",
+        "<numatune><memory mode='strict' nodeset='0'/></numatune>",
+        "<cputune><vcpupin vcpu='0' cpuset='0'/></cputune>",
+        "<blkiotune/>",
+        "<keywrap/>",
+        "<idmap/>",
+        "<perf/>",
+        "<bootloader>/bin/sh</bootloader>",
+        "<vcpu cpuset='0-3'>1</vcpu>",
+        "<vcpu current='9'>1</vcpu>",
+        "<iothreads>17</iothreads>",
+        "<cpu mode='custom'><model>a,b</model></cpu>",
+        "<cpu><numa><cell id='0' memory='1'/></numa></cpu>",
+        "<features><hyperv><vendor_id state='on' value='a,b'/></hyperv></features>",
+        "<on_poweroff>preserve</on_poweroff>",
+        "<on_poweroff>restart</on_poweroff>",
+        "<on_crash>coredump-restart</on_crash>",
+        "<on_lockfailure>ignore</on_lockfailure>",
+        "<clock offset='absolute' start='0'/>",
+        "<name lang='x'>y</name>",
+        "<devices/>",
+    ],
+)
+def test_what_else_is_of_the_host(job: Job, text: str) -> None:
+    assert "/domain/" in job.refused(a_domain(rest=text))
+
+
+def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
+    problem = job.refused(
+        a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'"))
+    )
+    assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem
+    assert "devices of the host belong to no job" in job.refused(a_domain("<hostdev/>"))
+
+
+# Whatever it brings
+
+_TAGS = sorted(
+    {
+        "domain",
+        "devices",
+        "disk",
+        "source",
+        "driver",
+        "target",
+        "interface",
+        "os",
+        "kernel",
+        "serial",
+        "rng",
+        "backend",
+    }
+    | set(allow_list.DOMAIN.children)
+    | set(allow_list.DOMAIN.children["devices"].children)
+    | set(allow_list.NEVER)
+)
+_NAMES = [
+    "type",
+    "file",
+    "dev",
+    "path",
+    "bus",
+    "device",
+    "name",
+    "model",
+    "mode",
+    "network",
+    "unit",
+    "listen",
+    "dir",
+]
+_VALUES = [
+    *("file", "block", "disk", "hvm", "64", "vda", "guest.img", "/etc/passwd", "/dev/urandom", "/dev/sda"),
+    *("raw", "qemu", "network", "user", "pty", "unix", "vnc", "virtio", "random", "destroy", "-1", "default"),
+    *("127.0.0.1", "yes", "../x", "http://x", "<&'\"", ""),
+]
+_ATTRIBUTES = st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(_VALUES), max_size=3)
+
+
+def _element(tag: str, attributes: dict[str, str], text: str, children: list[etree.Element]) -> etree.Element:
+    made = etree.Element(tag, attributes)
+    made.text = text
+    made.extend(children)
+    return made
+
+
+def _fitting(name: str, rules: allow_list.Allowed, depth: int = 0) -> st.SearchStrategy[etree.Element]:
+    """Elements that are mostly of the list: what gets past it has to be looked at, too."""
+    attributes = st.fixed_dictionaries(
+        {}, optional={key: st.from_regex(form, fullmatch=True) for key, form in rules.attributes.items()}
+    )
+    text = (
+        st.just("")
+        if rules.text is None
+        else st.from_regex(rules.text, fullmatch=True) | st.sampled_from(_VALUES)
+    )
+    below = [_fitting(tag, child, depth + 1) for tag, child in rules.children.items()]
+    children = st.lists(st.one_of(below), max_size=4 if depth else 8) if below else st.just([])
+    return st.builds(_element, st.just(name), attributes, text, children)
+
+
+_WILD = st.recursive(
+    st.builds(_element, st.sampled_from(_TAGS), _ATTRIBUTES, st.sampled_from(_VALUES), st.just([])),
+    lambda below: st.builds(
+        _element, st.sampled_from(_TAGS), _ATTRIBUTES, st.just(""), st.lists(below, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def _changed(draw: st.DrawFn) -> etree.Element:
+    """A good description, a few steps away: what slips through the list is most likely near it."""
+    domain = etree.fromstring(WHOLE)
+    for _ in range(draw(st.integers(1, 3))):
+        element = draw(st.sampled_from(list(domain.iter())))
+        step = draw(st.sampled_from(("attribute", "value", "text", "child", "again")))
+        if step == "attribute":
+            element.set(draw(st.sampled_from(_NAMES)), draw(st.sampled_from(_VALUES)))
+        elif step == "value" and element.attrib:
+            element.set(draw(st.sampled_from(sorted(element.attrib))), draw(st.sampled_from(_VALUES)))
+        elif step == "text":
+            element.text = draw(st.sampled_from(_VALUES))
+        elif step == "child":
+            element.append(draw(_WILD))
+        elif step == "again" and len(element):
+            element.append(deepcopy(draw(st.sampled_from(list(element)))))
+    return domain
+
+
+def _assert_listed(element: etree.Element, rules: allow_list.Allowed) -> None:
+    for name, value in element.items():
+        assert re.fullmatch(rules.attributes[name], value, re.ASCII)
+    assert rules.text is not None or not (element.text or "").strip()
+    for child in element:
+        _assert_listed(child, rules.children[child.tag])
+
+
+def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
+    for element in domain.iter():
+        assert element.tag not in ("hostdev", "filesystem", "emulator", "shmem", "loader", "nvram", "script")
+        for value in (element.text or "", *element.attrib.values()):
+            if value.strip().startswith("/") and element.tag not in ("title", "cmdline"):
+                assert value.startswith(str(scratch)) or value in ("/run/c", "/dev/urandom", "/dev/random")
+    for disk in domain.iterfind("devices/disk"):
+        assert disk.get("type") == "file"
+    for card in domain.iterfind("devices/interface"):
+        assert card.get("type") in ("network", "user")
+    for port in (*domain.iterfind("devices/serial"), *domain.iterfind("devices/console")):
+        assert port.find("source").get("path") == "/run/c"
+    for display in domain.iterfind("devices/graphics"):
+        assert display.get("listen") == "127.0.0.1"
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(st.one_of(_WILD, _fitting("domain", allow_list.DOMAIN), _changed(), _changed()), st.booleans())
+def test_whatever_it_brings_only_what_is_listed_comes_out(
+    tmp_path_factory: pytest.TempPathFactory, brought: etree.Element, with_disk: bool
+) -> None:
+    job = Job(tmp_path_factory.mktemp("scratch", numbered=True))
+    brought.tag = "domain"
+    if with_disk:
+        for old in brought.findall("devices"):
+            brought.remove(old)
+        brought.append(etree.fromstring(f"<devices>{DISK}</devices>"))
+    text = etree.tostring(brought, encoding="unicode")
+    try:
+        _assert_listed(sanitize.sanitise(text, FILE), allow_list.DOMAIN)
+        domain = job.domain(text)
+    except errors.JobFault:
+        return
+    _assert_harmless(domain, job.scratch)
+    assert domain.findtext("name") == "alice_lab_7.0"
+    assert domain.findtext("description") == str(job.scratch)

@@ -1,0 +1,565 @@
+"""The domain that libvirt made against the one that was asked for: every kind of difference, and real domains."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import pytest
+
+from tests.domain.test_build import disk, host, spec
+from tests.drivers.libvirt.test_driver import (
+    WANTS,
+    Job,
+    connection,
+    elsewhere,
+    job,
+    moved,
+    start,
+    until,
+    vacate,
+)
+from tests.drivers.libvirt.test_driver import serving as serving_job
+from tests.drivers.libvirt.test_faults import ASKS, CRITICAL, NETWORK, left_behind, refused, runs, serving
+from tests.peer import environment
+from vmgahp import config, errors
+from vmgahp.domain import build as domain_xml
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import Layer
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import Nic
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.domain import verify  # noqa: E402 - they need libvirt
+from vmgahp.drivers.libvirt import LibvirtDriver  # noqa: E402
+from vmgahp.drivers.libvirt.machine import LibvirtMachine  # noqa: E402
+
+__all__ = ["connection", "elsewhere", "job"]
+
+CHAINS = {"/scratch/root.qcow2": (Layer("/shared/base.qcow2", "qcow2"), Layer("/shared/old.img", "raw"))}
+SPEC = spec(
+    vcpus=2,
+    vnc=True,
+    nics=(Nic("nat", "52:54:00:12:34:56"),),
+    disks=(
+        disk("/scratch/root.qcow2", "vda", format="qcow2"),
+        disk("/shared/data.img", "sdb", writable=False, transferred=False),
+        disk("/scratch/install.iso", "sde", kind="cdrom"),
+    ),
+)
+HOST = host(
+    backing=CHAINS, dac_label="+54321:+107", console_socket="/run/vmgahp/x/console", vnc_password="secret12"
+)
+ASKED = domain_xml.build(SPEC, HOST)
+
+ADDED = """<devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <controller type='usb' index='0' model='piix3-uhci'><alias name='usb'/></controller>
+    <controller type='pci' index='0' model='pci-root'/><controller type='sata' index='0'/>
+    <console type='unix'><source mode='connect' path='/run/vmgahp/x/console'/><target type='serial' port='0'/></console>
+    <input type='mouse' bus='ps2'/><input type='keyboard' bus='ps2'/>
+    <audio id='1' type='none'/><watchdog model='itco' action='reset'/>
+    <video><model type='cirrus' vram='16384' heads='1' primary='yes'/></video>
+    <memballoon model='virtio'><alias name='balloon0'/></memballoon>
+</devices>"""
+"""What libvirt adds to a VM with a display, on either chip set."""
+
+
+def live(asked: str = ASKED) -> etree.Element:
+    """What libvirt makes of a description: KiB, indices, ports, and devices of its own."""
+    domain = etree.fromstring(asked)
+    memory = domain.find("memory")
+    assert memory is not None
+    memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"
+    for number, source in enumerate(domain.iterfind("devices/disk//source")):
+        source.set("index", str(number))
+    for source in domain.iterfind("devices/interface/source[@network]"):
+        source.attrib |= {"portid": "c7a5fdbd", "bridge": "virbr0"}
+    for graphics in domain.iterfind("devices/graphics"):
+        graphics.set("port", "5900")
+        graphics.attrib.pop("passwd", None)
+    devices = domain.find("devices")
+    assert devices is not None
+    devices.extend(etree.fromstring(ADDED))
+    return domain
+
+
+def differences(domain: etree.Element) -> tuple[str, ...]:
+    with pytest.raises(verify.Mismatch) as caught:
+        verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, SPEC, CHAINS)
+    return caught.value.differences
+
+
+def test_what_libvirt_makes_of_a_description_is_the_vm_that_was_asked_for() -> None:
+    verify.against_job(etree.tostring(live(), encoding="unicode"), ASKED, SPEC, CHAINS)
+
+
+@pytest.mark.parametrize("kind", ["direct", "bridge"])
+def test_a_card_on_a_network_may_show_what_the_network_is(kind: str) -> None:
+    domain = live()
+    card = domain.find("devices/interface")
+    assert card is not None
+    card.set("type", kind)
+    verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, SPEC, CHAINS)
+
+
+CHANGES = {
+    "more memory": ("memory", None, "131072", "memory (KiB) is 131072, and the job has 65536"),
+    "less memory": ("memory", None, "32768", "memory (KiB) is 32768"),
+    "more CPUs": ("vcpu", None, "4", "number of CPUs is 4, and the job has 2"),
+    "another file": ("devices/disk/source", "file", "/etc/shadow", "file of its disk vda is '/etc/shadow'"),
+    "another format": ("devices/disk/driver", "type", "raw", "format of its disk vda is 'raw'"),
+    "another device": ("devices/disk/target", "dev", "vdb", "a disk vdb (/scratch/root.qcow2)"),
+    "another backing file": (
+        "devices/disk/backingStore/source",
+        "file",
+        "/etc/shadow",
+        "beneath of its disk vda",
+    ),
+    "a backing file's format": ("devices/disk/backingStore/format", "type", "raw", "beneath of its disk vda"),
+    "another network": (
+        "devices/interface/source",
+        "network",
+        "dmz",
+        "nobody asked for, interface network dmz",
+    ),
+    "another kind of card": ("devices/interface", "type", "user", "of the type user, and not network"),
+    "another MAC": (
+        "devices/interface/mac",
+        "address",
+        "52:54:00:00:00:01",
+        "MAC address is 52:54:00:00:00:01",
+    ),
+    "another console": ("devices/serial/source", "path", "/run/docker.sock", "serial unix /run/docker.sock"),
+    "another listener": ("devices/graphics", "listen", "0.0.0.0", "nobody asked for, graphics vnc"),
+    "another address": ("devices/graphics/listen", "address", "0.0.0.0", "nobody asked for, graphics vnc"),
+    "another user": ("seclabel/label", None, "+0:+0", "QEMU runs as +0:+0, and not as +54321:+107"),
+    "another type": (".", "type", "qemu", "it is of the type qemu, and kvm was asked for"),
+    "a balloon that is none": ("devices/memballoon", "model", "xen", "nobody asked for, memballoon xen"),
+    "a watchdog that dumps": ("devices/watchdog", "action", "dump", "nobody asked for, watchdog itco"),
+    "the host's sound": ("devices/audio", "type", "pulseaudio", "nobody asked for, audio pulseaudio"),
+    "the host's mouse": ("devices/input", "type", "evdev", "nobody asked for, input evdev"),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_difference_is_named(change: str) -> None:
+    path, name, value, expected = CHANGES[change]
+    domain = live()
+    element = domain.find(path)
+    assert element is not None
+    if name is None:
+        element.text = value
+    else:
+        element.set(name, value)
+    assert expected in "; ".join(differences(domain))
+
+
+DEVICES = {
+    "hostdev": "<hostdev mode='subsystem' type='pci'><source><address bus='1'/></source></hostdev>",
+    "redirdev": "<redirdev bus='usb' type='spicevmc'/>",
+    "filesystem": "<filesystem type='mount'><source dir='/'/><target dir='root'/></filesystem>",
+    "shmem": "<shmem name='other'/>",
+    "channel": "<channel type='unix'><source mode='bind' path='/run/x'/><target type='virtio' name='x'/></channel>",
+    "disk": "<disk type='file' device='disk'><source file='/etc/shadow'/><target dev='vdx' bus='virtio'/></disk>",
+    "a disk once more": "<disk type='file'><source file='/x'/><target dev='vda' bus='virtio'/></disk>",
+    "interface": "<interface type='user'/>",
+    "serial": "<serial type='pty'><target type='isa-serial' port='1'/></serial>",
+    "console": "<console type='pty'><target type='virtio' port='1'/></console>",
+    "parallel": "<parallel type='dev'><source path='/dev/lp0'/></parallel>",
+    "graphics": "<graphics type='spice' port='5901'/>",
+    "tpm": "<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>",
+    "rng": "<rng model='virtio'><backend model='random'>/dev/random</backend></rng>",
+    "vsock": "<vsock model='virtio'><cid auto='yes'/></vsock>",
+    "smartcard": "<smartcard mode='host'/>",
+    "sound": "<sound model='ich6'/>",
+    "what nobody knows yet": "<teleporter/>",
+}
+
+
+@pytest.mark.parametrize("device", list(DEVICES))
+def test_a_device_that_nobody_asked_for_is_refused(device: str) -> None:
+    domain = live()
+    devices = domain.find("devices")
+    assert devices is not None
+    devices.append(etree.fromstring(DEVICES[device]))
+    assert any(
+        "nobody asked for" in each or "does not ask for" in each or "cards" in each
+        for each in differences(domain)
+    )
+
+
+@pytest.mark.parametrize("tag", ["disk", "interface", "serial", "graphics"])
+def test_a_device_that_is_missing_is_named(tag: str) -> None:
+    domain = live()
+    devices = domain.find("devices")
+    assert devices is not None
+    device = devices.find(tag)
+    assert device is not None
+    devices.remove(device)
+    assert tag in " ".join(differences(domain)) or "cards" in " ".join(differences(domain))
+
+
+def test_a_disk_that_can_be_written_against_the_jobs_will() -> None:
+    domain = live()
+    for read_only in domain.findall("devices/disk/readonly"):
+        for each in domain.iterfind("devices/disk"):
+            if read_only in list(each):
+                each.remove(read_only)
+    (difference,) = differences(domain)
+    assert difference == "read-only of its disk sdb is False, and the job's is True"
+
+
+def test_a_chain_that_goes_on_where_it_should_end() -> None:
+    domain = live()
+    stores = list(domain.iter("backingStore"))
+    end = next(store for store in stores if store.find("source") is None)
+    etree.SubElement(end, "format", type="raw")
+    etree.SubElement(end, "source", file="/etc/shadow")
+    assert "/etc/shadow" in " ".join(differences(domain))
+
+
+def test_arguments_for_qemu_that_nobody_asked_for() -> None:
+    domain = live()
+    domain.append(etree.Element("{http://libvirt.org/schemas/domain/qemu/1.0}commandline"))
+    assert "QEMU's own" in " ".join(differences(domain))
+
+
+def test_a_display_adapter_without_a_display() -> None:
+    plain, asked = spec(), domain_xml.build(spec(), host(console_socket="/run/vmgahp/x/console"))
+    with pytest.raises(verify.Mismatch, match="nobody asked for, video"):
+        verify.against_job(etree.tostring(live(asked), encoding="unicode"), asked, plain, {})
+
+
+def test_a_console_is_made_of_a_serial_port_once() -> None:
+    domain = live()
+    devices = domain.find("devices")
+    assert devices is not None
+    devices.append(etree.fromstring(etree.tostring(devices.findall("console")[0])))
+    assert "nobody asked for, console unix" in " ".join(differences(domain))
+
+
+def test_a_card_that_our_own_description_has_and_the_job_does_not_ask_for() -> None:
+    asked = ASKED.replace("</devices>", "<interface type='user'/></devices>")
+    with pytest.raises(verify.Mismatch, match="2 network cards, and the job asks for 1"):
+        verify.against_job(etree.tostring(live(asked), encoding="unicode"), asked, SPEC, CHAINS)
+
+
+def test_all_differences_are_named_at_once() -> None:
+    domain = live()
+    for path in ("memory", "vcpu"):
+        element = domain.find(path)
+        assert element is not None
+        element.text = "1"
+    assert len(differences(domain)) == 2
+
+
+# A description that the administrator's script wrote
+
+SCRIPTED = """<domain type='qemu'><name>x</name><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>
+    <os><type>hvm</type></os><devices>{devices}</devices></domain>"""
+
+
+def scripted(memory: int = 64, vcpus: int = 1, devices: str = "", live_devices: str | None = None) -> str:
+    asked = SCRIPTED.format(memory=memory, vcpus=vcpus, devices=devices)
+    made = SCRIPTED.format(
+        memory=memory, vcpus=vcpus, devices=devices if live_devices is None else live_devices
+    )
+    return verify.against_script(etree.tostring(live(made), encoding="unicode"), asked, spec())
+
+
+@pytest.fixture(autouse=True)
+def _without_the_console(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "script" in request.node.name and "real" not in request.node.name:
+        root = etree.fromstring(ADDED)
+        for tag in ("console", "video"):
+            root.remove(root.find(tag))  # type: ignore[arg-type]
+        monkeypatch.setattr(sys.modules[__name__], "ADDED", etree.tostring(root, encoding="unicode"))
+
+
+@pytest.mark.parametrize("device", [text for name, text in DEVICES.items() if name != "a disk once more"])
+def test_a_scripts_devices_count_as_asked_for(device: str) -> None:
+    assert scripted(devices=device) == ""
+
+
+def test_a_script_may_give_less_and_that_is_told() -> None:
+    assert "memory (KiB) is 32768" in scripted(memory=32)
+
+
+@pytest.mark.parametrize(("memory", "vcpus"), [(65, 1), (64, 2), (1024, 8)])
+def test_a_script_may_not_give_more(memory: int, vcpus: int) -> None:
+    with pytest.raises(verify.Mismatch, match="more than the"):
+        scripted(memory, vcpus)
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [("<memory unit='KiB'>49152<", "memory"), ("<vcpu>1<", "CPUs")],
+)
+def test_less_than_a_script_asked_for_is_not_what_it_asked_for(now: str, named: str) -> None:
+    asked = SCRIPTED.format(memory=64, vcpus=2, devices="")
+    made = etree.tostring(live(asked), encoding="unicode")
+    old = re.search(now.replace("49152", "65536").replace(">1<", ">2<").replace("'", "[\"']"), made)
+    assert old is not None
+    with pytest.raises(verify.Mismatch, match=f"{named}.* was asked for"):
+        verify.against_script(made.replace(old[0], now), asked, spec(vcpus=2))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["<memory>65536<", "<memory unit='KiB'>65000<", "<memory unit='b'>67108864<", "<memory unit='M'>64<",
+     "<memory unit='MB'>67<", "<cpu><numa/></cpu><memory>1<"],
+)  # fmt: skip
+def test_a_scripts_memory_in_any_unit_is_what_it_comes_to(asked: str) -> None:
+    text = SCRIPTED.format(memory=64, vcpus=1, devices="")
+    script = text.replace("<memory unit='MiB'>64<", asked)
+    assert verify.against_script(etree.tostring(live(text), encoding="unicode"), script, spec()) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        (DEVICES["disk"], DEVICES["disk"].replace("/etc/shadow", "/etc/passwd")),
+        (DEVICES["disk"].replace("<target", "<readonly/><target"), DEVICES["disk"]),
+        (DEVICES["filesystem"], DEVICES["filesystem"].replace("'/'", "'/home'")),
+        (DEVICES["hostdev"], DEVICES["hostdev"].replace("'1'", "'2'")),
+        (DEVICES["channel"], DEVICES["channel"].replace("/run/x", "/run/y")),
+        ("<emulator>/usr/bin/kvm</emulator>", "<emulator>/bin/sh</emulator>"),
+        (DEVICES["hostdev"], ""),
+        (DEVICES["rng"], DEVICES["rng"] * 2),
+    ],
+)
+def test_what_a_script_asked_for_must_be_what_it_gets(asked: str, made: str) -> None:
+    with pytest.raises(verify.Mismatch):
+        scripted(devices=asked, live_devices=made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        (DEVICES["hostdev"], DEVICES["hostdev"].replace("'1'", "'0x01'")),
+        (
+            DEVICES["filesystem"].replace("'/'", "'/srv//data/'"),
+            DEVICES["filesystem"].replace("'/'", "'/srv/data'"),
+        ),
+        (
+            "<console type='pty'/>",
+            "<serial type='pty'><source path='/dev/pts/1'/></serial><console type='pty'/>",
+        ),
+        (
+            "<interface type='user'><mac address='52:54:00:AB:CD:EF'/></interface>",
+            "<interface type='user'><mac address='52:54:00:ab:cd:ef'/></interface>",
+        ),
+    ],
+)
+def test_a_script_may_write_things_otherwise_than_libvirt(asked: str, made: str) -> None:
+    assert scripted(devices=asked, live_devices=made) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["<vcpu>-1</vcpu>", "<vcpu current='-1'>2</vcpu>", "<memory>-5</memory>", "<memory>lots</memory>"],
+)
+def test_numbers_that_libvirtd_would_not_survive_are_not_shown_to_it(wrong: str) -> None:
+    with pytest.raises(verify.Mismatch, match="is no number"):
+        verify.before_libvirt(f"<domain>{wrong}</domain>")
+    verify.before_libvirt(
+        "<domain><vcpu placement='static' current='1'> 2 </vcpu><memory>65536</memory></domain>"
+    )
+
+
+# The real thing
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Path]:
+    """A script that prints what is in the file xml, with the job's name."""
+    path = tmp_path / "script"
+    path.write_text(
+        f"#!/bin/sh\nname=$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')\n"
+        f'sed "s/<name>x</<name>$name</" {tmp_path}/xml\n'
+    )
+    path.chmod(0o755)
+    tmp_path.chmod(0o755)
+    return path
+
+
+@pytest.mark.libvirt
+def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
+    with serving(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        for memory, vcpus, named in ((65, 1, "memory"), (64, 2, "CPUs"), ("lots", 1, "memory")):
+            (script.parent / "xml").write_text(SCRIPTED.format(memory=memory, vcpus=vcpus, devices=""))
+            text = refused(peer, job, CRITICAL)
+            assert str(script) in text
+            assert f"its {named}" in text or f"number of {named}" in text
+        (script.parent / "xml").write_text(
+            SCRIPTED.format(memory=64, vcpus=1, devices="<disk type='nonsense'/>")
+        )
+        assert str(script) in refused(peer, job, CRITICAL), (
+            "what libvirt does not take is the script's as well"
+        )
+        other = job.scratch.parent / "other.img"
+        other.write_bytes(bytes(512))
+        other.chmod(0o666)
+        devices = f"""<disk type='file'><source file='{other}'/><target dev='vda' bus='virtio'/></disk>
+            <interface type='user'/><sound model='ich6'/><graphics type='vnc' port='-1'/><console type='pty'/>
+            <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+            <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+        (script.parent / "xml").write_text(SCRIPTED.format(memory=48, vcpus=1, devices=devices))
+        runs(peer, job)
+        assert "its memory (KiB) is 49152, and the job asks for 65536" in peer.quit()
+
+
+def driver_for(job: Job, log: list[str], **settings: object) -> tuple[LibvirtDriver, JobAd]:
+    """The driver itself, in this process."""
+    wishes = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    owner = job.scratch.stat()
+    driver = LibvirtDriver(
+        "kvm",
+        config.load(environment("kvm", job.scratch, **wishes)),
+        Identity(owner.st_uid or 54321, owner.st_gid or 54321),
+        log.append,
+    )
+    pairs = [JobAd.parse_line(line) for line in job.ad(*(settings.get("ad", ())))]  # type: ignore[misc]
+    return driver, JobAd([pair for pair in pairs if pair])
+
+
+@pytest.mark.libvirt
+def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = LibvirtMachine.create
+
+    def tampered(self: LibvirtMachine, xml: str, check: object) -> None:
+        rng = "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng></devices>"
+        create(self, xml.replace("</devices>", rng), check)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LibvirtMachine, "create", tampered)
+    log: list[str] = []
+    driver, ad = driver_for(job, log)
+    with pytest.raises(errors.HypervisorFault, match="nobody asked for, rng") as caught:
+        driver.start(ad)
+    assert "destroyed before it ran" in caught.value.problem
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
+    assert job.console() == "", "its CPUs never ran"
+    monkeypatch.undo()
+    machine = driver.start(ad)
+    machine.destroy()
+    driver.close()
+
+
+@pytest.mark.libvirt
+def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    vacate(job)
+    against_job, seen = verify.against_job, []
+
+    def once(*arguments: object) -> None:
+        domain = job.domain()
+        assert domain is not None
+        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        seen.append(arguments)
+        if len(seen) == 1:
+            raise verify.Mismatch(["it has a device that nobody asked for, hostdev"])
+        against_job(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verify, "against_job", once)
+    log: list[str] = []
+    driver, ad = driver_for(job, log, ad=(WANTS,))
+    machine = driver.start(ad)
+    try:
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert (job.scratch / "vm_checkpoint.mem.refused-1").exists()
+        assert any("nobody asked for, hostdev" in line for line in log)
+    finally:
+        machine.destroy()
+        driver.close()
+
+
+KILLED = """
+import os, signal, sys
+from vmgahp.drivers.libvirt import verify
+verify.against_job = lambda *_: (print("paused", flush=True), os.kill(os.getpid(), signal.SIGKILL))
+from vmgahp.cli import daemon
+sys.exit(daemon(["vmgahp", "-f", "-t", "-M", "3"]))
+"""
+
+
+@pytest.mark.libvirt
+def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
+    environ = environment("kvm", job.scratch, VM_ALLOW_EMULATION=True)
+    lines = ["CLASSAD", *job.ad(), "CLASSAD_END", "CONDOR_VM_START 1 kvm", ""]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        cwd=job.scratch,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\r\n".join(lines))
+    process.stdin.flush()
+    said = process.stdout.read()
+    assert "paused" in said
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdin.close()
+    process.stdout.close()
+    until(lambda: job.domain() is None, "the guardian destroys it")
+    until(lambda: not [each for each in left_behind(job.name, 0) if "vmgahp" in each], "the guardian ends")
+    assert job.console() == ""
+
+
+@pytest.mark.libvirt
+def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
+    with serving_job(job, **NETWORK) as peer:
+        start(peer, job, WANTS, *ASKS)
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        log = peer.quit()
+    moved(job, elsewhere)
+    with serving_job(job, **NETWORK) as peer:
+        start(peer, job, WANTS, *ASKS)
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        log += peer.quit()
+    assert "goes on where it was saved" in log
+    assert "it was paused" not in log
+    assert "it was resumed" not in log
+
+
+MAC = "52:54:00:12:34:5b"
+
+
+@pytest.fixture
+def rival(connection: "libvirt.virConnect") -> Iterator[None]:
+    """Another VM with the MAC address that the job is going to ask for."""
+    xml = SCRIPTED.format(
+        memory=32, vcpus=1, devices=f"<interface type='user'><mac address='{MAC}'/></interface>"
+    )
+    made = connection.createXML(xml.replace("<name>x<", f"<name>rival-{os.getpid()}<"))
+    yield
+    made.destroy()
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("looks", ["before it makes its VM", "before its VM runs"])
+def test_a_start_looks_for_its_mac_address_twice(
+    job: Job, rival: None, looks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, for that costs nobody anything; and again, for another start may have come between."""
+    if looks == "before it makes its VM":
+        monkeypatch.setattr(LibvirtMachine, "create", lambda *_: pytest.fail("it has made the VM"))
+    else:
+        monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
+    driver, ad = driver_for(job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **NETWORK)
+    with pytest.raises(errors.JobFault, match="address of another VM"):
+        driver.start(ad)
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
+    assert job.console() == ""
+    driver.close()

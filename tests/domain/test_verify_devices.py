@@ -1,0 +1,233 @@
+"""The rarer devices of a live domain against the job: cards, shared disks, CPU, firmware, TPM, share."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import pytest
+
+from tests.domain.test_build import TPM_SOCKET, disk, host, spec
+from vmgahp import errors
+from vmgahp.domain import build as domain_xml
+from vmgahp.domain.restore import Mismatch as SavedMismatch
+from vmgahp.domain.restore import reconcile
+from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.config import Settings  # noqa: E402 - what follows needs libvirt
+from vmgahp.domain import verify  # noqa: E402
+from vmgahp.drivers.libvirt import capabilities, firmware  # noqa: E402
+from vmgahp.host.job_user import Identity  # noqa: E402
+
+SPEC = spec(
+    vcpus=4,
+    disks=(disk(), disk("/shared/book.img", "vdb", transferred=False, shared=True)),
+    nics=(Nic("nat", "52:54:00:12:34:56"), Nic("user", model="e1000", link_up=False)),
+    devices=Devices(firmware="uefi", topology=Topology(1, 2, 2), tpm=True, share="/scratch/share"),
+)
+ASKED = domain_xml.build(SPEC, host(tpm_socket=TPM_SOCKET))
+
+
+def live() -> etree.Element:
+    """What libvirt 9.0 makes of it."""
+    domain = etree.fromstring(ASKED)
+    memory, system = domain.find("memory"), domain.find("os")
+    assert memory is not None
+    assert system is not None
+    memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"
+    del system.attrib["firmware"]
+    etree.SubElement(system, "loader", type="pflash").text = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+    etree.SubElement(system, "nvram").text = "/var/lib/libvirt/qemu/nvram/alice_lab_7.3_VARS.fd"
+    return domain
+
+
+def compare(domain: etree.Element, of: JobSpec = SPEC) -> str:
+    try:
+        verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, of, {})
+    except verify.Mismatch as mismatch:
+        return str(mismatch)
+    return ""
+
+
+def test_all_as_it_should_be() -> None:
+    assert compare(live()) == ""
+
+
+CHANGES = {
+    "another model": ("devices/interface[2]/model", "type", "virtio", "of the model virtio, and not e1000"),
+    "a cable that is in": ("devices/interface[2]/link", "state", "up", "the cable of its network card is in"),
+    "another topology": ("cpu/topology", "threads", "1", "CPU topology is 1 2 1, and 1 2 2"),
+    "another TPM": (
+        "devices/tpm/backend/source",
+        "path",
+        "/run/other",
+        "nobody asked for, tpm",
+    ),
+    "the host's TPM": ("devices/tpm/backend", "type", "passthrough", "nobody asked for, tpm"),
+    "another directory": ("devices/filesystem/source", "dir", "/etc", "nobody asked for, filesystem mount"),
+    "another tag": ("devices/filesystem/target", "dir", "root", "nobody asked for, filesystem mount"),
+    "another access": (
+        "devices/filesystem",
+        "accessmode",
+        "passthrough",
+        "nobody asked for, filesystem mount",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_difference_is_named(change: str) -> None:
+    path, name, value, expected = CHANGES[change]
+    domain = live()
+    element = domain.find(path)
+    assert element is not None
+    element.set(name, value)
+    assert expected in compare(domain)
+
+
+def test_what_is_missing_is_named() -> None:
+    domain = live()
+    book, system = domain.findall("devices/disk")[1], domain.find("os")
+    shared = book.find("shareable")
+    assert shared is not None
+    assert system is not None
+    book.remove(shared)
+    system.remove(system.findall("loader")[0])
+    said = compare(domain)
+    assert "shared of its disk vdb is False" in said
+    assert "boots by BIOS" in said
+
+
+def test_a_firmware_that_nobody_asked_for() -> None:
+    plain = spec(nics=())
+    asked = domain_xml.build(plain, host())
+    domain = etree.fromstring(asked)
+    memory, system = domain.find("memory"), domain.find("os")
+    assert memory is not None
+    assert system is not None
+    memory.text, memory.attrib["unit"] = "65536", "KiB"
+    etree.SubElement(system, "loader").text = "/scratch/evil.fd"
+    with pytest.raises(verify.Mismatch, match="boots by a firmware"):
+        verify.against_job(etree.tostring(domain, encoding="unicode"), asked, plain, {})
+
+
+# --- the firmware of a restored domain
+
+
+@pytest.fixture
+def firmwares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def describe(name: str, code: str, features: list[str], code_format: str = "raw") -> None:
+        mapping = {
+            "executable": {"filename": code, "format": code_format},
+            "nvram-template": {"filename": f"{code}.vars", "format": code_format},
+        }
+        (tmp_path / name).write_text(json.dumps({"mapping": mapping, "features": features}))
+
+    describe("60-plain.json", "/fw/plain.fd", ["acpi-s3"])
+    describe("50-secure.json", "/fw/secure.fd", ["secure-boot", "enrolled-keys"])
+    describe("55-qcow.json", "/fw/plain.qcow2", [], "qcow2")
+    (tmp_path / "10-broken.json").write_text("{")
+    (tmp_path / "20-memory.json").write_text(
+        json.dumps({"mapping": {"device": "memory", "filename": "/fw/m.fd"}, "features": []})
+    )
+    monkeypatch.setattr(firmware, "DESCRIPTORS", (str(tmp_path / "none"), str(tmp_path)))
+    return tmp_path
+
+
+def saved(loader: str) -> str:
+    return f"<domain><os><loader>{loader}</loader><nvram template='/etc/shadow'>/etc/passwd</nvram></os></domain>"
+
+
+SYSTEM = "qemu:///system"
+
+
+def test_a_restored_domain_gets_the_firmware_that_it_had(firmwares: Path) -> None:
+    ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
+    for code, kind in (("/fw/plain.fd", "fd"), ("/fw/plain.qcow2", "qcow2")):
+        system = etree.fromstring(firmware.of_a_restore(ours, saved(code), SYSTEM)).find("os")
+        assert system is not None
+        assert (system.get("firmware"), system.find("firmware")) == (None, None)
+        loader, nvram = system.find("loader"), system.find("nvram")
+        assert loader is not None
+        assert nvram is not None
+        assert (loader.text, loader.get("readonly"), loader.get("secure")) == (code, "yes", None)
+        assert nvram.get("template") == f"{code}.vars"
+        assert nvram.text == f"/var/lib/libvirt/qemu/nvram/alice_lab_7.3_VARS.{kind}"
+
+
+@pytest.mark.parametrize("loader", ["/etc/shadow", "", "/fw/secure.fd", "/fw/m.fd"])
+def test_a_firmware_that_is_not_this_machines_is_not_taken(firmwares: Path, loader: str) -> None:
+    ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
+    with pytest.raises(LookupError, match="firmware"):
+        firmware.of_a_restore(ours, saved(loader), SYSTEM)
+
+
+def test_secure_boot_stays_secure(firmwares: Path) -> None:
+    ours = domain_xml.build(spec(devices=Devices(firmware="uefi-secure")), host())
+    loader = etree.fromstring(firmware.of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find("os/loader")
+    assert loader is not None
+    assert loader.get("secure") == "yes"
+    with pytest.raises(LookupError):
+        firmware.of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
+
+
+def test_a_bios_is_no_firmware_to_look_for(firmwares: Path) -> None:
+    ours = domain_xml.build(spec(), host())
+    assert firmware.of_a_restore(ours, saved("/etc/shadow"), SYSTEM) == ours
+
+
+def test_a_saved_domain_with_a_firmware_is_not_restored_without() -> None:
+    ours = domain_xml.build(spec(), host(cpu_mode=""))
+    theirs = etree.fromstring(ours)
+    kind, system = theirs.find("os/type"), theirs.find("os")
+    assert kind is not None
+    assert system is not None
+    kind.attrib |= {"arch": "x86_64", "machine": "pc-i440fx-7.2"}
+    etree.SubElement(system, "loader").text = "/fw/plain.fd"
+    with pytest.raises(SavedMismatch, match="loader"):
+        reconcile(etree.tostring(theirs, encoding="unicode"), ours)
+
+
+# --- what a machine offers
+
+
+def settings(**more: str) -> Settings:
+    return Settings({"VM_MEMORY": "1024", **more})
+
+
+def test_another_architecture_is_emulated_or_the_job_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"machine": "x86_64"})())
+    foreign, own = spec(devices=Devices(arch="aarch64")), spec(devices=Devices(arch="x86_64"))
+    assert capabilities.type_for(own, "kvm", settings()) == "kvm"
+    assert capabilities.type_for(foreign, "qemu", settings()) == "qemu"
+    assert capabilities.type_for(foreign, "kvm", settings(VM_ALLOW_EMULATION="true")) == "qemu"
+    with pytest.raises(errors.JobFault, match=r"aarch64.*VM_ALLOW_EMULATION"):
+        capabilities.type_for(foreign, "kvm", settings())
+    assert (capabilities.arch_of(foreign), capabilities.arch_of(own), capabilities.arch_of(spec())) == (
+        "aarch64",
+        "",
+        "",
+    )
+
+
+def test_the_architectures_of_guests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"machine": "x86_64"})())
+    names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
+    text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
+
+
+def test_hypervisors_that_are_not_qemu_get_no_such_devices() -> None:
+    identity = Identity(54321, 54321)
+    with pytest.raises(errors.JobFault, match="lxc do not get here: firmware"):
+        capabilities.require(spec(devices=Devices(firmware="uefi")), "lxc", "", None, settings(), identity)  # type: ignore[arg-type]
+    capabilities.require(spec(), "lxc", "", None, settings(), identity)  # type: ignore[arg-type]
+
+
+def test_a_tpm_takes_swtpm(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = Identity(54321, 54321)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(errors.JobFault, match="VMPARAM_vm_TPM"):
+        capabilities.require(spec(devices=Devices(tpm=True)), "qemu", "", None, settings(), identity)  # type: ignore[arg-type]

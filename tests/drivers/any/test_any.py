@@ -1,0 +1,1065 @@
+"""VM type any: which type a job gets, whose fault it is where it gets none, and what becomes of its images."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from tests.conftest import JOB_UID
+from tests.drivers.test_contract import URI, Emulated
+from tests.lab.guest import BANNER, counts, make_guest, read_count
+from tests.lab.vmware import convert, count_on, vmware
+from tests.peer import Peer, environment
+from vmgahp import errors, findings, lifecycle
+from vmgahp.config import Settings
+from vmgahp.daemon import probe
+from vmgahp.drivers import base
+from vmgahp.drivers.any import AnyDriver, surveys
+from vmgahp.drivers.any import choice as memo
+from vmgahp.drivers.base import Survey
+from vmgahp.drivers.simulated import SimulatedDriver
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job import accepted_types
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.testing.contract import DriverContract, Subject, until
+
+WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+MIB = 1 << 20
+
+
+class StandIn(SimulatedDriver):
+    """A hypervisor in memory under the name of another, which a test can take out of service."""
+
+    broken: set[str] = set()
+    refuses: dict[str, str] = {}
+    started: list[tuple[str, JobAd]] = []
+
+    def start(self, job: JobAd) -> base.Machine:
+        assert job.vm_type() == self.vm_type
+        if self.vm_type in self.broken:
+            raise MachineFault(f"{self.vm_type} is broken.", "mend it.")
+        if self.vm_type in self.refuses:
+            raise JobFault(errors.BAD_IMAGE, f"{self.refuses[self.vm_type]}.", "change the job.")
+        self.started.append((self.vm_type, job))
+        return super().start(job)
+
+    def survey(self, end: float) -> Survey:
+        if self.vm_type in self.broken:
+            trouble = MachineFault(f"{self.vm_type} is broken.", "mend it.")
+            return Survey([findings.judge("works", "this", trouble, "")])
+        return Survey(
+            [findings.Finding("works", findings.OK, "this", "it works")],
+            attributes={"version": f"1.{self.vm_type}", "suspend": True, "checkpoint": self.vm_type != "xen"},
+            machine_attributes={f"Has_{self.vm_type}": True},
+            networking=["nat", "user"] if self.vm_type == "kvm" else ["nat", "bridge"],
+            hypervisors=[self.vm_type],
+            vm_types=[self.vm_type, "odd"],
+        )
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
+    """kvm, xen, vmrun and script are in memory."""
+    for vm_type in ("kvm", "xen", "vmrun", "script"):
+        monkeypatch.setitem(base.BUILT_IN, vm_type, f"{__name__}:StandIn")
+    monkeypatch.setattr(StandIn, "broken", set())
+    monkeypatch.setattr(StandIn, "refuses", {})
+    monkeypatch.setattr(StandIn, "started", [])
+    return StandIn
+
+
+LOG: list[str] = []
+
+
+def driver(types: str = "kvm, vmrun, script", vm_type: str = "any", **settings: str) -> AnyDriver:
+    LOG.clear()
+    values = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ANY_TYPES": types} | settings
+    return AnyDriver(vm_type, Settings(values), WHO, LOG.append)
+
+
+_numbers = itertools.count(os.getpid() * 1000)
+
+
+def job(scratch: Path, disk: str | None = None, **more: str) -> JobAd:
+    """An ad; `disk` is the text of vm_disk, `more` are expressions."""
+    ad = {
+        "VM_WORKING_DIR": quote(str(scratch)),
+        "JobVMType": '"any"',
+        "JobVMMemory": "64",
+        "User": '"alice@lab"',
+        "ClusterId": str(next(_numbers)),
+        "ProcId": "0",
+    }
+    if disk is not None:
+        ad["VMPARAM_vm_Disk"] = quote(disk)
+    return JobAd((ad | more).items())
+
+
+def own(*paths: Path) -> None:
+    for path in paths:
+        os.chown(path, WHO.uid, WHO.gid)
+
+
+def image(path: Path, image_format: str, *, content: bytes = b"", options: str = "", size: int = MIB) -> Path:
+    """A disk of the job's, made by the real qemu-img."""
+    raw = path.with_name(path.name + ".making")
+    raw.write_bytes(content.ljust(size, b"\0"))
+    command = ["qemu-img", "convert", "-f", "raw", "-O", image_format]
+    subprocess.run([*command, *(["-o", options] if options else []), raw, path], check=True)
+    raw.unlink()
+    own(path)
+    return path
+
+
+def content(path: Path, image_format: str) -> bytes:
+    raw = path.with_name(path.name + ".look")
+    subprocess.run(["qemu-img", "convert", "-f", image_format, "-O", "raw", path, raw], check=True)
+    data = raw.read_bytes()
+    raw.unlink()
+    return data
+
+
+def files(scratch: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in scratch.iterdir()}
+
+
+# --- which type
+
+
+def test_the_first_type_of_the_administrators(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.qcow2", "qcow2")
+    wanted = job(scratch, "disk.qcow2:vda:w:qcow2")
+    for first, second in (("kvm", "script"), ("script", "kvm")):
+        machine = driver(f"{first}, {second}").start(wanted)
+        assert machine.name == wanted.vm_name()
+        machine.destroy()
+        (scratch / memo.FILE).unlink()
+    assert [vm_type for vm_type, _ in stand_ins.started] == ["kvm", "script"]
+
+
+def test_one_that_is_not_proved_is_passed_over(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.qcow2", "qcow2")
+    stand_ins.broken.add("kvm")
+    driver("kvm, script").start(job(scratch, "disk.qcow2:vda:w:qcow2"))
+    assert stand_ins.started[0][0] == "script"
+    assert any("kvm is broken" in line for line in LOG)
+
+
+def test_one_that_refuses_the_job_is_passed_over(scratch: Path, stand_ins: type[StandIn]) -> None:
+    stand_ins.refuses["kvm"] = "it cannot"
+    driver("kvm, script").start(job(scratch))
+    assert stand_ins.started[0][0] == "script"
+
+
+def test_a_proved_type_that_fails_is_the_machines_fault(
+    scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(scratch)
+
+    def fail(self: StandIn, job: JobAd) -> base.Machine:
+        raise MachineFault("no memory left.", "buy some.")
+
+    monkeypatch.setattr(StandIn, "start", fail)
+    with pytest.raises(MachineFault, match="no memory"):
+        driver("kvm, script").start(job(scratch))
+    assert files(scratch) == before
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        ("vmrun", "vmrun"),
+        ("VMware", "vmrun"),
+        ("nothing, script", "script"),
+        ("script, any", "kvm"),
+        ("vmrun,kvm", "kvm"),
+    ],
+)
+def test_the_jobs_list(scratch: Path, stand_ins: type[StandIn], types: str, expected: str) -> None:
+    image(scratch / "disk.vmdk", "vmdk")
+    wanted = job(scratch, "disk.vmdk:vda:w:vmdk", VMPARAM_vm_Types=quote(types))
+    driver().start(wanted)
+    assert stand_ins.started[0][0] == expected
+
+
+def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
+    """Of a job whose requirements match machines of several types; here it is one of kvm alone."""
+    wanted = job(scratch, JobVMType='"vmware, kvm"')
+    found = base.find("vmware, kvm")
+    assert found is AnyDriver
+    settings = Settings({"VM_MEMORY": "1024", "VM_TYPE": "KVM"})
+    found("vmware, kvm", settings, WHO, LOG.append).start(wanted)
+    assert stand_ins.started[0][0] == "kvm"
+    settings = Settings({"VM_MEMORY": "1024", "VM_TYPE": "xen"})
+    with pytest.raises(JobFault, match="xen: the job does not take it"):
+        found("vmware, kvm", settings, WHO, LOG.append).start(wanted)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"VMPARAM_vm_Types": '"kvm; rm -rf /"'}, "is no VM type"),
+        ({"VMPARAM_vm_Types": '" , "'}, "no list"),
+        ({"VMPARAM_vm_Types": "7"}, "not a text"),
+        ({"VMPARAM_vm_Types": '"kvm"', "JobVMType": '"kvm,xen"'}, "both are lists"),
+        ({"VMPARAM_vm_Typos": '"kvm"'}, "nobody knows"),
+        ({"VM_ATTR_Types": '"kvm"'}, "nobody knows"),
+        ({"VM_any_ATTR_TPM": "true"}, "VM_any_ATTR_TPM"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(
+    scratch: Path, stand_ins: type[StandIn], attributes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(JobFault, match=words) as caught:
+        driver().start(job(scratch, **attributes))
+    assert next(iter(attributes)) in caught.value.problem
+    assert not stand_ins.started
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({"VMPARAM_vm_TPM": "true"}, "kvm"),
+        ({"VM_ATTR_Firmware": '"uefi"'}, "kvm"),
+        ({"VMPARAM_vm_TPM": "false"}, "vmrun"),
+        ({"VMPARAM_vm_TPM": "undefined"}, "vmrun"),
+        ({"VMPARAM_vm_Ignore_Unknown": "true"}, "vmrun"),
+        ({"VM_kvm_ATTR_TPM": "true"}, "vmrun"),
+        ({"VM_vmrun_ATTR_TPM": "true"}, "kvm"),
+        ({"JobVMVNCConsole": "true"}, "kvm"),
+        ({"VMPARAM_Libvirt_XML": '"mine.xml"'}, "kvm"),
+        ({"VMPARAM_Xen_Kernel": '"included"'}, "vmrun"),
+    ],
+)
+def test_a_wish_goes_to_a_type_that_grants_it(
+    scratch: Path, stand_ins: type[StandIn], attributes: dict[str, str], expected: str
+) -> None:
+    image(scratch / "disk.vmdk", "vmdk")
+    driver("vmrun, kvm").start(job(scratch, "disk.vmdk:vda:w:vmdk", **attributes))
+    assert stand_ins.started[0][0] == expected
+
+
+def test_where_no_type_will_do_it_is_the_jobs_fault_and_says_why_of_each(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    stand_ins.broken.add("kvm")
+    image(scratch / "disk.vmdk", "vmdk")
+    before = files(scratch)
+    wanted = job(scratch, "disk.vmdk:vda:w:vmdk", VMPARAM_vm_TPM="true", VMPARAM_vm_Types='"kvm, xen, vmrun"')
+    with pytest.raises(JobFault) as caught:
+        driver("script, vmrun, xen, kvm").start(wanted)
+    problem = caught.value.problem
+    assert "script: the job does not take it." in problem
+    assert "vmrun: it does not have VMPARAM_vm_TPM." in problem
+    assert "xen: it does not have VMPARAM_vm_TPM." in problem
+    assert "kvm: kvm is broken." in problem
+    assert caught.value.cure
+    assert files(scratch) == before
+
+
+def test_where_no_type_works_it_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
+    stand_ins.broken |= {"kvm", "xen", "vmrun", "script"}
+    with pytest.raises(MachineFault, match=r"kvm is broken.*script is broken") as caught:
+        driver("kvm, script").start(job(scratch))
+    assert caught.value.word not in errors.HOLDING_WORDS
+
+
+def test_a_reason_that_all_types_have_is_told_once(scratch: Path, stand_ins: type[StandIn]) -> None:
+    with pytest.raises(JobFault) as caught:
+        driver("kvm, script").start(job(scratch, JobVMMemory="0"))
+    assert caught.value.problem == "JobVMMemory is not set."
+
+
+def test_settings_that_make_no_sense(scratch: Path, stand_ins: type[StandIn]) -> None:
+    with pytest.raises(MachineFault, match="VM_ANY_TYPES has any"):
+        driver("kvm, any").start(job(scratch))
+    assert findings.first_bad(driver("kvm, any").survey(10**9).findings)
+    # one that is not installed is only not proved
+    driver("nobodys, kvm").start(job(scratch))
+    assert stand_ins.started[0][0] == "kvm"
+
+
+def test_the_machines_types_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(surveys, "XEN", str(tmp_path / "privcmd"))
+    assert surveys.machine_types(Settings({"VM_TYPE": "any"})) == ("kvm",)
+    (tmp_path / "privcmd").touch()
+    (tmp_path / "vmrun").touch(mode=0o755)
+    more = {"VSPHERE_HOST": "esx", "VM_SCRIPT": "/x"}
+    assert surveys.machine_types(Settings(more)) == ("kvm", "xen", "vmrun", "vsphere", "script")
+    assert surveys.machine_types(Settings(more | {"VM_TYPE": "Qemu"})) == ("qemu",)
+    assert surveys.machine_types(Settings({"VM_TYPE": "qemu", "VM_ANY_TYPES": "xen kvm"})) == ("xen", "kvm")
+
+
+TYPES = ("kvm", "xen", "vmrun", "script")
+
+
+@hypothesis.given(
+    types=strategies.permutations(TYPES).flatmap(
+        lambda order: strategies.integers(2, 4).map(lambda n: order[:n])
+    ),
+    broken=strategies.sets(strategies.sampled_from(TYPES)),
+    refuses=strategies.sets(strategies.sampled_from(TYPES)),
+    taken=strategies.sets(strategies.sampled_from(TYPES)),
+)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=60)
+def test_the_choice_is_the_first_that_is_taken_proved_and_willing(
+    scratch: Path,
+    stand_ins: type[StandIn],
+    types: list[str],
+    broken: set[str],
+    refuses: set[str],
+    taken: set[str],
+) -> None:
+    stand_ins.broken, stand_ins.refuses = broken, dict.fromkeys(refuses, "no")
+    stand_ins.started.clear()
+    (scratch / memo.FILE).unlink(missing_ok=True)
+    more = {"VMPARAM_vm_Types": quote(",".join(sorted(taken)))} if taken else {}
+    vmx = {
+        "VMPARAM_VMware_VMX_File": '"a.vmx"',
+        "VMPARAM_vm_Disk": '"a:vda:w:raw"',
+        "VMPARAM_Xen_Kernel": '"vmx"',
+    }
+    candidates = [name for name in types if (not taken or name in taken) and name not in broken]
+    expected = [name for name in candidates if name not in refuses][:1]
+    try:
+        driver(", ".join(types)).start(job(scratch, **more, **vmx)).destroy()
+    except JobFault:
+        nothing_works = not set(types) - broken
+        assert not nothing_works or (taken and not taken & set(types)), "it is the machine's fault"
+    except MachineFault:
+        assert not set(types) - broken
+        assert not taken or taken & set(types)
+    assert [name for name, _ in stand_ins.started] == expected
+
+
+# --- the survey
+
+
+def test_the_machine_offers_all_that_was_proved(stand_ins: type[StandIn]) -> None:
+    stand_ins.broken.add("xen")
+    found = probe.probe("any", driver().settings, driver("kvm, xen, vmrun"))
+    assert found.trouble is None
+    attributes = found.attributes
+    assert attributes["VM_Type"] == "any"
+    assert attributes["VM_TYPES"] == "any,kvm,vmrun"
+    assert attributes["VM_any_ATTR_types"] == "kvm,vmrun"
+    assert attributes["VM_HYPERVISORS"] == "kvm,vmrun"
+    assert attributes["VM_Networking_Types"] == "nat,user,bridge"
+    assert attributes["VM_kvm_ATTR_version"] == "1.kvm"
+    assert attributes["VM_vmrun_ATTR_version"] == "1.vmrun"
+    assert attributes["Has_kvm"] is True
+    assert not [name for name in attributes if "xen" in name.lower()]
+    assert [finding.check for finding in found.findings if finding.verdict == findings.OFF] == ["xen: works"]
+
+
+def test_a_machine_where_nothing_works_offers_nothing(stand_ins: type[StandIn]) -> None:
+    stand_ins.broken |= {"kvm", "vmrun"}
+    found = probe.probe("any", driver().settings, driver("kvm, vmrun"))
+    assert found.trouble is not None
+    assert found.trouble.check == "kvm: works"
+
+
+def test_a_machine_without_room_offers_no_saving(
+    stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "_free_mib", lambda directory: 1)
+    settings = Settings({"VM_MEMORY": "1024", "EXECUTE": str(tmp_path), "VM_ANY_TYPES": "kvm, vmrun"})
+    found = probe.probe("any", settings, AnyDriver("any", settings, WHO, LOG.append))
+    for name in ("any", "kvm", "vmrun"):
+        assert found.attributes[f"VM_{name}_ATTR_suspend"] is False
+        assert found.attributes[f"VM_{name}_ATTR_checkpoint"] is False
+
+
+# --- formats
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize(
+    ("name", "made_as", "said", "expected"),
+    [
+        ("disk.qcow2", "qcow2", "", "qcow2"),
+        ("disk.vmdk", "vmdk", "", "vmdk"),
+        ("disk.VDI", "vdi", "", "vdi"),
+        ("disk.raw", "raw", "", "raw"),
+        ("disk.img", "raw", "raw", "raw"),
+        ("disk.img", "qcow2", "qcow2", "qcow2"),
+        ("disk.raw", "qcow2", "", "raw"),
+        ("disk.qcow2", "qcow2", "raw", "raw"),
+        ("disk.img", "raw", "", "begins like no format"),
+        ("disk.img", "qcow2", "", "begins like qcow2"),
+        ("disk", "raw", "", "what format it has"),
+        ("disk.vmdk", "qcow2", "", "its name says vmdk, and it begins like qcow2"),
+        ("disk.qcow2", "raw", "", "its name says qcow2, and it begins like no format"),
+        ("disk.raw", "raw", "qcow9", "none of the formats"),
+    ],
+)
+def test_a_format_is_what_the_job_says_or_name_and_header_agree_about(
+    scratch: Path, stand_ins: type[StandIn], name: str, made_as: str, said: str, expected: str
+) -> None:
+    image(scratch / name, made_as)
+    wanted = job(scratch, f"{name}:vda:w" + (f":{said}" if said else ""))
+    if " " not in expected:
+        driver("kvm, script").start(wanted)
+        assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == f"{name}:vda:w:{expected}"
+        return
+    with pytest.raises(JobFault, match=expected) as caught:
+        driver("kvm, script").start(wanted)
+    assert caught.value.word == errors.INVALID_DISK_PARAM
+
+
+def test_what_is_no_disk_is_left_to_the_driver(scratch: Path, stand_ins: type[StandIn]) -> None:
+    for odd in ("nothing.img:vda:w:raw", "what:ever", "catalog:debian-12:vda:w", "a:b:c:d:e"):
+        stand_ins.started.clear()
+        driver("kvm, script").start(job(scratch, odd)).destroy()
+        assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == odd
+
+
+def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
+    for name in ("boot.iso", "seed.img"):
+        (scratch / name).write_bytes(bytes(4096))
+        own(scratch / name)
+    driver("kvm, script").start(job(scratch, "boot.iso:hdc:r, seed.img:hdd:r:iso"))
+    assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "boot.iso:hdc:r:iso,seed.img:hdd:r:iso"
+
+
+# --- conversion
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize(
+    ("vm_type", "made_as", "options", "expected"),
+    [
+        ("kvm", "raw", "", ""),
+        ("kvm", "qcow2", "", ""),
+        ("kvm", "vmdk", "", ""),
+        ("kvm", "vdi", "", ""),
+        ("kvm", "vmdk", "subformat=streamOptimized", "qcow2"),
+        ("kvm", "vhdx", "", "qcow2"),
+        ("xen", "raw", "", ""),
+        ("xen", "qcow2", "", "raw"),
+        ("xen", "vhdx", "", "raw"),
+        ("vmrun", "vmdk", "", ""),
+        ("vmrun", "vmdk", "subformat=streamOptimized", "vmdk"),
+        ("vmrun", "raw", "", "vmdk"),
+        ("vmrun", "vdi", "", "vmdk"),
+        ("script", "vhdx", "", ""),
+    ],
+)
+def test_an_image_becomes_what_the_type_can_use(
+    scratch: Path, stand_ins: type[StandIn], vm_type: str, made_as: str, options: str, expected: str
+) -> None:
+    data = os.urandom(3 * MIB)
+    disk = image(scratch / "disk.x", made_as, content=data, options=options, size=4 * MIB)
+    before = disk.read_bytes()
+    wanted = job(scratch, f"disk.x:sda:w:{made_as}", VMPARAM_Xen_Kernel='"included"')
+    driver(vm_type).start(wanted)
+    assert disk.read_bytes() == before, "the job's own image stays as it is"
+    made = sorted(path.name for path in scratch.iterdir() if path.name.startswith("disk"))
+    told = stand_ins.started[0][1].string("VMPARAM_vm_Disk")
+    if not expected:
+        assert made == ["disk.x"]
+        assert told == f"disk.x:sda:w:{made_as}"
+        return
+    name = f"disk.x.{expected}"
+    assert made == ["disk.x", name]
+    assert told == f"{name}:sda:w:{expected}"
+    assert content(scratch / name, expected)[: len(data)] == data
+    assert (scratch / name).stat().st_uid == WHO.uid
+    assert any("100 %" in line for line in LOG)
+
+
+@pytest.mark.qemu
+def test_progress_is_in_the_log(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx", content=os.urandom(40 * MIB), size=40 * MIB)
+    driver("kvm").start(job(scratch, "disk.vhdx:vda:w"))
+    told = [int(line.rsplit(" ", 2)[1]) for line in LOG if line.endswith(" %")]
+    assert told == sorted(set(told))
+    assert len(told) > 3
+    assert told[-1] == 100
+
+
+@pytest.mark.qemu
+def test_a_type_that_takes_the_image_as_it_is_comes_first(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vdi", "vdi")
+    driver("vmrun, kvm").start(job(scratch, "disk.vdi:vda:w:vdi"))
+    assert stand_ins.started[0][0] == "kvm"
+    stand_ins.broken.add("kvm")
+    driver("vmrun, kvm").start(job(scratch, "disk.vdi:vda:w:vdi"))
+    assert stand_ins.started[1][0] == "vmrun"
+
+
+@pytest.mark.qemu
+def test_a_job_that_is_to_be_saved_gets_an_image_with_which_it_can(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    image(scratch / "disk.vmdk", "vmdk")
+    driver("kvm").start(job(scratch, "disk.vmdk:vda:w:vmdk", JobVMCheckpoint="true"))
+    assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "disk.vmdk.qcow2:vda:w:qcow2"
+
+
+@pytest.mark.qemu
+def test_where_the_administrator_wants_no_conversions(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx")
+    with pytest.raises(JobFault, match="VM_ANY_CONVERT is false"):
+        driver("kvm, vmrun", VM_ANY_CONVERT="false").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+
+
+@pytest.mark.qemu
+def test_an_image_elsewhere_is_converted_only_to_be_read(
+    scratch: Path, tmp_path_factory: pytest.TempPathFactory, stand_ins: type[StandIn]
+) -> None:
+    shared = scratch.parent / "shared"
+    shared.mkdir(mode=0o755)
+    disk = image(shared / "disk.vhdx", "vhdx", content=b"data")
+    with pytest.raises(JobFault, match="what the guest writes is to be in it"):
+        driver("kvm").start(job(scratch, f"{disk}:vda:w:vhdx"))
+    with pytest.raises(JobFault, match="other VMs use it"):
+        driver("kvm").start(job(scratch, f"{disk}:vda:rs:vhdx"))
+    driver("kvm").start(job(scratch, f"{disk}:vda:r:vhdx"))
+    assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "disk.vhdx.qcow2:vda:r:qcow2"
+    assert content(scratch / "disk.vhdx.qcow2", "qcow2")[:4] == b"data"
+
+
+@pytest.mark.qemu
+def test_what_is_of_that_name_already_is_not_overwritten(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx")
+    for make in (
+        lambda path: path.write_bytes(b"the job's own"),
+        lambda path: path.symlink_to("/etc/passwd"),
+    ):
+        place = scratch / "disk.vhdx.qcow2"
+        place.unlink(missing_ok=True)
+        make(place)
+        with pytest.raises(JobFault, match=r"disk.vhdx.qcow2.*is there already"):
+            driver("kvm").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+    assert place.is_symlink()
+
+
+@pytest.mark.qemu
+def test_a_start_that_fails_leaves_the_directory_as_it_was(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx")
+    before = files(scratch)
+    stand_ins.refuses |= {"kvm": "not this", "vmrun": "nor that"}
+    with pytest.raises(JobFault, match=r"kvm: not this. vmrun: nor that."):
+        driver("kvm, vmrun").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+    assert files(scratch) == before
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize("kind", ["damaged", "not of its format", "cut off"])
+def test_an_image_that_is_no_good_is_the_jobs_fault(
+    scratch: Path, stand_ins: type[StandIn], kind: str
+) -> None:
+    disk = image(scratch / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
+    if kind == "damaged":
+        data = bytearray(disk.read_bytes())
+        data[65536:262144] = os.urandom(262144 - 65536)
+        disk.write_bytes(data)
+    elif kind == "not of its format":
+        disk.write_bytes(b"vhdxfile" + bytes(MIB))
+    else:
+        os.truncate(disk, 200_000)
+    before = files(scratch)
+    with pytest.raises(JobFault) as caught:
+        driver("kvm").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+    assert caught.value.word in (errors.BAD_IMAGE, errors.INVALID_DISK_PARAM)
+    assert "disk.vhdx" in caught.value.problem
+    assert files(scratch) == before
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(os.getuid() != 0, reason="only root reads more than the job's user")
+@pytest.mark.parametrize("made_as", ["qcow2", "vmdk"])
+def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
+    scratch: Path, tmp_path: Path, stand_ins: type[StandIn], made_as: str
+) -> None:
+    secret = scratch.parent / "secret"
+    secret.write_bytes(b"the machine's secret".ljust(MIB, b"."))
+    secret.chmod(0o600)
+    if made_as == "qcow2":
+        command = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            "-b",
+            secret,
+            scratch / "disk.qcow2",
+        ]
+        subprocess.run(command, check=True)
+    else:
+        (scratch / "disk.vmdk").write_text(
+            "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n"
+            f'createType="monolithicFlat"\n\nRW {MIB // 512} FLAT "{secret}" 0\n'
+        )
+    disk = scratch / f"disk.{made_as}"
+    own(disk)
+    with pytest.raises(JobFault):
+        driver("xen").start(job(scratch, f"{disk.name}:xvda:w:{made_as}", VMPARAM_Xen_Kernel='"included"'))
+    assert not any(b"the machine's secret" in data for data in files(scratch).values())
+
+
+@pytest.mark.qemu
+def test_an_image_whose_content_is_another_file_is_not_converted(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    """Not even where the job's user could read that file: what lies beneath is looked at as for every type."""
+    other = scratch.parent / "other"
+    other.write_bytes(b"somebody's data".ljust(MIB, b"."))
+    other.chmod(0o666)
+    disk = scratch / "disk.qcow2"
+    options = f"data_file={other},data_file_raw=on"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, disk, "1M"], check=True)
+    other.write_bytes(b"somebody's data".ljust(MIB, b"."))
+    own(disk)
+    before = files(scratch)
+    with pytest.raises(JobFault, match="keeps its data in another file"):
+        driver("vmrun").start(job(scratch, "disk.qcow2:sda:w"))
+    assert files(scratch) == before
+
+
+@pytest.mark.qemu
+def test_an_image_in_which_a_guest_wrote_a_header_is_raw_where_the_job_says_so(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    """What is converted is the bytes, not what the header points to."""
+    target = image(scratch / "other.raw", "raw", content=b"not this")
+    fake = scratch / "fake.raw"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", target, fake], check=True)
+    os.truncate(fake, MIB)
+    own(fake)
+    data = fake.read_bytes()
+    driver("vmrun").start(job(scratch, "fake.raw:sda:w:raw"))
+    assert content(scratch / "fake.raw.vmdk", "vmdk") == data
+
+
+@pytest.fixture
+def small(scratch: Path) -> Iterator[Path]:
+    """A scratch directory on a file system of 16 MiB."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount")
+    place = scratch.parent / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", place]).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        own(place)
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize(
+    ("request_disk", "kind", "words"),
+    [
+        (None, JobFault, "request_disk"),
+        ("1024", JobFault, "request_disk"),
+        ("1024 * 1024", MachineFault, "EXECUTE"),
+    ],
+)
+def test_room_is_looked_at_first(
+    small: Path, stand_ins: type[StandIn], request_disk: str | None, kind: type[errors.Fault], words: str
+) -> None:
+    """Its lack is the machine's fault only where it has promised the room."""
+    image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
+    before = files(small)
+    more = {"RequestDisk": request_disk} if request_disk else {}
+    with pytest.raises(kind, match="has to be converted") as caught:
+        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", **more))
+    assert words in caught.value.cure
+    assert files(small) == before
+
+
+@pytest.mark.qemu
+def test_a_file_system_that_is_full_all_the_same(
+    small: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vmgahp.drivers.any.conversion._require_room", lambda *_: None)
+    image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
+    with (small / "filler").open("wb") as filler, contextlib.suppress(OSError):
+        for _ in range(16):
+            filler.write(bytes(MIB))
+            filler.flush()
+    before = files(small)
+    with pytest.raises(JobFault, match="No space left"):
+        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", RequestDisk="1024"))
+    with pytest.raises(MachineFault, match="No space left"):
+        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", RequestDisk="1024 * 1024"))
+    assert files(small) == before
+
+
+@pytest.mark.qemu
+def test_a_conversion_that_takes_too_long(
+    scratch: Path, tmp_path: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image(scratch / "disk.vhdx", "vhdx")
+    real = shutil.which("qemu-img")
+    slow = tmp_path / "qemu-img"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = convert ] && exec sleep 1000\nexec {real} "$@"\n')
+    slow.chmod(0o755)
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        if os.getuid() == 0:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("vmgahp.drivers.any.conversion.LEAST", 1.0)
+    monkeypatch.setattr("vmgahp.drivers.any.conversion.STARTING", 1000.0)
+    before = files(scratch)
+    with pytest.raises(JobFault, match="could not be converted within"):
+        driver("kvm", VM_GAHP_REQ_TIMEOUT="1").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+    assert files(scratch) == before
+
+
+# --- a job that comes back
+
+
+@pytest.mark.qemu
+def test_it_goes_on_by_the_same_type_and_on_the_same_image(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx", content=b"before")
+    wanted = job(scratch, "disk.vhdx:vda:w", JobVMCheckpoint="true")
+    stand_ins.broken.add("kvm")
+    driver("kvm, vmrun").start(wanted).destroy()
+    stand_ins.broken.clear()
+    image(scratch / "disk.vhdx.vmdk", "vmdk", content=b"what the guest wrote")
+    driver("kvm, vmrun").start(wanted)
+    assert [vm_type for vm_type, _ in stand_ins.started] == ["vmrun", "vmrun"]
+    assert stand_ins.started[1][1].string("VMPARAM_vm_Disk") == "disk.vhdx.vmdk:vda:w:vmdk"
+    assert content(scratch / "disk.vhdx.vmdk", "vmdk").startswith(b"what the guest wrote")
+
+
+@pytest.mark.qemu
+def test_with_a_checkpoint_another_type_is_none(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.qcow2", "qcow2")
+    wanted = job(scratch, "disk.qcow2:vda:w", JobVMCheckpoint="true")
+    driver("kvm, script").start(wanted).destroy()
+    before = files(scratch)
+    with pytest.raises(JobFault, match="'kvm' before") as caught:
+        driver("script, xen").start(wanted)
+    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    stand_ins.broken.add("kvm")
+    with pytest.raises(JobFault, match="kvm is broken"):
+        driver("script, kvm").start(wanted)
+    assert files(scratch) == before
+    stand_ins.broken.clear()
+    driver("script, kvm").start(wanted)
+    assert stand_ins.started[-1][0] == "kvm"
+
+
+@pytest.mark.qemu
+def test_without_one_another_type_goes_on_with_the_image_that_was_written_to(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    image(scratch / "disk.vhdx", "vhdx", content=b"before")
+    wanted = job(scratch, "disk.vhdx:vda:w")
+    driver("kvm, vmrun").start(wanted).destroy()
+    image(scratch / "disk.vhdx.qcow2", "qcow2", content=b"what the guest wrote")
+    stand_ins.broken.add("kvm")
+    driver("kvm, vmrun").start(wanted)
+    assert [vm_type for vm_type, _ in stand_ins.started] == ["kvm", "vmrun"]
+    assert stand_ins.started[1][1].string("VMPARAM_vm_Disk") == "disk.vhdx.qcow2.vmdk:vda:w:vmdk"
+    assert content(scratch / "disk.vhdx.qcow2.vmdk", "vmdk").startswith(b"what the guest wrote")
+    stand_ins.broken.clear()
+    driver("kvm, vmrun").start(wanted)
+    assert stand_ins.started[2][0] == "vmrun", "the type that it had last"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"format": 2, "vm_type": "kvm", "images": {}}',
+        b'{"format": 1, "vm_type": 7, "images": {}}',
+        b'{"format": 1, "vm_type": "kvm", "images": {"a": ["../../etc/passwd", "raw"]}}',
+        b'{"format": 1, "vm_type": "kvm", "images": {"a": ["b:vda:w", "raw"]}}',
+        b'{"format": 1, "vm_type": "kvm", "images": {"a": ["b", "nbd"]}}',
+        b'{"format": 1, "vm_type": "kvm", "images": {"a": 1}}',
+        b'{"format": 1, "images": {}}',
+        b"[" * 100_000,
+        bytes(2 << 20),
+        b"\xff\xfe",
+    ],
+)
+def test_a_choice_that_was_tampered_with(scratch: Path, stand_ins: type[StandIn], data: bytes) -> None:
+    (scratch / memo.FILE).write_bytes(data)
+    own(scratch / memo.FILE)
+    with pytest.raises(JobFault, match=memo.FILE) as caught:
+        driver().start(job(scratch))
+    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    assert (scratch / memo.FILE).read_bytes() == data
+
+
+def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> None:
+    (scratch / memo.FILE).symlink_to("/etc/passwd")
+    with pytest.raises(JobFault, match=memo.FILE):
+        driver().start(job(scratch))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a directory for somebody else")
+def test_a_scratch_directory_that_is_closed_is_the_machines_fault(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    os.chown(scratch, 0, 0)
+    with pytest.raises(MachineFault, match=memo.FILE):
+        driver("kvm, script").start(job(scratch))
+    assert not stand_ins.started
+
+
+def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    document = {"format": 1, "vm_type": "simulated", "images": {}}
+    (scratch / memo.FILE).write_text(json.dumps(document))
+    own(scratch / memo.FILE)
+    driver("kvm, script").start(job(scratch))
+    assert stand_ins.started[0][0] == "kvm"
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize("vm_type", ["kvm", "xen"])
+def test_a_disk_that_moves_on_after_a_periodic_checkpoint(
+    scratch: Path, stand_ins: type[StandIn], vm_type: str
+) -> None:
+    """The starter takes none of vm_type kvm and xen, and of vm_type any it does."""
+    shared = scratch.parent / "shared"
+    shared.mkdir(mode=0o755)
+    disk = image(shared / "disk.raw", "raw")
+    kernel = '"included"'
+    with pytest.raises(JobFault, match="periodic checkpoint"):
+        driver(vm_type).start(
+            job(scratch, f"{disk}:xvda:w:raw", JobVMCheckpoint="true", VMPARAM_Xen_Kernel=kernel)
+        )
+    driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", VMPARAM_Xen_Kernel=kernel))
+
+
+# --- kill, dry run, the server
+
+
+def test_kill_finds_the_vm_of_any_type(scratch: Path, stand_ins: type[StandIn]) -> None:
+    wanted = job(scratch)
+    for types in ("kvm, script", "script, kvm"):
+        machine = driver(types).start(wanted)
+        assert driver("kvm, vmrun, script").kill(str(scratch)) is True
+        assert machine.status().state == lifecycle.STOPPED
+    assert driver().kill(str(scratch)) is False
+
+
+def test_what_an_earlier_start_left_behind_by_another_type_is_cleared(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    wanted = job(scratch)
+    left = driver("kvm, script").start(wanted)
+    stand_ins.broken.add("kvm")
+    machine = driver("kvm, script").start(wanted)
+    assert left.status().state == lifecycle.STOPPED
+    assert machine.status().state == lifecycle.RUNNING
+
+
+def test_a_type_that_cannot_say_is_only_a_fault_where_nobody_has_the_vm(
+    scratch: Path, stand_ins: type[StandIn]
+) -> None:
+    choice = scratch / memo.FILE
+    driver("script").start(job(scratch))
+    assert driver("nobodys, script").kill(str(scratch)) is True
+    assert driver("nobodys, script").kill(str(scratch)) is False, "the job did not run by it"
+    settings = Settings({"VM_MEMORY": "1024", "VM_ANY_TYPES": "nobodys, script"})
+    startd = AnyDriver("any", settings, Identity(JOB_UID + 1, JOB_UID + 1), LOG.append)
+    assert startd.kill(str(scratch)) is False, "the startd is another user"
+    choice.write_text(choice.read_text().replace("script", "nobodys"))
+    with pytest.raises(MachineFault, match="nobodys"):
+        driver("nobodys, script").kill(str(scratch))
+    choice.write_text("nonsense")
+    with pytest.raises(MachineFault, match="nobodys"):
+        driver("nobodys, script").kill(str(scratch))
+    with pytest.raises(MachineFault, match="nobodys"):
+        driver("nobodys, script").kill("/nonexistent/dir_1")
+
+
+@pytest.mark.qemu
+def test_a_dry_run_says_what_would_be(scratch: Path, stand_ins: type[StandIn]) -> None:
+    image(scratch / "disk.vhdx", "vhdx")
+    before = files(scratch)
+    told = driver("kvm, vmrun").describe(job(scratch, "disk.vhdx:vda:w"))
+    assert "by kvm" in told
+    assert "disk.vhdx as qcow2" in told
+    assert "by vmrun" in driver("vmrun, xen").describe(job(scratch, "disk.vhdx:vda:w"))
+    assert files(scratch) == before
+    assert not stand_ins.started
+
+
+def test_through_the_protocol(scratch: Path) -> None:
+    environ = environment("any", scratch, VM_ANY_TYPES="nobodys, simulated")
+    with Peer(environ) as client:
+        assert client.line().startswith("$VMGahpVersion")
+        client.send_ad(*job(scratch).lines())
+        request = client.request("START", "any")
+        client.wait_for_r()
+        assert client.results() == [f"{request} 0 1"]
+        assert json.loads((scratch / memo.FILE).read_text())["vm_type"] == "simulated"
+        request = client.request("STATUS", 1)
+        client.wait_for_r()
+        assert "STATUS=Running" in client.results()[0]
+        # Of a type that leaves it open, a VM goes on after a periodic checkpoint.
+        request = client.request("CHECKPOINT", 1)
+        client.wait_for_r()
+        assert client.results() == [f"{request} 0 NULL"]
+        request = client.request("STATUS", 1)
+        client.wait_for_r()
+        assert "STATUS=Running" in client.results()[0]
+
+
+def test_a_job_of_one_type_that_does_not_take_it_is_held(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch)) as client:
+        client.line()
+        for types, answer in (('"kvm, xen"', "1"), ('"kvm, simulated"', "0")):
+            ad = job(scratch, JobVMType='"simulated"', VMPARAM_vm_Types=types)
+            client.send_ad(*ad.lines())
+            client.request("START", "simulated")
+            client.wait_for_r()
+            assert client.results()[0].split()[1] == answer
+    assert "VMPARAM_vm_Types" in (scratch / "vm_error.txt").read_text()
+
+
+def test_words_for_types() -> None:
+    assert accepted_types.takes((), "anything")
+    assert accepted_types.takes(("vmware",), "vsphere")
+    assert not accepted_types.takes(("vsphere",), "vmware")
+    assert not accepted_types.takes(("kvm",), "libvirt")
+
+
+# --- with real hypervisors
+
+
+class AnyOfTwo(Emulated):
+    """The first type cannot be had, the second is QEMU by libvirt."""
+
+    vm_type = "any"
+
+    def unfit(self) -> Settings:
+        nowhere = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
+        return Settings({"VM_MEMORY": "0", "VM_ANY_TYPES": "simulated, qemu", "VM_LIBVIRT_URI": nowhere})
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        bad = super().bad_jobs()
+        return bad | {
+            "no type that there is": self.changed(self.job(2), VMPARAM_vm_Types='"xen"'),
+            "a wish of none": self.changed(self.job(2), VMPARAM_vm_Nonsense="true"),
+        }
+
+
+@pytest.mark.libvirt
+class TestAny(DriverContract):
+    @pytest.fixture
+    def subject(
+        self, scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Subject]:
+        stand_ins.broken.add("script")
+        monkeypatch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 2.0)
+        settings = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ANY_TYPES": "script, qemu"})
+        with AnyOfTwo(scratch.parent, settings, WHO) as subject:
+            yield subject
+
+
+def console(scratch: Path) -> str:
+    path = scratch / "vm_console.log"
+    return path.read_text() if path.exists() else ""
+
+
+def run_to_its_end(machine: base.Machine) -> None:
+    until(lambda: machine.status().state == lifecycle.STOPPED, "the guest powers off")
+    machine.release()
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    ("made_as", "options", "used"),
+    [
+        ("vmdk", "", "disk.vmdk:vmdk"),
+        ("vmdk", "subformat=streamOptimized", "disk.vmdk.qcow2:qcow2"),
+        ("vhdx", "", "disk.vhdx.qcow2:qcow2"),
+        ("vdi", "", "disk.vdi:vdi"),
+    ],
+)
+def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: str, used: str) -> None:
+    make_guest(scratch / "guest.raw", seconds=1)
+    name = f"disk.{made_as}"
+    image(scratch / name, made_as, content=(scratch / "guest.raw").read_bytes(), options=options)
+    (scratch / "guest.raw").unlink()
+    chosen = driver("vmrun, qemu")
+    with contextlib.closing(chosen):
+        run_to_its_end(chosen.start(job(scratch, f"{name}:vda:w")))
+    assert console(scratch).count(BANNER) == 1
+    written, _, image_format = used.partition(":")
+    assert content(scratch / written, image_format)[512:513] == b"1", "the guest's count"
+    if written != name:
+        assert content(scratch / name, made_as)[512:513] == b"\0", "the job's own image is as it was"
+
+
+@pytest.mark.libvirt
+def test_a_converted_guest_goes_on_from_its_checkpoint_by_the_same_type(scratch: Path) -> None:
+    import libvirt
+
+    make_guest(scratch / "guest.raw", seconds=None)
+    image(scratch / "disk.vdi", "vdi", content=(scratch / "guest.raw").read_bytes())
+    (scratch / "guest.raw").unlink()
+    wanted = job(scratch, "disk.vdi:vda:w", JobVMCheckpoint="true")
+
+    def count() -> int:
+        return max(counts(console(scratch)), default=0)
+
+    first = driver("vmrun, qemu")
+    with contextlib.closing(first):
+        machine = first.start(wanted)
+        until(lambda: count() > 0, "it counts")
+        machine.checkpoint()
+        before = count()
+        machine.stop()
+    second = driver("simulated, qemu")
+    with contextlib.closing(second):
+        machine = second.start(wanted)
+        try:
+            until(lambda: count() > before, "it counts on")
+            assert console(scratch).count(BANNER) == 1
+            with contextlib.closing(libvirt.open(URI)) as connection:
+                assert wanted.vm_name() in [domain.name() for domain in connection.listAllDomains()]
+            assert second.kill(str(scratch)) is True
+            assert machine.status().state == lifecycle.STOPPED
+        finally:
+            machine.destroy()
+            machine.release()
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(
+    any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
+    reason="the stand-in for vmrun needs QEMU",
+)
+@pytest.mark.parametrize("made_as", ["qcow2", "vmdk"])
+def test_vmware_runs_a_job_that_says_nothing_of_vmware(scratch: Path, made_as: str) -> None:
+    make_guest(scratch / "guest.raw", seconds=1)
+    name = f"disk.{made_as}"
+    image(scratch / name, made_as, content=(scratch / "guest.raw").read_bytes())
+    (scratch / "guest.raw").unlink()
+    with vmware() as here:
+        chosen = driver("xen, vmrun", VMWARE_VMRUN=str(here.vmrun))
+        with contextlib.closing(chosen):
+            run_to_its_end(chosen.start(job(scratch, f"{name}:hda:w", VMPARAM_vm_Types='"vmware"')))
+    assert BANNER in console(scratch)
+    assert count_on(scratch / ("disk.vmdk" if made_as == "vmdk" else "disk.qcow2.vmdk")) == 1
+
+
+__all__ = ["convert", "read_count"]

@@ -1,0 +1,353 @@
+"""Devices of real guests: firmware, other architectures, TPM, network cards, shared disks and directories."""
+
+import os
+import signal
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import pytest
+
+from tests.drivers.libvirt.test_driver import (
+    URI,
+    Job,
+    connection,
+    elsewhere,
+    job,
+    moved,
+    serving,
+    start,
+    until,
+)
+from tests.peer import Peer
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.drivers.libvirt import firmware  # noqa: E402 - it needs libvirt
+
+__all__ = ["connection", "elsewhere", "job"]
+
+pytestmark = pytest.mark.libvirt
+
+MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
+BAD_DISK = "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"
+
+UEFI = ('VMPARAM_vm_Firmware = "uefi"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"', "JobVMMemory = 128")
+FIRMWARE_SPEAKS = "Shell"
+"""What a UEFI firmware with nothing to boot ends with, on the serial console: its own shell."""
+
+
+def live(job: Job) -> etree.Element:
+    domain = job.domain()
+    assert domain is not None
+    return etree.fromstring(domain.XMLDesc())
+
+
+def has_firmware_memory(job: Job) -> bool:
+    """Whether libvirt keeps a file for the firmware of the job's VM."""
+    directory = Path(firmware.directory(URI))
+    return directory.is_dir() and any(directory.glob(f"{job.name}_*"))
+
+
+def refused(peer: Peer, job: Job, word: str, *more: str) -> str:
+    """A START that is refused with `word`; what vm_error.txt says."""
+    peer.line()
+    peer.send_ad(*job.ad(*more))
+    assert peer.run("START", "kvm")[:2] == ["1", word]
+    return (job.scratch / "vm_error.txt").read_text()
+
+
+def evict(peer: Peer) -> None:
+    """What condor_starter does with a job that must go."""
+    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+    assert peer.run("STOP", 1) == ["0", "NULL"]
+    peer.quit()
+
+
+# Firmware
+
+
+def test_a_guest_boots_by_uefi_and_its_firmwares_memory_goes_with_it(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, *UEFI)
+        assert live(job).find("os/loader") is not None
+        assert has_firmware_memory(job)
+        until(lambda: FIRMWARE_SPEAKS in job.console(), "the firmware comes to its shell")
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert has_firmware_memory(job)
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert not has_firmware_memory(job)
+        peer.quit()
+
+
+def test_a_guest_of_uefi_goes_on_from_its_checkpoint(job: Job, elsewhere: Path) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVMCheckpoint = true", *UEFI)
+        until(lambda: FIRMWARE_SPEAKS in job.console(), "the firmware comes to its shell")
+        evict(peer)
+    assert not has_firmware_memory(job)
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job, "JobVMCheckpoint = true", *UEFI)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        log = peer.quit()
+    assert "goes on where it was saved" in log, log
+    assert not has_firmware_memory(job)
+
+
+def test_a_server_that_was_killed_leaves_no_memory_of_a_firmware(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, *UEFI)
+        assert has_firmware_memory(job)
+        peer.end_by(signal.SIGKILL)
+    until(lambda: job.domain() is None and not has_firmware_memory(job), "the guardian clears up")
+
+
+def test_secure_boot_knows_its_keys(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, *UEFI, 'VMPARAM_vm_Firmware = "uefi-secure"')
+        loader = live(job).find("os/loader")
+        assert loader is not None
+        assert loader.get("secure") == "yes"
+        until(
+            lambda: "Violation" in job.console() or "No bootable" in job.console(),
+            "it boots nothing unsigned",
+        )
+        peer.quit()
+    assert not has_firmware_memory(job)
+
+
+def test_an_ide_disk_has_no_place_beside_uefi(job: Job) -> None:
+    with serving(job) as peer:
+        said = refused(peer, job, BAD_DISK, 'VMPARAM_vm_Firmware = "uefi"')
+        assert "hda" in said
+        peer.quit()
+
+
+def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
+    if os.uname().machine == "aarch64":
+        pytest.skip("it is this machine's own")
+    disks = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw,seed.iso:sdb:r:iso"'
+    seed = job.scratch / "seed.iso"
+    seed.write_bytes(bytes(1 << 16))
+    job.own(seed)
+    more = ("JobVMMemory = 256", "JobVMVNCConsole = true", "VMPARAM_vm_TPM = true")
+    wishes = ('VMPARAM_vm_Arch = "aarch64"', disks, *more)
+    with serving(job, VM_ALLOW_EMULATION=True) as peer:
+        start(peer, job, *wishes)
+        kind = live(job).find("os/type")
+        assert kind is not None
+        assert kind.get("arch") == "aarch64"
+        until(lambda: "Shell" in job.console() or "BdsDxe" in job.console(), "the firmware comes up")
+        peer.quit()
+    assert not has_firmware_memory(job)
+
+
+# TPM
+
+
+def swtpms(job: Job) -> list[tuple[int, int]]:
+    """(pid, uid) of every swtpm that the job's user runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                path.joinpath("comm").read_text() == "swtpm\n"
+                and path.stat().st_uid == job.scratch.stat().st_uid
+            ):
+                found.append((int(path.name), path.stat().st_uid))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
+    wishes = ("VMPARAM_vm_TPM = true", "JobVMCheckpoint = true")
+    with serving(job) as peer:
+        start(peer, job, *wishes)
+        path = live(job).find("devices/tpm/backend/source")
+        assert path is not None
+        directory = Path(path.get("path", "")).parent
+        assert len(swtpms(job)) == 1
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert len(swtpms(job)) == 1
+        evict(peer)
+    assert not swtpms(job)
+    assert not directory.exists()
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job, *wishes)
+        assert len(swtpms(job)) == 1
+        log = peer.quit()
+    assert "goes on where it was saved" in log, log
+    assert not swtpms(job)
+
+
+def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "VMPARAM_vm_TPM = true")
+        source = live(job).find("devices/tpm/backend/source")
+        assert source is not None
+        directory = Path(source.get("path", "")).parent
+        assert {path.name for path in directory.iterdir()} == {"tpm", "state"}
+        peer.end_by(signal.SIGKILL)
+    until(lambda: job.domain() is None and not swtpms(job), "the guardian clears up")
+    until(lambda: not directory.exists(), "the guardian removes what the TPM kept")
+
+
+def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = job.scratch.parent / "swtpm"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad("VMPARAM_vm_TPM = true"))
+        assert peer.run("START", "kvm")[:2] == ["1", "VMGAHP_ERR_CRITICAL"]
+        assert "tpm" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    assert job.domain() is None
+
+
+# Network cards and CPUs
+
+
+def test_network_cards_are_as_the_list_says(job: Job) -> None:
+    cards = '"user:52:54:00:12:34:57, user:e1000:down, user:rtl8139, user:down:52-54-00-12-34-58"'
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+        start(peer, job, f"VMPARAM_vm_NICs = {cards}")
+        found = [
+            [part.get(name) if (part := card.find(path)) is not None else None for path, name in FACTS]
+            for card in live(job).iterfind("devices/interface")
+        ]
+        assert [facts[1:] for facts in found] == [
+            ["virtio", None],
+            ["e1000", "down"],
+            ["rtl8139", None],
+            ["virtio", "down"],
+        ]
+        assert [found[0][0], found[3][0]] == ["52:54:00:12:34:57", "52:54:00:12:34:58"]
+        assert dict(word.split("=") for word in peer.run("STATUS", 1)[1:])["MAC"] == "52:54:00:12:34:57"
+        peer.quit()
+
+
+FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
+
+
+def test_the_cpus_are_arranged_as_the_job_says(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVM_VCPUS = 4", 'VMPARAM_vm_Topology = "cores=2,threads=2"')
+        topology = live(job).find("cpu/topology")
+        assert topology is not None
+        assert [topology.get(name) for name in ("sockets", "cores", "threads")] == ["1", "2", "2"]
+        peer.quit()
+
+
+# Disks
+
+
+def test_a_vm_can_have_many_disks_of_all_kinds(job: Job) -> None:
+    entries = ["guest.img:hda:w:raw"]
+    devices = [f"vd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + [
+        f"sd{letter}" for letter in "abcdefgh"
+    ]
+    for number, device in enumerate([*devices, "sdi", "hdc", "fda"]):
+        image = job.scratch / f"{number}.img"
+        image.write_bytes(bytes(1474560))
+        job.own(image)
+        kind = "r:iso" if device in ("hdc", "sdh") else "r:raw" if device in ("sdi", "vdz") else "w:raw"
+        entries.append(f"{image.name}:{device}:{kind}")
+    with serving(job) as peer:
+        start(peer, job, f'VMPARAM_vm_Disk = "{",".join(entries)}"')
+        kinds = [disk.get("device") for disk in live(job).iterfind("devices/disk")]
+        assert len(kinds) == len(entries)
+        assert kinds.count("cdrom") == 2
+        assert kinds.count("floppy") == 1
+        until(lambda: "1\n" in job.console(), "the guest boots from the first disk")
+        peer.quit()
+
+
+def test_a_disk_has_two_writers_where_both_say_so(job: Job) -> None:
+    common = job.scratch.parent / "common.img"
+    common.write_bytes(bytes(1 << 20))
+    job.own(common)
+
+    def other(number: int) -> Job:
+        scratch = job.scratch.parent / f"dir_{number}"
+        scratch.mkdir()
+        job.own(scratch)
+        return Job(scratch, job._connection)
+
+    def disks(permission: str) -> str:
+        return f'VMPARAM_vm_Disk = "guest.img:hda:w:raw,{common}:vdb:{permission}:raw"'
+
+    with serving(job) as first:
+        start(first, job, disks("ws"))
+        second = other(2)
+        with serving(second) as peer:
+            start(peer, second, disks("rws"))
+            assert live(second).find("devices/disk/shareable") is not None
+            peer.quit()
+        third = other(3)
+        with serving(third) as peer:
+            refused(peer, third, BAD_DISK, disks("w"))
+            peer.quit()
+        first.quit()
+
+
+# A shared directory
+
+
+@pytest.mark.parametrize(("wish", "name"), [("true", ""), ('"share"', "share")])
+def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(
+    job: Job, wish: str, name: str
+) -> None:
+    with serving(job, VM_SHARE_SCRATCH="9p") as peer:
+        start(peer, job, f"VMPARAM_vm_Share = {wish}")
+        share = live(job).find("devices/filesystem")
+        assert share is not None
+        assert share.get("accessmode") == "mapped"
+        source = share.find("source")
+        assert source is not None
+        assert source.get("dir") == str(job.scratch / name).rstrip("/")
+        assert (job.scratch / name).stat().st_uid == job.scratch.stat().st_uid
+        assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("settings", "wish", "said"),
+    [
+        ({}, "VMPARAM_vm_Share = true", "VM_SHARE_SCRATCH"),
+        ({"VM_SHARE_SCRATCH": "9p"}, 'VMPARAM_vm_Share = "../x"', "VMPARAM_vm_Share"),
+        ({"VM_SHARE_SCRATCH": "9p"}, "VMPARAM_vm_Share = true\nJobVMCheckpoint = true", "JobVMCheckpoint"),
+    ],
+)
+def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], wish: str, said: str) -> None:
+    with serving(job, **settings) as peer:
+        assert said in refused(peer, job, MISMATCHED, *wish.splitlines())
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
+def test_libvirts_own_user_shares_nothing(job: Job) -> None:
+    with serving(job, VM_SHARE_SCRATCH="9p", VM_RUN_AS_JOB_USER=False) as peer:
+        assert "VM_RUN_AS_JOB_USER" in refused(peer, job, MISMATCHED, "VMPARAM_vm_Share = true")
+        peer.quit()
+
+
+# What nobody knows
+
+
+def test_an_unknown_wish_is_refused_by_name_and_ignored_on_request(job: Job) -> None:
+    with serving(job) as peer:
+        assert "VMPARAM_vm_Firmwear" in refused(peer, job, MISMATCHED, 'VMPARAM_vm_Firmwear = "uefi"')
+        peer.quit()
+    with serving(job) as peer:
+        start(peer, job, 'VMPARAM_vm_Firmwear = "uefi"', "VMPARAM_vm_Ignore_Unknown = true")
+        log = peer.quit()
+    assert "VMPARAM_vm_Firmwear" in log

@@ -1,0 +1,827 @@
+"""The daemon and real guests: libvirt with QEMU, TCG where KVM does not work."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest import counts, make_guest, read_count
+from tests.peer import DEADLINE, Peer, daemon, environment
+from vmgahp.cli import KILL, PROBE
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+pytestmark = pytest.mark.libvirt
+
+URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+CONSOLE = "vm_console.log"
+METRICS = "vm_metrics.jsonl"
+EXIT = "vm_exit.json"
+
+
+@pytest.fixture(scope="session")
+def connection() -> Iterator["libvirt.virConnect"]:
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    try:
+        opened = libvirt.open(URI)
+    except libvirt.libvirtError as error:
+        pytest.skip(f"no libvirtd at {URI}: {error}")
+    yield opened
+    opened.close()
+
+
+class Job:
+    """A job with a boot-sector guest, in a scratch directory of the job's user."""
+
+    number = 0
+
+    def __init__(self, scratch: Path, connection: "libvirt.virConnect", seconds: int | None = None) -> None:
+        Job.number += 1
+        self.cluster = os.getpid() * 100 + Job.number
+        self.name = f"alice_lab_{self.cluster}.0"
+        self.scratch = scratch
+        self.disk = scratch / "guest.img"
+        self._connection = connection
+        make_guest(self.disk, seconds=seconds)
+        self.own(self.disk)
+
+    def own(self, path: Path) -> None:
+        if os.getuid() == 0:
+            status = self.scratch.stat()
+            os.chown(path, status.st_uid, status.st_gid)
+
+    def ad(self, *more: str) -> list[str]:
+        return [
+            f'VM_WORKING_DIR = "{self.scratch}"',
+            'JobVMType = "kvm"',
+            "JobVMMemory = 64",
+            "JobVM_VCPUS = 1",
+            'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
+            f"ClusterId = {self.cluster}",
+            "ProcId = 0",
+            'User = "alice@lab"',
+            *more,
+        ]
+
+    def domain(self) -> "libvirt.virDomain | None":
+        try:
+            return self._connection.lookupByName(self.name)
+        except libvirt.libvirtError:
+            return None
+
+    def console(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.scratch / CONSOLE).read_text()
+        return ""
+
+
+def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
+    """Wait for a condition of the outside world that sends no event."""
+    end = time.monotonic() + deadline
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
+    made = Job(scratch, connection)
+    yield made
+    domain = made.domain()
+    if domain is not None:
+        domain.destroy()
+
+
+def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
+    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    return Peer(environment(vm_type, job.scratch, **settings))
+
+
+def start(peer: Peer, job: Job, *more: str) -> None:
+    assert peer.line().startswith("$VMGahpVersion")
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+
+
+def test_a_job_runs_to_its_own_end(job: Job) -> None:
+    make_guest(job.disk, seconds=2)
+    with serving(job) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert b"qemu" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        assert words["STATUS"] == "Running"
+        assert words["MAXMEMORY"] == str(64 * 1024)
+        assert 0 <= float(words["CPUTIME"]) < 60
+        assert 0 <= float(words["CPUUTILIZATION"]) <= 1
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        log = peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert read_count(job.disk) == 2
+    assert "Traceback" not in log
+
+
+def test_files_stay_the_job_users_own(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        owner = job.scratch.stat().st_uid
+        assert {path.name: path.stat().st_uid for path in job.scratch.iterdir()} == {
+            "guest.img": owner,
+            CONSOLE: owner,
+            METRICS: owner,
+            EXIT: owner,
+        }
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
+def test_qemu_runs_as_the_jobs_user(job: Job) -> None:
+    job.scratch.chmod(0o700)
+    with serving(job) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert os.stat(f"/proc/{pid}").st_uid == job.scratch.stat().st_uid
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
+def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    owner = job.scratch.stat().st_uid
+    with serving(job, VM_RUN_AS_JOB_USER=False) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert os.stat(f"/proc/{pid}").st_uid not in (0, owner)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert job.disk.stat().st_uid == owner
+
+
+def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert job.domain() is None
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        log = peer.quit()
+    assert "has not powered off in 1 s" in log
+
+
+def test_pause_and_resume(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: "2" in job.console(), "the guest counts")
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
+        domain = job.domain()
+        assert domain is not None
+        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+
+
+def words_of(status: list[str]) -> dict[str, str]:
+    return dict(word.split("=") for word in status[1:])
+
+
+@pytest.mark.parametrize("as_job_user", [True, False])
+def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
+    """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
+    make_guest(job.disk, seconds=6)
+    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
+        start(peer, job)
+        until(lambda: "3\n" in job.console(), "the guest counts to three")
+        before = words_of(peer.run("STATUS", 1))
+        pid = int(peer.run("GETPID", 1)[1])
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert job.domain() is None
+        assert not Path(f"/proc/{pid}").exists()
+        for _ in range(3):
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        image = job.scratch / "vm_suspend.mem"
+        assert image.stat().st_uid == job.scratch.stat().st_uid
+        assert image.stat().st_mode & 0o777 == 0o600
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert not image.exists()
+        after = words_of(peer.run("STATUS", 1))
+        assert after["STATUS"] == "Running"
+        assert float(after["CPUTIME"]) >= float(before["CPUTIME"]) > 0
+        assert 0 <= float(after["CPUUTILIZATION"]) <= 1
+        assert int(peer.run("GETPID", 1)[1]) not in (0, pid)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
+    assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
+
+
+def test_a_paused_guest_can_be_suspended(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+
+
+@pytest.mark.parametrize("end", ["STOP", "QUIT", "EOF"])
+def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.run("SUSPEND", 1)
+        if end == "STOP":
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.finish() if end == "EOF" else peer.quit()
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
+
+
+def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
+    (job.scratch / "vm_suspend.mem").mkdir()
+    (job.scratch / "vm_suspend.mem" / "in the way").touch()
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        before = len(counts(job.console()))
+        until(lambda: len(counts(job.console())) > before, "the guest counts on")
+        peer.quit()
+    assert not [path for path in job.scratch.iterdir() if path.name.endswith(".part")]
+
+
+def test_the_image_is_not_written_through_a_link(job: Job) -> None:
+    victim = job.scratch.parent / "victim"
+    victim.write_text("precious")
+    for name in ("vm_suspend.mem", ".vm_suspend.mem.part"):
+        (job.scratch / name).symlink_to(victim)
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert victim.read_text() == "precious"
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def test_an_image_that_was_changed_is_not_shown_to_libvirt(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.run("SUSPEND", 1)
+        image = job.scratch / "vm_suspend.mem"
+        content = image.read_bytes()
+        image.write_bytes(b"x" * 200 + content[200:])
+        assert peer.run("RESUME", 1) == ["1", "VMGAHP_ERR_VM_INVALID_SUSPEND_FILE"]
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        image.write_bytes(content)
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        domain = job.domain()
+        assert domain is not None
+        domain.suspend()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
+        domain.resume()
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        image = job.scratch.parent / "saved-by-somebody"
+        domain.save(str(image))
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        job._connection.restore(str(image))
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        domain = job.domain()
+        assert domain is not None
+        domain.destroy()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        log = peer.quit()
+    for cause in ("it was paused", "it was resumed", "it was saved", "it was destroyed"):
+        assert f"{job.name}: {cause}" in log
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+def test_a_full_disk_is_seen_and_named(job: Job) -> None:
+    base, full = job.scratch.parent / "base.img", job.scratch.parent / "full"
+    make_guest(base, seconds=None)
+    base.chmod(0o644)
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", "tmpfs", full], check=True)
+    try:
+        overlay = full / "overlay.qcow2"
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True
+        )
+        job.own(overlay)
+        with (full / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
+            while filling.write(bytes(4096)):
+                pass
+        with serving(job) as peer:
+            start(peer, job, f'VMPARAM_vm_Disk = "{overlay}:vda:w:qcow2"')
+
+            def status() -> str:
+                return peer.run("STATUS", 1)[1]
+
+            until(lambda: status() == "STATUS=SoftSuspended", "QEMU stops the guest at its first write")
+            (full / "filling").unlink()
+            assert peer.run("RESUME", 1) == ["0", "NULL"]
+            until(lambda: status() == "STATUS=Running", "it goes on")
+            until(lambda: "2\n" in job.console(), "it counts on")
+            assert "paused by an error of a disk" in peer.quit()
+    finally:
+        subprocess.run(["umount", "-l", full], check=True)
+
+
+def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
+        until(lambda: job.domain() is None, "libvirt sees it")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert f"{job.name}: QEMU has crashed" in peer.quit()
+
+
+CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
+WANTS = "JobVMCheckpoint = true"
+
+
+def vacate(job: Job, *more: str, **settings: object) -> None:
+    """What condor_starter does with a job that must go: CHECKPOINT, STATUS, STOP, QUIT."""
+    with serving(job, **settings) as peer:
+        start(peer, job, WANTS, *more)
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        result = peer.run("CHECKPOINT", 1)
+        assert result == ["0", "NULL"], peer.end_by(signal.SIGTERM)
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def moved(job: Job, scratch: Path) -> None:
+    """Another machine: the files come back with new times, in another scratch directory."""
+    for path in list(job.scratch.iterdir()):
+        target = scratch / path.name
+        shutil.copyfile(path, target)
+        path.unlink()
+        job.own(target)
+    job.scratch = scratch
+    job.disk = scratch / job.disk.name
+
+
+@pytest.fixture
+def elsewhere(scratch: Path) -> Path:
+    other = scratch.parent / "dir_2"
+    other.mkdir()
+    if os.getuid() == 0:
+        os.chown(other, scratch.stat().st_uid, scratch.stat().st_gid)
+    return other
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path, shared: bool) -> None:
+    """What HTCondor's own server has not done for years, with the disk transferred and in a shared directory."""
+    more = []
+    if shared:
+        disk = job.scratch.parent / "shared.img"
+        make_guest(disk, seconds=5)
+        job.own(disk)
+        job.disk.unlink()
+        job.disk = disk
+        more = [f'VMPARAM_vm_Disk = "{disk}:hda:w:raw"']
+    else:
+        make_guest(job.disk, seconds=5)
+    vacate(job, *more)
+    assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
+    moved_disk = job.disk
+    moved(job, elsewhere)
+    if shared:
+        job.disk = moved_disk
+    with serving(job) as peer:
+        start(peer, job, WANTS, *more)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
+    assert counts(job.console()) == [1, 2, 3, 4, 5]
+    assert read_count(job.disk) == 5
+    assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir()), "it is used up"
+
+
+def test_a_vm_goes_on_after_a_periodic_checkpoint(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir())
+        peer.quit()
+
+
+def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
+    make_guest(job.disk, seconds=4)
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        peer.quit()
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, *CHECKPOINT}
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert job.console().count("vmgahp guest up") == 1
+
+
+def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert "vm_checkpoint" in peer.quit()
+
+
+def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
+    """It would move on, and the memory with it would fit it no more."""
+    disk = job.scratch.parent / "shared.img"
+    make_guest(disk, seconds=None)
+    job.own(disk)
+    job.disk.unlink()
+    with serving(job, "libvirt") as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        peer.send_ad(*job.ad(WANTS, 'JobVMType = "libvirt"', f'VMPARAM_vm_Disk = "{disk}:hda:w:raw"'))
+        assert peer.run("START", "libvirt") == ["0", "1"]
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert "would move on after a periodic checkpoint" in peer.quit()
+
+
+def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job) -> None:
+    vacate(job)
+    image = job.scratch / "vm_checkpoint.mem"
+    content = bytearray(image.read_bytes())
+    content[len(content) // 2] ^= 1
+    image.write_bytes(content)
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        log = peer.quit()
+    assert "checksum" in log
+    assert (job.scratch / "vm_checkpoint.mem.refused-1").read_bytes() == content
+
+
+def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:
+    vacate(job)
+    with job.disk.open("r+b") as disk:
+        disk.seek(512 * 8)
+        disk.write(b"changed by somebody")
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad(WANTS))
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT"]
+        assert "guest.img" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    names = {path.name for path in job.scratch.iterdir()}
+    assert names >= {"guest.img", "vm_checkpoint.mem.refused-1", "vm_checkpoint.json.refused-1"}
+
+
+def test_another_jobs_checkpoint_is_not_gone_on_from(job: Job) -> None:
+    vacate(job)
+    job.cluster += 50
+    job.name = f"alice_lab_{job.cluster}.0"
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert "it is the checkpoint of" in peer.quit()
+
+
+def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
+    vacate(job)
+    path = job.scratch / "vm_checkpoint.json"
+    manifest = json.loads(path.read_text())
+    manifest["xml"] = manifest["xml"].replace(
+        "<devices>",
+        "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>",
+    )
+    path.write_text(json.dumps(manifest))
+    with serving(job) as peer:
+        start(peer, job, WANTS)
+        domain = job.domain()
+        assert domain is not None
+        assert "hostdev" not in domain.XMLDesc()
+        assert "hostdev" in peer.quit(), "the log names what was in the way"
+
+
+def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
+    victim_xml = """<domain type='qemu'><name>victim_lab_1.0</name><memory unit='MiB'>64</memory>
+        <os><type>hvm</type></os></domain>"""
+    vacate(job)
+    victim = job._connection.createXML(victim_xml, 0)
+    try:
+        path = job.scratch / "vm_checkpoint.json"
+        manifest = json.loads(path.read_text())
+        text = path.read_text().replace(manifest["uuid"], victim.UUIDString())
+        path.write_text(text)
+        with serving(job) as peer:
+            start(peer, job, WANTS)
+            assert "runs on this machine" in peer.quit()
+        assert victim.isActive()
+    finally:
+        victim.destroy()
+
+
+@pytest.mark.parametrize("end", ["QUIT", "EOF", "SIGTERM", "SIGQUIT"])
+def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert job.domain() is not None
+        if end == "QUIT":
+            peer.quit()
+        elif end == "EOF":
+            peer.finish()
+        else:
+            peer.end_by(signal.Signals[end])
+        assert peer.process.returncode == 0
+    assert job.domain() is None
+
+
+def test_a_killed_server_leaves_no_guest(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        peer.process.kill()
+        peer.process.wait()
+        until(lambda: job.domain() is None, "the guardian destroys the guest")
+
+
+def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
+    job_xml = f"""<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>64</memory>
+        <os><type>hvm</type></os></domain>"""
+    orphan = job._connection.createXML(job_xml, 0).UUIDString()
+    with serving(job) as peer:
+        start(peer, job)
+        domain = job.domain()
+        assert domain is not None
+        assert domain.UUIDString() != orphan
+        assert "still runs from an earlier start" in peer.quit()
+
+
+def test_kill_mode(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        ended = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
+        assert ended.returncode == 0
+        assert ended.stdout == ""
+        assert job.domain() is None
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    again = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
+    assert again.returncode == 0
+
+
+def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
+    """What the startd names for every VM type that it does not know."""
+    with serving(job) as peer:
+        start(peer, job)
+        other = daemon(
+            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", f"{job.scratch}2"
+        )
+        assert other.returncode == 0
+        assert job.domain() is not None
+        ended = daemon(
+            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", str(job.scratch)
+        )
+        assert ended.returncode == 0
+        assert job.domain() is None
+        peer.quit()
+
+
+def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        stale = "00000000-0000-4000-8000-000000000000"
+        ended = daemon(
+            environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name, "uuid", stale
+        )
+        assert ended.returncode == 0
+        assert job.domain() is not None
+        peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("disk", "word"),
+    [
+        ("missing.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:qcow2", None),
+        ("guest.img:hda", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:raw,other.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:hda:w:raw' readonly='yes", "KVM_INVALID_DISK_PARAM"),
+        ("no-backing.qcow2:vda:w:qcow2", "KVM_INVALID_DISK_PARAM"),
+        ("guest.img:sda2:w:raw", "KVM_INVALID_DISK_PARAM"),
+    ],
+)
+def test_a_disk_that_does_not_work_holds_the_job(job: Job, disk: str, word: str | None) -> None:
+    shutil.copy(job.disk, job.scratch / "other.img")
+    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw"]
+    overlay = job.scratch / "no-backing.qcow2"
+    # The name of the backing file is the job's to choose: it must not be read as a trouble of the machine.
+    subprocess.run([*make, "-b", "/nowhere/Cannot allocate memory", str(overlay), "1M"], check=True)
+    for path in (job.scratch / "other.img", overlay):
+        job.own(path)
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad(f'VMPARAM_vm_Disk = "{disk}"'))
+        expected = f"VMGAHP_ERR_JOBCLASSAD_{word}" if word else "VMGAHP_ERR_BAD_IMAGE"
+        assert peer.run("START", "kvm") == ["1", expected]
+        assert job.domain() is None
+        assert expected in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    assert sorted(path.name for path in job.scratch.iterdir() if path.name != CONSOLE) == [
+        "guest.img",
+        "no-backing.qcow2",
+        "other.img",
+        "vm_error.txt",
+    ]
+
+
+def test_disks_of_every_bus_and_kind(job: Job) -> None:
+    disks = {
+        "guest.img": "hda:w",
+        "a.img": "vda:w:raw",
+        "b.img": "vdb:r:raw",
+        "c.img": "sda:w:raw",
+        "d.img": "sdb:r:raw",
+        "e.img": "xvde:w:raw",
+        "f.iso": "hdc:r",
+        "g.iso": "sdc:r:iso",
+        "h.iso": "vdh:r",
+        "i.img": "fda:w:raw",
+    }
+    for name in list(disks)[1:]:
+        (job.scratch / name).write_bytes(bytes(1474560))
+        job.own(job.scratch / name)
+    make_guest(job.disk, seconds=2)
+    with serving(job) as peer:
+        start(peer, job, 'VMPARAM_vm_Disk = "' + ",".join(f"{n}:{d}" for n, d in disks.items()) + '"')
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert "vmgahp guest done" in job.console(), "the first disk is the one that boots"
+
+
+@pytest.mark.parametrize("as_job_user", [True, False])
+def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
+    base = job.scratch.parent / "base.img"
+    make_guest(base, seconds=1)
+    base.chmod(0o644)
+    before = base.stat()
+    overlay = job.scratch / "guest.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True)
+    job.own(overlay)
+    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
+        start(peer, job, 'VMPARAM_vm_Disk = "guest.qcow2:vda:w:qcow2"')
+        assert base.stat().st_uid == before.st_uid
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert (base.stat().st_uid, base.stat().st_mtime) == (before.st_uid, before.st_mtime)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
+def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
+    os.chown(job.disk, 0, 0)
+    job.disk.chmod(0o600)
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"]
+        peer.quit()
+
+
+def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
+    with serving(job) as peer:
+        peer.line()
+        peer.send_ad(*job.ad("JobVMNetworking = false", 'JobVM_MACADDR = "00:00:00:00:00:00\'/><hostdev/>"'))
+        assert peer.run("START", "kvm") == ["0", "1"]
+        domain = job.domain()
+        assert domain is not None
+        assert "hostdev" not in domain.XMLDesc()
+        peer.quit()
+
+
+def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVMVNCConsole = true")
+        display = json.loads((job.scratch / "vm_vnc.json").read_text())
+        assert display["host"] == "127.0.0.1"
+        assert 5900 <= display["port"] < 65536
+        assert len(display["password"]) == 8
+        assert (job.scratch / "vm_vnc.json").stat().st_mode & 0o777 == 0o600
+        listening = subprocess.run(
+            ["virsh", "-c", URI, "domdisplay", job.name], capture_output=True, text=True, check=True
+        )
+        assert listening.stdout.startswith("vnc://127.0.0.1:")
+        assert display["password"] not in peer.quit()
+
+
+def test_no_output_vm_leaves_nothing_to_send_home(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job, "VMPARAM_No_Output_VM = true")
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert list(job.scratch.iterdir()) == []
+        peer.quit()
+
+
+def test_user_networking(job: Job) -> None:
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+        start(
+            peer,
+            job,
+            "JobVMNetworking = true",
+            'JobVMNetworkingType = "user"',
+            'JobVM_MACADDR = "52:54:00:12:34:56"',
+        )
+        assert peer.run("STATUS", 1)[1] == "MAC=52:54:00:12:34:56"
+        peer.quit()
+
+
+def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> None:
+    script = tmp_path / "xml"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"cat > {tmp_path}/ad\n"
+        f"echo \"<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>$1</memory>\n"
+        '<os><type>hvm</type></os></domain>"\n'
+    )
+    script.chmod(0o755)
+    tmp_path.chmod(0o755)
+    with serving(job, LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
+        start(peer, job, 'ClaimId = "hush"')
+        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        assert words["MAXMEMORY"] == str(48 * 1024)
+        peer.quit()
+    sent = (tmp_path / "ad").read_text()
+    assert f'VMPARAM_VM_NAME = "{job.name}"' in sent
+    assert "hush" not in sent
+
+
+def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Job) -> None:
+    from vmgahp.host import kvm
+
+    if kvm.check() is None:
+        ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
+        assert 'VM_kvm_ATTR_accel = "kvm"' in ended.stdout
+        return
+    with serving(job, VM_ALLOW_EMULATION=False) as peer:
+        peer.line()
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
+        assert "VM_ALLOW_EMULATION" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
+    assert ended.stdout == ""
+    assert ended.returncode == 1
+    assert "KVM does not work" in ended.stderr
+
+
+def test_the_probe(job: Job) -> None:
+    ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True), PROBE, "vmtype", "kvm")
+    assert ended.stdout.startswith(
+        'VM_GAHP_VERSION = "0.0.1"\nVM_Type = "kvm"\nVM_Memory = 1024\nVM_Networking = FALSE\n'
+    ), ended.stderr
+    assert ended.returncode == 0
+
+
+def test_a_closed_connection_keeps_no_descriptor() -> None:
+    """A server opens one anew whenever libvirtd was restarted."""
+    from vmgahp.drivers.libvirt.connection import Connection
+
+    def round_trip() -> int:
+        opened = Connection(URI, lambda _line: None)
+        opened.call(lambda asked: asked.getVersion())
+        opened.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    settled = round_trip()
+    until(lambda: round_trip() <= settled, "the descriptors to be closed")

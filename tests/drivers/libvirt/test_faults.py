@@ -1,0 +1,648 @@
+"""Whose fault an error is: the tables, row by row, and the real thing on libvirt and QEMU."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.drivers.libvirt.test_driver import CONSOLE, Job, connection, job, start, until
+from tests.drivers.libvirt.test_driver import serving as serving_job
+from tests.lab.guest import make_guest
+from tests.peer import Peer, environment
+from tests.system.pool.test_libvirtd import chamber, client, libvirtd
+from vmgahp import config, errors
+from vmgahp.domain import build as domain_xml
+from vmgahp.host.job_user import Identity
+from vmgahp.images import backing
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import JobSpec
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from tests import fault_cases  # noqa: E402
+from vmgahp.drivers.libvirt import fault_table, faults, qemu_log  # noqa: E402 - they need libvirt
+
+__all__ = ["chamber", "client", "connection", "job"]
+
+PAGE = REPOSITORY / "docs" / "reference" / "faults.md"
+SOURCES = REPOSITORY / "src" / "vmgahp"
+CODES = {name for name in dir(libvirt) if name.startswith("VIR_ERR_")}
+LEVELS = {"VIR_ERR_NONE", "VIR_ERR_WARNING", "VIR_ERR_ERROR"}
+"""These say how bad an error is, and share the numbers of codes."""
+
+CRITICAL = "VMGAHP_ERR_CRITICAL"
+INVALID_DISK, MISMATCHED = errors.INVALID_DISK_PARAM, errors.MISMATCHED
+
+
+class Said(libvirt.libvirtError):
+    """An error as libvirt would raise it."""
+
+    def __init__(self, code: int | None, origin: int | None, message: str) -> None:
+        super().__init__(message)
+        self.err = (code, origin, message, 2, None, None, None, 0, 0)
+
+
+def code(name: str) -> int:
+    return int(getattr(libvirt, f"VIR_ERR_{name}"))
+
+
+def origin(name: str) -> int:
+    return int(getattr(libvirt, f"VIR_FROM_{name}"))
+
+
+# The tables
+
+
+@pytest.mark.parametrize(
+    "door", [door for door in fault_table.DOORS if door.example[0]], ids=lambda door: door.name
+)
+def test_every_doors_example_comes_to_that_very_door(door: fault_table.Door) -> None:
+    error = Said(code(door.example[0]), origin(door.example[1]), door.example[2])
+    assert faults.judge(error) is door
+    fault = faults.from_libvirt(error, "starting a VM")
+    assert type(fault) is door.fault
+    assert fault.word == door.word
+    assert door.cure in fault.render()
+    assert door.example[2] in fault.problem
+
+
+@pytest.mark.parametrize("name", sorted(CODES - LEVELS))
+def test_every_code_of_libvirt_has_a_door_of_its_own(name: str) -> None:
+    number = getattr(libvirt, name)
+    door = faults.door_of(number, libvirt.VIR_FROM_NONE, "what nobody has ever said")
+    assert number in faults.numbers(door.codes), f"{name} is in no row of the table"
+
+
+def test_every_door_has_an_example_or_is_known_by_its_code_alone() -> None:
+    assert all(door.example[0] or (door.codes and not door.message) for door in fault_table.DOORS[:-1])
+
+
+def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
+    named = [name for door in fault_table.DOORS if not (door.message or door.origins) for name in door.codes]
+    assert sorted(named) == sorted(set(named))
+
+
+@pytest.mark.parametrize("number", [0, 999, None])
+def test_a_code_that_nobody_knows_is_the_hypervisors(number: int | None) -> None:
+    fault = faults.from_libvirt(Said(number, None, "what nobody has ever said"), "starting a VM")
+    assert type(fault) is errors.HypervisorFault
+    assert fault.word == errors.INTERNAL
+
+
+def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
+    assert faults.numbers(["NO_DOMAIN", "OF_THE_YEAR_3000"]) == {libvirt.VIR_ERR_NO_DOMAIN}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [*fault_table.DOORS, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE],
+    ids=lambda row: row.name,
+)
+def test_a_word_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(
+    row: fault_table.Door | fault_cases.Check,
+) -> None:
+    assert (row.word in errors.HOLDING_WORDS) == (row.fault is errors.JobFault)
+    assert row.word.startswith(errors.PREFIX)
+
+
+@pytest.mark.parametrize("row", fault_table.DOORS, ids=lambda row: row.name)
+def test_every_door_but_that_of_what_is_gone_has_a_cure(row: fault_table.Door) -> None:
+    assert row.cure or row.fault is errors.ClientFault
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/home/alice/No space left on device", "/x/Cannot allocate memory", "/x/network 'a' is not active"],
+)
+def test_what_the_job_chose_does_not_choose_the_door(path: str) -> None:
+    message = f"Cannot access storage file '{path}': No such file or directory"
+    assert isinstance(faults.from_libvirt(Said(38, 18, message), "starting", [path]), errors.JobFault)
+    # the same at the end of a message, where only the cut tells it from the operating system's own word
+    ends = f"internal error: Failed to open file '/a' of {path}"
+    assert isinstance(faults.from_libvirt(Said(1, 10, ends), "starting", [path, "/a"]), errors.JobFault)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Could not open backing file '/home/alice/network 'default' is not active'",
+        "Could not open '/home/alice/No space left on device/disk.img': No such file or directory",
+        "Could not open '/run/libvirt/qemu/passt': Permission denied",
+    ],
+)
+def test_a_name_in_an_image_is_the_jobs_too(message: str) -> None:
+    """Nobody could cut these out: they are in the header of an image of an image."""
+    fault = faults.from_libvirt(Said(1, 10, f"internal error: {message}"), "starting")
+    assert (type(fault), fault.word) == (errors.JobFault, INVALID_DISK)
+
+
+@pytest.mark.parametrize(
+    ("message", "number", "word"),
+    [
+        ("Path '/base.img' is not accessible: No such file or directory", 38, INVALID_DISK),
+        ("XML error: target 'vda' duplicated for disk sources '/a' and '/b'", 27, INVALID_DISK),
+        ("XML error: Unknown disk name 'zzz' and no address specified", 27, INVALID_DISK),
+        ("qemu: Address space limit 0xffff < 0x1ffff phys-bits too low (40)", 1, errors.NO_MEMORY_PARAM),
+        (
+            'qemu: -blockdev {"node-name":"libvirt-1-format","driver":"vdi","file":"libvirt-1-storage"}: '
+            "Unsupported VDI image size (size is 0x6162726167656761, max supported is 0x1fffff8000000)",
+            1,
+            errors.BAD_IMAGE,
+        ),
+        (
+            'qemu: -blockdev {"driver":"file","filename":"/a","node-name":"libvirt-1-storage"}: '
+            "'file' driver requires '/a' to be a regular file",
+            1,
+            INVALID_DISK,
+        ),
+        (
+            'qemu: -device {"drive":"libvirt-1-format"}: Failed to get "write" lock\nIs another process using it?',
+            1,
+            INVALID_DISK,
+        ),
+    ],
+)
+def test_what_libvirt_and_qemu_have_said_of_jobs(message: str, number: int, word: str) -> None:
+    fault = faults.from_libvirt(Said(number, 10, message), "starting")
+    assert (type(fault), fault.word) == (errors.JobFault, word)
+
+
+def test_the_page_shows_the_tables(request: pytest.FixtureRequest) -> None:
+    head, begin, rest = PAGE.read_text().partition("<!-- tables -->\n")
+    shown, end, tail = rest.partition("<!-- end of tables -->")
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(head + begin + "\n" + fault_cases.page() + "\n" + end + tail)
+        return
+    assert shown.strip() == fault_cases.page().strip()
+
+
+@pytest.mark.parametrize(
+    "module", ["daemon/probe.py", "drivers/libvirt/survey.py", "drivers/libvirt/other_hypervisors.py"]
+)
+def test_every_finding_of_the_probe_is_in_the_table(module: str) -> None:
+    import ast
+
+    names = {check.name for check in fault_cases.OF_THE_MACHINE}
+    for node in ast.walk(ast.parse((SOURCES / module).read_text())):
+        if isinstance(node, ast.Call) and node.args:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            first = node.args[0]
+            if called in ("Finding", "judge") and isinstance(first, ast.Constant):
+                assert first.value in names, f"{module}, line {node.lineno}"
+
+
+@pytest.fixture
+def images_of_all_kinds(scratch: Path) -> Path:
+    make_guest(scratch / "guest.img", seconds=1)
+    spoil(scratch)
+    return scratch
+
+
+def spoil(scratch: Path) -> None:
+    """Images that nobody can use."""
+    (scratch / "link.img").symlink_to(scratch / "guest.img")
+    make = ["qemu-img", "create", "-q", "-f", "qcow2"]
+    subprocess.run(
+        [*make, "-u", "-b", "/nowhere/base.img", "-F", "raw", scratch / "orphan.qcow2", "1M"], check=True
+    )
+    subprocess.run([*make, "-u", "-b", scratch / "guest.img", scratch / "vague.qcow2", "1M"], check=False)
+    if not (scratch / "vague.qcow2").exists():  # qemu-img no longer makes such an image
+        subprocess.run([*make, scratch / "vague.qcow2", "1M"], check=True)
+        content = bytearray((scratch / "vague.qcow2").read_bytes())
+        name = os.fsencode(scratch / "guest.img")
+        content[8:20] = (0x400).to_bytes(8, "big") + len(name).to_bytes(4, "big")
+        content[0x400 : 0x400 + len(name)] = name
+        (scratch / "vague.qcow2").write_bytes(content)
+    subprocess.run([*make, scratch / "corrupt.qcow2", "1M"], check=True)
+    content = bytearray((scratch / "corrupt.qcow2").read_bytes())
+    content[40:48] = b"\xff" * 8  # the offset of the first table
+    (scratch / "corrupt.qcow2").write_bytes(content)
+    owner = scratch.stat()
+    for path in scratch.iterdir():
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    (scratch / "secret.img").write_bytes(bytes(512))
+    (scratch / "secret.img").chmod(0)
+
+
+AD = {
+    "JobVMType": '"kvm"',
+    "JobVMMemory": "64",
+    "VMPARAM_vm_Disk": '"guest.img:hda:w:raw"',
+    "ClusterId": "7",
+    "ProcId": "0",
+    "User": '"alice@lab"',
+}
+
+
+@pytest.mark.parametrize(
+    "check", [check for check in fault_cases.OF_THE_JOB if check.example], ids=lambda check: check.wrong
+)
+def test_every_check_of_a_job_blames_whom_the_table_says(
+    check: fault_cases.Check, images_of_all_kinds: Path
+) -> None:
+    if (
+        os.getuid() != 0
+        and "secret" in check.example[0]
+        and os.access(images_of_all_kinds / "secret.img", os.R_OK)
+    ):
+        pytest.skip("this user may read everything")
+    owner = images_of_all_kinds.stat()
+    identity = Identity(owner.st_uid or 54321, owner.st_gid or 54321)
+    wishes = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    settings = config.load(environment("kvm", images_of_all_kinds, **wishes))
+    ad = AD | {"VM_WORKING_DIR": f'"{images_of_all_kinds}"'}
+    ad |= dict(line.split(" = ", 1) for line in check.example)
+    job = JobAd(list(ad.items()))
+
+    def describe() -> None:
+        spec = JobSpec.from_ad(job, settings, identity)
+        chains = {disk.path: backing.backing_chain(disk.path, disk.format, identity) for disk in spec.disks}
+        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "", backing=chains)
+        domain_xml.build(spec, host)
+
+    with pytest.raises(errors.Fault) as caught:
+        describe()
+    assert (type(caught.value), caught.value.word) == (check.fault, check.word)
+    assert caught.value.cure
+
+
+# QEMU's last words
+
+UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
+BARE = "internal error: qemu unexpectedly closed the monitor"
+LOG = """2026-11-20 12:00:00.000+0000: starting up libvirt version: 9.0.0
+/usr/bin/qemu-system-x86_64 -uuid {first}
+2026-11-20T12:00:01.000000Z qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory
+2026-11-20 12:00:01.000+0000: shutting down, reason=failed
+2026-11-20 12:47:44.000+0000: starting up libvirt version: 9.0.0
+/usr/bin/qemu-system-x86_64 -uuid {last}
+{words}"""
+LOCKED = (
+    '2026-11-20T12:47:44.0Z qemu-system-x86_64: -device {"id":"a"}: Failed to get "write" lock\nIs another?\n'
+)
+
+
+def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> None:
+    assert qemu_log.says_nothing(BARE)
+    assert qemu_log.says_nothing("internal error: process exited while connecting to monitor: ")
+    assert not qemu_log.says_nothing(f"{BARE}: qemu-system-x86_64: Failed")
+    (tmp_path / "vm.log").write_text(LOG.format(first="other", last=UUID, words=LOCKED))
+    words = qemu_log.last_words("vm", UUID, [str(tmp_path / "none"), str(tmp_path)])
+    fault = faults.from_libvirt(Said(code("INTERNAL_ERROR"), origin("QEMU"), BARE), "starting", (), words)
+    assert (type(fault), fault.word) == (errors.JobFault, INVALID_DISK)
+    assert 'Failed to get "write" lock' in fault.problem
+
+
+def test_the_log_of_an_earlier_start_says_nothing_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qemu_log, "PATIENCE", 0.0)
+    (tmp_path / "vm.log").write_text(LOG.format(first=UUID, last="other", words=LOCKED))
+    assert qemu_log.last_words("vm", UUID, [str(tmp_path)]) == ""
+    (tmp_path / "vm.log").write_text(LOG.format(first=UUID, last=UUID, words=""))
+    assert qemu_log.last_words("vm", UUID, [str(tmp_path)]) == ""
+    assert type(faults.from_libvirt(Said(1, 10, BARE), "starting")) is errors.HypervisorFault
+
+
+def test_a_log_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "vm.log"
+
+    def write() -> None:
+        path.write_text(LOG.format(first="other", last=UUID, words=LOCKED))
+
+    timer = threading.Timer(0.2, write)
+    timer.start()
+    assert "lock" in qemu_log.last_words("vm", UUID, [str(tmp_path)])
+    timer.join()
+
+
+# No START answers NULL
+
+
+FAULTS = (
+    errors.ClientFault(errors.NO_JOBCLASSAD_INFO, "The job ad is empty."),
+    *(errors.JobFault(word, "The job is wrong.") for word in errors.HOLDING_WORDS),
+    errors.MachineFault("The machine is wrong."),
+    errors.HypervisorFault("The hypervisor is wrong."),
+)
+
+
+def test_every_class_of_fault_is_walked() -> None:
+    def below(kind: type[errors.Fault]) -> set[type[errors.Fault]]:
+        return {kind} | {each for sub in kind.__subclasses__() for each in below(sub)}
+
+    ours = {kind for kind in below(errors.Fault) if kind.__module__ == "vmgahp.errors"}
+    assert {type(fault) for fault in FAULTS} == ours - {errors.Fault}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.word)
+def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -> None:
+    from tests.protocol.test_session import Client
+
+    client = Client()
+    client.start()
+    client.end(fault)
+    assert client.results() == [f"1 1 {fault.word}"]
+    assert any(fault.problem in line for line in client.logged)
+
+
+@pytest.mark.parametrize("lines", [[], ['JobVMType = "kvm"'], ['JobVMType = "xen"', 'VM_WORKING_DIR = "/s"']])
+def test_a_start_that_makes_no_sense_answers_no_null(lines: list[str]) -> None:
+    from tests.protocol.test_session import Client
+
+    client = Client()
+    client.send("CLASSAD", *lines, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
+    (result,) = client.results()
+    assert result.startswith("1 1 VMGAHP_ERR_")
+
+
+def test_a_start_that_takes_too_long_answers_no_null() -> None:
+    from tests.protocol.test_session import Client
+
+    client = Client()
+    client.start()
+    client.session.expire(client.now + 10000)
+    assert client.results() == [f"1 1 {CRITICAL}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("job", INVALID_DISK), ("machine", CRITICAL), ("bug", errors.INTERNAL)]
+)
+def test_a_server_explains_every_failure(peer: Peer, scratch: Path, kind: str, word: str) -> None:
+    from tests.conftest import simulated_ad
+
+    peer.send_ad(*simulated_ad(scratch, f'Simulated_Fault = "{kind}"'))
+    assert peer.run("START", "simulated") == ["1", word]
+    assert word in (scratch / "vm_error.txt").read_text()
+    log = peer.quit()
+    assert word in log
+    assert "NULL" not in log
+
+
+# The real thing
+
+
+def serving(job: Job, **settings: object) -> Peer:
+    peer = serving_job(job, **settings)
+    assert peer.line().startswith("$VMGahpVersion")
+    return peer
+
+
+def state(scratch: Path) -> dict[str, tuple[object, ...]]:
+    """The job's files: whose they are and what is in them."""
+    ours = (CONSOLE, "vm_error.txt")
+    found = {}
+    for path in scratch.iterdir():
+        status = path.lstat()
+        content = b"" if path.is_symlink() else path.read_bytes()
+        if path.name not in ours:
+            found[path.name] = (status.st_uid, status.st_gid, status.st_mode, content)
+    return found
+
+
+def left_behind(name: str, pid: int) -> list[str]:
+    """What of a VM is still there: its guardian, its QEMU, and its console's socket."""
+    from vmgahp.host.runtime_dir import ROOT_BASE
+
+    found = []
+    if os.path.isdir(ROOT_BASE):
+        found = [path for path in os.listdir(ROOT_BASE) if f"-{pid}-" in path]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if name.encode() in words or f"guest={name},debug-threads=on".encode() in words:
+                found.append(b" ".join(words).decode())
+    return found
+
+
+def refused(peer: Peer, job: Job, word: str, *more: str, explained: bool = True) -> str:
+    """A START that fails as it should and leaves nothing; the text of vm_error.txt."""
+    before = state(job.scratch)
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, peer.process.pid), "all of it to go")
+    assert state(job.scratch) == before
+    if not explained:
+        return ""
+    text = (job.scratch / "vm_error.txt").read_text()
+    assert word in text
+    assert "To mend it: " in text
+    return text
+
+
+def runs(peer: Peer, job: Job) -> None:
+    """A START that succeeds, on a server that has seen others fail."""
+    peer.send_ad(*job.ad())
+    result = peer.run("START", "kvm")
+    assert result[0] == "0", f"{result}\n{peer.end_by(15)}"
+    assert peer.run("STATUS", result[1])[-5] == "STATUS=Running"
+
+
+NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+ASKS = ("JobVMNetworking = true", 'JobVM_MACADDR = "52:54:00:12:34:58"')
+
+SPOILED = {
+    "missing backing file": ("orphan.qcow2:vda:w:qcow2", INVALID_DISK, "/nowhere/base.img"),
+    "corrupt": ("corrupt.qcow2:vda:w:qcow2", errors.BAD_IMAGE, "corrupt.qcow2"),
+    "unreadable": ("secret.img:vda:w:raw", INVALID_DISK, "secret.img"),
+    "of another format": ("guest.img:vda:w:vmdk", errors.BAD_IMAGE, "guest.img"),
+    "no such device": ("guest.img:hdx:w:raw", INVALID_DISK, "hdx"),
+    "more IDE disks than a VM has": ("guest.img:vdz:w:raw,other.img:fdc:w:raw", INVALID_DISK, "fdc"),
+}
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
+def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(job: Job) -> None:
+    spoil(job.scratch)
+    with serving(job) as peer:
+        for disk, word, named in SPOILED.values():
+            assert named in refused(peer, job, word, f'VMPARAM_vm_Disk = "{disk}"')
+        for memory in (0, -5, 1 << 40):
+            text = refused(peer, job, errors.NO_MEMORY_PARAM, f"JobVMMemory = {memory}")
+            assert "vm_memory" in text
+        runs(peer, job)
+        log = peer.quit()
+    assert log.count("To mend it: ") == len(SPOILED) + 3
+    assert "Traceback" not in log
+
+
+def second(job: Job, connection: "libvirt.virConnect") -> Job:
+    """Another job in the same scratch directory."""
+    other = Job.__new__(Job)
+    other.__dict__ |= job.__dict__
+    other.cluster += 50
+    other.name = f"alice_lab_{other.cluster}.0"
+    return other
+
+
+@pytest.mark.libvirt
+def test_an_image_that_another_vm_has_locked_holds_the_job(
+    job: Job, connection: "libvirt.virConnect"
+) -> None:
+    """By QEMU's own lock."""
+    other = second(job, connection)
+    image = job.scratch / "guest.qcow2"
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", job.disk, image], check=True)
+    job.own(image)
+    disk = 'VMPARAM_vm_Disk = "guest.qcow2:hda:w:qcow2"'
+    with serving_job(job) as peer:
+        start(peer, job, disk)
+        text = refused_beside(peer, other, INVALID_DISK, disk)
+        assert "lock" in text
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        peer.quit()
+
+
+def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
+    """A START that fails while another VM of the same directory runs on."""
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
+    assert job.domain() is None
+    return (job.scratch / "vm_error.txt").read_text()
+
+
+@pytest.mark.libvirt
+def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
+    other = second(job, connection)
+    make_guest(job.scratch / "other.img", seconds=None)
+    job.own(job.scratch / "other.img")
+    disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
+    with serving_job(job, **NETWORK) as peer:
+        start(peer, job, *ASKS)
+        text = refused_beside(peer, other, MISMATCHED, *ASKS, disk)
+        assert "JobVM_MACADDR = 52:54:00:12:34:58" in text
+        peer.send_ad(*other.ad(ASKS[0], 'JobVM_MACADDR = "52:54:00:12:34:59"', disk))
+        assert peer.run("START", "kvm")[0] == "0", "another address will do"
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        assert job.name in peer.quit(), "the log names the other VM"
+
+
+@pytest.mark.libvirt
+def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(
+    job: Job, connection: "libvirt.virConnect"
+) -> None:
+    """Of two starts at once, each of which finds the other."""
+    from vmgahp.drivers.libvirt import host_checks
+
+    mac = "52:54:00:12:34:5a"
+    xml = """<domain type='qemu'><name>{}</name><memory unit='MiB'>32</memory><os><type>hvm</type></os>
+        <devices><interface type='user'><mac address='{}'/></interface></devices></domain>"""
+    made = []
+    try:
+        for number in (1, 2):
+            name = f"{job.name}-{number}"
+            made.append(connection.createXML(xml.format(name, mac), libvirt.VIR_DOMAIN_START_PAUSED))
+        first, later = (domain.ID() for domain in made)
+        host_checks.require_free_mac(connection, mac, print, first)
+        with pytest.raises(errors.JobFault):
+            host_checks.require_free_mac(connection, mac, print, later)
+        with pytest.raises(errors.JobFault):
+            host_checks.require_free_mac(connection, mac, print)
+    finally:
+        for domain in made:
+            domain.destroy()
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "libvirt.virConnect") -> None:
+    name = "vmgahp-test-inactive"
+    network = connection.networkDefineXML(
+        f"<network><name>{name}</name><bridge name='vmgahpoff0'/></network>"
+    )
+    try:
+        with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:
+            text = refused(peer, job, CRITICAL, "JobVMNetworking = true")
+            assert name in text
+            assert "virsh net-start" in text
+            peer.quit()
+    finally:
+        network.undefine()
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can take a directory from its user")
+def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Job) -> None:
+    owner = job.scratch.stat()
+    with serving(job) as peer:
+        os.chown(job.scratch, 0, 0)
+        job.scratch.chmod(0o700)
+        refused(peer, job, CRITICAL, explained=False)
+        os.chown(job.scratch, owner.st_uid, owner.st_gid)
+        job.scratch.chmod(0o500)
+        refused(peer, job, CRITICAL, explained=False)
+        job.scratch.chmod(0o755)
+        runs(peer, job)
+        log = peer.quit()
+    assert f"The scratch directory {job.scratch} cannot be entered" in log
+    assert f"{CONSOLE} cannot be opened in {job.scratch}" in log
+    assert log.count("To mend it: ") == 2
+
+
+@pytest.fixture
+def small(scratch: Path) -> Iterator[Path]:
+    """A scratch directory that is a small file system of its own."""
+    directory = scratch.parent / "small"
+    directory.mkdir()
+    options = f"size=4m,mode=755,uid={scratch.stat().st_uid},gid={scratch.stat().st_gid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], check=True)
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+def test_a_scratch_directory_without_room_is_the_machines(
+    small: Path, connection: "libvirt.virConnect"
+) -> None:
+    job = Job(small, connection)
+    filling = small / "filling"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
+    with serving(job) as peer:
+        refused(peer, job, CRITICAL, explained=False)
+        filling.unlink()
+        runs(peer, job)
+        log = peer.quit()
+    assert f"There is no room in the scratch directory {small}" in log
+    assert "make room on the file system of EXECUTE" in log
+
+
+@pytest.mark.libvirt
+def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
+    place = job.scratch.parent / "no-socket"
+    with serving(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
+        text = refused(peer, job, CRITICAL)
+        assert "start libvirtd" in text
+        peer.quit()
+
+
+@pytest.mark.pool
+def test_a_libvirtd_that_was_stopped_is_the_machines(chamber, client) -> None:  # type: ignore[no-untyped-def]
+    from tests.lab.namespace import wait_until
+    from vmgahp.protocol.client import ProtocolError
+
+    assert client.call("STOP", "1") == "NULL"
+    old = libvirtd(chamber)
+    chamber.kill(old, "TERM")
+    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    try:
+        with pytest.raises(ProtocolError, match=CRITICAL):
+            client.call("START", "kvm")
+        text = (chamber.exchange / "scratch" / "vm_error.txt").read_text()
+        assert "libvirt cannot be reached" in text
+        assert "start libvirtd" in text
+    finally:
+        chamber.run("libvirtd", "-d")
+    assert client.call("START", "kvm") == "3"
+    client.quit()

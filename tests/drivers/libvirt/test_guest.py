@@ -1,0 +1,416 @@
+"""What guests are told and what they say, with real guests: cloud-init's drive, exit codes, pictures of failures."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.libvirt.test_devices import evict, live, refused
+from tests.drivers.libvirt.test_driver import Job, connection, elsewhere, job, moved, serving, start, until
+from tests.images.test_iso import read
+from tests.lab import linux_guest
+from tests.lab.guest import counts, make_guest
+from tests.peer import Peer
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.drivers.libvirt import screenshot  # noqa: E402 - it needs libvirt
+from vmgahp.drivers.libvirt.connection import Connection  # noqa: E402
+from vmgahp.host.job_user import Identity  # noqa: E402
+
+__all__ = ["connection", "elsewhere", "job"]
+
+pytestmark = pytest.mark.libvirt
+
+MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
+SEED = "vm_cidata.iso"
+USER_DATA = 'VMPARAM_vm_User_Data = "user-data"'
+
+
+def put(job: Job, name: str, content: str) -> None:
+    path = job.scratch / name
+    path.write_text(content)
+    job.own(path)
+
+
+def ended(job: Job) -> dict[str, object]:
+    path = job.scratch / "vm_exit.json"
+    assert path.stat().st_uid == job.scratch.stat().st_uid
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def run_to_its_end(peer: Peer, job: Job) -> dict[str, object]:
+    until(lambda: job.domain() is None, "the guest powers itself off")
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    return ended(job)
+
+
+# The exit code
+
+
+def test_the_last_line_of_the_console_is_the_exit_code(job: Job) -> None:
+    make_guest(job.disk, seconds=1, last_words="vmgahp-exit-code: 3")
+    with serving(job) as peer:
+        start(peer, job)
+        peer.run("STATUS", 1)
+        found = run_to_its_end(peer, job)
+        log = peer.quit()
+    assert (found["exit_code"], found["source"], found["ended_by"]) == (3, "console", "powered off")
+    assert "exit code" not in log, "without chirp there is nothing to say"
+
+
+def test_a_guest_that_says_nothing_has_no_exit_code(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job)
+        found = run_to_its_end(peer, job)
+        peer.quit()
+    assert (found["exit_code"], found["source"], found["ended_by"]) == (None, None, "powered off")
+
+
+def test_the_code_is_found_behind_the_console_files_limit(job: Job) -> None:
+    make_guest(job.disk, seconds=2, last_words="vmgahp-exit-code: 7")
+    with serving(job, VM_CONSOLE_LOG_MAX="20") as peer:
+        start(peer, job)
+        found = run_to_its_end(peer, job)
+        peer.quit()
+    assert "exit-code" not in job.console()
+    assert found["exit_code"] == 7
+
+
+def test_a_code_of_an_earlier_run_is_not_this_ones(job: Job) -> None:
+    put(job, "vm_console.log", "vmgahp-exit-code: 9\n")
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job)
+        found = run_to_its_end(peer, job)
+        peer.quit()
+    assert found["exit_code"] is None
+
+
+def test_a_stopped_vm_was_destroyed(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert ended(job)["ended_by"] == "destroyed"
+        peer.quit()
+
+
+def test_a_suspended_vm_that_is_stopped_was_destroyed(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert not (job.scratch / "vm_exit.json").exists()
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert ended(job)["ended_by"] == "destroyed"
+        peer.quit()
+
+
+def test_a_killed_qemu_is_a_crash(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        os.kill(pid, signal.SIGKILL)
+        assert run_to_its_end(peer, job)["ended_by"] == "crashed"
+        peer.quit()
+
+
+def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job)
+        domain = job.domain()
+        assert domain is not None
+        domain.destroy()
+        assert run_to_its_end(peer, job)["ended_by"] == "destroyed by somebody else"
+        peer.quit()
+
+
+def test_a_checkpoint_is_no_end(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVMCheckpoint = true")
+        evict(peer)
+    assert not (job.scratch / "vm_exit.json").exists()
+
+
+def test_a_failed_start_is_no_end(job: Job) -> None:
+    with serving(job) as peer:
+        refused(peer, job, MISMATCHED, USER_DATA)
+        peer.quit()
+    assert not (job.scratch / "vm_exit.json").exists()
+
+
+def test_vm_no_output_vm_takes_the_exit_file_too(job: Job) -> None:
+    make_guest(job.disk, seconds=1)
+    with serving(job) as peer:
+        start(peer, job, "VMPARAM_No_Output_VM = true")
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert not (job.scratch / "vm_exit.json").exists()
+        peer.quit()
+
+
+def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> None:
+    more = ("VMPARAM_vm_Exit_Port = true", "JobVMCheckpoint = true")
+    with serving(job) as peer:
+        start(peer, job, *more)
+        assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        until(lambda: len(counts(job.console())) > 1, "the guest counts on")
+        evict(peer)
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job, *more)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        log = peer.quit()
+    assert "goes on where it was saved" in log, log
+
+
+# cloud-init's drive
+
+
+def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
+    put(job, "user-data", "#cloud-config\npassword: geheim\n")
+    put(job, "net", "version: 2\n")
+    with serving(job) as peer:
+        start(peer, job, USER_DATA, 'VMPARAM_vm_Network_Config = "net"', 'GlobalJobId = "s#1.0#2"')
+        host_name = job.name.replace("_", "-").replace(".", "-")
+        assert read(job.scratch / SEED) == {
+            "user-data": b"#cloud-config\npassword: geheim\n",
+            "meta-data": f'instance-id: "s#1.0#2"\nlocal-hostname: "{host_name}"\n'.encode(),
+            "network-config": b"version: 2\n",
+        }
+        status = (job.scratch / SEED).stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, job.scratch.stat().st_uid)
+        drive = live(job).find(f"devices/disk[source='{SEED}']") or next(
+            disk
+            for disk in live(job).findall("devices/disk")
+            if disk.find("source").get("file", "").endswith(SEED)
+        )
+        assert drive.find("target").get("dev") == "hdb", "as the disk of the job, hda, is an IDE disk"
+        assert drive.get("device") == "cdrom"
+        assert drive.find("readonly") is not None
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert not (job.scratch / SEED).exists()
+        log = peer.quit()
+    assert "geheim" not in log
+
+
+def test_a_start_that_fails_leaves_none(job: Job) -> None:
+    put(job, "user-data", "#cloud-config\n")
+    (job.scratch / "guest.img").write_bytes(b"")
+    more = (USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
+    with serving(job) as peer:
+        refused(peer, job, "VMGAHP_ERR_BAD_IMAGE", *more)
+        peer.quit()
+    assert not (job.scratch / SEED).exists()
+
+
+def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> None:
+    put(job, "user-data", "#!/bin/sh\n")
+    more = (USER_DATA, "JobVMCheckpoint = true", 'GlobalJobId = "s#1.0#2"')
+    with serving(job) as peer:
+        start(peer, job, *more)
+        before = (job.scratch / SEED).read_bytes()
+        until(lambda: len(counts(job.console())) > 1, "the guest counts")
+        evict(peer)
+    assert not (job.scratch / SEED).exists(), "it does not go home with a checkpoint either"
+    moved(job, elsewhere)
+    with serving(job) as peer:
+        start(peer, job, *more)
+        assert (job.scratch / SEED).read_bytes() == before
+        log = peer.quit()
+    assert "goes on where it was saved" in log, log
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "why"),
+    [
+        ("", (USER_DATA,), "the file is empty"),
+        ("password: x\n", (USER_DATA,), "first line"),
+        ("\ufeff#cloud-config\n", (USER_DATA,), "byte order mark"),
+        ("#cloud-config\n", ('VMPARAM_vm_Meta_Data = "user-data"',), "VMPARAM_vm_User_Data"),
+        ("#cloud-config\n", (USER_DATA, 'VMPARAM_vm_Meta_Data = "user-data"'), "instance-id"),
+        ("#cloud-config\n", ('VMPARAM_vm_User_Data = "missing"',), "'missing'"),
+        ("#cloud-config\n", ("VMPARAM_vm_User_Data = 3",), "not a text"),
+        ("#cloud-config\n", ("VMPARAM_vm_Exit_Port = 3.5e",), "Exit_Port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(
+    job: Job, content: str, more: tuple[str, ...], why: str
+) -> None:
+    put(job, "user-data", content)
+    with serving(job) as peer:
+        said = refused(peer, job, MISMATCHED, *more)
+        peer.quit()
+    assert why in said
+    assert "VMPARAM_vm_" in said
+    assert not (job.scratch / SEED).exists()
+
+
+# Both, by a guest that reads and obeys
+
+
+@pytest.fixture
+def linux(job: Job) -> Job:
+    """The job with a Linux guest that runs its user data; its counting disk is just a disk."""
+    if reason := linux_guest.why_not():
+        pytest.skip(reason)
+    for path in linux_guest.make(job.scratch):
+        job.own(path)
+    return job
+
+
+LINUX = ('VMPARAM_Libvirt_XML = "domain.xml"', f"JobVMMemory = {linux_guest.MEMORY_MIB}")
+ON_VIRTIO = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"'
+
+
+def test_a_linux_guest_finds_its_drive_and_its_port(linux: Job) -> None:
+    script = """#!/bin/sh
+echo "the script runs"
+echo "vmgahp-exit-code: 4" > /dev/console
+echo 5 > /dev/virtio-ports/org.vmgahp.exit
+"""
+    put(linux, "user-data", script)
+    with serving(linux) as peer:
+        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true")
+        found = run_to_its_end(peer, linux)
+        peer.quit()
+    console = linux.console()
+    assert "the script runs" in console, console
+    assert "drive /dev/vdb" in console, (
+        "with a virtio disk it is one too, which every cloud's kernel can read"
+    )
+    assert re.search(r"-r-------- +1 0 +0 .* user-data", console), "for the guest's root alone"
+    assert f'instance-id: "{linux.name}"' in console
+    assert (found["exit_code"], found["source"]) == (5, "port"), "the port counts before the console"
+
+
+def test_without_a_port_the_console_is_believed(linux: Job) -> None:
+    put(linux, "user-data", "#!/bin/sh\necho vmgahp-exit-code: 300\necho vmgahp-exit-code: 4\necho the end\n")
+    with serving(linux) as peer:
+        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA)
+        found = run_to_its_end(peer, linux)
+        peer.quit()
+    assert (found["exit_code"], found["source"]) == (4, "console")
+
+
+def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
+    put(linux, "user-data", "#!/bin/sh\nyes x | head -c 1000000 > /dev/virtio-ports/org.vmgahp.exit\n")
+    with serving(linux) as peer:
+        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true")
+        found = run_to_its_end(peer, linux)
+        log = peer.quit()
+    assert found["exit_code"] is None
+    assert "more to its exit port than is read" in log
+
+
+# Pictures
+
+
+def test_a_guest_that_does_not_listen_leaves_a_picture(job: Job) -> None:
+    with serving(job) as peer:
+        start(peer, job, "JobVMVNCConsole = true")
+        until(lambda: counts(job.console()), "the guest counts")
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        log = peer.quit()
+    [picture] = job.scratch.glob("vm_screenshot.*")
+    assert picture.stat().st_uid == job.scratch.stat().st_uid
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n" if picture.suffix == ".png" else b"P6\n")
+    assert picture.name in log
+    assert job.domain() is None
+
+
+def test_a_panic_leaves_a_picture(linux: Job) -> None:
+    for path in linux_guest.make(linux.scratch, "<panic model='isa'/>"):
+        linux.own(path)
+    put(linux, "user-data", "#!/bin/sh\necho c > /proc/sysrq-trigger\n")
+    with serving(linux) as peer:
+        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMVNCConsole = true")
+        domain = linux.domain()
+        assert domain is not None
+        until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_CRASHED, "the guest panics")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        log = peer.quit()
+    assert linux.domain() is None
+    assert list(linux.scratch.glob("vm_screenshot.*"))
+    assert ended(linux)["ended_by"] == "crashed"
+    assert "the guest has panicked" in log
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file system that is full")
+def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
+    full = linux.scratch.parent / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", full], check=True)
+    try:
+        image = full / "big.img"
+        image.touch()
+        os.truncate(image, 4 << 20)
+        linux.own(image)
+        put(linux, "user-data", "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=64k conv=fsync\n")
+        disks = f'VMPARAM_vm_Disk = "guest.img:vda:w:raw,{image}:vdb:w:raw"'
+        with serving(linux) as peer:
+            start(peer, linux, *LINUX, disks, USER_DATA, "JobVMVNCConsole = true")
+            domain = linux.domain()
+            assert domain is not None
+            until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED, "the disk has no room")
+            assert peer.run("STATUS", 1)[1] == "STATUS=SoftSuspended"
+            assert list(linux.scratch.glob("vm_screenshot.*"))
+            log = peer.quit()
+    finally:
+        subprocess.run(["umount", "-l", full], check=True)
+    assert "paused by an error of a disk" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"), [({}, ()), ({"VM_SCREENSHOT": False}, ("JobVMVNCConsole = true",))]
+)
+def test_no_picture_is_taken_of_what_shows_nothing_or_is_not_to(
+    job: Job, settings: dict[str, object], more: tuple[str, ...]
+) -> None:
+    with serving(job, **settings) as peer:
+        start(peer, job, *more)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        log = peer.quit()
+    assert not list(job.scratch.glob("vm_screenshot.*"))
+    assert "what it shows" not in log
+
+
+def test_a_picture_that_is_too_large_is_not_kept(
+    connection: "libvirt.virConnect", scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a domain of libvirt's own test hypervisor, which shows a picture of 8 KiB."""
+    monkeypatch.setattr(screenshot, "MOST_BYTES", 100)
+    said: list[str] = []
+    status = scratch.stat()
+    way = Connection("test:///default", said.append)
+    try:
+        uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+        user = Identity(status.st_uid, status.st_gid)
+        screenshot.Screenshot(way, "test", uuid, str(scratch), user, said.append).take()
+    finally:
+        way.close()
+    assert "more than 100 bytes" in said[0]
+    assert not list(scratch.iterdir())
+
+
+def test_a_display_that_cannot_be_had_holds_nothing_up(job: Job) -> None:
+    """The job's own file of that name is a directory: the VM is destroyed all the same."""
+    for suffix in ("png", "ppm"):
+        (job.scratch / f"vm_screenshot.{suffix}").mkdir()
+    with serving(job) as peer:
+        start(peer, job, "JobVMVNCConsole = true")
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        log = peer.quit()
+    assert "cannot be had" in log
+    assert job.domain() is None

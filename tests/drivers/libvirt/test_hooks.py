@@ -1,0 +1,389 @@
+"""The administrator's policy on real domains: what it makes of them is what runs, and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import pytest
+
+from tests import REPOSITORY
+from tests.commands.doctor.test_doctor import Condor, as_root, named, pool
+from tests.commands.doctor.test_dry_run import Ad, ad, offers, tried
+from tests.domain.test_build import host, spec
+from tests.domain.test_verify import driver_for
+from tests.drivers.libvirt.test_driver import (
+    WANTS,
+    Job,
+    connection,
+    elsewhere,
+    job,
+    moved,
+    serving,
+    start,
+    until,
+    vacate,
+)
+from tests.drivers.libvirt.test_faults import CRITICAL, refused
+from tests.drivers.libvirt.test_faults import serving as greeted
+from tests.lab.guest import make_guest
+from tests.peer import environment
+from vmgahp import config, errors
+from vmgahp.commands import doctor
+from vmgahp.domain import build as domain_xml
+from vmgahp.errors import MISMATCHED
+from vmgahp.findings import BAD, OFF, OK
+from vmgahp.job.ad import JobAd
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.drivers.libvirt import hooks  # noqa: E402 - it needs libvirt
+
+pytestmark = pytest.mark.libvirt
+
+__all__ = ["ad", "connection", "elsewhere", "job", "pool"]
+
+EXAMPLES = REPOSITORY / "config" / "policy"
+NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
+OFFERS = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+MAC = "52:54:00:99:00:01"
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> Path:
+    """A directory for stages, which the way to may be entered by all and written by root alone."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def stage(directory: Path, body: str, name: str = "stage") -> Path:
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def example(directory: Path, name: str, old: str, new: str) -> Path:
+    text = (EXAMPLES / name).read_text()
+    assert old in text
+    path = directory / name
+    path.write_text(text.replace(old, new))
+    path.chmod(0o755)
+    return path
+
+
+def live(job: Job) -> etree.Element:
+    domain = job.domain()
+    assert domain is not None
+    return etree.fromstring(domain.XMLDesc())
+
+
+def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> None:
+    stages = (
+        example(policies, "cap-memory.xsl", '"512"', '"48"'),
+        example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
+        stage(
+            policies,
+            'exec sed \'s/<model type="virtio"/<mac address="52:54:00:99:00:02"\\/><model type="e1000"/\'',
+        ),
+    )
+    policy = ", ".join(map(str, stages))
+    with serving(job, VM_POLICY=policy, **OFFERS) as peer:
+        start(peer, job, *NETWORK)
+        domain = live(job)
+        assert domain.findtext("memory") == str(48 << 10)
+        watchdog = domain.find("devices/watchdog")
+        assert watchdog is not None
+        assert watchdog.get("model") == "i6300esb"
+        assert [card.get("address") for card in domain.iterfind("devices/interface/mac")] == [
+            "52:54:00:99:00:02"
+        ]
+        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        assert words["MAXMEMORY"] == str(48 << 10)
+        log = peer.quit()
+    assert f"VM_POLICY, stage 1 ({stages[0]}) changes the domain" in log
+    assert '-  <memory unit="MiB">64</memory>' in log
+    assert "its memory (KiB) is 49152, and the job asks for 65536" in log
+
+
+def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, policies: Path) -> None:
+    keep = stage(policies, "exec cat")
+    for flags, told in (("D_FULLDEBUG", True), ("", False)):
+        with serving(job, VM_POLICY=keep, VM_GAHP_DEBUG=flags) as peer:
+            start(peer, job)
+            assert peer.run("STOP", 1)[0] == "0"
+            assert ("changes nothing" in peer.quit()) == told
+
+
+def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Path) -> None:
+    no = stage(policies, 'grep -q "<vcpu>2<" && { echo "one CPU is enough"; exit 1; }; exit 7')
+    good = stage(
+        policies,
+        'xml=$(cat); case $xml in *"<vcpu>2<"*) echo "one CPU is enough"; exit 1;; esac; echo "$xml"',
+        "good",
+    )
+    with greeted(job, VM_POLICY=good) as peer:
+        assert "one CPU is enough" in refused(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
+        assert job.domain() is None
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm")[0] == "0"
+        peer.quit()
+    with greeted(job, VM_POLICY=no) as peer:
+        assert f"VM_POLICY, stage 1 ({no}) failed with exit status 7" in refused(peer, job, CRITICAL)
+        peer.quit()
+
+
+def test_requirements_hold_the_job_of_any_driver(job: Job) -> None:
+    with greeted(job, VM_POLICY_REQUIREMENTS='JobVMMemory < 64 || User == "bob@lab"') as peer:
+        text = refused(peer, job, MISMATCHED)
+        assert "VM_POLICY_REQUIREMENTS" in text
+        peer.send_ad(*job.ad("JobVMMemory = 48"))
+        assert peer.run("START", "kvm")[0] == "0"
+        peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("exec sed 's/>64</>65</'", "memory"),
+        ("exec sed 's/<vcpu>1</<vcpu>2</'", "CPUs"),
+        ("exec sed 's/<vcpu>1</<vcpu>lots</'", "no number"),
+        ("exec sed 's/<devices>/<devices><disk type=\"nonsense\"\\/>/'", "nonsense"),
+    ],
+)
+def test_a_policy_that_gives_more_or_makes_no_sense_is_the_machines_fault(
+    job: Job, policies: Path, body: str, named: str
+) -> None:
+    path = stage(policies, body)
+    with greeted(job, VM_POLICY=path) as peer:
+        text = refused(peer, job, CRITICAL)
+        assert f"VM_POLICY = {path}" in text
+        assert named in text
+        assert job.domain() is None
+        peer.quit()
+
+
+def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> None:
+    wrong = 'VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"'
+    for path in (stage(policies, "exec cat"), policies / "missing"):
+        word = "VMGAHP_ERR_BAD_IMAGE"
+        with greeted(job, VM_POLICY=path) as peer:
+            refused(peer, job, word, wrong)
+            peer.quit()
+
+
+@pytest.mark.parametrize("wrong", ["<sound model='nonsense'/>", ""])
+def test_what_no_policy_has_touched_is_not_its_fault(
+    job: Job, policies: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose wish libvirt does not understand, on a machine with a policy that has changed something else."""
+    build = domain_xml.build
+    monkeypatch.setattr(
+        domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>")
+    )
+    bad = stage(
+        policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\""
+    )
+    log: list[str] = []
+    driver, described = driver_for(job, log, VM_POLICY=bad)
+    with pytest.raises(errors.Fault) as caught:
+        driver.start(described)
+    driver.close()
+    assert type(caught.value) is (errors.JobFault if wrong else errors.MachineFault), caught.value.render()
+
+
+def test_a_policy_that_changes_nothing_answers_for_nothing(policies: Path) -> None:
+    xml = domain_xml.build(spec(), host())
+    keep, less = stage(policies, "exec cat", "keep"), stage(policies, "exec sed 's/>64</>48</'", "less")
+    for path, authors in ((keep, ""), (less, f"VM_POLICY = {less}")):
+        settings = config.Settings({"VM_POLICY": str(path)})
+        made = hooks.described(settings, [].append, JobAd(()), spec(), xml, dry=False)
+        assert (made.authors, made.before_policy) == (authors, xml if authors else "")
+
+
+def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
+    brought = job.scratch / "domain.xml"
+    brought.write_text(
+        "<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>"
+    )
+    job.own(brought)
+    mine = 'VMPARAM_Libvirt_XML = "domain.xml"'
+    with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **OFFERS) as peer:
+        assert "VM_POLICY_REQUIREMENTS" in refused(peer, job, MISMATCHED, mine)
+        peer.send_ad(*job.ad())
+        assert peer.run("START", "kvm")[0] == "0"
+        peer.quit()
+
+
+def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(
+    job: Job, elsewhere: Path, policies: Path
+) -> None:
+    make_guest(job.disk, seconds=5)
+    hook = stage(policies, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
+    stages = (
+        example(policies, "cap-memory.xsl", '"512"', '"48"'),
+        example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
+    )
+    settings = {"VM_POLICY": ",".join(map(str, stages)), "VM_MAC_HOOK": hook, **OFFERS}
+    vacate(job, *NETWORK, **settings)
+    moved(job, elsewhere)
+    with serving(job, **settings) as peer:
+        start(peer, job, WANTS, *NETWORK)
+        until(lambda: job.domain() is None, "the guest powers itself off")
+        log = peer.quit()
+    assert f"had {MAC}" in log
+    assert log.count("changes the domain:") == 2
+    assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
+
+
+def test_a_checkpoint_does_not_get_round_a_policy_that_has_come_since(
+    job: Job, elsewhere: Path, policies: Path
+) -> None:
+    make_guest(job.disk, seconds=5)
+    vacate(job)
+    moved(job, elsewhere)
+    with serving(job, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
+        start(peer, job, WANTS)
+        assert live(job).findtext("memory") == str(48 << 10)
+        log = peer.quit()
+    assert "memory (MiB) is 64" in log
+    assert job.console().count("vmgahp guest up") >= 1
+
+
+def test_a_hooks_address_is_the_cards(job: Job, policies: Path) -> None:
+    hook = stage(policies, f"echo {MAC}")
+    with serving(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
+        start(peer, job, *NETWORK)
+        card = live(job).find("devices/interface/mac")
+        assert card is not None
+        assert card.get("address") == MAC
+        assert f"VM_MAC_HOOK ({hook}) gives {job.name} the MAC address {MAC}" in peer.quit()
+
+
+def test_a_hooks_address_that_is_taken_is_the_machines_fault(
+    job: Job, policies: Path, connection: "libvirt.virConnect", scratch: Path
+) -> None:
+    hook = stage(policies, f"echo {MAC}")
+    xml = (
+        f"<domain type='qemu'><name>{job.name}-other</name><memory unit='MiB'>32</memory><os><type>hvm</type></os>"
+        f"<devices><interface type='user'><mac address='{MAC}'/></interface></devices></domain>"
+    )
+    other = connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
+    try:
+        with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
+            assert f"VM_MAC_HOOK = {hook}" in refused(peer, job, CRITICAL, *NETWORK)
+            assert job.domain() is None
+            mine = refused(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
+            assert f"{MAC}" in mine
+            peer.quit()
+    finally:
+        other.destroy()
+
+
+def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
+    hook = stage(policies, f"echo {MAC}")
+    with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
+        text = refused(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
+        assert "two cards" in text
+        peer.quit()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes bridges")
+def test_example_force_bridge(job: Job, policies: Path) -> None:
+    bridge = f"vgp{os.getpid() % 100000}"
+    subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+    try:
+        subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
+        with serving(
+            job, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS
+        ) as peer:
+            start(peer, job, *NETWORK)
+            source = live(job).find("devices/interface/source")
+            assert source is not None
+            assert source.get("bridge") == bridge
+            peer.quit()
+    finally:
+        subprocess.run(["ip", "link", "delete", bridge], check=False)
+
+
+def test_where_no_policy_is_set_nothing_of_it_is_loaded(job: Job) -> None:
+    """Nor what reads stylesheets and expressions: a server is started for every job."""
+    text = """
+import os, sys
+from vmgahp import config
+from vmgahp.drivers.base import find
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+lines = [JobAd.parse_line(line) for line in sys.stdin]
+settings = config.load(os.environ)
+driver = find("qemu")("qemu", settings, Identity(os.getuid() or 54321, os.getgid() or 54321), print)
+print(driver.describe(JobAd(lines)).splitlines()[0])
+print([name for name in sys.modules if name.startswith(("vmgahp.hooks.policy", "lxml", "classad2"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        input="\n".join(job.ad()),
+        env=environment("qemu", job.scratch),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ['<domain type="qemu">', "[]"]
+
+
+@as_root
+class TestDoctor:
+    """``vmgahp doctor --job`` shows what the policy makes of a job, and asks programs for a dry run."""
+
+    def test_each_stages_effect_is_shown(self, pool: Condor, ad: Ad, policies: Path) -> None:
+        cap = example(policies, "cap-memory.xsl", '"512"', '"40"')
+        told = policies / "told"
+        keep = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; exec cat', "keep")
+        hook = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; echo {MAC}', "hook")
+        settings = {"VM_POLICY": f"{cap}, {keep}", "VM_MAC_HOOK": hook, **OFFERS}
+        trial = tried(
+            pool, ad.write(*NETWORK, "JobVMVNCConsole = true"), offers(VM_Networking_Types="user"), **settings
+        )
+        assert {finding.verdict for finding in trial.findings} == {OK}
+        assert '<memory unit="MiB">40</memory>' in trial.description
+        assert MAC in trial.description
+        assert [line for line in trial.policy if "VM_POLICY, stage 1: -" in line] == [
+            'VM_POLICY, stage 1: -  <memory unit="MiB">48</memory>'
+        ]
+        assert f"VM_POLICY, stage 2 ({keep}) changes nothing" in trial.policy
+        assert told.read_text() == "1\n1\n"
+
+    def test_a_rejection_is_shown(self, pool: Condor, ad: Ad, policies: Path) -> None:
+        no = stage(policies, "echo not today; exit 1")
+        for settings, seen in (
+            ({"VM_POLICY": no}, "not today"),
+            ({"VM_POLICY_REQUIREMENTS": "JobVMMemory > 100"}, "JobVMMemory > 100"),
+        ):
+            found = tried(pool, ad.write(), **settings).findings[-1]
+            assert (found.check, found.verdict) == ("job ad", BAD)
+            assert "It would be held, with VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT" in found.seen
+            assert seen in found.seen
+
+    def test_it_is_printed(
+        self, pool: Condor, ad: Ad, policies: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cap = example(policies, "cap-memory.xsl", '"512"', '"40"')
+        doctor.run(pool.environ(VM_TYPE="qemu", VM_POLICY=cap), job=ad.write())
+        assert 'VM_POLICY, stage 1: +  <memory unit="MiB">40</memory>\n' in capsys.readouterr().out
+
+    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(
+        self, pool: Condor, policies: Path
+    ) -> None:
+        done = pool.examine(VM_TYPE="qemu", VM_POLICY=policies / "none.xsl")
+        found = named(done.findings, "policy")
+        assert found.verdict == BAD
+        assert "No such file" in found.seen
+        done = pool.examine(VM_TYPE="qemu", VM_POLICY=stage(policies, "exec cat"))
+        assert named(done.findings, "policy").verdict == OK
+
+    def test_a_policy_that_no_vm_of_this_type_goes_through(self, pool: Condor, policies: Path) -> None:
+        done = pool.examine(VM_TYPE="simulated", VM_POLICY=stage(policies, "exec cat"))
+        found = named(done.findings, "policy")
+        assert found.verdict == OFF
+        assert "VM_POLICY_REQUIREMENTS" in found.cure

@@ -1,0 +1,92 @@
+"""Networking of type nat and bridge on a real libvirt network, made for the test and gone with it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.libvirt.test_driver import Job, connection, job, serving, start, words_of
+from tests.peer import daemon, environment
+from vmgahp.cli import PROBE
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+pytestmark = [
+    pytest.mark.libvirt,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks"),
+]
+
+__all__ = ["connection", "job"]
+
+NAME, BRIDGE = "vmgahp-test", "vmgahptest0"
+MAC = "52:54:00:12:34:57"
+
+# 198.51.100.0/24 is set aside for examples (RFC 5737): no machine has it.
+NETWORK = f"""<network><name>{NAME}</name><forward mode='nat'/><bridge name='{BRIDGE}'/>
+    <ip address='198.51.100.1' netmask='255.255.255.0'>
+        <dhcp><range start='198.51.100.2' end='198.51.100.99'/></dhcp></ip></network>"""
+
+
+@pytest.fixture
+def network(connection: "libvirt.virConnect") -> Iterator["libvirt.virNetwork"]:
+    made = connection.networkCreateXML(NETWORK)
+    yield made
+    made.destroy()
+
+
+def ad(kind: str) -> tuple[str, ...]:
+    return ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"', f'JobVM_MACADDR = "{MAC}"')
+
+
+def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NAME) as peer:
+        start(peer, job, *ad("nat"))
+        domain = job.domain()
+        assert domain is not None
+        assert f"network='{NAME}'" in domain.XMLDesc()
+        words = words_of(peer.run("STATUS", 1))
+        assert words["MAC"] == MAC
+        assert "IP" not in words
+        # The guest asks for no address; this is what libvirt's helper writes when dnsmasq gives one out.
+        lease = {"ip-address": "198.51.100.7", "mac-address": MAC, "hostname": "guest", "expiry-time": 2**31}
+        leases = Path(f"/var/lib/libvirt/dnsmasq/{BRIDGE}.status")
+        leases.write_text(json.dumps([lease]))
+        try:
+            assert words_of(peer.run("STATUS", 1))["IP"] == "198.51.100.7"
+        finally:
+            leases.unlink()
+        peer.quit()
+
+
+def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
+    settings = {"VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
+    with serving(job, VM_NETWORKING=True, **settings) as peer:
+        start(peer, job, *ad("bridge"))
+        ports = os.listdir(f"/sys/class/net/{BRIDGE}/brif")
+        assert ports, "the guest's card is plugged in"
+        peer.quit()
+
+
+def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
+    with serving(job, **settings) as peer:
+        peer.line()
+        peer.send_ad(*job.ad(*ad("nat")))
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
+        assert "VM_NAT_NETWORK" in (job.scratch / "vm_error.txt").read_text()
+        peer.quit()
+    ended = daemon(
+        environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm"
+    )
+    assert 'VM_Networking_Types = "user"' in ended.stdout
+    assert "not offered: network nat: nowhere is not active, or not defined" in ended.stderr
+
+
+def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+        peer.line()
+        peer.send_ad(*job.ad(*ad("bridge")))
+        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"]
+        peer.quit()

@@ -1,0 +1,261 @@
+"""The checks of the probe on the real libvirt, QEMU and passt of this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.drivers.libvirt.test_driver import connection, job
+from tests.drivers.libvirt.test_networks import BRIDGE, NAME, network
+from tests.peer import daemon, environment
+from vmgahp import errors
+from vmgahp.cli import PROBE
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import qemu_check, survey
+from vmgahp.drivers.libvirt.connection import Connection
+from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.host import kvm
+from vmgahp.host.job_user import Identity
+
+pytestmark = pytest.mark.libvirt
+
+__all__ = ["connection", "job", "network"]
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+SOMEBODY = Identity(54321, 54321)
+
+
+def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> survey.Survey:
+    made = Settings({name: str(value) for name, value in settings.items()})
+    uri = made.string("VM_LIBVIRT_URI") or URI
+    connection = Connection(uri, lambda _line: None, read_only=read_only)
+    try:
+        return survey.Surveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(
+            monotonic() + 60
+        )
+    finally:
+        connection.close()
+
+
+def finding(found: survey.Survey, check: str) -> Finding:
+    return next(finding for finding in found.findings if finding.check == check)
+
+
+def verdicts(found: survey.Survey) -> dict[str, str]:
+    return {finding.check: finding.verdict for finding in found.findings}
+
+
+def a_program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_emulation_where_it_is_asked_for() -> None:
+    found = look("qemu")
+    assert verdicts(found) == {"libvirt": OK, "cpu": OK}
+    assert found.hypervisors == ["qemu"]
+    assert found.vm_types == ["qemu"]
+    assert found.attributes["accel"] == "tcg"
+    version = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"version {found.attributes['version']}" in version
+    assert int(found.attributes["max_vcpus"]) > 1
+    assert "q35" in str(found.attributes["machine_types"]).split(",")
+    assert "bios" in str(found.attributes["firmware"]).split(",")
+    assert found.attributes["gpu"] is False
+
+
+def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> None:
+    """It probes VM types that it does not know as its own user, and libvirt lets nobody but root ask for
+    domain capabilities."""
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    whole, read = look("qemu", **settings), look("qemu", read_only=True, **settings)
+    assert verdicts(read) == verdicts(whole)
+    assert read.vm_types == whole.vm_types
+    assert read.networking == whole.networking == ["user"]
+    assert read.attributes == {k: v for k, v in whole.attributes.items() if k != "firmware"}
+
+
+def test_kvm_is_offered_only_where_a_guest_runs() -> None:
+    works = kvm.check() is None
+    found = look()
+    assert verdicts(found)["kvm"] == (OK if works else BAD)
+    assert ("kvm" in found.hypervisors) == works
+    if not works:
+        assert found.vm_types == []
+        assert "VM_ALLOW_EMULATION" in finding(found, "kvm").cure
+
+
+def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvm, "check", lambda _deadline: "its guests crawl")
+    found = look(VM_ALLOW_EMULATION=True)
+    assert verdicts(found) == {"libvirt": OK, "kvm": OFF, "cpu": OK}
+    assert "its guests crawl" in finding(found, "kvm").seen
+    assert found.hypervisors == ["qemu"]
+    assert found.attributes["accel"] == "tcg"
+
+
+def test_no_libvirt_no_jobs() -> None:
+    found = look(
+        VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock",
+        VM_ALLOW_EMULATION=True,
+    )
+    assert verdicts(found)["libvirt"] == BAD
+    assert "cannot be reached" in finding(found, "libvirt").seen
+    assert found.vm_types == []
+
+
+def test_a_libvirt_without_such_domains() -> None:
+    found = look("qemu", VM_LIBVIRT_URI="test:///default")
+    assert verdicts(found) == {"libvirt": OK, "domain type": BAD}
+
+
+def test_a_cpu_mode_that_this_machine_does_not_have() -> None:
+    found = look("qemu", VM_CPU_MODE="host-passthrough")
+    assert verdicts(found)["cpu"] == BAD
+    assert "host-passthrough" in finding(found, "cpu").looked_at
+    assert "VM_CPU_MODE" in finding(found, "cpu").cure
+
+
+def test_the_administrators_own_xml_has_a_cpu_of_its_own(tmp_path: Path) -> None:
+    script = a_program(tmp_path / "xml", "exit 0")
+    assert "cpu" not in verdicts(look("qemu", VM_CPU_MODE="host-passthrough", LIBVIRT_XML_SCRIPT=script))
+
+
+def test_qemu_starts_with_what_it_has() -> None:
+    qemu_check.start_qemu(QEMU, "qemu", "maximum", "pc", True, SOMEBODY, monotonic() + 60)
+
+
+def test_qemu_itself_says_whether_a_cpu_works() -> None:
+    """libvirt's capabilities would have to be believed; TCG has no host CPU, and QEMU says so."""
+    with pytest.raises(errors.MachineFault, match="requires KVM"):
+        qemu_check.start_qemu(QEMU, "qemu", "host-passthrough", "pc", False, SOMEBODY, monotonic() + 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("cat > /dev/null; kill -ABRT $$", "status -6"),
+        ("echo 'failed to set MSR 0x10a' >&2; exit 1", "failed to set MSR 0x10a"),
+        ("exit 0", "status 0"),
+    ],
+)
+def test_a_qemu_that_gives_up(tmp_path: Path, text: str, word: str) -> None:
+    os.chmod(tmp_path, 0o755)
+    path = a_program(tmp_path / "qemu", text)
+    with pytest.raises(errors.MachineFault, match=word):
+        qemu_check.start_qemu(
+            path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60
+        )
+
+
+def test_a_qemu_that_hangs(tmp_path: Path) -> None:
+    path = a_program(tmp_path / "qemu", "exec tail -f /dev/null")
+    with pytest.raises(errors.MachineFault, match="was not up"):
+        qemu_check.start_qemu(path, "qemu", "", "pc", False, Identity(os.getuid(), 0), monotonic() + 0.2)
+
+
+def test_a_qemu_that_is_not_there() -> None:
+    with pytest.raises(errors.MachineFault, match="cannot be run"):
+        qemu_check.start_qemu("/nonexistent/qemu", "qemu", "", "pc", False, SOMEBODY, monotonic() + 1)
+
+
+def test_passt_starts_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    qemu_check.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    me = Identity(os.getuid(), 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(errors.MachineFault, match="not installed"):
+        qemu_check.start_passt(me, monotonic() + 60)
+    a_program(tmp_path / "passt", "echo 'Failed to sandbox process' >&2; exit 1")
+    with pytest.raises(errors.MachineFault, match="Failed to sandbox process"):
+        qemu_check.start_passt(me, monotonic() + 60)
+    a_program(tmp_path / "passt", "read forever < /proc/self/fd/0; exec /usr/bin/tail -f /dev/null")
+    with pytest.raises(errors.MachineFault, match="did not listen"):
+        qemu_check.start_passt(me, monotonic() + 0.2)
+
+
+def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "has_passt", lambda _capabilities: False)
+    found = look("qemu", VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    assert found.networking == ["user"]
+    assert "slirp" in finding(found, "network user").looked_at
+
+
+def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_identity: Identity, _end: float) -> None:
+        raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
+
+    monkeypatch.setattr(survey, "has_passt", lambda _capabilities: True)
+    monkeypatch.setattr(qemu_check, "start_passt", broken)
+    found = look("qemu", VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    assert found.networking == []
+    assert verdicts(found)["network user"] == OFF
+    assert "no namespaces" in finding(found, "network user").seen
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks and bridges")
+
+
+@needs_root
+def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_NAT_NETWORK": NAME}
+    settings["VM_NETWORKING_BRIDGE_INTERFACE"] = BRIDGE
+    found = look("qemu", **settings)
+    assert found.networking == ["nat", "bridge"]
+    assert found.machine_attributes == {"HasVirshDefaultNetwork": True}
+    assert found.attributes["networking"] == "nat,bridge"
+    subprocess.run(["ip", "link", "set", BRIDGE, "down"], check=True)
+    found = look("qemu", **settings)
+    assert found.networking == ["nat"]
+    assert f"ip link set {BRIDGE} up" in finding(found, "network bridge").cure
+
+
+@needs_root
+@pytest.mark.parametrize(("bridge", "word"), [("nosuchbridge0", "no such interface"), ("lo", "no bridge")])
+def test_what_is_no_bridge_is_not_offered(bridge: str, word: str) -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge"}
+    found = look("qemu", VM_NETWORKING_BRIDGE_INTERFACE=bridge, **settings)
+    assert found.networking == []
+    assert word in finding(found, "network bridge").seen
+
+
+def test_an_inactive_network_is_known_without_being_asked_for() -> None:
+    """Pools look at this attribute to keep jobs off machines whose default network is down."""
+    found = look("qemu", VM_NAT_NETWORK="nowhere")
+    assert found.machine_attributes == {"HasVirshDefaultNetwork": False}
+    assert found.networking == []
+
+
+def test_for_people_as_json(scratch: Path) -> None:
+    environ = environment(
+        "qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere"
+    )
+    program = "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "probe", "--type", "qemu", "--json"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    document = json.loads(ended.stdout)
+    assert ended.returncode == 0
+    assert document["capable"] is True
+    assert document["attributes"]["VM_qemu_ATTR_accel"] == "tcg"
+    off = next(entry for entry in document["findings"] if entry["check"] == "network nat")
+    assert off["verdict"] == "off"
+    assert "nowhere is not active" in off["seen"]
+    assert daemon(environ, PROBE, "vmtype", "qemu").returncode == 0

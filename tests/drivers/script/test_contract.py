@@ -1,0 +1,304 @@
+"""The contract of a driver, kept by the script driver with the examples: VirtualBox's stand-in, and real podman."""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.conftest import JOB_UID
+from tests.lab.guest import counts, make_guest
+from tests.lab.vmware import convert
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Driver
+from vmgahp.drivers.script.driver import key_of
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.testing.contract import DriverContract, Subject
+
+EXAMPLES = REPOSITORY / "config" / "scripts"
+LAB = REPOSITORY / "tests" / "lab"
+CLONE_NEWNS = 0x00020000
+
+
+def install(directory: Path, name: str, **changes: str) -> Path:
+    """An example as an administrator installs it, with other values at its head."""
+    text = (EXAMPLES / name).read_text()
+    for variable, line in changes.items():
+        before = next(old for old in text.splitlines() if old.startswith((f"{variable}=", f"{variable} =")))
+        text = text.replace(before, line, 1)
+    made = directory / name
+    made.write_text(text)
+    made.chmod(0o755)
+    return made
+
+
+class Scripted(Subject):
+    vm_type = "script"
+
+    def __init__(self, directory: Path, script: Path, identity: Identity) -> None:
+        settings = {
+            "VM_MEMORY": "1024",
+            "VM_STOP_TIMEOUT": "1",
+            "VM_SCRIPT": str(script),
+            "VM_SCRIPT_TIMEOUT": "60",
+        }
+        super().__init__(directory, Settings(settings | {"VM_HYPERVISOR": script.name}), identity)
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "1024", "VM_HYPERVISOR": "none", "VM_SCRIPT": "/nonexistent/script"})
+
+    def own(self, *paths: Path) -> None:
+        if os.getuid() == 0:
+            for path in paths:
+                os.chown(path, self.identity.uid, self.identity.gid)
+
+
+class VirtualBox(Scripted):
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        self.state = directory / "state"
+        self.state.mkdir()
+        self.state.chmod(0o1777)
+        for name in ("VBoxManage", "vmrun"):
+            shutil.copyfile(LAB / name, directory / name)
+        tool = directory / "vbox"
+        tool.write_text(
+            f"#!/bin/sh\nVBOX_STATE_DIR='{self.state}' exec python3 '{directory}/VBoxManage' \"$@\"\n"
+        )
+        tool.chmod(0o755)
+        script = install(directory, "virtualbox", VBOXMANAGE=f'VBOXMANAGE = "{tool}"')
+        super().__init__(directory, script, identity)
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        for old in scratch.iterdir():
+            old.unlink()
+        convert(make_guest(scratch / "raw", seconds=1 if ends else None), scratch / "disk.vmdk")
+        self.own(scratch, scratch / "disk.vmdk")
+        return {"VMPARAM_vm_Disk": '"disk.vmdk:sda:w:vmdk"'}
+
+    def records(self) -> list[dict[str, object]]:
+        return [json.loads(path.read_text()) for path in self.state.glob("*/*.json")]
+
+    def exists(self, job: JobAd) -> bool:
+        return key_of(os.path.realpath(job.working_dir())) in [record["name"] for record in self.records()]
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        job = self.job(2)
+        garbage = Path(job.working_dir(), "garbage.vmdk")
+        garbage.write_bytes(b"no disk at all" * 100)
+        self.own(garbage)
+        link = Path(job.working_dir(), "link.vmdk")
+        link.symlink_to("/etc/passwd")
+        return {
+            "no disk": self.changed(job, VMPARAM_vm_Disk=None),
+            "a disk that is not there": self.changed(job, VMPARAM_vm_Disk='"nothing.vmdk:sda:w"'),
+            "a link": self.changed(job, VMPARAM_vm_Disk='"link.vmdk:sda:w"'),
+            "a format that VirtualBox has not": self.changed(job, VMPARAM_vm_Disk='"disk.vmdk:sda:w:raw"'),
+            "no image in the file": self.changed(job, VMPARAM_vm_Disk='"garbage.vmdk:sda:w:vmdk"'),
+            "a wish that nobody knows": self.changed(job, VM_virtualbox_ATTR_colour='"green"'),
+        }
+
+    def count(self, job: JobAd) -> int:
+        console = Path(job.working_dir(), "vm_console.log")
+        return max(counts(console.read_bytes()), default=0) if console.exists() else 0
+
+    def kill_all(self) -> None:
+        for record in self.records():
+            pid = record["pid"]
+            with contextlib.suppress(OSError):
+                assert isinstance(pid, int)
+                if str(record["uuid"]).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(
+    any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
+    reason="QEMU or its tools are not installed",
+)
+class TestVirtualBox(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path) -> Iterator[Subject]:
+        made = VirtualBox(scratch.parent, Identity(scratch.stat().st_uid, scratch.stat().st_gid))
+        try:
+            with made:
+                yield made
+        finally:
+            made.kill_all()
+
+    def test_a_disk_that_fails_at_the_start_is_the_jobs_fault_and_virtualbox_itself_is_not(
+        self, subject: VirtualBox, driver: Driver, job: JobAd
+    ) -> None:
+        for text, fault in (
+            ("Could_not_open_the_medium_(VERR-VD-VMDK)", errors.JobFault),
+            ("The_kernel_driver_is_not_accessible", errors.MachineFault),
+        ):
+            (subject.state / "modes").write_text(f"fail:startvm={text}")
+            with pytest.raises(fault, match=text.replace("_", " ").partition(" (")[0]):
+                driver.start(job)
+            (subject.state / "modes").unlink()
+            assert not subject.exists(job)
+            assert sorted(os.listdir(job.working_dir())) == ["disk.vmdk"]
+
+
+def container_runtime(directory: Path) -> str:
+    """Why no container runs here for another user, or nothing; `directory` gets an image archive."""
+    if shutil.which("podman") is None or not Path("/bin/busybox").exists():
+        return "podman or busybox-static is not installed"
+    tree = directory / "tree" / "bin"
+    tree.mkdir(parents=True)
+    shutil.copy("/bin/busybox", tree / "busybox")
+    (tree / "sh").symlink_to("busybox")
+    subprocess.run(["tar", "-C", tree.parent, "-cf", directory / "layer.tar", "."], check=True)
+    own = ["podman", "--root", directory / "root", "--runroot", directory / "rr", "--storage-driver=vfs"]
+    for command in (
+        [*own, "import", "--quiet", directory / "layer.tar", "localhost/guest:1"],
+        [
+            *own,
+            "save",
+            "--quiet",
+            "--format",
+            "oci-archive",
+            "--output",
+            directory / "image.tar",
+            "localhost/guest:1",
+        ],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return f"podman makes no image here: {done.stderr.strip()}"
+    with pure_cgroups(), tempfile.TemporaryDirectory(prefix="vp-") as home:
+        shutil.copyfile(directory / "image.tar", f"{home}/image.tar")
+        for path in (home, f"{home}/image.tar"):
+            os.chown(path, JOB_UID, JOB_UID)
+        own = f"podman --root {home}/root --runroot {home}/run --storage-driver=vfs"
+        options = "--network=none --cgroups=disabled --ulimit=nofile=99:99 --ulimit=nproc=99:99"
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true",
+            ],
+            env={"HOME": home, "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]},
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            user=JOB_UID,
+            group=JOB_UID,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return "" if done.returncode == 0 else f"podman runs no container here: {done.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def pure_cgroups() -> Iterator[None]:
+    """crun runs on no machine that has both kinds of cgroups: this thread gets a view of one kind for a while."""
+    if " /sys/fs/cgroup cgroup2 " in Path("/proc/self/mounts").read_text():
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    outside = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    here = Path.cwd()
+    assert libc.unshare(CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    try:
+        for command in (
+            "mount --make-rprivate /",
+            "umount --recursive /sys/fs/cgroup",
+            "mount -t cgroup2 none /sys/fs/cgroup",
+        ):
+            subprocess.run(command.split(), check=True)
+        yield
+    finally:
+        assert libc.setns(outside, CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+        os.close(outside)
+        os.chdir(here)
+
+
+class Podman(Scripted):
+    soft_suspend = False
+    suspend = False
+    checkpoint = False
+
+    def __init__(self, directory: Path, base: Path, image: Path, identity: Identity) -> None:
+        base.chmod(0o1777)
+        self.image = image
+        script = install(
+            directory,
+            "podman",
+            BASE=f"BASE={base}",
+            OPTIONS="OPTIONS='--ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024'",
+        )
+        super().__init__(directory, script, identity)
+        self.base = base
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        for old in scratch.iterdir():
+            old.unlink()
+        shutil.copyfile(self.image, scratch / "image.tar")
+        self.own(scratch, scratch / "image.tar")
+        end = "[ $n -ge 2 ] && exit;" if ends else ""
+        command = f"n=0; while :; do n=$((n+1)); echo $n >/scratch/count; {end} /bin/busybox sleep 1; done"
+        return {
+            "VM_podman_ATTR_image": '"image.tar"',
+            "VM_podman_ATTR_command": f'"{command}"',
+        }
+
+    def exists(self, job: JobAd) -> bool:
+        return (self.base / key_of(os.path.realpath(job.working_dir()))).exists()
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        job = self.job(2)
+        garbage = Path(job.working_dir(), "garbage.tar")
+        garbage.write_bytes(b"no image at all" * 100)
+        self.own(garbage)
+        Path(job.working_dir(), "link.tar").symlink_to("/etc/passwd")
+        return {
+            "no image": self.changed(job, VM_podman_ATTR_image=None),
+            "an image that is not there": self.changed(job, VM_podman_ATTR_image='"nothing.tar"'),
+            "an image elsewhere": self.changed(job, VM_podman_ATTR_image='"/etc/passwd"'),
+            "a link": self.changed(job, VM_podman_ATTR_image='"link.tar"'),
+            "no image in the file": self.changed(job, VM_podman_ATTR_image='"garbage.tar"'),
+            "an image that runs nothing by itself": self.changed(job, VM_podman_ATTR_command=None),
+            "a wish that nobody knows": self.changed(job, VM_podman_ATTR_colour='"green"'),
+        }
+
+    def count(self, job: JobAd) -> int:
+        try:
+            return int(Path(job.working_dir(), "count").read_text() or 0)
+        except FileNotFoundError:
+            return 0
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("podman")
+    reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
+    if reason:
+        pytest.skip(reason)
+    yield directory / "image.tar"
+    # Rootless podman leaves a process behind that keeps its user namespace.
+    subprocess.run(["pkill", "-KILL", "-u", str(JOB_UID), "podman pause"], check=False)
+
+
+class TestPodman(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path, image: Path) -> Iterator[Subject]:
+        identity = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+        with (
+            pure_cgroups(),
+            # Short: podman takes no long path here.
+            tempfile.TemporaryDirectory(prefix="vp-") as base,
+            Podman(scratch.parent, Path(base), image, identity) as subject,
+        ):
+            yield subject

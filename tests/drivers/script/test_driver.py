@@ -1,0 +1,580 @@
+"""Script-managed hypervisors, with one of a few lines whose VMs are files."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import JOB_UID
+from tests.peer import Peer, environment
+from vmgahp import errors, findings, lifecycle
+from vmgahp.config import Settings
+from vmgahp.drivers.script import ScriptDriver, program
+from vmgahp.drivers.script.checkpoint import MANIFEST_FILE
+from vmgahp.drivers.script.driver import key_of
+from vmgahp.drivers.script.machine import ScriptMachine
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.testing.contract import DriverContract, Subject
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="becoming another user takes root")
+
+TOY = """\
+#!/bin/sh
+set -eu
+vm=$STATE/$VMGAHP_KEY
+printf '%s %s\\n' "$(id -u)" "$1" >>$STATE/calls
+[ ! -e $STATE/odd.$1 ] || . $STATE/odd.$1
+case $1 in
+probe) echo '{"version": "1.0", "networking": "nat", "attributes": {"cores": 8},
+    "actions": "stop,pause,unpause,suspend,resume,checkpoint"}' ;;
+start)
+    [ ! -e $vm ] || exit 1
+    if grep -qi '^Toy_Reject = ' ; then echo 'the job wants what toys cannot'; exit 65; fi
+    if [ "$VMGAHP_RESTART" ]; then cat "$VMGAHP_DIRECTORY/toy.saved" >&2; fi
+    printf %s "$VMGAHP_UUID" >$vm.uuid
+    echo running >$vm; echo '{"id": "number 5"}' ;;
+status) [ ! -e $vm ] || state=$(cat $vm); echo "{\\"state\\": \\"${state:-stopped}\\"}" ;;
+stop) ;;
+destroy)
+    if [ "$VMGAHP_UUID" ] && [ -e $vm.uuid ] && [ "$VMGAHP_UUID" != "$(cat $vm.uuid)" ]; then
+        echo 'Existed = false'; exit
+    fi
+    [ "$VMGAHP_KEEP" ] || rm -f "$VMGAHP_DIRECTORY/toy.saved"
+    [ -e $vm ] || echo 'Existed = false'
+    rm -f $vm $vm.uuid ;;
+pause) echo paused >$vm ;;
+unpause | resume) echo running >$vm ;;
+suspend) echo suspended >$vm ;;
+checkpoint) echo suspended >$vm; echo memory >"$VMGAHP_DIRECTORY/toy.saved"; echo '{"files": "toy.saved"}' ;;
+*) exit 69 ;;
+esac
+"""
+
+
+class Toy(Subject):
+    vm_type = "script"
+    has_guest = False
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.state = directory / "state"
+        self.state.mkdir()
+        self.state.chmod(0o1777)
+        self.script = directory / "toy"
+        self.script.write_text(TOY.replace("$STATE", str(self.state)))
+        self.script.chmod(0o755)
+        identity = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+        own = {
+            "VM_MEMORY": "1024",
+            "VM_STOP_TIMEOUT": "0",
+            "VM_HYPERVISOR": "toy",
+            "VM_SCRIPT": str(self.script),
+        }
+        super().__init__(directory, Settings(own | settings), identity)
+
+    def odd(self, action: str, shell: str) -> None:
+        """Let the script do something else from now on at this action."""
+        (self.state / f"odd.{action}").write_text(shell + "\n")
+
+    def with_settings(self, **settings: str) -> ScriptDriver:
+        own = {
+            "VM_MEMORY": "1024",
+            "VM_STOP_TIMEOUT": "0",
+            "VM_HYPERVISOR": "toy",
+            "VM_SCRIPT": str(self.script),
+        }
+        return ScriptDriver("script", Settings(own | settings), self.identity, self.log.append)
+
+    def calls(self) -> list[str]:
+        return (self.state / "calls").read_text().splitlines()
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        os.chown(scratch, self.identity.uid, self.identity.gid)
+        return {}
+
+    def of(self, job: JobAd) -> Path:
+        return self.state / key_of(os.path.realpath(job.working_dir()))
+
+    def exists(self, job: JobAd) -> bool:
+        return self.of(job).exists()
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        return {"what toys cannot": self.changed(self.job(2), Toy_Reject="true")}
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "1024", "VM_HYPERVISOR": "toy"})
+
+    def power_off(self, job: JobAd) -> None:
+        self.of(job).unlink()
+
+
+@pytest.fixture
+def toy(scratch: Path) -> Iterator[Toy]:
+    with Toy(scratch.parent) as subject:
+        yield subject
+
+
+@pytest.fixture
+def driver(toy: Toy) -> ScriptDriver:
+    return toy.with_settings()
+
+
+class TestContract(DriverContract):
+    @pytest.fixture
+    def subject(self, toy: Toy) -> Toy:
+        return toy
+
+
+# Outcomes
+
+
+def test_a_rejection_is_the_jobs_fault_with_the_scripts_reason(toy: Toy, driver: ScriptDriver) -> None:
+    toy.odd("start", "printf 'no \\033[31mred %s' \"$(head -c 2000 /dev/zero | tr '\\0' x)\"; exit 65")
+    with pytest.raises(errors.JobFault) as caught:
+        driver.start(toy.job())
+    assert caught.value.word in errors.HOLDING_WORDS
+    assert "\033" not in caught.value.problem
+    assert "red xxx" in caught.value.problem
+    assert len(caught.value.problem) < 700
+    assert str(toy.script) in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("shell", "what"),
+    [
+        ("exit 1", "exit status 1"),
+        ("echo hello; exit 0", "neither JSON"),
+        ("echo sad >&2; exit 7", "Its last words: sad"),
+        ("head -c 100000 /dev/zero | tr '\\0' x; exit 0", "more than 64 KiB"),
+        ("exit 127", "cannot be executed as uid"),
+        ("exit 69", "answers start with not implemented"),
+    ],
+)
+def test_whatever_cannot_be_understood_is_the_machines_fault_and_leaves_nothing(
+    toy: Toy, driver: ScriptDriver, shell: str, what: str
+) -> None:
+    toy.odd("start", f"echo running >$vm; {shell}")
+    with pytest.raises(errors.MachineFault, match=what) as caught:
+        driver.start(toy.job())
+    assert caught.value.word not in errors.HOLDING_WORDS
+    assert caught.value.cure
+    assert not toy.exists(toy.job())
+
+
+def test_a_script_that_hangs_is_killed_with_what_it_started(toy: Toy) -> None:
+    toy.odd("status", f"sleep 1000 & echo $! >{toy.state}/pid; wait")
+    machine = toy.with_settings(VM_SCRIPT_TIMEOUT="1").start(toy.job())
+    with pytest.raises(errors.MachineFault, match="did not end within 1 s"):
+        machine.status()
+    pid = int((toy.state / "pid").read_text())
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    (toy.state / "odd.status").unlink()
+
+
+def test_not_implemented_is_the_clients_to_know(toy: Toy, driver: ScriptDriver) -> None:
+    job = toy.changed(toy.job(), JobVMCheckpoint="true")
+    machine = driver.start(job)
+    for action, call, word in (
+        ("pause", machine.soft_suspend, errors.VM_NO_SUPPORT_SUSPEND),
+        ("suspend", machine.suspend, errors.VM_NO_SUPPORT_SUSPEND),
+        ("checkpoint", machine.checkpoint, errors.VM_NO_SUPPORT_CHECKPOINT),
+    ):
+        toy.odd(action, "exit 69")
+        with pytest.raises(errors.ClientFault, match="not implemented") as caught:
+            call()
+        assert caught.value.word == word
+        toy.odd(action, "echo 'not just now'; exit 65")
+        with pytest.raises(errors.ClientFault, match="not just now"):
+            call()
+    assert machine.status().state == lifecycle.RUNNING
+
+
+def test_a_guest_that_has_just_ended_is_nobodys_fault(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.job())
+    toy.odd("suspend", "exit 1")
+    with pytest.raises(errors.MachineFault, match="exit status 1"):
+        machine.suspend()
+    toy.odd("suspend", "[ -e $vm ] || exit 1")
+    toy.power_off(toy.job())
+    with pytest.raises(errors.ClientFault, match="is gone") as caught:
+        machine.suspend()
+    assert caught.value.word == errors.VM_NOT_FOUND
+
+
+def test_a_script_that_knows_no_pid_is_asked_once(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.job())
+    assert (machine.pid(), machine.pid()) == (0, 0)
+    assert [line.split()[1] for line in toy.calls()].count("pid") == 1
+
+
+def test_a_resumed_checkpoint_is_none_any_more(toy: Toy, driver: ScriptDriver) -> None:
+    job = toy.changed(toy.job(), JobVMCheckpoint="true")
+    machine = driver.start(job)
+    machine.checkpoint()
+    machine.resume(lifecycle.SUSPENDED)
+    scratch = Path(job.working_dir())
+    assert not (scratch / MANIFEST_FILE).exists()
+    machine.destroy()
+    assert not (scratch / "toy.saved").exists(), "nothing of it goes home"
+
+
+def test_a_modified_vm_runs_as_the_script_has_it_and_the_log_says_so(toy: Toy, driver: ScriptDriver) -> None:
+    toy.odd(
+        "start",
+        'echo running >$vm; echo \'{"outcome": "modified", "attributes": {"JobVMMemory": 48, "Toy": "a"}}\'; exit',
+    )
+    machine = driver.start(toy.job())
+    assert machine.status().memory_kib == 48 << 10
+    assert any("- JobVMMemory = 64" in line for line in toy.log)
+    assert any("+ JobVMMemory = 48" in line for line in toy.log)
+    toy.odd("pause", f'cat "$VMGAHP_REQUEST" >{toy.state}/request; exit 0')
+    machine.soft_suspend()
+    request = json.loads((toy.state / "request").read_text())
+    assert (request["memory_mib"], request["ad"]["JobVMMemory"], request["ad"]["Toy"]) == (48, 48, "a")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "what"),
+    [
+        ({"JobVMMemory": 65}, "it gives the VM 65 MiB"),
+        ({"JobVM_VCPUS": 2}, "2 CPUs"),
+        ({"JobVMMemory": 4096}, "JobVMMemory = 4096"),
+        ({"User": "root@lab"}, "it changes User"),
+    ],
+)
+def test_a_script_makes_no_vm_larger_and_nobody_elses(
+    toy: Toy, driver: ScriptDriver, attributes: dict[str, object], what: str
+) -> None:
+    answer = json.dumps({"outcome": "modified", "attributes": attributes})
+    toy.odd("start", f"echo running >$vm; echo '{answer}'; exit")
+    with pytest.raises(errors.MachineFault, match=what):
+        driver.start(toy.job())
+    assert not toy.exists(toy.job())
+
+
+@pytest.mark.parametrize(("end", "word"), [("destroy", "destroyed"), ("release", "gone")])
+def test_how_a_vm_has_ended_is_written_down(toy: Toy, driver: ScriptDriver, end: str, word: str) -> None:
+    machine = driver.start(toy.job())
+    console = Path(toy.job().working_dir(), "vm_console.log")
+    console.write_text("vmgahp-exit-code: 3\n")
+    os.chmod(console, 0o644)
+    getattr(machine, end)()
+    ended = json.loads(Path(toy.job().working_dir(), "vm_exit.json").read_text())
+    assert (ended["exit_code"], ended["source"], ended["ended_by"]) == (3, "console", word)
+
+
+def test_a_vm_that_is_said_to_be_destroyed_and_runs_is_not_believed_gone(
+    toy: Toy, driver: ScriptDriver
+) -> None:
+    machine = driver.start(toy.job())
+    toy.odd("destroy", "exit 0")
+    with pytest.raises(errors.MachineFault, match="says that it has destroyed"):
+        machine.destroy()
+    (toy.state / "odd.destroy").unlink()
+    machine.destroy()
+    assert not toy.exists(toy.job())
+
+
+def test_a_guest_that_powers_off_when_asked_is_waited_for(toy: Toy) -> None:
+    machine = toy.with_settings(VM_STOP_TIMEOUT="30").start(toy.job())
+    toy.odd("stop", "rm $vm; exit 0")
+    machine.stop()
+    assert not toy.exists(toy.job())
+    words = [line.split()[1] for line in toy.calls()]
+    assert words[words.index("stop") + 1] == "status"
+
+
+def test_what_a_guest_may_say_of_itself_breaks_no_line(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.job())
+    toy.odd("status", 'echo \'{"state": "running", "ip": "1.2.3.4 STATUS=Stopped", "mac": "x y"}\'; exit 0')
+    report = machine.status()
+    assert (report.mac, report.ip) == ("", "")
+    toy.odd("status", 'echo \'{"state": "running", "ip": "10.0.2.15", "mac": "52:54:00:AA:00:01"}\'; exit 0')
+    report = machine.status()
+    assert (report.mac, report.ip) == ("52:54:00:aa:00:01", "10.0.2.15")
+    (toy.state / "odd.status").unlink()
+
+
+def test_a_pid_counts_only_as_a_living_process_of_the_scripts_user(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.job())
+    for said, known in (
+        ("999999999", 0),
+        (str(os.getpid()), 0 if os.getuid() == 0 else os.getpid()),
+        ("1", 0),
+    ):
+        toy.odd("status", f'echo \'{{"state": "running", "pid": {said}}}\'; exit 0')
+        machine.status()
+        assert machine.pid() == known
+    (toy.state / "odd.status").unlink()
+
+
+# Who runs it, and what it is given
+
+
+@as_root
+def test_it_runs_as_the_user_that_the_settings_say(toy: Toy) -> None:
+    for word, uid in (("job", JOB_UID), ("root", 0), ("nobody", 65534)):
+        (toy.state / "calls").unlink(missing_ok=True)
+        toy.state.chmod(0o1777)
+        driver = toy.with_settings(VM_SCRIPT_USER=word)
+        driver.start(toy.job()).destroy()
+        assert {line.split()[0] for line in toy.calls()} == {str(uid)}
+        for left in toy.state.iterdir():
+            left.unlink()
+
+
+@as_root
+def test_the_jobs_user_gets_neither_roots_groups_nor_its_rights(toy: Toy, driver: ScriptDriver) -> None:
+    toy.odd(
+        "start",
+        f"{{ id -G; grep Cap /proc/self/status; ulimit -c; env; }} >{toy.state}/seen; echo running >$vm; exit",
+    )
+    os.environ["_CONDOR_TOY_SECRET"] = "hush"
+    try:
+        driver.start(toy.job())
+    finally:
+        del os.environ["_CONDOR_TOY_SECRET"]
+    seen = (toy.state / "seen").read_text()
+    groups, inherited, _, effective = (line.split() for line in seen.splitlines()[:4])
+    assert groups == [str(JOB_UID)]
+    assert int(inherited[1], 16) == int(effective[1], 16) == 0
+    assert seen.splitlines()[6] == "0", "no core files, by VM_SCRIPT_LIMITS"
+    assert "hush" not in seen
+
+
+def test_who_it_is_when_the_settings_name_condor(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = f"{os.getuid()}.{os.getgid()}"
+    monkeypatch.setenv("CONDOR_IDS", mine)
+    found = program.user_for(Settings({"VM_SCRIPT_USER": "condor"}), Identity(JOB_UID, JOB_UID))
+    assert f"{found.uid}.{found.gid}" == mine
+    with pytest.raises(errors.MachineFault, match="no such user"):
+        program.user_for(Settings({"VM_SCRIPT_USER": "nobody-of-this-name"}), Identity(JOB_UID, JOB_UID))
+    monkeypatch.setattr(os, "geteuid", lambda: JOB_UID)
+    with pytest.raises(errors.MachineFault, match="not root"):
+        program.user_for(Settings({"VM_SCRIPT_USER": "root"}), Identity(JOB_UID, JOB_UID))
+
+
+@as_root
+@pytest.mark.parametrize("bad", ["mode", "owner", "directory", "link"])
+def test_a_script_that_others_can_write_is_not_run(toy: Toy, driver: ScriptDriver, bad: str) -> None:
+    if bad == "mode":
+        toy.script.chmod(0o775)
+    elif bad == "owner":
+        os.chown(toy.script, JOB_UID, 0)
+    elif bad == "directory":
+        toy.script.parent.chmod(0o777)
+    else:
+        theirs = toy.state / "theirs"
+        toy.script.rename(toy.script.with_name("real"))
+        theirs.symlink_to(toy.script.with_name("real"))
+        os.chown(theirs, JOB_UID, JOB_UID, follow_symlinks=False)
+        toy.script.symlink_to(theirs)
+    with pytest.raises(errors.MachineFault, match="VM_SCRIPT = "):
+        driver.start(toy.job())
+    finding = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
+    assert finding is not None
+    assert not (toy.state / "calls").exists()
+    toy._jobs.clear()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"VM_HYPERVISOR": ""},
+        {"VM_HYPERVISOR": "a b"},
+        {"VM_HYPERVISOR": "9toy"},
+        {"VM_SCRIPT_LIMITS": "memory=5"},
+        {"VM_SCRIPT_LIMITS": "as=lots"},
+        {"VM_SCRIPT_USER": "nobody-of-this-name"},
+    ],
+)
+def test_settings_that_are_none_are_the_machines_fault(toy: Toy, settings: dict[str, str]) -> None:
+    driver = toy.with_settings(**settings)
+    name = next(iter(settings))
+    with pytest.raises(errors.MachineFault, match=name):
+        driver.start(toy.job())
+    bad = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
+    assert bad is not None
+    assert name in bad.seen
+    assert not (toy.state / "calls").exists()
+
+
+def test_limits_hold(toy: Toy) -> None:
+    toy.odd("probe", f"ulimit -n >{toy.state}/limit; ulimit -Hn >>{toy.state}/limit")
+    toy.with_settings(VM_SCRIPT_LIMITS="core=0, nofile=77").survey(time.monotonic() + 10)
+    assert (toy.state / "limit").read_text().split() == ["77", "77"]
+
+
+def test_a_dry_run_says_what_the_script_would_be_told(toy: Toy, driver: ScriptDriver) -> None:
+    job = toy.changed(toy.job(), ClaimId='"<1.2.3.4:5>#1#2#secret"')
+    described = json.loads(driver.describe(job))
+    assert described["memory_mib"] == 64
+    assert described["key"] == key_of(os.path.realpath(job.working_dir()))
+    assert "secret" not in json.dumps(described)
+    assert not (toy.state / "calls").exists()
+
+
+# The probe
+
+
+def test_the_machine_advertises_what_the_script_says(toy: Toy) -> None:
+    driver = toy.with_settings(VM_NETWORKING="true", VM_NETWORKING_TYPE="nat, user")
+    survey = driver.survey(time.monotonic() + 10)
+    assert survey.hypervisors == ["toy"]
+    assert survey.networking == ["nat"]
+    assert survey.machine_attributes == {"VM_toy_ATTR_version": "1.0", "VM_toy_ATTR_cores": 8}
+    expected = {
+        "hypervisor": "toy",
+        "soft_suspend": True,
+        "suspend": True,
+        "checkpoint": True,
+        "networking": "nat",
+    }
+    assert expected.items() <= survey.attributes.items()
+    toy.odd("probe", "echo 'Actions = \"suspend, pause, fly\"'; exit")
+    survey = driver.survey(time.monotonic() + 10)
+    assert not survey.attributes["suspend"], "without resume that is of no use"
+    assert not survey.attributes["soft_suspend"]
+    assert "actions" in [finding.check for finding in survey.findings if finding.verdict == findings.OFF]
+    toy.odd("probe", "echo 'the module is not loaded'; exit 65")
+    bad = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
+    assert bad is not None
+    assert bad.seen.endswith("runs no VMs here: the module is not loaded")
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def saved(toy: Toy, driver: ScriptDriver) -> JobAd:
+    """A job whose VM was checkpointed and stopped."""
+    job = toy.changed(toy.job(), JobVMCheckpoint="true")
+    machine = driver.start(job)
+    machine.checkpoint()
+    machine.stop()
+    assert Path(job.working_dir(), MANIFEST_FILE).exists()
+    return job
+
+
+def test_the_script_is_told_to_go_on_from_a_checkpoint(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
+    machine = driver.start(saved)
+    assert any("memory" in line for line in toy.log), "it has read the saved file"
+    assert not Path(saved.working_dir(), MANIFEST_FILE).exists(), "the disks move on"
+    machine.destroy()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"),
+            "the content of 'toy.saved' has changed",
+        ),
+        (lambda scratch: (scratch / "toy.saved").unlink(), "'toy.saved' cannot be opened"),
+        (lambda scratch: _name_elsewhere(scratch), "toy.saved' cannot be opened"),
+        (lambda scratch: (scratch / MANIFEST_FILE).write_text("{}"), "cannot be read"),
+        (lambda scratch: _swap(scratch), "cannot be opened"),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_it_was_holds_the_job(
+    toy: Toy, driver: ScriptDriver, saved: JobAd, change: object, what: str
+) -> None:
+    assert callable(change)
+    change(Path(saved.working_dir()))
+    calls = len(toy.calls())
+    with pytest.raises(errors.JobFault, match=what) as caught:
+        driver.start(saved)
+    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    assert len(toy.calls()) == calls, "the script is not even asked"
+
+
+def _name_elsewhere(scratch: Path) -> None:
+    """A manifest comes back with the job, and only files of the scratch directory are its business."""
+    text = (scratch / MANIFEST_FILE).read_text()
+    (scratch / MANIFEST_FILE).write_text(text.replace('"toy.saved"', f'"{scratch}/toy.saved"'))
+
+
+def _swap(scratch: Path) -> None:
+    """A link to another file with the same content."""
+    (scratch / MANIFEST_FILE).rename(scratch / "other.json")
+    (scratch / MANIFEST_FILE).symlink_to("other.json")
+
+
+@pytest.mark.parametrize(("name", "value"), [("JobVMMemory", "65"), ("JobVM_VCPUS", "2"), ("ClusterId", "1")])
+def test_a_checkpoint_of_another_vm_holds_the_job(
+    toy: Toy, driver: ScriptDriver, saved: JobAd, name: str, value: str
+) -> None:
+    with pytest.raises(errors.JobFault, match="cannot be used"):
+        driver.start(toy.changed(saved, **{name: value}))
+
+
+def test_a_start_that_fails_keeps_the_checkpoint(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
+    toy.odd("start", "exit 1")
+    with pytest.raises(errors.MachineFault):
+        driver.start(saved)
+    (toy.state / "odd.start").unlink()
+    driver.start(saved).destroy()
+
+
+def test_a_checkpoint_that_cannot_be_written_down_lets_the_vm_run_on(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.changed(toy.job(), JobVMCheckpoint="true"))
+    toy.odd("checkpoint", 'echo suspended >$vm; echo \'{"files": "nothing"}\'; exit')
+    with pytest.raises(errors.MachineFault, match="cannot be completed"):
+        machine.checkpoint()
+    assert machine.status().state == lifecycle.RUNNING
+    toy.odd("checkpoint", "echo suspended >$vm; exit")
+    with pytest.raises(errors.MachineFault, match="names no files"):
+        machine.checkpoint()
+
+
+# The end of a server
+
+
+def test_a_late_clean_up_does_not_hit_the_next_vm(toy: Toy, driver: ScriptDriver) -> None:
+    job = toy.job()
+    first = driver.start(job)
+    assert isinstance(first, ScriptMachine)
+    second = driver.start(job)
+    assert isinstance(second, ScriptMachine)
+    assert driver.kill(job.working_dir(), first.request.uuid) is False
+    assert second.status().state == lifecycle.RUNNING
+    assert driver.kill(job.working_dir(), second.request.uuid) is True
+
+
+def test_the_vm_of_a_server_that_is_killed_is_destroyed(toy: Toy) -> None:
+    job = toy.job()
+    settings = {"VM_HYPERVISOR": "toy", "VM_SCRIPT": str(toy.script), "VM_STOP_TIMEOUT": "0"}
+    with Peer(environment("script", Path(job.working_dir()), **settings)) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        peer.send_ad(*job.lines())
+        assert peer.run("START", "script")[0] == "0"
+        assert toy.exists(job)
+        peer.process.kill()
+        peer.finish()
+    end = time.monotonic() + 60
+    while toy.exists(job):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_life_of_a_vm_through_the_protocol(toy: Toy) -> None:
+    job = toy.job()
+    settings = {"VM_HYPERVISOR": "toy", "VM_SCRIPT": str(toy.script), "VM_STOP_TIMEOUT": "0"}
+    with Peer(environment("script", Path(job.working_dir()), **settings)) as peer:
+        peer.line()
+        peer.send_ad(*job.lines(), f"Note = {quote('a comment')}")
+        assert peer.run("START", "script") == ["0", "1"]
+        assert "STATUS=Running" in peer.run("STATUS", 1)
+        assert peer.run("SOFT_SUSPEND", 1)[0] == "0"
+        assert peer.run("RESUME", 1)[0] == "0"
+        toy.odd("suspend", "exit 69")
+        assert errors.VM_NO_SUPPORT_SUSPEND in peer.run("SUSPEND", 1)
+        assert peer.run("STOP", 1)[0] == "0"
+        assert not toy.exists(job)
+        peer.quit()

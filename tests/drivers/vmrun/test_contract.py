@@ -1,0 +1,121 @@
+"""The contract of a driver, kept by the one for vmrun: by VMware Workstation and by Player."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest import counts
+from tests.lab.vmware import VMware, VmwareJob, vmware
+from vmgahp import errors, lifecycle
+from vmgahp.config import Settings
+from vmgahp.drivers.vmrun.machine import VmrunMachine
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.testing.contract import DriverContract, Subject
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.skipif(
+        any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
+        reason="QEMU or its tools are not installed",
+    ),
+]
+
+
+class Workstation(Subject):
+    vm_type = "vmware"
+    snapshot_disk = True
+
+    def __init__(self, directory: Path, host: VMware, identity: Identity) -> None:
+        settings = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VMWARE_VMRUN": str(host.vmrun)}
+        super().__init__(directory, Settings(settings), identity)
+        self.host = host
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        if os.getuid() == 0:
+            os.chown(scratch, self.identity.uid, self.identity.gid)
+        for old in scratch.iterdir():
+            old.unlink()
+        made = VmwareJob(scratch, seconds=1 if ends else None)
+        lines = dict(line.split(" = ", 1) for line in made.ad() if line.startswith("VMPARAM_"))
+        return lines | {"VMPARAM_VMware_SnapshotDisk": str(self.snapshot_disk).lower()}
+
+    def exists(self, job: JobAd) -> bool:
+        vmx = os.path.join(job.working_dir(), "dos_condor.vmx")
+        return vmx in self.host.pids() or os.path.exists(vmx.removesuffix(".vmx") + ".vmss")
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        job = self.job(2)
+        return {
+            "no .vmx": self.changed(job, VMPARAM_VMware_VMX_File=None),
+            "a .vmx that is not there": self.changed(job, VMPARAM_VMware_VMX_File='"other.vmx"'),
+            "no snapshot of shared disks": self.changed(
+                job, VMPARAM_VMware_Transfer="false", VMPARAM_VMware_SnapshotDisk="false"
+            ),
+        }
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "1024", "VMWARE_VMRUN": "/nonexistent/vmrun"})
+
+    def count(self, job: JobAd) -> int:
+        console = Path(job.working_dir(), "serial.txt")
+        return max(counts(console.read_bytes()), default=0) if console.exists() else 0
+
+
+class Player(Workstation):
+    snapshot_disk = False
+    soft_suspend = False
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        return {"snapshot disks": self.changed(self.job(2), VMPARAM_VMware_SnapshotDisk="true")}
+
+
+class TestWorkstation(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path) -> Iterator[Subject]:
+        with vmware() as host, Workstation(scratch.parent, host, identity_of(scratch)) as subject:
+            yield subject
+
+    def test_a_dry_run_says_what_vmware_would_read_and_changes_nothing(
+        self, subject: Subject, job: JobAd
+    ) -> None:
+        scratch = Path(job.working_dir())
+        old = subject.directory / "old" / "dos.vmdk"
+        old.parent.mkdir()
+        shutil.copy(scratch / "dos.vmdk", old)
+        command = ["qemu-img", "create", "-q", "-f", "vmdk", "-F", "vmdk", "-b", old, "child.vmdk"]
+        subprocess.run(command, cwd=scratch, check=True)
+        shutil.rmtree(old.parent)
+        vmx = scratch / "dos.vmx"
+        vmx.write_text(vmx.read_text().replace("dos.vmdk", "child.vmdk"))
+        for path in scratch.iterdir():
+            os.chown(path, subject.identity.uid, subject.identity.gid)
+        before = {path.name: path.read_bytes() for path in scratch.iterdir()}
+        described = subject.driver().describe(job)
+        assert f'displayName = "{job.vm_name()}"\n' in described
+        assert 'ide0:0.fileName = "child.vmdk"\n' in described
+        assert {path.name: path.read_bytes() for path in scratch.iterdir()} == before
+
+    def test_a_guest_for_whose_memory_there_is_no_room_runs_on(
+        self, subject: Subject, machine: VmrunMachine
+    ) -> None:
+        machine.spec = machine.spec._replace(memory_mib=1 << 40)
+        with pytest.raises(errors.MachineFault, match="MiB are free") as caught:
+            machine.suspend()
+        assert caught.value.word == "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"
+        assert machine.status().state == lifecycle.RUNNING
+
+
+class TestPlayer(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path) -> Iterator[Subject]:
+        with vmware("player") as host, Player(scratch.parent, host, identity_of(scratch)) as subject:
+            yield subject
+
+
+def identity_of(scratch: Path) -> Identity:
+    return Identity(scratch.stat().st_uid, scratch.stat().st_gid)

@@ -1,0 +1,645 @@
+"""The daemon and VMware jobs, by a stand-in for vmrun that runs their guests for real under QEMU."""
+
+import copy
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest import counts
+from tests.lab.vmware import DEADLINE, VMware, VmwareJob, count_on, until, vmware
+from tests.peer import Peer, daemon, environment
+from vmgahp.cli import KILL
+from vmgahp.job.vmx import Vmx
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.skipif(
+        any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
+        reason="QEMU or its tools are not installed",
+    ),
+]
+
+VM_NOT_FOUND = "VMGAHP_ERR_VM_NOT_FOUND"
+
+
+@pytest.fixture
+def host() -> Iterator[VMware]:
+    with vmware() as made:
+        yield made
+
+
+@pytest.fixture
+def player() -> Iterator[VMware]:
+    with vmware("player") as made:
+        yield made
+
+
+@pytest.fixture
+def job(scratch: Path) -> VmwareJob:
+    return VmwareJob(scratch)
+
+
+def serving(job: VmwareJob, host: VMware, **settings: object) -> Peer:
+    settings = {"VMWARE_VMRUN": host.vmrun, "VM_STOP_TIMEOUT": 1} | settings
+    return Peer(environment("vmware", job.scratch, **settings))
+
+
+def start(peer: Peer, job: VmwareJob, *more: str) -> None:
+    assert peer.line().startswith("$VMGahpVersion")
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "vmware")
+    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+
+
+def refused(peer: Peer, job: VmwareJob, word: str, *more: str) -> str:
+    """A START that is refused with this word; the reason that the job's owner reads."""
+    assert peer.line().startswith("$VMGahpVersion")
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "vmware")
+    assert result == ["1", f"VMGAHP_ERR_{word}"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+    peer.quit()
+    return (job.scratch / "vm_error.txt").read_text()
+
+
+def words_of(status: list[str]) -> dict[str, str]:
+    return dict(word.split("=") for word in status[1:])
+
+
+def wait_for_counts(job: VmwareJob, beyond: int = 0) -> int:
+    until(lambda: [n for n in counts(job.console()) if n > beyond], f"the guest counts beyond {beyond}")
+    return counts(job.console())[-1]
+
+
+def in_order(job: VmwareJob) -> bool:
+    """Whether the guest never began anew and left no number out."""
+    seen = counts(job.console())
+    return bool(seen) and seen == list(range(1, len(seen) + 1))
+
+
+def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
+    job = VmwareJob(scratch, seconds=2)
+    before = job.disk.read_bytes()
+    with serving(job, host) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert host.pids() == {str(job.working_vmx): pid}
+        words = words_of(peer.run("STATUS", 1))
+        assert words["STATUS"] == "Running"
+        assert words["MAXMEMORY"] == str(32 * 1024)
+        until(lambda: not host.pids(), "the guest powers itself off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        log = peer.quit()
+    assert "vmgahp guest done" in job.console()
+    assert job.disk.read_bytes() == before, "the job's own disk has changed"
+    assert count_on(job.disk) == 0
+    assert count_on(scratch / "dos-000001.vmdk") == 2
+    ended = json.loads((scratch / "vm_exit.json").read_text())
+    assert (ended["exit_code"], ended["ended_by"]) == (None, "gone")
+    assert ended["cpu_seconds"] > 0
+    assert "Traceback" not in log
+
+
+def test_vmrun_and_the_guest_run_as_the_jobs_user(job: VmwareJob, host: VMware) -> None:
+    owner = job.scratch.stat().st_uid
+    with serving(job, host) as peer:
+        start(peer, job)
+        pid = int(peer.run("GETPID", 1)[1])
+        assert os.stat(f"/proc/{pid}").st_uid == owner
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert f"HOME={job.scratch}".encode() in environ
+        assert b"_CONDOR_" not in environ
+        peer.quit()
+    assert {line.split()[0] for line in host.calls()} == {str(owner)}
+    assert {path.stat().st_uid for path in job.scratch.iterdir()} == {owner}
+
+
+def test_cpu_time_is_that_of_the_vms_process(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        wait_for_counts(job)
+        words = words_of(peer.run("STATUS", 1))
+        assert 0 < float(words["CPUTIME"]) < DEADLINE
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        later = words_of(peer.run("STATUS", 1))
+        assert float(later["CPUTIME"]) >= float(words["CPUTIME"])
+        peer.quit()
+
+
+def test_stop_ends_a_guest_without_tools(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert not host.pids()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+    assert [line.split()[1::2] for line in host.calls() if " stop " in line] == [
+        ["stop", "soft"],
+        ["stop", "hard"],
+    ]
+
+
+def test_pause_and_resume(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        wait_for_counts(job)
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
+        last = counts(job.console())[-1]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        wait_for_counts(job, beyond=last)
+        assert in_order(job)
+        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert not host.pids()
+        peer.quit()
+
+
+@pytest.mark.parametrize("pause_first", [False, True])
+def test_a_suspended_guest_goes_on_where_it_was(job: VmwareJob, host: VMware, pause_first: bool) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        wait_for_counts(job, beyond=1)
+        if pause_first:
+            assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert not host.pids()
+        assert (job.scratch / "dos_condor.vmss").exists()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("GETPID", 1) == ["0", "0"]
+        last = counts(job.console())[-1]
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        wait_for_counts(job, beyond=last)
+        assert in_order(job)
+        peer.quit()
+    assert not (job.scratch / "dos_condor.vmss").exists()
+
+
+def test_a_suspended_vm_whose_memory_is_gone_has_stopped(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        (job.scratch / "dos_condor.vmss").unlink()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit()
+
+
+def test_the_memory_of_a_suspended_vm_goes_with_its_end(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert (job.scratch / "dos_condor.vmem").exists()
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    assert not list(job.scratch.glob("*.vm?m"))
+    assert not list(job.scratch.glob("*.vmss"))
+
+
+def vacate(job: VmwareJob, host: VMware, *more: str) -> int:
+    """Run a job, checkpoint it and stop it, as for a vacate; the last count on its console."""
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true", *more)
+        wait_for_counts(job, beyond=1)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert not host.pids()
+        written = json.loads((job.scratch / "vmware_checkpoint.json").read_text())
+        assert written["cpu_seconds"] > 0
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    return counts(job.console())[-1]
+
+
+def move(job: VmwareJob, place: Path) -> None:
+    """Move the job to the scratch directory of another machine; the old one is gone there."""
+    job.scratch.rename(place)
+    status = place.stat()
+    job.scratch, job.vmx, job.disk = place, place / job.vmx.name, place / job.disk.name
+    job.working_vmx = place / job.working_vmx.name
+    if os.getuid() == 0:
+        os.chown(place, status.st_uid, status.st_gid)
+
+
+@pytest.mark.parametrize("vmdk_type", ["monolithicSparse", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"])
+def test_a_checkpoint_goes_on_on_another_machine(scratch: Path, host: VMware, vmdk_type: str) -> None:
+    job = VmwareJob(scratch, vmdk_type=vmdk_type)
+    original = {path.name: path.read_bytes() for path in scratch.glob("dos*.vmdk")}
+    last = vacate(job, host)
+    used = json.loads((scratch / "vmware_checkpoint.json").read_text())["cpu_seconds"]
+    assert str(scratch).encode() not in (scratch / "dos-000001.vmdk").read_bytes()[:4096]
+    move(job, scratch.with_name("dir_2"))
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true")
+        wait_for_counts(job, beyond=last)
+        assert in_order(job)
+        assert float(words_of(peer.run("STATUS", 1))["CPUTIME"]) > used
+        assert not (job.scratch / "vmware_checkpoint.json").exists()
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    assert count_on(job.scratch / "dos-000001.vmdk") >= last
+    assert {name: (job.scratch / name).read_bytes() for name in original} == original
+
+
+def test_a_checkpoint_without_snapshot_disks_has_the_jobs_own(job: VmwareJob, host: VMware) -> None:
+    last = vacate(job, host, "VMPARAM_VMware_SnapshotDisk = false")
+    assert count_on(job.disk) >= last
+    move(job, job.scratch.with_name("dir_2"))
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true", "VMPARAM_VMware_SnapshotDisk = false")
+        wait_for_counts(job, beyond=last)
+        assert in_order(job)
+        peer.quit()
+    assert not list(job.scratch.glob("dos-0*.vmdk"))
+
+
+def test_the_guest_goes_on_after_a_periodic_checkpoint(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true")
+        wait_for_counts(job, beyond=1)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert (job.scratch / "vmware_checkpoint.json").exists()
+        last = counts(job.console())[-1]
+        # The starter never says RESUME; its next STATUS means that the files are away.
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        wait_for_counts(job, beyond=last)
+        assert in_order(job)
+        assert not (job.scratch / "vmware_checkpoint.json").exists(), "the disks have moved on"
+        peer.quit()
+
+
+def test_a_damaged_checkpoint_with_snapshot_disks_begins_anew(job: VmwareJob, host: VMware) -> None:
+    vacate(job, host)
+    with open(job.scratch / "dos_condor.vmss", "r+b") as file:
+        file.write(b"damaged")
+    (job.scratch / "serial.txt").unlink()
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true")
+        wait_for_counts(job)
+        assert in_order(job)
+        log = peer.quit()
+    assert "the content of 'dos_condor.vmss' has changed" in log
+    assert (job.scratch / "dos_condor.vmss.refused-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [("JobVMMemory = 64", "the VM had 32 MiB and 1 CPUs"), ("ProcId = 1", "it is the checkpoint of 'alice")],
+)
+def test_a_checkpoint_of_another_vm_is_not_gone_on_from(
+    job: VmwareJob, host: VMware, change: str, why: str
+) -> None:
+    vacate(job, host)
+    (job.scratch / "serial.txt").unlink()
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true", change)
+        wait_for_counts(job)
+        assert in_order(job)
+        log = peer.quit()
+    assert why in log
+
+
+def test_disks_that_have_moved_on_hold_the_job(job: VmwareJob, host: VMware) -> None:
+    vacate(job, host, "VMPARAM_VMware_SnapshotDisk = false")
+    with open(job.disk, "r+b") as file:
+        file.seek(1000)
+        file.write(b"moved on")
+    with serving(job, host) as peer:
+        text = refused(
+            peer, job, "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", "VMPARAM_VMware_SnapshotDisk = false"
+        )
+    assert "the content of 'dos.vmdk' has changed" in text
+    assert not host.pids()
+
+
+def test_a_checkpoint_cannot_smuggle_lines_into_the_vmx(job: VmwareJob, host: VMware) -> None:
+    vacate(job, host)
+    lines = job.working_vmx.read_text()
+    job.working_vmx.write_text(
+        lines + 'ide1:0.present = "TRUE"\nide1:0.deviceType = "cdrom-raw"\nide1:0.fileName = "/dev/sr0"\n'
+        'uuid.location = "56 4d|22|0Ahgfs.linkRootShare = |22TRUE"\n'
+    )
+    job.own(job.working_vmx)
+    with serving(job, host) as peer:
+        start(peer, job, "JobVMCheckpoint = true")
+        vmx = Vmx.decode(job.working_vmx.read_bytes())
+        assert "ide1:0.present" not in vmx
+        assert "hgfs.linkRootShare" not in vmx
+        assert vmx["uuid.location"] == '56 4d"\nhgfs.linkRootShare = "TRUE'
+        peer.quit()
+
+
+def test_checkpoints_are_for_jobs_that_ask_for_them(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host) as peer:
+        start(peer, job)
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+
+
+class TestSharedDisks:
+    """Transfer = False: the disks stay on a shared file system, which nothing may be written to."""
+
+    SHARED = "VMPARAM_VMware_Transfer = false"
+
+    @pytest.fixture
+    def shared(self, job: VmwareJob) -> Path:
+        directory = job.scratch.with_name("shared")
+        directory.mkdir()
+        job.disk.rename(directory / "dos.vmdk")
+        job.own(directory)
+        job.disk = directory / "dos.vmdk"
+        return directory
+
+    def ad(self, shared: Path) -> tuple[str, str]:
+        return self.SHARED, f'VMPARAM_VMware_Dir = "{shared}"'
+
+    def test_the_guest_writes_to_the_scratch_directory(
+        self, job: VmwareJob, host: VMware, shared: Path
+    ) -> None:
+        job.write_vmx('ide0:0.mode = "independent-persistent"')
+        before = job.disk.read_bytes()
+        with serving(job, host) as peer:
+            start(peer, job, *self.ad(shared))
+            wait_for_counts(job, beyond=1)
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            peer.quit()
+        assert [path.name for path in shared.iterdir()] == ["dos.vmdk"]
+        assert job.disk.read_bytes() == before
+        assert count_on(job.scratch / "dos-000001.vmdk") > 1
+
+    def test_a_checkpoint_goes_on_with_them(self, job: VmwareJob, host: VMware, shared: Path) -> None:
+        last = vacate(job, host, *self.ad(shared))
+        # A file of the parent's name in the scratch directory is another one.
+        job.scratch.joinpath("dos.vmdk").write_text("something else")
+        job.scratch.rename(job.scratch.with_name("dir_2"))
+        job.scratch = job.scratch.with_name("dir_2")
+        with serving(job, host) as peer:
+            start(peer, job, "JobVMCheckpoint = true", *self.ad(shared))
+            wait_for_counts(job, beyond=last)
+            assert in_order(job)
+            peer.quit()
+
+    def test_a_link_on_the_way_to_them_is_resolved(self, job: VmwareJob, host: VMware, shared: Path) -> None:
+        link = shared.with_name("link")
+        link.symlink_to(shared)
+        with serving(job, host) as peer:
+            start(peer, job, *self.ad(link))
+            assert str(shared).encode() in (job.scratch / "dos-000001.vmdk").read_bytes()
+            assert str(link).encode() not in (job.scratch / "dos-000001.vmdk").read_bytes()
+            peer.quit()
+
+
+def test_a_scratch_directory_behind_a_symbolic_link(job: VmwareJob, host: VMware) -> None:
+    link = job.scratch.with_name("link")
+    link.symlink_to(job.scratch)
+    real, job.scratch = job.scratch, link
+    with serving(job, host) as peer:
+        start(peer, job)
+        assert list(host.pids()) == [str(real / "dos_condor.vmx")]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        peer.quit()
+    assert not host.pids()
+
+
+def test_networking(job: VmwareJob, host: VMware) -> None:
+    host.misbehave("tools")
+    job.write_vmx('ethernet0.virtualDev = "e1000"', 'ethernet0.connectionType = "custom"')
+    with serving(job, host, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat, bridge") as peer:
+        start(peer, job, "JobVMNetworking = true", 'JobVM_MACADDR = "00:50:56:12:34:56"')
+        words = words_of(peer.run("STATUS", 1))
+        assert words["MAC"] == "00:50:56:12:34:56"
+        assert words["IP"] == "192.0.2.17"
+        vmx = Vmx.decode(job.working_vmx.read_bytes())
+        assert vmx["ethernet0.connectionType"] == "nat"
+        assert vmx["ethernet0.addressType"] == "static"
+        peer.quit()
+
+
+def test_a_generated_address_is_told(job: VmwareJob, host: VMware) -> None:
+    with serving(job, host, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat") as peer:
+        start(peer, job, "JobVMNetworking = true")
+        words = words_of(peer.run("STATUS", 1))
+        assert words["MAC"].startswith("00:0c:29:")
+        assert "IP" not in words
+        peer.quit()
+
+
+def test_what_a_guest_calls_its_address_stays_one_word(job: VmwareJob, host: VMware) -> None:
+    wrapper = host.vmrun.with_name("lying")
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$*" in *getGuestIPAddress*) echo "1.2.3.4 STATUS=Stopped"; exit;; esac\n'
+        f'exec {host.vmrun} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VMWARE_VMRUN": wrapper}
+    with serving(job, host, **settings) as peer:
+        start(peer, job, "JobVMNetworking = true")
+        assert "IP" not in words_of(peer.run("STATUS", 1))
+        peer.quit()
+
+
+class TestPlayer:
+    """VMware Player has no snapshots and no pause."""
+
+    def test_a_job_with_snapshot_disks_is_held(self, job: VmwareJob, player: VMware) -> None:
+        before = sorted(path.name for path in job.scratch.iterdir())
+        with serving(job, player) as peer:
+            text = refused(peer, job, "JOBCLASSAD_MISMATCHED_HARDWARE_VT")
+        assert "VMPARAM_VMware_SnapshotDisk = true" in text
+        assert "VM_vmware_ATTR_snapshot" in text
+        assert sorted(path.name for path in job.scratch.iterdir()) == [*before, "vm_error.txt"]
+
+    def test_a_job_without_runs(self, job: VmwareJob, player: VMware) -> None:
+        with serving(job, player) as peer:
+            start(peer, job, "VMPARAM_VMware_SnapshotDisk = false")
+            assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
+            wait_for_counts(job, beyond=1)
+            assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+            last = counts(job.console())[-1]
+            assert peer.run("RESUME", 1) == ["0", "NULL"]
+            wait_for_counts(job, beyond=last)
+            peer.quit()
+        assert in_order(job)
+
+
+class TestTrouble:
+    """A vmrun that hangs, lies or complains."""
+
+    def test_noise_and_errors_that_end_with_status_0(self, job: VmwareJob, host: VMware) -> None:
+        host.misbehave("noise", "exit0")
+        with serving(job, host) as peer:
+            start(peer, job)
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            # The soft stop fails with status 0 for want of VMware Tools, and that must not count as done.
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            assert not host.pids()
+            log = peer.quit()
+        assert "program compiled against libxml" in log
+
+    def test_a_start_that_fails_with_status_0_is_a_failure(self, job: VmwareJob, host: VMware) -> None:
+        host.misbehave("exit0", "fail:start=The_file_is_already_in_use")
+        before = sorted(path.name for path in job.scratch.iterdir())
+        with serving(job, host) as peer:
+            text = refused(peer, job, "JOBCLASSAD_KVM_INVALID_DISK_PARAM")
+        assert "The file is already in use" in text
+        assert sorted(path.name for path in job.scratch.iterdir()) == [*before, "vm_error.txt"]
+
+    def test_a_snapshot_that_was_not_made_is_noticed(self, job: VmwareJob, host: VMware) -> None:
+        wrapper = host.vmrun.with_name("lying")
+        wrapper.write_text(f'#!/bin/sh\n[ "$3" = snapshot ] || exec {host.vmrun} "$@"\n')
+        wrapper.chmod(0o755)
+        before = job.disk.read_bytes()
+        with serving(job, host, VMWARE_VMRUN=wrapper) as peer:
+            text = refused(peer, job, "INTERNAL")
+        assert "would write to dos.vmdk itself" in text
+        assert job.disk.read_bytes() == before
+
+    def test_a_list_that_hangs_does_not_end_the_job(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host, VMWARE_TIMEOUT=2) as peer:
+            start(peer, job)
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            host.misbehave("hang:list")
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            host.misbehave()
+            peer.quit()
+        assert not host.pids()
+
+    def test_a_vm_that_is_not_listed_and_has_a_process_runs(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            host.misbehave("unlisted")
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            peer.quit()
+
+    def test_a_stop_that_hangs_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host, VMWARE_TIMEOUT=2) as peer:
+            start(peer, job)
+            host.misbehave("hang:stop")
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            assert not host.pids()
+            log = peer.quit()
+        assert "no answer within 2 s" in log
+
+    def test_a_stop_that_does_nothing_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            host.misbehave("unclean")
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+            assert not host.pids()
+            peer.quit()
+
+    def test_a_start_on_a_vmrun_that_hangs_blames_the_machine(self, job: VmwareJob, host: VMware) -> None:
+        host.misbehave("hang:all")
+        with serving(job, host, VMWARE_TIMEOUT=1) as peer:
+            text = refused(peer, job, "CRITICAL")
+        assert "vmrun does not answer" in text
+
+    def test_no_vmrun_blames_the_machine(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host, VMWARE_VMRUN="/nowhere/vmrun") as peer:
+            text = refused(peer, job, "CRITICAL")
+        assert "VMWARE_VMRUN = /nowhere/vmrun" in text
+
+    def test_a_disk_that_is_none_holds_the_job(self, job: VmwareJob, host: VMware) -> None:
+        job.disk.write_bytes(b"no disk at all")
+        with serving(job, host) as peer:
+            text = refused(peer, job, "BAD_IMAGE")
+        assert "ide0:0.fileName" in text
+        assert "'dos.vmdk'" in text
+        assert not [line for line in host.calls() if " start " in line]
+
+    def test_a_suspend_that_fails_leaves_the_guest_running(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            host.misbehave("fail:suspend=The_operation_was_canceled")
+            assert peer.run("SUSPEND", 1)[0] == "1"
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            peer.quit()
+
+
+class TestEndings:
+    """Whatever ends the daemon, no guest computes on without a job."""
+
+    @pytest.mark.parametrize("mode", ["", "unlisted"])
+    def test_leftovers_of_the_same_job_are_cleared(
+        self, job: VmwareJob, host: VMware, scratch: Path, mode: str
+    ) -> None:
+        with serving(job, host) as first:
+            start(first, job)
+            assert list(host.pids()) == [str(job.working_vmx)]
+            other = scratch.with_name("dir_2")
+            shutil.copytree(scratch, other)
+            again = copy.copy(job)
+            again.scratch = other
+            for path in (other, *other.iterdir()):
+                job.own(path)
+            host.misbehave(mode)
+            with serving(again, host) as second:
+                start(second, again)
+                assert list(host.pids()) == [str(other / "dos_condor.vmx")]
+                log = second.quit()
+            first.quit()
+        assert "still runs from an earlier start" in log
+
+    def test_the_kill_mode_finds_the_vm_by_its_directory(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            # As the startd calls it: with its own user, not the job's.
+            environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun)
+            environ |= {"VMGAHP_USER_UID": "64", "VMGAHP_USER_GID": "64"}
+            another = job.scratch.with_name("dir_0")
+            another.mkdir()
+            job.own(another)
+            ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(another))
+            assert ended.returncode == 0
+            assert host.pids(), "the VM of another directory was killed"
+            ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch))
+            assert (ended.returncode, host.pids()) == (0, {}), ended.stderr
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+            peer.quit()
+
+    @pytest.mark.parametrize("uuid", ["another", "its own"])
+    def test_a_late_kill_hits_no_other_vm(self, job: VmwareJob, host: VMware, uuid: str) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            if uuid == "its own":
+                uuid = Vmx.decode(job.working_vmx.read_bytes())["vmgahp.uuid"]
+            environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun)
+            ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch), "uuid", uuid)
+            assert ended.returncode == 0
+            assert bool(host.pids()) is (uuid == "another")
+            peer.quit()
+
+    def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(
+        self, job: VmwareJob, host: VMware
+    ) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            host.misbehave("hang:all")
+            environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun, VMWARE_TIMEOUT=1)
+            ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch))
+            assert (ended.returncode, host.pids()) == (0, {}), ended.stderr
+            host.misbehave()
+            peer.quit()
+
+    def test_the_guardian_ends_the_vm_of_a_server_that_was_killed(self, job: VmwareJob, host: VMware) -> None:
+        with serving(job, host) as peer:
+            start(peer, job)
+            assert host.pids()
+            peer.end_by(signal.SIGKILL)
+            until(lambda: not host.pids(), "the guardian ends the VM")
+
+    def test_no_output_vm_leaves_nothing(self, scratch: Path, host: VMware) -> None:
+        job = VmwareJob(scratch, seconds=1)
+        with serving(job, host) as peer:
+            start(peer, job, "VMPARAM_No_Output_VM = true")
+            until(lambda: not host.pids(), "the guest powers itself off")
+            assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+            assert list(scratch.iterdir()) == []
+            peer.quit()

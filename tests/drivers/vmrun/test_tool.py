@@ -1,0 +1,358 @@
+"""Calls of vmrun, whose fault their errors are, and what a machine with VMware advertises."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.vmware import VMware, until, vmware
+from tests.peer import daemon, environment
+from vmgahp import errors
+from vmgahp.cli import PROBE
+from vmgahp.config import Settings
+from vmgahp.drivers.vmrun import faults, processes, survey, tool
+from vmgahp.drivers.vmrun.ending import is_listed
+from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
+from vmgahp.findings import BAD, OFF, OK
+from vmgahp.host.job_user import Identity
+
+
+@pytest.fixture
+def identity(scratch):
+    status = scratch.stat()
+    return Identity(status.st_uid, status.st_gid)
+
+
+@pytest.fixture
+def vmrun(scratch, identity):
+    """Makes a vmrun that is a shell script."""
+
+    def make(script, product="ws"):
+        path = scratch.with_name("vmrun")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return Tool(str(path), product, identity, str(scratch), said.append)
+
+    said: list[str] = []
+    make.said = said
+    return make
+
+
+class TestCalls:
+    def test_the_words_and_the_environment(self, vmrun, identity, scratch, monkeypatch):
+        monkeypatch.setenv("SECRET", "x")
+        output = vmrun('echo "$*"; id -u; pwd; env').run("start", "/a b.vmx", "nogui", seconds=20)
+        words, uid, place, *rest = output.splitlines()
+        assert words == "-T ws start /a b.vmx nogui"
+        assert (uid, place) == (str(identity.uid), "/")
+        assert f"HOME={scratch}" in rest
+        assert "LC_ALL=C" in rest
+        assert "SECRET=x" not in rest
+
+    def test_no_descriptor_of_the_daemons_is_inherited(self, vmrun):
+        descriptor = os.dup2(0, 77, inheritable=True)
+        try:
+            assert "77" not in vmrun("ls /proc/self/fd").run("list", seconds=20).split()
+        finally:
+            os.close(descriptor)
+
+    @pytest.mark.parametrize("status", [0, 1, 255])
+    def test_an_error_is_one_whatever_the_status(self, vmrun, status):
+        with pytest.raises(VmrunError) as caught:
+            vmrun(f'echo noise >&2; echo "Error: The snapshot does not exist"; exit {status}').run(
+                "x", seconds=20
+            )
+        assert caught.value.message == "The snapshot does not exist"
+
+    def test_a_status_without_an_error_is_one_too(self, vmrun):
+        with pytest.raises(VmrunError, match="something went wrong"):
+            vmrun("echo something went wrong >&2; exit 255").run("x", seconds=20)
+        with pytest.raises(VmrunError, match="exit status 3"):
+            vmrun("exit 3").run("x", seconds=20)
+
+    def test_noise_is_no_error(self, vmrun):
+        warning = "Warning: program compiled against libxml 209 using older 207"
+        assert (
+            vmrun(f'echo "{warning}" >&2; echo "Total running VMs: 0"').run("list", seconds=20).split()[-1]
+            == "0"
+        )
+        assert warning in vmrun.said[0]
+
+    def test_the_same_noise_is_logged_once(self, vmrun):
+        made = vmrun('echo "$3" >&2')
+        for word in ("a", "a", "b", "a"):
+            made.run(word, seconds=20)
+        assert len(vmrun.said) == 2
+
+    def test_windows_line_ends(self, vmrun):
+        output = vmrun("printf 'Total running VMs: 1\\r\\n/a/b.vmx\\r\\n'").run("list", seconds=20)
+        assert tool.running(output) == ["/a/b.vmx"]
+
+    def test_one_that_hangs_is_killed_with_its_children(self, vmrun, scratch):
+        marker = scratch / "marker"
+        with pytest.raises(Hanging, match="no answer within 1 s"):
+            vmrun(f"exec 9>{marker}; sleep 1000 & sleep 1000").run("list", seconds=1)
+        until(lambda: not holders(marker), "vmrun and its children are gone")
+
+    def test_a_vm_that_keeps_the_pipes_open_holds_up_nothing(self, vmrun):
+        pid = int(vmrun("sleep 20 & echo $!").run("start", seconds=1000))
+        assert Path(f"/proc/{pid}/cmdline").read_bytes(), "its end was waited for"
+        os.kill(pid, signal.SIGKILL)
+
+    def test_what_is_printed_without_an_end_is_not_kept(self, vmrun):
+        output = vmrun("head -c 3000000 /dev/zero | tr '\\0' x").run("list", seconds=50)
+        assert len(output) == tool.LARGEST_OUTPUT
+
+    def test_one_that_cannot_be_started_blames_the_machine(self, identity):
+        with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"):
+            Tool("/nowhere/vmrun", "ws", identity, "/", print).run("list", seconds=1)
+
+    def test_where_vmrun_is(self, vmrun):
+        path = vmrun("").path
+        assert tool.find(Settings({"VMWARE_VMRUN": path}), {}) == path
+        assert tool.find(Settings(), {"PATH": os.path.dirname(path)}) == path
+        with pytest.raises(errors.MachineFault, match="There is no vmrun here"):
+            tool.find(Settings({"VMWARE_VMRUN": path + "x"}), {})
+
+
+def holders(path: Path) -> list[str]:
+    """The processes that have a file open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/9"):
+        try:
+            if os.readlink(link) == str(path):
+                found.append(str(link))
+        except OSError:
+            continue
+    return found
+
+
+class TestFaults:
+    """Whose fault: an example of each message, those of the table in the documentation first."""
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "The virtual machine is not powered on: /s/dos_condor.vmx",
+            "Cannot open VM: /s/dos_condor.vmx, The virtual machine cannot be found",
+        ],
+    )
+    def test_a_vm_that_is_gone(self, message):
+        fault = faults.from_vmrun(VmrunError("suspend", message), "suspending it", ["/s/dos_condor.vmx"])
+        assert isinstance(fault, errors.ClientFault)
+        assert fault.word == errors.VM_NOT_FOUND
+
+    @pytest.mark.parametrize(
+        ("message", "word"),
+        [
+            ("The file is already in use", errors.INVALID_DISK_PARAM),
+            ("A file was not found", errors.INVALID_DISK_PARAM),
+            ("You do not have access rights to this file", errors.INVALID_DISK_PARAM),
+            (
+                "Cannot open the disk '/s/dos.vmdk' or one of the snapshot disks it depends on.",
+                errors.BAD_IMAGE,
+            ),
+            ("The parent virtual disk has been modified since the child was created.", errors.BAD_IMAGE),
+            ("The file specified is not a virtual disk", errors.BAD_IMAGE),
+            ("Cannot read the virtual machine configuration file", errors.BAD_IMAGE),
+        ],
+    )
+    def test_the_jobs(self, message, word):
+        fault = faults.from_vmrun(VmrunError("start", message), "starting it")
+        assert isinstance(fault, errors.JobFault)
+        assert fault.word == word
+        assert message.rstrip(".") in fault.problem
+        assert fault.cure
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "The specified version was not found",
+            "Not enough physical memory is available to power on this virtual machine",
+            "An error occurred while writing a file; the disk is full.",
+            "Could not open /dev/vmmon: No such file or directory.",
+            "This product may not be executed in a virtual environment: license",
+            "This host does not support VT-x",
+        ],
+    )
+    def test_the_machines(self, message):
+        fault = faults.from_vmrun(VmrunError("start", message), "starting it")
+        assert type(fault) is errors.MachineFault
+        assert fault.cure
+
+    @pytest.mark.parametrize(
+        "message", ["The operation was canceled", "Unknown error", "The snapshot does not exist"]
+    )
+    def test_what_nobody_knows_is_the_hypervisors(self, message):
+        assert type(faults.from_vmrun(VmrunError("x", message), "x")) is errors.HypervisorFault
+
+    def test_a_name_of_the_jobs_accuses_nobody(self):
+        path = "/s/the license expired, disk is full, vmmon.vmdk"
+        error = VmrunError(
+            "start", f"Cannot open the disk '{path}' or one of the snapshot disks it depends on."
+        )
+        assert isinstance(faults.from_vmrun(error, "starting it", [path, ""]), errors.JobFault)
+
+    def test_one_that_hangs_blames_the_machine(self):
+        fault = faults.from_vmrun(Hanging("start", "no answer within 9 s"), "starting it")
+        assert type(fault) is errors.MachineFault
+
+    def test_not_supported(self):
+        assert faults.is_not_supported(VmrunError("snapshot", "The operation is not supported"))
+
+
+class TestProcesses:
+    @pytest.fixture
+    def impostor(self, scratch):
+        """A process that is called vmware-vmx and names a .vmx."""
+        name = scratch.with_name("vmware-vmx-debug")
+        name.symlink_to(sys.executable)
+        vmx = scratch / "a b.vmx"
+        process = subprocess.Popen(
+            [name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE
+        )
+        until(lambda: processes.find(str(vmx)), "the process has its name")
+        yield process, str(vmx)
+        process.kill()
+        process.communicate()
+
+    def test_a_vm_is_found_by_its_vmx_and_its_user(self, impostor):
+        process, vmx = impostor
+        found = processes.find(vmx, os.getuid())
+        assert found == (process.pid, os.getuid(), vmx)
+        assert processes.inside(os.path.dirname(vmx)) == [found]
+        assert found in processes.all_of(os.getuid())
+        until(lambda: processes.cpu_seconds(process.pid) > 0, "it has used some CPU time")
+        assert processes.is_still(found)
+
+    def test_a_strangers_process_is_no_vm_of_the_user(self, impostor):
+        _, vmx = impostor
+        assert processes.find(vmx, os.getuid() + 1) is None
+        assert processes.inside(os.path.dirname(vmx), os.getuid() + 1) == []
+
+    def test_only_that_very_process_is_killed(self, impostor):
+        process, vmx = impostor
+        assert processes.kill(processes.Process(process.pid, os.getuid(), vmx + "other.vmx"))
+        assert process.poll() is None
+        found = processes.find(vmx)
+        assert not processes.wait_for_end(found, 0.01)
+        assert processes.kill(found)
+        assert process.wait() == -9
+        assert processes.kill(found)
+        assert not processes.is_still(found)
+
+
+def test_a_listed_vm_is_known_by_its_path_behind_links(tmp_path):
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    output = f"Total running VMs: 1\n{tmp_path}/link/a.vmx\n"
+    assert is_listed(output, f"{real}/a.vmx")
+    assert not is_listed(output, f"{real}/b.vmx")
+    assert not is_listed("Total running VMs: 0\n", f"{real}/a.vmx")
+
+
+class TestSurvey:
+    @pytest.fixture
+    def devices(self, tmp_path, monkeypatch):
+        directory = tmp_path / "dev"
+        directory.mkdir()
+        for name in ("vmmon", "vmnet8"):
+            (directory / name).touch()
+        monkeypatch.setattr(survey, "DEVICES", str(directory))
+        return directory
+
+    def look(self, host, identity, **more):
+        machine = Settings({"VMWARE_VMRUN": str(host.vmrun), **more})
+        return survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 20)
+
+    def verdicts(self, found):
+        return {finding.check: finding.verdict for finding in found.findings}
+
+    @pytest.mark.parametrize(("product", "snapshots"), [("ws", True), ("player", False), ("fusion", True)])
+    def test_what_a_machine_advertises(self, scratch, identity, devices, product, snapshots):
+        with vmware(product) as host:
+            found = self.look(host, identity, VM_NETWORKING="true", VM_NETWORKING_TYPE="bridge, nat, user")
+        assert found.attributes == {
+            "version": "1.17.0",
+            "product": product,
+            "snapshot": snapshots,
+            "suspend": True,
+            "soft_suspend": product != "player",
+            "checkpoint": True,
+            "networking": "nat",
+        }
+        assert (found.networking, found.hypervisors) == (["nat"], ["vmware"])
+        assert found.vm_types == ["vmware", "vmrun"]
+        assert self.verdicts(found) == {
+            "vmrun": OK,
+            "snapshots": OK if snapshots else OFF,
+            "vmmon": OK,
+            "network bridge": OFF,
+            "network nat": OK,
+        }
+
+    def test_a_strict_umask_of_the_daemons_is_no_obstacle(self, scratch, identity, devices):
+        before = os.umask(0o077)
+        try:
+            with vmware() as host:
+                assert self.verdicts(self.look(host, identity))["snapshots"] == OK
+        finally:
+            os.umask(before)
+
+    def test_a_product_that_the_settings_name(self, scratch, identity, devices):
+        with vmware("player") as host:
+            assert self.look(host, identity, VMWARE_PRODUCT="player").attributes["product"] == "player"
+            assert self.verdicts(self.look(host, identity, VMWARE_PRODUCT="ws")) == {"vmrun": BAD}
+            found = self.look(host, identity, VMWARE_PRODUCT="esx")
+        assert self.verdicts(found) == {"vmrun": BAD}
+        assert "VMWARE_PRODUCT = esx" in found.findings[0].seen
+
+    def test_a_vmrun_that_hangs_is_one_that_does_not_work(self, scratch, identity):
+        with vmware() as host:
+            host.misbehave("hang:list")
+            machine = Settings({"VMWARE_VMRUN": str(host.vmrun)})
+            found = survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+        assert self.verdicts(found) == {"vmrun": BAD}
+        assert "does not answer" in found.findings[0].seen
+
+    def test_no_vmrun(self, identity):
+        machine = Settings({"VMWARE_VMRUN": "/nowhere/vmrun"})
+        found = survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+        assert self.verdicts(found) == {"vmrun": BAD}
+
+    def test_a_module_that_is_not_loaded_where_vmware_is_installed(
+        self, scratch, identity, devices, monkeypatch
+    ):
+        (devices / "vmmon").unlink()
+        monkeypatch.setattr(survey, "INSTALLED", str(devices))
+        with vmware() as host:
+            assert self.verdicts(self.look(host, identity))["vmmon"] == BAD
+
+    def test_nothing_is_left_behind(self, scratch, identity, devices, tmp_path, monkeypatch):
+        monkeypatch.setattr(survey.tempfile, "tempdir", str(scratch))
+        with vmware() as host:
+            self.look(host, identity)
+        assert list(scratch.iterdir()) == []
+
+    @pytest.mark.parametrize("vm_type", ["vmware", "vmrun"])
+    def test_the_probe_prints_it(self, scratch, identity, vm_type):
+        with vmware() as host:
+            settings = {"VMWARE_VMRUN": host.vmrun}
+            ended = daemon(environment(vm_type, scratch, **settings), PROBE, "vmtype", vm_type)
+        assert ended.returncode == 0, ended.stderr
+        lines = ended.stdout.splitlines()
+        assert f'VM_Type = "{vm_type}"' in lines
+        assert f"VM_{vm_type}_ATTR_snapshot = TRUE" in lines
+        assert f'VM_{vm_type}_ATTR_product = "ws"' in lines
+
+
+def test_the_stand_in_asks_for_the_product_that_is_there(scratch, identity):
+    with vmware("player") as host:
+        assert isinstance(host, VMware)
+        made = Tool(str(host.vmrun), "", identity, str(scratch), print)
+        assert tool.find_product(made, Settings(), 20) == "player"

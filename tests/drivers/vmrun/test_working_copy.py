@@ -1,0 +1,414 @@
+"""The working .vmx and the disks beneath it: a job chooses its own machine, and nothing of this one."""
+
+import os
+import shutil
+import struct
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.vmrun import vmdk, working_copy
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import VmwareSpec
+from vmgahp.job.vmx import Vmx
+
+ATTRIBUTE = "VMPARAM_VMware_VMX_File"
+TEXT_DISK = """# Disk DescriptorFile
+version=1
+CID=fffffffe
+parentCID={cid}
+createType="{kind}"
+{parent}
+# Extent description
+{extents}
+"""
+
+
+@pytest.fixture
+def identity(scratch):
+    status = scratch.stat()
+    return Identity(status.st_uid, status.st_gid)
+
+
+def own(identity, *paths):
+    for path in paths:
+        os.chown(path, identity.uid, identity.gid)
+
+
+@pytest.fixture
+def disk(scratch, identity):
+    """Makes a disk whose description is a file of its own."""
+
+    def make(name="dos.vmdk", kind="monolithicFlat", parent="", extents='RW 2048 FLAT "dos-flat.vmdk" 0'):
+        text = TEXT_DISK.format(
+            kind=kind,
+            extents=extents,
+            cid="fffffffe" if parent else "ffffffff",
+            parent=f'parentFileNameHint="{parent}"' if parent else "",
+        )
+        (scratch / name).write_text(text)
+        (scratch / "dos-flat.vmdk").write_bytes(b"")
+        own(identity, scratch / name, scratch / "dos-flat.vmdk")
+        return scratch / name
+
+    return make
+
+
+def sparse(path, text, room=20, offset=1):
+    """A disk with its description inside, as far as anything looks at it."""
+    header = b"KDMV" + struct.pack("<IIQQQQ", 1, 3, 2048, 128, offset, room)
+    path.write_bytes(
+        header.ljust(512 * offset, b"\0") + text.encode().ljust(512 * room, b"\0") + b"data" * 128
+    )
+
+
+class TestDisks:
+    @pytest.mark.qemu
+    @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+    def test_what_qemu_makes_of_every_kind(self, scratch, identity):
+        for kind in ("monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"):
+            path = scratch / f"{kind}.vmdk"
+            subprocess.run(
+                ["qemu-img", "create", "-q", "-f", "vmdk", "-o", f"subformat={kind}", path, "3G"], check=True
+            )
+            own(identity, *scratch.iterdir())
+            (layer,) = vmdk.in_scratch(identity, str(scratch), path.name, ATTRIBUTE)
+            made = {entry.name for entry in scratch.iterdir() if entry.name.startswith(kind)}
+            assert set(layer.files) == made
+
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_the_parents_path_of_another_machine_is_mended(self, scratch, identity, disk, inside):
+        disk()
+        old = "/execute/dir_17/dos.vmdk"
+        child = disk("dos-000001.vmdk", parent=old)
+        if inside:
+            sparse(child, child.read_text().replace("monolithicFlat", "monolithicSparse"))
+            own(identity, child)
+        before = child.read_bytes()
+        layers = vmdk.in_scratch(identity, str(scratch), child.name, ATTRIBUTE)
+        assert [layer.path for layer in layers] == ["dos-000001.vmdk", "dos.vmdk"]
+        after = child.read_bytes()
+        assert b'parentFileNameHint="dos.vmdk"' in after
+        assert old.encode() not in after
+        if inside:
+            assert len(after) == len(before)
+            text = before[512:].partition(b"\0")[0].replace(old.encode(), b"dos.vmdk")
+            assert after[512 : 512 * 21] == text.ljust(512 * 20, b"\0")
+            assert after[:512] == before[:512]
+            assert after[512 * 21 :] == before[512 * 21 :]
+        assert vmdk.in_scratch(identity, str(scratch), child.name, ATTRIBUTE) == layers
+        assert child.read_bytes() == after
+        assert child.stat().st_uid == identity.uid
+
+    def test_the_rest_of_a_longer_text_is_no_description(self, scratch, identity, disk):
+        path = disk()
+        # QEMU leaves it there when the disk's changing number has fewer digits than before.
+        path.write_bytes(path.read_bytes() + b'\0"0"\n\0\0')
+        assert vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+
+    def test_a_windows_path_too(self, scratch, identity, disk):
+        disk()
+        disk("child.vmdk", parent=r"C:\vms\dos.vmdk")
+        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE)
+        assert [layer.path for layer in layers] == ["child.vmdk", "dos.vmdk"]
+
+    def test_a_shared_parent_keeps_its_path(self, scratch, identity, disk):
+        disk()
+        shared = scratch.with_name("shared")
+        shared.mkdir()
+        shutil.copy(scratch / "dos.vmdk", shared)
+        shutil.copy(scratch / "dos-flat.vmdk", shared)
+        child = disk("child.vmdk", parent=f"{shared}/dos.vmdk")
+        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE, shared=True)
+        assert [layer.path for layer in layers] == ["child.vmdk", f"{shared}/dos.vmdk"]
+        assert layers[1].files == (f"{shared}/dos.vmdk", f"{shared}/dos-flat.vmdk")
+        assert str(shared) in child.read_text()
+        # The same job with its disks transferred means the one that came with it.
+        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE)
+        assert [layer.path for layer in layers] == ["child.vmdk", "dos.vmdk"]
+
+    @pytest.mark.parametrize(
+        ("changes", "part"),
+        [
+            ({"kind": "fullDevice", "extents": 'RW 2048 FLAT "/dev/sda" 0'}, "'fullDevice'"),
+            ({"kind": "partitionedDevice"}, "'partitionedDevice'"),
+            ({"extents": 'RW 2048 FLAT "/dev/sda" 0'}, "'/dev/sda' is not a file beside it"),
+            ({"extents": 'RW 2048 FLAT "../other.vmdk" 0'}, "not a file beside it"),
+            ({"extents": 'RW 2048 VMFSRDM "dos-flat.vmdk" 0'}, "VMFSRDM"),
+            ({"extents": "RW 2048 FLAT dos-flat.vmdk"}, "cannot be understood"),
+            ({"kind": 'monolithicFlat"\ncreateType="fullDevice'}, "no description"),
+            ({"kind": 'monolithicFlat"\nCREATETYPE="fullDevice'}, "no description"),
+            ({"kind": 'monolithicFlat"\ncreateType = fullDevice\nx="'}, "cannot be understood"),
+            ({"kind": 'monolithicFlat"\rcreateType="fullDevice'}, "cannot be understood"),
+            ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0\nrw 1 FLAT "/dev/sda" 0'}, "'/dev/sda'"),
+            ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0 "/dev/sda"'}, "cannot be understood"),
+            ({"extents": 'RW 1 FLAT "|2Fdev|2Fsda" 0'}, "not a file beside it"),
+            ({"parent": "|2Fetc|2Fpasswd"}, "cannot be used"),
+            ({"parent": 'a.vmdk"\nparentFileNameHint="b.vmdk'}, "more than one parent"),
+            ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0\n\0\ncreateType="fullDevice"'}, "behind its end"),
+        ],
+    )
+    def test_a_disk_that_is_more_than_its_files_is_refused(self, scratch, identity, disk, changes, part):
+        disk(**changes)
+        with pytest.raises(JobFault) as caught:
+            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+        assert caught.value.word == errors.BAD_IMAGE
+        assert part in caught.value.problem
+        assert ATTRIBUTE in caught.value.problem
+        assert "'dos.vmdk'" in caught.value.problem
+
+    @pytest.mark.parametrize(
+        ("changes", "part"),
+        [
+            ({"extents": 'RW 2048 FLAT "gone.vmdk" 0'}, "No such file"),
+            ({"extents": 'RW 2048 FLAT "link.vmdk" 0'}, "symbolic links"),
+            ({"parent": "gone.vmdk"}, "its parent 'gone.vmdk' is not in the scratch directory"),
+            ({"parent": "/nowhere/gone.vmdk"}, "'/nowhere/gone.vmdk'"),
+            ({"parent": "/dev/zero"}, "not a regular file"),
+            ({"parent": "dos.vmdk"}, "no end"),
+            ({"parent": "link.vmdk"}, "symbolic links"),
+        ],
+    )
+    def test_files_that_are_not_the_jobs_are_refused(self, scratch, identity, disk, changes, part):
+        (scratch / "link.vmdk").symlink_to("/etc/hostname")
+        disk(**changes)
+        with pytest.raises(JobFault) as caught:
+            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+        assert part in caught.value.problem
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
+    def test_a_parent_that_only_root_may_read_is_refused(self, scratch, identity, disk):
+        secret = scratch.with_name("secret.vmdk")
+        shutil.copy(disk("other.vmdk"), secret)
+        secret.chmod(0o600)
+        os.chown(secret, 0, 0)
+        disk(parent=str(secret))
+        with pytest.raises(JobFault, match="Permission denied"):
+            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+
+    @settings(max_examples=300)
+    @given(st.binary(max_size=600) | st.binary(max_size=600).map(lambda data: b"KDMV" + data))
+    def test_no_content_does_any_harm(self, data):
+        with open(os.memfd_create("disk"), "w+b") as file:
+            file.write(data)
+            file.flush()
+            try:
+                vmdk.read(file.fileno())
+            except vmdk.VmdkError:
+                return
+
+
+BASE = {
+    ".encoding": "UTF-8",
+    "config.version": "8",
+    "virtualHW.version": "10",
+    "guestOS": "dos",
+    "displayName": "mine",
+    "memsize": "99999",
+    "numvcpus": "64",
+    "ide0:0.present": "TRUE",
+    "ide0:0.fileName": "dos.vmdk",
+}
+
+
+@pytest.fixture
+def build(scratch, identity, disk):
+    disk()
+
+    def make(source=None, machine=None, **changes):
+        spec = VmwareSpec(
+            **{
+                "name": "alice_lab_7.0",
+                "vm_type": "vmware",
+                "working_dir": str(scratch),
+                "memory_mib": 515,
+                "vcpus": 2,
+                "networking_type": "",
+                "mac": "",
+                "checkpoint": False,
+                "no_output_vm": False,
+                "dir": "",
+                "transfer": True,
+                "snapshot_disk": True,
+                "vmx_file": "dos.vmx",
+                "vmdk_files": (),
+            }
+            | changes
+        )
+        vmx = Vmx(BASE | (source or {}))
+        return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), identity)
+
+    return make
+
+
+class TestWorkingCopy:
+    def test_all_of_it(self, build):
+        copy = build()
+        assert copy.name == "dos_condor.vmx"
+        assert copy.disks.keys() == {"ide0:0"}
+        assert dict(Vmx.decode(copy.encode())) == {
+            ".encoding": "UTF-8",
+            "config.version": "8",
+            "virtualHW.version": "10",
+            "guestOS": "dos",
+            "ide0:0.present": "TRUE",
+            "ide0:0.fileName": "dos.vmdk",
+            "ide0:0.writeThrough": "TRUE",
+            "memsize": "512",
+            "numvcpus": "2",
+            "displayName": "alice_lab_7.0",
+            "uuid.action": "keep",
+            "disk.locking": "FALSE",
+            "msg.autoAnswer": "TRUE",
+            "workingDir": ".",
+            "snapshot.redoNotWithParent": "TRUE",
+            "vmgahp.uuid": "1-2-3",
+            "ethernet0.present": "FALSE",
+        }
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-raw", "ide1:0.fileName": "/dev/sr0"},
+            {"ide1:0.present": "TRUE", "ide1:0.deviceType": "atapi-cdrom", "ide1:0.fileName": "auto detect"},
+            {"scsi0:1.present": "TRUE", "scsi0:1.deviceType": "rawDisk", "scsi0:1.fileName": "dos.vmdk"},
+            {
+                "scsi0:1.present": "TRUE",
+                "scsi0:1.deviceType": "scsi-passthru",
+                "scsi0:1.fileName": "/dev/sg0",
+            },
+            {"scsi0:1.present": "FALSE", "scsi0:1.fileName": "gone.vmdk"},
+            {"scsi0:1.fileName": "dos.vmdk"},
+            {"floppy0.present": "TRUE", "floppy0.fileType": "device", "floppy0.fileName": "/dev/fd0"},
+            {"floppy0.fileName": "A:"},
+            {"serial0.present": "TRUE", "serial0.fileType": "device", "serial0.fileName": "/dev/ttyS0"},
+            {"serial0.present": "TRUE", "serial0.fileType": "pipe", "serial0.fileName": "/run/docker.sock"},
+            {"serial0.present": "TRUE", "serial0.fileType": "network", "serial0.fileName": "tcp://:1"},
+            {"serial0.present": "TRUE", "serial0.fileType": "file", "serial0.fileName": "dos.vmdk"},
+            {"parallel0.present": "TRUE", "parallel0.fileType": "device", "parallel0.fileName": "/dev/lp0"},
+            {"usb.present": "TRUE", "usb.generic.autoconnect": "TRUE"},
+            {"sharedFolder0.present": "TRUE", "sharedFolder0.hostPath": "/"},
+            {"RemoteDisplay.vnc.enabled": "TRUE", "pciPassthru0.present": "TRUE"},
+            {"checkpoint.vmState": "/etc/passwd", "nvram": "/etc/passwd", "extendedConfigFile": "/x"},
+            {"msg.autoAnswer": "FALSE", "disk.locking": "TRUE", "uuid.action": "create", "vmgahp.uuid": "x"},
+            {"ethernet0.present": "TRUE", "ethernet0.virtualDev": "e1000", "ethernet1.present": "TRUE"},
+        ],
+    )
+    def test_what_is_left_out(self, build, source):
+        assert build(source).vmx == build().vmx
+
+    def test_what_is_kept(self, build, scratch, identity):
+        for name in ("data.iso", "boot.flp"):
+            (scratch / name).write_bytes(b"")
+            own(identity, scratch / name)
+        kept = {
+            "firmware": "efi",
+            "scsi0.present": "TRUE",
+            "scsi0.virtualDev": "lsilogic",
+            "pciBridge0.present": "TRUE",
+            "sata0:1.present": "TRUE",
+            "sata0:1.deviceType": "cdrom-image",
+            "sata0:1.fileName": "data.iso",
+            "floppy0.present": "TRUE",
+            "floppy0.fileType": "file",
+            "floppy0.fileName": "boot.flp",
+            "serial0.present": "TRUE",
+            "serial0.fileType": "file",
+            "serial0.fileName": "out.txt",
+            "parallel1.present": "TRUE",
+            "parallel1.fileType": "file",
+            "parallel1.fileName": "printed.txt",
+            "nvme0:0.present": "TRUE",
+            "nvme0:0.fileName": "dos.vmdk",
+            "nvme0:0.mode": "independent-persistent",
+        }
+        source = kept | {
+            "sata0:1.fileName": "/home/alice/data.iso",
+            "floppy0.fileName": r"C:\boot.flp",
+            "serial0.fileName": "/var/log/out.txt",
+        }
+        vmx = build(source).vmx
+        assert {name: vmx[name] for name in kept} == kept
+
+    @given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
+    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_no_value_adds_a_line(self, build, value):
+        plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, networking_type="nat").encode()
+        nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, networking_type="nat").encode()
+        names = [line.partition(b" = ")[0] for line in plain.splitlines()]
+        lines = nasty.replace(b"\r", b"\n").split(b"\n")[:-1]
+        assert [line.partition(b" = ")[0] for line in lines] == names
+        assert Vmx.decode(nasty)["guestOS"] == value
+
+    def test_shared_disks_have_full_paths_and_are_not_independent(self, build, scratch, identity):
+        shared = scratch.with_name("shared")
+        shared.mkdir()
+        for name in ("dos.vmdk", "dos-flat.vmdk"):
+            shutil.copy(scratch / name, shared)
+        copy = build({"ide0:0.mode": "independent-persistent"}, transfer=False, dir=str(shared))
+        assert copy.vmx["ide0:0.fileName"] == f"{shared}/dos.vmdk"
+        assert copy.vmx["ide0:0.mode"] == "persistent"
+
+    @pytest.mark.parametrize(
+        ("kind", "machine", "word"),
+        [
+            ("nat", {}, "nat"),
+            ("bridge", {}, "bridged"),
+            ("bridge", {"VMWARE_NETWORKING_TYPE": "nat"}, "nat"),
+            ("nat", {"VMWARE_NETWORKING_TYPE": "hostonly", "VMWARE_BRIDGE_NETWORKING_TYPE": "x"}, "hostonly"),
+            ("nat", {"VMWARE_NETWORKING_TYPE": "hostonly", "VMWARE_NAT_NETWORKING_TYPE": "nat"}, "nat"),
+            ("bridge", {"VMWARE_BRIDGE_NETWORKING_TYPE": 'a"\nb'}, 'a"\nb'),
+        ],
+    )
+    def test_networks(self, build, kind, machine, word):
+        vmx = build(machine=machine, networking_type=kind, mac="00:50:56:00:00:01").vmx
+        assert vmx["ethernet0.connectionType"] == word
+        assert (vmx["ethernet0.addressType"], vmx["ethernet0.address"]) == ("static", "00:50:56:00:00:01")
+
+    def test_the_administrators_lines_win(self, build, tmp_path):
+        local = tmp_path / "local"
+        local.write_text('# ours\nmemsize = "256"\nethernet0.vnet = "/dev/vmnet2"\n')
+        vmx = build(machine={"VMWARE_LOCAL_SETTINGS_FILE": str(local)}).vmx
+        assert (vmx["memsize"], vmx["ethernet0.vnet"]) == ("256", "/dev/vmnet2")
+
+    @pytest.mark.parametrize("content", [None, "not a line of a vmx"])
+    def test_a_local_settings_file_that_is_none_blames_the_machine(self, build, tmp_path, content):
+        local = tmp_path / "local"
+        if content:
+            local.write_text(content)
+        with pytest.raises(MachineFault, match="VMWARE_LOCAL_SETTINGS_FILE"):
+            build(machine={"VMWARE_LOCAL_SETTINGS_FILE": str(local)})
+
+    @pytest.mark.parametrize(
+        ("source", "part"),
+        [
+            ({"ide0:0.fileName": "gone.vmdk"}, "'gone.vmdk'"),
+            ({"ide0:0.fileName": ".."}, "'..' is not the name of a disk"),
+            ({"ide0:0.fileName": "a\nb.vmdk"}, "is not the name of a disk"),
+            ({"ide0:0.fileName": ""}, "'' is not the name of a disk"),
+            ({"ide0:0.present": "FALSE"}, "has no disk"),
+            (
+                {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-image", "ide1:0.fileName": "gone.iso"},
+                "'gone.iso'",
+            ),
+            (
+                {
+                    "ide1:0.present": "TRUE",
+                    "ide1:0.deviceType": "cdrom-image",
+                    "ide1:0.fileName": "/dev/zero",
+                },
+                "'/dev/zero'",
+            ),
+        ],
+    )
+    def test_a_jobs_mistake_names_the_line(self, build, source, part):
+        with pytest.raises(JobFault) as caught:
+            build(source)
+        assert part in caught.value.problem
+        assert "VMPARAM_VMware_VMX_File = 'dos.vmx'" in caught.value.problem
+        assert caught.value.cure

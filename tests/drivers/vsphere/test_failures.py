@@ -1,0 +1,656 @@
+"""A vSphere server that is killed, restarts, hangs or fails, in the middle of each operation; and leftovers."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.vsphere.simulator import (
+    CRITICAL,
+    INTERNAL,
+    MANIFEST,
+    MIB,
+    Job,
+    Lab,
+    refused,
+    settings,
+    start,
+    status,
+    until,
+)
+from tests.lab.vcsim import PASSWORD, Vcsim
+from tests.peer import Peer
+from vmgahp.config import Settings
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.inventory import Inventory
+from vmgahp.errors import HOLDING_WORDS, JobFault
+
+pytestmark = pytest.mark.vsphere
+
+BIG = os.urandom(MIB) * 8
+CHECKPOINT = "JobVMCheckpoint = TRUE"
+
+
+def kept_whole(job: Job) -> None:
+    """Nothing of the job's was changed, and nothing put beside it."""
+    assert job.disk() == job.content
+    ours = {"vm_error.txt", "vm_exit.json", "vm_metrics.jsonl", MANIFEST}
+    names = set(os.listdir(job.scratch)) - ours
+    assert names == {"disk-flat.vmdk", "disk.vmdk", "machine.vmx"}
+
+
+def result(peer: Peer) -> list[str]:
+    """The words of the one result that is on its way."""
+    peer.wait_for_r()
+    (line,) = peer.results()
+    return line.split(" ")[1:]
+
+
+# kill -9 of the server
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "PUT hold 3000000",
+        "CreateVM_Task hold",
+        "CreateVM_Task after-hold",
+        "ReconfigVM_Task hold",
+        "ReconfigVM_Task after-hold",
+        "PowerOnVM_Task hold",
+        "PowerOnVM_Task after-hold",
+    ],
+)
+def test_the_server_is_killed_in_the_middle_of_a_start(both: Lab, where: str) -> None:
+    both.job = Job(both.scratch, BIG)
+    both.sim.tell(f"at {where}")
+    with both.serve(**both.quick) as peer:
+        peer.line()
+        peer.send_ad(*both.job.ad())
+        peer.request("START", "vsphere")
+        both.sim.reached(where.split()[0])
+        both.sim.kill()
+        code, word = result(peer)
+        assert (code, word in HOLDING_WORDS) == ("1", False), word
+        assert "vSphere" in (both.scratch / "vm_error.txt").read_text()
+        assert peer.ask("VERSION").startswith("S $VMGahpVersion")
+        peer.quit()
+    kept_whole(both.job)
+    both.again()
+    with both.serve() as peer:
+        start(peer, both.job)
+        peer.quit()
+
+
+OPERATIONS = {
+    "status": ("STATUS", "RetrievePropertiesEx"),
+    "suspend": ("SUSPEND", "SuspendVM_Task"),
+    "snapshot": ("CHECKPOINT", "CreateSnapshot_Task"),
+    "power off": ("CHECKPOINT", "PowerOffVM_Task"),
+    "tag": ("CHECKPOINT", "ReconfigVM_Task"),
+    "download": ("STOP", "GET"),
+    "destroy": ("STOP", "Destroy_Task"),
+    "remove the files": ("STOP", "DeleteDatastoreFile_Task"),
+}
+
+
+@pytest.mark.parametrize("when", ["hold", "after-hold"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_server_is_killed_in_the_middle_of_an_operation(both: Lab, operation: str, when: str) -> None:
+    command, method = OPERATIONS[operation]
+    both.job = Job(both.scratch, BIG)
+    with both.serve(**both.quick) as peer:
+        start(peer, both.job, CHECKPOINT)
+        both.sim.tell(f"at {method} hold 3000000" if method == "GET" else f"at {method} {when}")
+        peer.request(command, 1)
+        both.sim.reached(method)
+        both.sim.kill()
+        code, word = result(peer)
+        assert (code, word in HOLDING_WORDS) == ("1", False), word
+        assert peer.ask("VERSION").startswith("S $VMGahpVersion")
+        # A new server knows nothing of the VM: its guest has not ended in order, and the job not either.
+        both.again()
+        code, word = peer.run("STATUS", 1)[:2]
+        if operation in ("destroy", "remove the files"):
+            until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "its disks are home")
+        else:
+            assert (code, word) == ("1", INTERNAL), word
+        peer.quit()
+    kept_whole(both.job)
+
+
+def test_a_vm_that_was_removed_is_no_guest_that_has_ended(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.wait(server.job().PowerOffVM_Task())
+        server.wait(server.job().Destroy_Task())
+        assert peer.run("STATUS", 1) == ["1", INTERNAL]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert "its disks are lost" in peer.quit()
+
+
+# The services of the server restart; its VMs live on
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "PUT hold 3000000",
+        "PUT drop 3000000",
+        "CreateVM_Task hold",
+        "CreateVM_Task after-hold",
+        "ReconfigVM_Task hold",
+        "ReconfigVM_Task after-hold",
+        "PowerOnVM_Task hold",
+        "PowerOnVM_Task after-hold",
+    ],
+)
+def test_a_start_survives_a_restart_of_the_services(both: Lab, where: str) -> None:
+    both.job = Job(both.scratch, BIG)
+    both.sim.tell(f"at {where}")
+    with both.serve() as peer:
+        peer.line()
+        peer.send_ad(*both.job.ad())
+        peer.request("START", "vsphere")
+        both.sim.reached(where.split()[0])
+        both.sim.tell("down")
+        both.sim.tell("up")
+        assert result(peer) == ["0", "1"]
+        server = both.server()
+        vm = server.job()
+        assert server.power(vm) == "poweredOn"
+        assert (server.directory(vm) / "disk-scsi0-0-flat.vmdk").read_bytes() == BIG
+        disks = [one for one in server.get(vm, "config.hardware.device") if hasattr(one, "capacityInKB")]
+        assert len(disks) == 1
+        peer.quit()
+        assert server.jobs() == {}
+        assert server.files() == []
+
+
+@pytest.mark.parametrize("when", ["hold", "after-hold"])
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "snapshot"])
+def test_an_operation_survives_a_restart_of_the_services(lab: Lab, operation: str, when: str) -> None:
+    command, method = OPERATIONS[operation]
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        lab.sim.tell(f"at {method} hold 3000000" if method == "GET" else f"at {method} {when}")
+        peer.request(command, 1)
+        lab.sim.reached(method)
+        lab.sim.tell("down")
+        lab.sim.tell("up")
+        assert result(peer)[0] == "0"
+        server = lab.server()
+        if command == "STOP":
+            assert server.jobs() == {}
+            assert server.files() == []
+        elif command == "SUSPEND":
+            assert server.power(server.job()) == "suspended"
+        peer.quit()
+    kept_whole(lab.job)
+
+
+def test_a_download_goes_on_where_it_was(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        lab.sim.tell("at GET drop 5000000")
+        peer.request("STOP", 1)
+        lab.sim.reached("GET")
+        lab.sim.tell("at GET drop 5000000")  # which is more than what is left
+        assert result(peer) == ["0", "NULL"]
+        assert peer.quit().count("broke off, once more") == 1
+    kept_whole(lab.job)
+
+
+def test_a_download_that_keeps_failing_is_tried_again_at_the_next_status(lab: Lab) -> None:
+    with lab.serve(**lab.quick) as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.guest_powers_off(server.job())
+        lab.sim.tell("at GET hold 0")
+        assert status(peer)["STATUS"] == "Running"
+        lab.sim.reached("GET")
+        lab.sim.tell("down")
+        until(lambda: peer.run("STATUS", 1)[0] == "1", "the download has failed")
+        kept_whole(lab.job)
+        lab.sim.tell("up")
+        until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "the disks are home")
+        peer.quit()
+    kept_whole(lab.job)
+
+
+@pytest.mark.parametrize("number", [500, 503, 507])
+def test_an_upload_that_is_refused_once_is_made_again(lab: Lab, number: int) -> None:
+    lab.sim.tell(f"at PUT fail {number}")
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert f"the server answers {number}" in peer.quit()
+
+
+def test_a_session_that_expires_is_renewed(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        for command in ("STATUS", "SUSPEND", "RESUME", "STATUS", "STOP"):
+            both.sim.tell("logout")
+            assert peer.run(command, 1)[0] == "0", command
+        assert "logged in at the vSphere server again" in peer.quit()
+    kept_whole(both.job)
+
+
+@pytest.mark.parametrize("how", ["logout", "forget"])
+def test_a_session_that_expires_before_a_transfer(lab: Lab, how: str) -> None:
+    lab.sim.tell("at CreateVM_Task after-hold")
+    with lab.serve() as peer:
+        peer.line()
+        peer.send_ad(*lab.job.ad())
+        peer.request("START", "vsphere")
+        lab.sim.reached("CreateVM_Task")
+        lab.sim.tell(how)
+        lab.sim.tell("go")
+        assert result(peer) == ["0", "1"]
+        peer.quit()
+
+
+def test_a_server_that_hangs_is_not_waited_for(lab: Lab) -> None:
+    with lab.serve(**lab.quick) as peer:
+        start(peer, lab.job)
+        lab.sim.process.send_signal(signal.SIGSTOP)
+        try:
+            assert peer.run("STATUS", 1) == ["1", CRITICAL]
+        finally:
+            lab.sim.process.send_signal(signal.SIGCONT)
+        until(lambda: peer.run("STATUS", 1)[0] == "0", "it answers again")
+        peer.quit()
+
+
+@pytest.mark.parametrize("method", ["CreateVM_Task", "ReconfigVM_Task", "PowerOnVM_Task"])
+def test_a_task_that_never_ends(lab: Lab, method: str) -> None:
+    lab.sim.tell(f"at {method} stall")
+    word, text, _ = refused(lab, **lab.quick)
+    assert word == INTERNAL
+    assert "within 2 s" in text
+    assert lab.server().jobs() == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "word"),
+    [
+        ("CreateVM_Task", "NoPermission", CRITICAL),
+        (
+            "CreateVM_Task",
+            "VirtualHardwareVersionNotSupported",
+            "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT",
+        ),
+        ("CreateVM_Task", "InvalidDatastore", CRITICAL),
+        ("ReconfigVM_Task", "InvalidDeviceSpec", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"),
+        ("ReconfigVM_Task", "InvalidDiskFormat", "VMGAHP_ERR_BAD_IMAGE"),
+        ("PowerOnVM_Task", "InsufficientMemoryResourcesFault", CRITICAL),
+        ("PowerOnVM_Task", "NoDiskSpace", CRITICAL),
+        ("PowerOnVM_Task", "RestrictedVersion", CRITICAL),
+        ("PowerOnVM_Task", "FileLocked", INTERNAL),
+    ],
+)
+def test_a_start_whose_task_fails_leaves_nothing_behind(
+    both: Lab, method: str, fault: str, word: str
+) -> None:
+    both.sim.tell(f"at {method} fail {fault}")
+    found, text, _ = refused(both)
+    assert (found, fault in text) == (word, True), text
+    server = both.server()
+    assert server.jobs() == {}
+    assert server.files() == []
+    kept_whole(both.job)
+
+
+# Leftovers, kill mode, guardian
+
+
+def guardians_of(directory: Path) -> list[int]:
+    """The guardians that watch over a job in this scratch directory."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else []
+        except OSError:
+            continue
+        if b"vmgahp-guardian" in words and str(directory).encode() in words:
+            found.append(int(name))
+    return found
+
+
+def crash(peer: Peer, directory: Path) -> None:
+    """The execute machine loses its power: the server and its guardian are gone at once."""
+    for pid in guardians_of(directory):
+        os.kill(pid, signal.SIGKILL)
+    peer.process.kill()
+    peer.process.wait()
+    peer.finish()
+
+
+def test_a_killed_server_leaves_no_vm(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        server = both.server()
+        assert len(server.jobs()) == 1
+        peer.process.kill()
+        until(lambda: server.jobs() == {}, "the guardian has removed the VM")
+        assert server.files() == []
+
+
+def test_a_server_killed_in_the_middle_of_an_upload_leaves_nothing(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    lab.sim.tell("at PUT hold 3000000")
+    with lab.serve() as peer:
+        peer.line()
+        peer.send_ad(*lab.job.ad())
+        peer.request("START", "vsphere")
+        lab.sim.reached("PUT")
+        server = lab.server()
+        assert any("flat" in name for name in server.files())
+        peer.process.kill()
+        until(lambda: server.files() == [], "the half uploaded disk is gone")
+        assert server.jobs() == {}
+
+
+def test_a_start_that_failed_with_its_server_away_is_cleared_by_the_guardian(lab: Lab) -> None:
+    with lab.serve(**lab.quick) as peer:
+        lab.sim.tell("at PowerOnVM_Task after-hold")
+        peer.line()
+        peer.send_ad(*lab.job.ad())
+        peer.request("START", "vsphere")
+        lab.sim.reached("PowerOnVM_Task")
+        lab.sim.tell("down")
+        assert result(peer)[0] == "1"
+        lab.sim.tell("up")
+        server = lab.server()
+        assert len(server.jobs()) == 1
+        peer.quit()
+    until(lambda: server.jobs() == {}, "the guardian has removed the VM")
+
+
+def test_what_a_crash_left_is_cleared_by_the_next_start(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        crash(peer, both.scratch)
+    server = both.server()
+    (left,) = server.jobs()
+    with both.serve() as peer:
+        start(peer, both.job)
+        assert left not in server.jobs()
+        assert len(server.jobs()) == 1
+        assert "is still there from an earlier start" in peer.quit()
+
+
+def test_what_a_crash_left_of_another_job_is_cleared_once_its_directory_is_gone(lab: Lab) -> None:
+    gone = lab.other_scratch("dir_7")
+    with lab.serve(gone) as peer:
+        start(peer, Job(gone))
+        crash(peer, gone)
+    server = lab.server()
+    left = server.job()
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert left in server.jobs().values(), "the job may still run"
+        peer.quit()
+    shutil.rmtree(gone)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert left not in server.jobs().values()
+        peer.quit()
+
+
+def test_kill_mode_by_scratch_directory(both: Lab) -> None:
+    other = both.other_scratch()
+    with both.serve() as one, both.serve(other) as two:
+        start(one, both.job)
+        second = Job(other)
+        start(two, second)
+        server = both.server()
+        crash(one, both.scratch)
+        ended = both.killing(both.scratch)
+        assert (ended.returncode, "was destroyed" in ended.stderr) == (0, True), ended.stderr
+        (left,) = server.jobs().values()
+        assert server.tags(left)["name"] == second.name
+        again = both.killing(both.scratch)
+        assert (again.returncode, "does not exist" in again.stderr) == (0, True), again.stderr
+        two.quit()
+
+
+def test_a_late_kill_does_not_hit_the_next_vm_of_the_directory(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        ended = lab.killing(lab.scratch, "uuid", "00000000-0000-0000-0000-000000000000")
+        assert ended.returncode == 0
+        assert status(peer)["STATUS"] == "Running"
+        peer.quit()
+
+
+def test_an_administrator_removes_a_checkpoint_by_the_name_of_its_vm(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    server = lab.server()
+    assert len(server.jobs()) == 1
+    assert "does not exist" in lab.killing("alice_lab_1.0").stderr
+    assert len(server.jobs()) == 1
+    assert "was destroyed" in lab.killing(lab.job.name).stderr
+    assert server.jobs() == {}
+    assert server.files() == []
+
+
+def test_what_another_execute_host_runs_is_left_alone(lab: Lab) -> None:
+    from pyVmomi import vim
+
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        crash(peer, lab.scratch)
+    server = lab.server()
+    theirs = server.job()
+    option = vim.option.OptionValue(key="vmgahp.host", value="elsewhere 0123456789abcdef")
+    server.wait(theirs.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=[option])))
+    assert lab.killing(lab.scratch).returncode == 0
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert theirs in server.jobs().values()
+        assert server.power(theirs) == "poweredOn"
+        peer.quit()
+    assert server.job() == theirs
+
+
+def test_vms_that_are_no_jobs_are_left_alone(both: Lab) -> None:
+    server = both.server()
+    theirs = server.vms()
+    with both.serve() as peer:
+        start(peer, both.job)
+        peer.quit()
+    assert server.vms() == theirs
+    assert {server.power(vm) for vm in theirs.values()} == {"poweredOn"}
+
+
+def test_a_killed_server_keeps_the_last_periodic_checkpoint(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert status(peer)["STATUS"] == "Running"
+        server = lab.server()
+        vm = server.job()
+        peer.process.kill()
+        until(lambda: server.tags(vm)["state"] == "saved", "the guardian has switched the VM off")
+    assert server.power(vm) == "poweredOff"
+    elsewhere = lab.other_scratch()
+    with lab.serve(elsewhere) as peer:
+        peer.line()
+        peer.send_ad(*lab.job.ad(CHECKPOINT, scratch=elsewhere))
+        assert peer.run("START", "vsphere") == ["0", "1"]
+        assert server.job() == vm
+        peer.quit()
+
+
+# Who may come in
+
+
+def test_a_wrong_password(both: Lab) -> None:
+    both.password.write_text("wrong\n")
+    word, text, log = refused(both)
+    assert word == CRITICAL
+    assert "InvalidLogin" in text
+    assert "wrong" not in log.replace("wrong_", "")
+    attributes, said = both.probe()
+    assert attributes == {}
+    assert "InvalidLogin" in said
+
+
+def test_neither_password_nor_session_can_be_seen(lab: Lab) -> None:
+    seen = []
+    with lab.serve(VM_GAHP_DEBUG="D_FULLDEBUG") as peer:
+        start(peer, lab.job)
+        lab.sim.tell("logout")
+        status(peer)
+        ended = lab.killing(lab.other_scratch())
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != lab.sim.process.pid:
+                for file in ("cmdline", "environ"):
+                    try:
+                        content = Path(f"/proc/{name}/{file}").read_bytes()
+                    except OSError:
+                        continue
+                    if b"VSPHERE" in content or b"vmgahp" in content:
+                        seen.append(content.decode("utf-8", "replace"))
+        seen += [peer.quit(), ended.stderr]
+    assert len(seen) > 2
+    for text in seen:
+        assert PASSWORD not in text
+        assert "&amp; &lt;secret" not in text
+        assert "vmware_soap_session" not in text
+
+
+def test_another_certificate_than_the_pinned_one(lab: Lab, tmp_path: Path) -> None:
+    with Vcsim(tmp_path / "other") as other:
+        pin = other.certificate
+    word, text, _ = refused(lab, VSPHERE_TLS_PIN=pin)
+    assert word == CRITICAL
+    assert "not the one that VSPHERE_TLS_PIN holds" in text
+
+
+def test_a_certificate_that_nobody_vouches_for(lab: Lab) -> None:
+    word, text, _ = refused(lab, VSPHERE_TLS_PIN="")
+    assert word == CRITICAL
+    assert "is not accepted" in text
+    assert "VSPHERE_TLS_PIN" in text
+
+
+def test_a_certificate_that_an_authority_vouches_for(lab: Lab) -> None:
+    environ = {"SSL_CERT_FILE": str(lab.sim.certificate)}
+    from tests.drivers.vsphere.simulator import settings
+    from tests.peer import environment
+
+    values = settings(lab.sim, lab.password, VSPHERE_TLS_PIN="")
+    with Peer(environment("vsphere", lab.scratch, **values) | environ) as peer:
+        start(peer, lab.job)
+        peer.quit()
+
+
+def test_verification_can_be_turned_off(lab: Lab) -> None:
+    with lab.serve(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False) as peer:
+        start(peer, lab.job)
+        peer.quit()
+    _, said = lab.probe(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False)
+    assert "not offered: tls" in said
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o4600 | 0o001])
+def test_a_password_file_that_others_may_use(lab: Lab, mode: int) -> None:
+    lab.password.chmod(mode)
+    word, text, _ = refused(lab)
+    assert word == CRITICAL
+    assert "VSPHERE_PASSWORD_FILE" in text
+    assert "chmod 0600" in text
+    assert PASSWORD not in text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_password_file_of_a_stranger(lab: Lab) -> None:
+    os.chown(lab.password, 54322, 54322)
+    word, text, _ = refused(lab)
+    assert (word, "uid 54322" in text) == (CRITICAL, True)
+
+
+def test_the_probe(both: Lab) -> None:
+    attributes, said = both.probe(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge")
+    assert attributes["VM_Type"] == "vsphere", said
+    assert attributes["VM_TYPES"] == attributes["VM_HYPERVISORS"] == "vsphere"
+    assert attributes["VM_vsphere_ATTR_kind"] == ("vcenter" if both.sim.model == "vpx" else "esxi")
+    assert attributes["VM_vsphere_ATTR_version"] == "6.5.0"
+    assert attributes["VM_vsphere_ATTR_snapshot"] == "TRUE"
+    networks = "nat,bridge" if both.sim.model == "vpx" else "nat"
+    assert attributes["VM_Networking_Types"] == networks
+    if both.sim.model == "esx":
+        assert "DC0_DVPG0" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"VSPHERE_DATACENTER": "nowhere"}, "no such data centre: DC0"),
+        ({"VSPHERE_DATASTORE": "nowhere"}, "no such datastore: LocalDS_0"),
+        ({"VSPHERE_RESOURCE_POOL": ""}, "2 host or clusters: DC0_H0, DC0_C0"),
+        ({"VSPHERE_RESOURCE_POOL": "nowhere"}, "no such host or cluster: DC0_H0, DC0_C0"),
+        ({"VSPHERE_RESOURCE_POOL": "DC0_C0/nowhere"}, "no such resource pool"),
+        ({"VSPHERE_FOLDER": "nowhere"}, "no such folder"),
+        ({"VSPHERE_HOST": ""}, "VSPHERE_HOST is not set"),
+        ({"VSPHERE_USER": ""}, "VSPHERE_USER is not set"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    tmp_path: Path, scratch: Path, password: Path, program: Path, values: dict[str, str], said: str
+) -> None:
+    with Vcsim(tmp_path / "sim", "vpx") as sim:
+        attributes, text = Lab(sim, scratch, password).probe(**values)
+    assert attributes == {}
+    assert said in text
+
+
+def test_a_probe_of_a_server_that_hangs_ends_in_time(lab: Lab) -> None:
+    lab.sim.process.send_signal(signal.SIGSTOP)
+    try:
+        attributes, said = lab.probe()
+    finally:
+        lab.sim.process.send_signal(signal.SIGCONT)
+    assert attributes == {}
+    assert "not VM-capable" in said
+
+
+def test_a_quit_gives_a_download_up(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.guest_powers_off(server.job())
+        lab.sim.tell("at GET hold 3000000")
+        assert status(peer)["STATUS"] == "Running"
+        lab.sim.reached("GET")
+        peer.send("QUIT")
+        lab.sim.tell("go")
+        assert peer.line() == "S"
+        log = peer.finish()
+    assert "given up" in log or "its disks are home" in log
+    assert server.jobs() == {}
+    kept_whole(lab.job)
+
+
+def test_an_upload_that_takes_longer_than_a_start_may_holds_the_job(lab: Lab) -> None:
+    values = {name: str(value) for name, value in settings(lab.sim, lab.password, VM_MEMORY=64).items()}
+    connection = Connection(Settings(values), print)
+    store = Store(connection, Inventory(connection, Settings(values)).place(), print)
+    with open(lab.scratch / "disk-flat.vmdk", "rb") as file, pytest.raises(JobFault) as caught:
+        store.upload(file.fileno(), "disk.vmdk", "x-flat.vmdk", time.monotonic() - 1)
+    assert "VM_GAHP_REQ_TIMEOUT" in caught.value.render()
+    connection.close()

@@ -1,0 +1,576 @@
+"""The vSphere driver against VMware's own simulator: an ESXi host and a vCenter, jobs and their checkpoints.
+
+The simulator runs no guests. What a guest does (power off, write to its disk, get an address) is done to its
+VM from outside; see `tests.drivers.vsphere.simulator.Server`.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.vsphere.simulator import CRITICAL, MANIFEST, MIB, VMX, Job, Lab, start, status, until
+from tests.lab.vcsim import Vcsim
+from tests.peer import DEADLINE
+
+pytestmark = pytest.mark.vsphere
+
+BIG = os.urandom(MIB) * 8
+
+
+# A job's life
+
+
+def test_a_job_runs_to_its_own_end(both: Lab) -> None:
+    kind = "bridge" if both.sim.model == "vpx" else "nat"
+    with both.serve(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge") as peer:
+        start(
+            peer,
+            both.job,
+            "JobVMNetworking = TRUE",
+            f'JobVMNetworkingType = "{kind}"',
+            'JobVM_MACADDR = "00:50:56:01:02:03"',
+        )
+        server = both.server()
+        vm = server.job()
+        assert server.get(vm, "name").startswith(both.job.name)
+        assert server.get(vm, "config.hardware.memoryMB") == 64
+        assert server.get(vm, "config.hardware.numCPU") == 2
+        assert server.get(vm, "config.guestId") == "ubuntu64Guest"
+        assert server.get(vm, "config.version") == "vmx-13"
+        devices = {
+            type(device).__name__.rpartition(".")[2]: device
+            for device in server.get(vm, "config.hardware.device")
+        }
+        assert devices["VirtualDisk"].capacityInKB == 1024
+        assert devices["VirtualDisk"].controllerKey == devices["VirtualLsiLogicController"].key
+        assert devices["VirtualVmxnet3"].macAddress == "00:50:56:01:02:03"
+        if both.sim.model == "vpx":
+            assert server.get(vm, "resourcePool") != server.get(server.vms()["DC0_H0_VM0"], "resourcePool")
+            assert devices["VirtualVmxnet3"].backing.port.portgroupKey
+        else:
+            assert devices["VirtualVmxnet3"].backing.deviceName == "VM Network"
+        assert (server.directory(vm) / "disk-scsi0-0-flat.vmdk").read_bytes() == both.job.content
+        assert "VMFS" in (server.directory(vm) / "disk-scsi0-0.vmdk").read_text()
+
+        server.set(
+            vm,
+            guest__ipAddress="10.1.2.3",
+            summary__runtime__maxCpuUsage=2000,
+            summary__quickStats__overallCpuUsage=1000,
+            summary__quickStats__hostMemoryUsage=48,
+        )
+        seen = status(peer)
+        assert seen["STATUS"] == "Running"
+        assert (seen["MAC"], seen["IP"]) == ("00:50:56:01:02:03", "10.1.2.3")
+        assert (seen["MEMORY"], seen["MAXMEMORY"]) == (str(48 * 1024), str(64 * 1024))
+        until(lambda: float(status(peer)["CPUTIME"]) > 0, "CPU time is counted")
+        assert peer.run("GETPID", 1) == ["0", "0"]
+
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(
+            b"written by the guest".ljust(MIB, b"\0")
+        )
+        server.guest_powers_off(vm)
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        # From this answer on the starter sends the files away.
+        assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
+        assert server.jobs() == {}
+        assert server.files() == []
+        ours = ["vm_exit.json", "vm_metrics.jsonl"]
+        assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx", *ours]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        log = peer.quit()
+    assert "downloading disk.vmdk: done, 1.0 MiB" in log
+
+
+def test_the_files_that_come_home_belong_to_the_job_owner(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.guest_powers_off(server.job())
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert (lab.scratch / "disk-flat.vmdk").stat().st_uid == lab.scratch.stat().st_uid
+        peer.quit()
+
+
+def test_it_counts_as_running_until_its_disks_are_home(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        (server.directory(server.job()) / "disk-scsi0-0-flat.vmdk").write_bytes(BIG[::-1])
+        lab.sim.tell("at GET hold 3000000")
+        server.guest_powers_off(server.job())
+        assert status(peer)["STATUS"] == "Running"
+        lab.sim.reached("GET")
+        for _ in range(3):
+            assert status(peer)["STATUS"] == "Running"
+        assert lab.job.disk() == BIG, "a disk that is not all there must not replace the job's"
+        assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
+        lab.sim.tell("go")
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert lab.job.disk() == BIG[::-1]
+        peer.quit()
+
+
+def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
+    lab.job = Job(lab.scratch, BIG)
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        log = peer.quit()
+    for what in ("uploading disk.vmdk", "downloading disk.vmdk"):
+        assert f"{what}: 8.0 MiB to go" in log
+        assert f"{what}: 50 %, 4.0 MiB of 8.0 MiB" in log
+        assert f"{what}: done, 8.0 MiB in" in log
+
+
+@pytest.mark.parametrize("tools", [True, False], ids=["with Tools", "without Tools"])
+def test_stop_shuts_the_guest_down_and_brings_its_disks_home(both: Lab, tools: bool) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        server = both.server()
+        vm = server.job()
+        if tools:
+            server.set(vm, guest__toolsRunningStatus="guestToolsRunning")
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"e" * MIB)
+        both.sim.tell("at PowerOffVM_Task fail RestrictedVersion")
+        result = peer.run("STOP", 1)
+        if tools:
+            assert result == ["0", "NULL"], "a guest that shuts down need not be powered off"
+        else:
+            assert result[0] == "1", "without Tools it can only be powered off"
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert both.job.disk() == b"e" * MIB
+        assert server.jobs() == {}
+        assert server.files() == []
+        peer.quit()
+
+
+def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.set(server.job(), guest__toolsRunningStatus="guestToolsRunning")
+        lab.sim.tell("at ShutdownGuest fail ToolsUnavailable")
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert server.jobs() == {}
+        assert "cannot be asked to shut down" in peer.quit()
+
+
+def test_quit_destroys_the_vm(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        server = both.server()
+        peer.quit()
+        assert server.jobs() == {}
+        assert server.files() == []
+        assert both.job.disk() == both.job.content
+
+
+def test_a_job_without_output_leaves_nothing_to_send(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, "VMPARAM_No_Output_VM = TRUE")
+        server = lab.server()
+        server.guest_powers_off(server.job())
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert list(lab.scratch.iterdir()) == []
+        assert server.jobs() == {}
+        assert "downloading" not in peer.quit()
+
+
+def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
+    other = both.other_scratch()
+    second = Job(other)
+    with both.serve() as one, both.serve(other) as two:
+        start(one, both.job)
+        start(two, second)
+        server = both.server()
+        assert sorted(server.tags(vm)["name"] for vm in server.jobs().values()) == sorted(
+            [both.job.name, second.name]
+        )
+        (mine,) = (vm for vm in server.jobs().values() if server.tags(vm)["name"] == both.job.name)
+        server.guest_powers_off(mine)
+        until(lambda: status(one)["STATUS"] == "Stopped", "the first has stopped")
+        assert status(two)["STATUS"] == "Running"
+        assert both.job.disk() == both.job.content
+        one.quit()
+        assert status(two)["STATUS"] == "Running"
+        two.quit()
+        assert server.jobs() == {}
+
+
+@pytest.mark.parametrize(
+    "user",
+    ['al ice%2f"[LocalDS_0]\\x$(id)`id`@lab', "-rf --@lab", "älice ☃@lab", "a" * 120 + "@lab", "..@lab"],
+)
+def test_a_name_with_odd_characters(lab: Lab, user: str) -> None:
+    escaped = user.replace('"', '\\"')
+    with lab.serve() as peer:
+        start(peer, lab.job, f'User = "{escaped}"')
+        server = lab.server()
+        (name, vm) = next(iter(server.jobs().items()))
+        assert len(name) <= 80
+        assert server.tags(vm)["name"] == f"{user.replace('@', '_')}_{lab.job.cluster}.0"
+        assert server.directory(vm).parent == lab.sim.datastore()
+        server.guest_powers_off(vm)
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert server.files() == []
+        peer.quit()
+
+
+def test_a_shared_disk_comes_home_under_a_name_of_its_own(lab: Lab) -> None:
+    shared = lab.scratch.parent / "shared"
+    shared.mkdir()
+    for name in ("disk.vmdk", "disk-flat.vmdk"):
+        shutil.move(lab.scratch / name, shared / name)
+    shared.chmod(0o755)
+    more = [
+        f'VMPARAM_VMware_Dir = "{shared}"',
+        "VMPARAM_VMware_Transfer = FALSE",
+        "VMPARAM_VMware_SnapshotDisk = TRUE",
+    ]
+    with lab.serve() as peer:
+        start(peer, lab.job, *more)
+        server = lab.server()
+        vm = server.job()
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"s" * MIB)
+        server.guest_powers_off(vm)
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert (shared / "disk-flat.vmdk").read_bytes() == lab.job.content
+        assert lab.job.disk() == b"s" * MIB
+        assert _content(lab.scratch / "disk.vmdk") == b"s" * MIB
+        peer.quit()
+
+
+def _content(vmdk: Path) -> bytes:
+    """What qemu-img finds in a disk."""
+    raw = vmdk.parent.parent / "content.raw"
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", vmdk, raw], check=True, timeout=DEADLINE
+    )
+    return raw.read_bytes()
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+@pytest.mark.parametrize("subformat", ["monolithicSparse", "twoGbMaxExtentSparse", "streamOptimized"])
+def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat: str) -> None:
+    raw = lab.scratch.parent / "disk.raw"
+    raw.write_bytes(lab.job.content + b"\0" * MIB)
+    for old in lab.scratch.glob("disk*"):
+        old.unlink()
+    command = ["qemu-img", "convert", "-f", "raw", "-O", "vmdk", "-o", f"subformat={subformat}"]
+    subprocess.run([*command, raw, lab.scratch / "disk.vmdk"], check=True, timeout=DEADLINE)
+    lab.job.own()
+    with lab.serve() as peer:
+        names = ",".join(path.name for path in lab.scratch.glob("disk*"))
+        start(peer, lab.job, f'VMPARAM_VMware_VMDK_Files = "{names}"')
+        server = lab.server()
+        disk = server.directory(server.job()) / "disk-scsi0-0-flat.vmdk"
+        assert disk.read_bytes() == raw.read_bytes()
+        disk.write_bytes(b"g" * (2 * MIB))
+        server.guest_powers_off(server.job())
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert _content(lab.scratch / "disk.vmdk") == b"g" * (2 * MIB)
+        assert not list(lab.scratch.glob(".*"))
+        peer.quit()
+
+
+def test_images_and_serial_ports(lab: Lab) -> None:
+    more = """\
+ide1:0.present = "TRUE"
+ide1:0.deviceType = "cdrom-image"
+ide1:0.fileName = "tools.iso"
+ide0:0.present = "TRUE"
+ide0:0.deviceType = "cdrom-raw"
+ide0:0.fileName = "/dev/cdrom"
+serial0.present = "TRUE"
+serial0.fileType = "file"
+serial0.fileName = "console.txt"
+serial1.present = "TRUE"
+serial1.fileType = "device"
+serial1.fileName = "/dev/ttyS0"
+"""
+    (lab.scratch / "machine.vmx").write_text(VMX + more)
+    (lab.scratch / "tools.iso").write_bytes(b"iso")
+    lab.job.own()
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        vm = server.job()
+        backings = {
+            device.backing.fileName
+            for device in server.get(vm, "config.hardware.device")
+            if hasattr(device.backing, "fileName")
+        }
+        directory = server.get(vm, "config.files.vmPathName").rpartition("/")[0]
+        assert backings == {
+            f"{directory}/{name}" for name in ("disk-scsi0-0.vmdk", "cdrom-ide1-0.iso", "serial-serial0.txt")
+        }
+        assert (server.directory(vm) / "cdrom-ide1-0.iso").read_bytes() == b"iso"
+        (server.directory(vm) / "serial-serial0.txt").write_text("login:")
+        server.guest_powers_off(vm)
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert (lab.scratch / "console.txt").read_text() == "login:"
+        assert "gets no ide0:0, serial1" in peer.quit()
+
+
+# Suspend and checkpoints
+
+
+def test_suspend_and_resume(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job)
+        server = both.server()
+        vm = server.job()
+        assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert server.power(vm) == "suspended"
+        assert status(peer) == {"STATUS": "Suspended"}
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert server.power(vm) == "poweredOn"
+        assert status(peer)["STATUS"] == "Running"
+        peer.quit()
+
+
+CHECKPOINT = "JobVMCheckpoint = TRUE"
+
+
+def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
+    with both.serve() as peer:
+        start(peer, both.job, CHECKPOINT)
+        server = both.server()
+        vm = server.job()
+        name = server.get(vm, "name")
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert server.power(vm) == "poweredOff"
+        (tree,) = server.get(vm, "snapshot").rootSnapshotList
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    assert list(server.jobs()) == [name], "the checkpoint waits on the server"
+    tags = server.tags(vm)
+    assert (tags["state"], tags["directory"], tags["host"]) == ("saved", "", "")
+    assert both.job.disk() == both.job.content
+    assert both.killing(both.scratch).returncode == 0
+    assert list(server.jobs()) == [name], "no kill of the old directory may hit it"
+
+    elsewhere = both.other_scratch()
+    with both.serve(elsewhere) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        peer.send_ad(*both.job.ad(CHECKPOINT, scratch=elsewhere))
+        assert peer.run("START", "vsphere") == ["0", "1"]
+        assert list(server.jobs()) == [name], "it is the same VM"
+        assert server.power(vm) == "poweredOn"
+        assert server.get(vm, "snapshot").currentSnapshot == tree.snapshot
+        assert server.tags(vm)["directory"] == str(elsewhere)
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"c" * MIB)
+        server.guest_powers_off(vm)
+        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        assert (elsewhere / "disk-flat.vmdk").read_bytes() == b"c" * MIB
+        assert not (elsewhere / MANIFEST).exists()
+        assert server.jobs() == {}
+        assert "uploading" not in peer.quit(), "the disks were on the server"
+
+
+def test_a_suspended_guest_is_checkpointed(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        server = lab.server()
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        (tree,) = server.get(server.job(), "snapshot").rootSnapshotList
+        assert tree.state == "poweredOn", "a snapshot has the memory of a guest that runs"
+        peer.quit()
+
+
+def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        server = lab.server()
+        lab.sim.tell("at CreateSnapshot_Task fail NoDiskSpace")
+        assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
+        assert server.power(server.job()) == "poweredOn"
+        assert status(peer)["STATUS"] == "Running"
+        lab.sim.tell("at ReconfigVM_Task fail RestrictedVersion")
+        assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
+        assert server.power(server.job()) == "poweredOn"
+        assert not (lab.scratch / MANIFEST).exists()
+        peer.quit()
+
+
+def test_a_job_that_asks_for_no_checkpoint_gets_none(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert status(peer)["STATUS"] == "Running"
+        peer.quit()
+
+
+def test_periodic_checkpoints(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        server = lab.server()
+        vm = server.job()
+        seen = []
+        for _ in range(2):
+            assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+            seen.append(json.loads((lab.scratch / MANIFEST).read_text())["snapshot"])
+            # The next STATUS says that the files have been sent away.
+            assert status(peer)["STATUS"] == "Running"
+            assert server.power(vm) == "poweredOn"
+        assert seen[0] != seen[1]
+        names = [tree.name for tree in server.get(vm, "snapshot").rootSnapshotList]
+        assert names == [seen[1]], "the one before is in nobody's spool directory any more"
+        # The daemon is told to end, and the job will come back with the manifest of its last checkpoint.
+        peer.quit()
+    assert server.power(vm) == "poweredOff"
+    assert server.tags(vm)["state"] == "saved"
+    elsewhere = lab.other_scratch()
+    with lab.serve(elsewhere) as peer:
+        peer.line()
+        peer.send_ad(*lab.job.ad(CHECKPOINT, scratch=elsewhere))
+        assert peer.run("START", "vsphere") == ["0", "1"]
+        assert server.job() == vm
+        peer.quit()
+
+
+def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        server = lab.server()
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    victim = server.job()
+    elsewhere = lab.other_scratch()
+    thief = Job(elsewhere)
+    with lab.serve(elsewhere) as peer:
+        start(peer, thief, CHECKPOINT)
+        assert server.power(victim) == "poweredOff"
+        assert server.tags(victim)["state"] == "saved"
+        assert (elsewhere / f"{MANIFEST}.refused").exists()
+        log = peer.quit()
+    assert "it is another job's" in log
+    assert list(server.jobs().values()) == [victim]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 60000,
+        b"{}",
+        b'{"format": 2}',
+        b"\xff",
+        b'{"format":1,"id":"../../x","snapshot":"s","server":"","cpu_seconds":0}',
+        b" " * 100000,
+    ],
+)
+def test_a_manifest_that_is_none_is_set_aside(lab: Lab, content: bytes) -> None:
+    (lab.scratch / MANIFEST).write_bytes(content)
+    lab.job.own()
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        assert (lab.scratch / f"{MANIFEST}.refused").read_bytes() == content
+        peer.quit()
+
+
+def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+    server = lab.server()
+    lost = server.job()
+    other = lab.other_scratch()
+    (other / MANIFEST).unlink()
+    with lab.serve(other) as peer:
+        start(peer, Job(other))
+        assert lost in server.jobs().values()
+        peer.quit()
+    from pyVmomi import vim
+
+    option = vim.option.OptionValue(key="vmgahp.expires", value="1")
+    server.wait(lost.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=[option])))
+    with lab.serve(other) as peer:
+        start(peer, Job(other))
+        assert lost not in server.jobs().values()
+        assert "has waited for its job for too long" in peer.quit()
+
+
+def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_afresh(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job, CHECKPOINT)
+        server = lab.server()
+        vm = server.job()
+        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        server.wait(vm.PowerOffVM_Task())
+        assert peer.run("RESUME", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
+        assert server.power(vm) == "poweredOff"
+        until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are home")
+        peer.quit()
+
+
+def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        server.wait(server.job().SuspendVM_Task())
+        assert status(peer) == {"STATUS": "Suspended"}
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert server.power(server.job()) == "poweredOn"
+        peer.quit()
+
+
+def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: Path, password: Path) -> None:
+    with Vcsim(tmp_path / "sim", "vpx") as sim:
+        lab = Lab(sim, scratch, password)
+        server = lab.server()
+        (datacenter,) = server.get(server.content.rootFolder, "childEntity")
+        jobs = server.get(datacenter, "vmFolder").CreateFolder("batch").CreateFolder("jobs 1")
+        clusters = server.get(server.get(datacenter, "hostFolder"), "childEntity")
+        (top,) = (server.get(one, "resourcePool") for one in clusters if server.get(one, "name") == "DC0_C0")
+        from pyVmomi import vim
+
+        shares = vim.ResourceAllocationInfo(
+            reservation=0,
+            expandableReservation=True,
+            limit=-1,
+            shares=vim.SharesInfo(level="normal", shares=0),
+        )
+        pool = top.CreateResourcePool(
+            "batch", vim.ResourceConfigSpec(cpuAllocation=shares, memoryAllocation=shares)
+        )
+        where = {
+            "VSPHERE_DATACENTER": "DC0",
+            "VSPHERE_FOLDER": "/batch/jobs 1/",
+            "VSPHERE_RESOURCE_POOL": "DC0_C0/batch",
+        }
+        with lab.serve(**where) as peer:
+            start(peer, lab.job)
+            (vm,) = server.get(jobs, "childEntity")
+            assert server.get(vm, "resourcePool") == pool
+            assert lab.killing(lab.scratch, **where).returncode == 0
+            assert not server.get(jobs, "childEntity")
+            peer.quit()
+
+
+def test_a_vm_that_writes_to_another_disk_than_the_uploaded_one_is_not_taken_for_good(lab: Lab) -> None:
+    from pyVmomi import vim
+
+    with lab.serve() as peer:
+        start(peer, lab.job)
+        server = lab.server()
+        vm = server.job()
+        (disk,) = (one for one in server.get(vm, "config.hardware.device") if hasattr(one, "capacityInKB"))
+        remove = vim.vm.device.VirtualDeviceSpec(operation="remove", device=disk)
+        server.wait(vm.ReconfigVM_Task(vim.vm.ConfigSpec(deviceChange=[remove])))
+        server.guest_powers_off(vm)
+        until(lambda: peer.run("STATUS", 1)[0] == "1", "somebody is told")
+        assert lab.job.disk() == lab.job.content
+        assert "has written to another file" in peer.quit()

@@ -1,0 +1,606 @@
+"""The administrator's policy: stages, requirements and the MAC hook, with real programs and real stylesheets."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import REPOSITORY
+from vmgahp.config import Settings
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.hooks import difference, mac, policy, program, stylesheet
+from vmgahp.job.ad import JobAd
+
+EXAMPLES = REPOSITORY / "config" / "policy"
+
+AD = {
+    "JobVMMemory": "1024",
+    "Owner": '"alice"',
+    "VM_WORKING_DIR": '"/scratch"',
+    "JobVM_MACADDR": '"52:54:00:00:00:07"',
+    "WantsHelp": "true",
+    "Twice": "2 * JobVMMemory",
+    "ClaimId": '"<1.2.3.4:9618>#1#2#verysecret"',
+    "Sneaky": 'strcat("x", ClaimId)',
+    "Nothing": "undefined",
+}
+XML = """<domain type="qemu">
+  <name>alice_lab_1.0</name>
+  <uuid>c7a5fdbd-cdaf-9455-926a-d65c16db1809</uuid>
+  <description>/scratch</description>
+  <memory unit="MiB">1024</memory>
+  <devices>
+    <interface type="network">
+      <mac address="52:54:00:00:00:07"/><source network="default"/><model type="virtio"/>
+    </interface>
+    <graphics type="vnc" passwd="hunter22" listen="127.0.0.1"/>
+  </devices>
+</domain>"""
+
+SHEET = """<xsl:stylesheet version="1.0" xmlns:xsl="http://www.w3.org/1999/XSL/Transform"
+    xmlns:exsl="http://exslt.org/common" extension-element-prefixes="exsl">{}</xsl:stylesheet>"""
+COPY = """<xsl:template match="@* | node()">
+    <xsl:copy><xsl:apply-templates select="@* | node()"/></xsl:copy></xsl:template>"""
+
+
+def at(match: str, body: str) -> str:
+    """A template of a stylesheet."""
+    return f'<xsl:template match="{match}">{body}</xsl:template>'
+
+
+def memory(body: str) -> str:
+    """One that puts something else in the place of the amount of memory."""
+    return at("memory/text()", body)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that nobody but this user may write to, all the way up."""
+    with tempfile.TemporaryDirectory(prefix="vmgahp-policy-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(place: Path) -> Write:
+    """Write a stage: a shell script, or a stylesheet that copies all but what it is told to do."""
+
+    def write(body: str, name: str = "stage") -> str:
+        path = place / name
+        if name.endswith(policy.STYLESHEETS):
+            path.write_text(SHEET.format(body + COPY))
+        else:
+            path.write_text(f"#!/bin/sh\n{body}\n")
+            path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+def ad(**more: str) -> JobAd:
+    return JobAd((AD | more).items())
+
+
+class Applied:
+    def __init__(
+        self, *stages: str, job: JobAd | None = None, xml: str = XML, dry: bool = False, timeout: int = 30
+    ):
+        self.log: list[str] = []
+        self.debug: list[str] = []
+        values = {"VM_POLICY": ", ".join(stages), "VM_POLICY_TIMEOUT": str(timeout)}
+        made = policy.Policy(Settings(values), job or ad(), self.log.append, self.debug.append, dry=dry)
+        self.xml = made.apply(xml)
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.log)
+
+
+def rejected(*stages: str, **options: object) -> str:
+    with pytest.raises(JobFault) as caught:
+        Applied(*stages, **options)  # type: ignore[arg-type]
+    assert caught.value.word == MISMATCHED
+    assert stages[-1] in caught.value.cure
+    return caught.value.problem
+
+
+def broken(*stages: str, **options: object) -> str:
+    with pytest.raises(MachineFault) as caught:
+        Applied(*stages, **options)  # type: ignore[arg-type]
+    assert "VM_POLICY" in caught.value.problem
+    assert stages[-1] in caught.value.problem
+    assert caught.value.cure
+    return caught.value.problem
+
+
+# The pipeline
+
+
+def test_without_a_policy_the_xml_is_left_alone() -> None:
+    assert Applied().xml is XML
+    assert policy.inspect(Settings()) == ""
+
+
+def test_stages_run_in_order_and_each_sees_what_the_one_before_it_made(write: Write) -> None:
+    first = write(memory("600"), "first.xsl")
+    second = write("exec sed s/600/601/", "second")
+    third = write(memory('<xsl:value-of select=". - 100"/>'), "third.xslt")
+    assert ">501<" in Applied(first, second, third).xml
+    assert ">600<" in Applied(second, first).xml
+
+
+def test_a_change_is_logged_as_a_diff_and_none_for_those_who_want_all(write: Write) -> None:
+    change, keep = write(memory("512"), "change.xsl"), write("exec cat", "keep")
+    done = Applied(keep, change)
+    assert done.log == [
+        f"VM_POLICY, stage 2 ({change}) changes the domain:",
+        "VM_POLICY, stage 2: @@ -4,3 +4,3 @@",
+        "VM_POLICY, stage 2:    <description>/scratch</description>",
+        'VM_POLICY, stage 2: -  <memory unit="MiB">1024</memory>',
+        'VM_POLICY, stage 2: +  <memory unit="MiB">512</memory>',
+        "VM_POLICY, stage 2:    <devices>",
+    ]
+    assert done.debug == [f"VM_POLICY, stage 1 ({keep}) changes nothing"]
+
+
+def test_what_says_the_same_in_other_words_is_no_change(write: Write) -> None:
+    done = Applied(write("tr -s ' \\n' ' ' | sed 's/>1024</> 1024 </'", "joins"))
+    assert done.xml is XML
+    assert done.log == []
+
+
+def test_secrets_are_not_in_the_diff(write: Write) -> None:
+    done = Applied(write("exec sed -e s/hunter22/hunter23/ -e s/127.0.0.1/127.0.0.2/"))
+    assert "127.0.0.2" in done.said
+    assert "hunter" not in done.said
+    assert "***" in done.said
+    done = Applied(write("exec sed s/hunter22/hunter23/"))
+    assert "hunter23" in done.xml
+    assert "hidden here" in done.said
+    assert "hunter" not in done.said
+
+
+def test_a_long_diff_is_cut(write: Write) -> None:
+    done = Applied(
+        write(
+            'exec awk \'/<devices>/ {print; for (i = 0; i < 999; i++) print "<x n=\\"" i "\\"/>"; next} 1\''
+        )
+    )
+    assert len(done.log) < difference.MOST_LINES + 5
+    assert "more lines" in done.log[-1]
+
+
+def test_an_xml_declaration_is_dropped(write: Write) -> None:
+    stage = write('echo \'<?xml version="1.0" encoding="UTF-8"?>\'; sed s/1024/512/')
+    assert Applied(stage).xml.startswith("<domain")
+    assert Applied(write(memory("7"), "s.xsl")).xml.startswith("<domain")
+
+
+def test_a_rejection_has_the_stages_own_words_and_the_later_stages_do_not_run(
+    write: Write, place: Path
+) -> None:
+    no = write("echo 'no VMs on Sundays'; exit 1", "no")
+    after = write(f"touch {place}/ran; cat", "after")
+    with pytest.raises(JobFault, match=r"rejects the job: no VMs on Sundays\.$"):
+        Applied(no, after)
+    assert not (place / "ran").exists()
+
+
+def test_a_reason_is_one_printable_line_of_some_length(write: Write) -> None:
+    problem = rejected(
+        write("printf 'no\\033[31m\\n\\tway\\000'; head -c 3000 /dev/zero | tr '\\0' 'x'; exit 1")
+    )
+    assert "no\\x1b[31m way\\x00xxx" in problem
+    assert problem.isprintable()
+    assert len(problem) < program.LONGEST_REASON + 100
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["exit 1", "echo >&2 oops; exit 1", "echo '<domain>'; exit 1", "exit 2", "echo no; exit 3", "kill -9 $$",
+     "exec python3 -c 'raise ValueError(1)'"],
+)  # fmt: skip
+def test_a_program_that_fails_is_the_machines_fault(write: Write, body: str) -> None:
+    broken(write(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("true", "not XML"),
+        ("echo '<domain>'", "not XML"),
+        ("printf '<domain>\\377</domain>'", "UTF-8"),
+        ("printf '<domain>\\000</domain>'", "NUL"),
+        ("echo '<!DOCTYPE domain><domain/>'", "document type"),
+        ("echo '<volume/>'", "'volume'"),
+        ("exec sed s/alice_lab/bob_lab/", "name"),
+        ("exec sed s/c7a5fdbd/c7a5fdbe/", "uuid"),
+        ("exec sed s/.scratch/elsewhere/", "description"),
+        ("exec sed 's/>alice_lab_1.0</> alice_lab_1.0 </'", "name"),
+        ("exec sed '/<uuid>/d'", "uuid"),
+        ("exec sed 's,<uuid>,<uuid>x</uuid><uuid>,'", "uuid"),
+        ("yes '<domain/>'", "more than 4 MiB"),
+    ],
+)
+def test_output_that_cannot_be_used_is_the_machines_fault(write: Write, body: str, named: str) -> None:
+    assert named in broken(write(body))
+
+
+def test_a_program_that_hangs_is_the_machines_fault(write: Write) -> None:
+    assert "did not end within 1 s" in broken(write("exec sleep 100"), timeout=1)
+
+
+def test_a_stage_that_others_could_have_written_is_not_used(write: Write, place: Path) -> None:
+    for name in ("stage", "stage.xsl"):
+        stage = write("", name)
+        os.chmod(stage, 0o777)
+        assert "written to by others" in broken(stage)
+        os.chmod(stage, 0o755)
+        if os.geteuid() == 0:
+            os.chown(stage, 12345, 0)
+            assert "belongs to user id 12345" in broken(stage)
+    assert "No such file" in broken(f"{place}/none.xsl")
+    assert "absolute" in broken("stage")
+
+
+def test_what_a_program_is_told(write: Write, place: Path) -> None:
+    stage = write(f'cat "$VMGAHP_JOB_AD" >{place}/ad; env >{place}/env; pwd >{place}/cwd; exec cat')
+    Applied(stage, dry=True)
+    told = json.loads((place / "ad").read_text())
+    assert told["JobVMMemory"] == 1024
+    assert told["Owner"] == "alice"
+    assert told["WantsHelp"] is True
+    assert told["Twice"] == 2048
+    assert told["Nothing"] is None
+    assert told["Sneaky"] is None, "evaluated without the secrets"
+    assert "verysecret" not in (place / "ad").read_text()
+    assert "ClaimId" not in told
+    environ = dict(line.split("=", 1) for line in (place / "env").read_text().splitlines())
+    assert environ["VMGAHP_VM_NAME"] == "alice_lab_1.0"
+    assert environ["VMGAHP_DRY_RUN"] == "1"
+    assert (place / "cwd").read_text() == "/\n"
+    Applied(stage)
+    assert "VMGAHP_DRY_RUN" not in (place / "env").read_text()
+
+
+def test_stderr_is_for_the_log_without_secrets(write: Write) -> None:
+    done = Applied(write("echo 'ClaimId = \"<1>#2#verysecret\"' >&2; echo 'looking at it' >&2; exec cat"))
+    assert "looking at it" in done.said
+    assert "verysecret" not in done.said
+
+
+def test_nothing_is_left_open(write: Write) -> None:
+    stages = write("exec cat", "one"), write("", "two.xsl")
+    before = os.listdir("/proc/self/fd")
+    Applied(*stages)
+    broken(write("exit 3"))
+    assert os.listdir("/proc/self/fd") == before
+
+
+# Stylesheets
+
+
+def test_a_stylesheet_gets_the_jobs_attributes_as_strings(write: Write) -> None:
+    names = ("Owner", "jobvmmemory", "WantsHelp", "Nothing", "Unheard")
+    body = "".join(f'<xsl:param name="{name}" select="\'default\'"/>' for name in names)
+    shown = "|".join(f'<xsl:value-of select="${name}"/>' for name in names)
+    sheet = write(f'{body}<xsl:template match="graphics"><title>{shown}</title></xsl:template>', "s.xsl")
+    assert "<title>alice|1024|true|default|default</title>" in Applied(sheet).xml
+
+
+@pytest.mark.parametrize(
+    "value", ["' or 1", "\"' both", "<a>&amp;", "concat('a', 'b')", "\x01\x02", "\ud800", "é\U0001f600"]
+)
+def test_a_value_of_the_job_is_never_xpath_and_never_breaks_a_stylesheet(write: Write, value: str) -> None:
+    shown = at("graphics", '<title><xsl:value-of select="$Owner"/></title>')
+    sheet = write(f'<xsl:param name="Owner"/>{shown}', "s.xsl")
+    escaped = value.replace('"', '\\"')
+    made = Applied(sheet, job=ad(Owner=f'"{escaped}"')).xml
+    from xml.etree import ElementTree
+
+    expected = "".join("?" if c < " " or "\ud800" <= c <= "\udfff" else c for c in value)
+    assert ElementTree.fromstring(made).findtext("devices/title") == expected
+
+
+def test_a_terminating_message_is_a_rejection(write: Write) -> None:
+    looking, no = "<xsl:message>looking</xsl:message>", '<xsl:message terminate="yes">{}</xsl:message>'
+    body = at("memory", looking + no)
+    reason = 'only <xsl:value-of select="../name"/>. <b>May</b>,\n no more'
+    assert "rejects the job: only alice_lab_1.0. May, no more." in rejected(
+        write(body.format(reason), "s.xsl")
+    )
+    assert "gives no reason" in rejected(write(body.format(""), "s.xsl"))
+    done = Applied(write(at("memory", looking + '<xsl:copy-of select="."/>'), "s.xsl"))
+    assert "looking" in done.said
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (at("memory", '<xsl:value-of select="document(\'/etc/hostname\')"/>'), "denied"),
+        (at("memory", '<xsl:value-of select="document(\'http://127.0.0.1:9/\')"/>'), "denied"),
+        (at("memory", '<exsl:document href="{place}/made"><a/></exsl:document>'), "denied"),
+        ('<xsl:include href="{place}/other.xsl"/>', "other.xsl"),
+        ('<xsl:import href="file://{place}/other.xsl"/>', "other.xsl"),
+        (at("memory", '<xsl:value-of select="nonsense("/>'), "XSLT"),
+        (at("memory", '<xsl:call-template name="none"/>'), "none"),
+        ('<xsl:template match="/">no XML</xsl:template>', "not XML"),
+        ('<xsl:template match="memory" name="t"><xsl:call-template name="t"/></xsl:template>', ""),
+        ("</xsl:nonsense>", ""),
+    ],
+)  # fmt: skip
+def test_a_stylesheet_that_errs_or_reaches_out_is_the_machines_fault(
+    write: Write, place: Path, body: str, named: str
+) -> None:
+    (place / "other.xsl").write_text(SHEET.format(""))
+    assert named in broken(write(body.format(place=place), "s.xsl"))
+    assert not (place / "made").exists()
+
+
+def test_an_error_after_a_message_is_no_rejection(write: Write) -> None:
+    body = '<xsl:message>fine</xsl:message><xsl:value-of select="none:none()"/>'
+    broken(write(at("memory", body), "s.xsl"))
+
+
+def test_a_stylesheet_without_entities(place: Path) -> None:
+    (place / "secret").write_text("verysecret")
+    sheet = place / "s.xsl"
+    sheet.write_text(
+        f'<!DOCTYPE x [<!ENTITY e SYSTEM "file://{place}/secret">]>' + SHEET.format(COPY + memory("&e;"))
+    )
+    assert "document type" in broken(str(sheet))
+
+
+def test_a_stylesheet_that_never_ends(write: Write) -> None:
+    body = '<xsl:for-each select="//node() | //@*">' * 9 + "</xsl:for-each>" * 9
+    assert "did not end within 2 s" in broken(write(memory(body), "s.xsl"), timeout=2)
+
+
+def test_a_stylesheet_that_wants_all_the_memory(write: Write) -> None:
+    again = """<xsl:call-template name="d"><xsl:with-param name="s" select="{}"/></xsl:call-template>"""
+    double = f'<xsl:template name="d"><xsl:param name="s"/>{again.format("concat($s, $s)")}</xsl:template>'
+    body = double + memory(again.format("'xxxxxxxx'"))
+    broken(write(body, "s.xsl"))
+    assert stylesheet.MOST_MEMORY <= 1 << 30
+
+
+# VM_POLICY_REQUIREMENTS
+
+
+def requires(expression: str, **more: str) -> None:
+    policy.require(Settings({"VM_POLICY_REQUIREMENTS": expression}), ad(**more))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["JobVMMemory <= 1024", "TARGET.JobVMMemory <= 1024 && MY.Owner == \"alice\"", "1", "0.5", "WantsHelp",
+     "regexp(\"^al\", owner)", 'Owner == "alice"', "Twice == 2048", "ClaimId is undefined", "Sneaky =!= \"x\""],
+)  # fmt: skip
+def test_a_job_that_meets_the_requirements(expression: str) -> None:
+    requires(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["JobVMMemory < 1024", "TARGET.JobVMMemory < 1024", "false", "0", "undefined", "Nothing", "NotThere > 5",
+     "Owner < 5", "Owner", "{1}", "error"],
+)  # fmt: skip
+def test_a_job_that_does_not(expression: str) -> None:
+    with pytest.raises(JobFault) as caught:
+        requires(expression)
+    assert caught.value.word == MISMATCHED
+    assert expression in caught.value.problem
+    assert "VM_POLICY_REQUIREMENTS" in caught.value.problem
+
+
+def test_what_the_job_has_is_said() -> None:
+    with pytest.raises(JobFault, match="The job has JobVMMemory = '1024', Owner = 'alice'"):
+        requires('JobVMMemory < 10 && owner != "bob"')
+
+
+def test_secrets_are_neither_seen_nor_said() -> None:
+    with pytest.raises(JobFault) as caught:
+        requires("ClaimId == Sneaky")
+    assert "verysecret" not in caught.value.render()
+
+
+def test_a_job_cannot_break_the_requirements() -> None:
+    """What an expression comes to is the job's doing, so that no job takes a machine out of service."""
+    for value in ("error", '"x"', "{1, 2}", "[a = 1]", "JobVMMemory", "undefined"):
+        with pytest.raises(JobFault):
+            requires("JobVMMemory <= 10", JobVMMemory=value)
+
+
+@pytest.mark.parametrize("expression", ["(((", "a b", "JobVMMemory <="])
+def test_requirements_that_are_no_expression_are_the_machines_fault(expression: str) -> None:
+    with pytest.raises(MachineFault, match="VM_POLICY_REQUIREMENTS"):
+        requires(expression)
+
+
+def test_no_requirements() -> None:
+    policy.require(Settings(), ad())
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.sampled_from(["A", "B", "C"]), st.text(max_size=20)))
+def test_every_ad_has_values_that_are_json(attributes: dict[str, str]) -> None:
+    values = JobAd(attributes.items()).values()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+@pytest.mark.parametrize("expression", ['real("INF")', 'real("NaN")', "1e400"])
+def test_numbers_that_json_does_not_know(expression: str) -> None:
+    json.dumps(ad(X=expression).values(), allow_nan=False)
+
+
+# VM_MAC_HOOK
+
+
+def asked(hook: str, given: str = "", saved: str = "", *, always: bool = False, dry: bool = False) -> str:
+    values = {"VM_MAC_HOOK": hook, "VM_MAC_HOOK_ALWAYS": str(always)}
+    return mac.choose(Settings(values), ad(), "alice_lab_1.0", given, saved, [].append, dry=dry)
+
+
+def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
+    hook = write(
+        f'printf "%s\\n" "$@" >{place}/argv; cat >{place}/stdin; echo "$VMGAHP_VM_NAME" >{place}/name\n'
+        "echo 52:54:00:AB:cd:01"
+    )
+    assert asked(hook) == "52:54:00:ab:cd:01"
+    assert (place / "argv").read_text() == "0\n\n"
+    assert json.loads((place / "stdin").read_text())["Owner"] == "alice"
+    assert "verysecret" not in (place / "stdin").read_text()
+    assert (place / "name").read_text() == "alice_lab_1.0\n"
+    asked(hook, saved="52:54:00:00:00:09")
+    assert (place / "argv").read_text() == "0\n52:54:00:00:00:09\n"
+
+
+def test_a_hook_is_asked_about_the_jobs_own_address_where_the_settings_say_so(
+    write: Write, place: Path
+) -> None:
+    hook = write(f"touch {place}/ran; echo 52:54:00:00:00:02")
+    given = "52:54:00:00:00:01"
+    assert asked(hook, given) == given
+    assert not (place / "ran").exists()
+    assert asked(hook, given, always=True) == "52:54:00:00:00:02"
+
+
+@pytest.mark.parametrize("given", ["", "52:54:00:00:00:01"])
+def test_a_hook_that_says_nothing_leaves_things_as_they_are(write: Write, given: str) -> None:
+    assert asked(write("true"), given, always=True) == given
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "nonsense",
+        "01:00:5e:00:00:01",
+        "00:00:00:00:00:00",
+        "52:54:00:00:00",
+        "52:54:00:00:00:01 52:54:00:00:00:02",
+    ],
+)
+def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> None:
+    with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
+        asked(write(f"echo '{answer}'"))
+
+
+def test_a_hook_that_rejects_and_one_that_fails(write: Write) -> None:
+    with pytest.raises(JobFault, match="no address is left"):
+        asked(write("echo no address is left; exit 1"))
+    for body in ("exit 1", "echo no; exit 2"):
+        with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
+            asked(write(body))
+    hook = write("echo 52:54:00:00:00:02")
+    os.chmod(hook, 0o777)
+    with pytest.raises(MachineFault, match=r"VM_MAC_HOOK = .* written to by others"):
+        asked(hook)
+
+
+# The examples
+
+
+def example(place: Path, name: str, old: str = "", new: str = "") -> str:
+    text = (EXAMPLES / name).read_text()
+    assert old in text
+    path = place / name
+    path.write_text(text.replace(old, new) if old else text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_every_example_is_in_the_table_of_them() -> None:
+    names = {path.name for path in EXAMPLES.iterdir()} - {"README.md"}
+    table = (EXAMPLES / "README.md").read_text()
+    assert [name for name in names if f"`{name}`" not in table] == []
+
+
+def test_example_cap_memory(place: Path) -> None:
+    stage = example(place, "cap-memory.xsl")
+    assert '<memory unit="MiB">512</memory>' in Applied(stage).xml
+    less = XML.replace("1024", "100")
+    assert Applied(stage, xml=less).xml == less
+    assert "not given in MiB" in rejected(stage, xml=XML.replace("MiB", "GiB"))
+
+
+def test_example_forbid_macs(place: Path) -> None:
+    stage = example(place, "forbid-macs.xsl")
+    assert Applied(stage).xml is XML
+    problem = rejected(stage, xml=XML.replace("52:54:00:00:00:07", "52:54:00:00:00:02"))
+    assert "vm_macaddr = 52:54:00:00:00:02 belongs to a machine of this site" in problem
+
+
+def test_example_force_bridge(place: Path) -> None:
+    made = Applied(example(place, "force-bridge.xsl")).xml
+    assert '<interface type="bridge"><source bridge="br-jobs"/><mac address="52:54:00:00:00:07"/>' in made
+    assert 'network="default"' not in made
+
+
+def test_example_add_watchdog(place: Path) -> None:
+    stage = example(place, "add-watchdog.xsl")
+    made = Applied(stage).xml
+    assert made.count("<watchdog ") == 1
+    assert Applied(stage, xml=made).xml == made
+
+
+def test_example_owners_of_disks(place: Path) -> None:
+    stage = example(place, "owners-of-disks")
+    disk = "<devices><disk type='file'><source file='{}'/></disk>"
+    for good in ("/scratch/a.img", "/srv/vm/alice/a.img"):
+        Applied(stage, xml=XML.replace("<devices>", disk.format(good)))
+    for bad in ("/srv/vm/bob/a.img", "/srv/vm/alice/../bob/a.img", "/srv/vm/alicea/a.img", "/etc/shadow"):
+        assert "may have disks" in rejected(stage, xml=XML.replace("<devices>", disk.format(bad)))
+
+
+def test_example_mac_broker(place: Path) -> None:
+    addresses = place / "macs"
+    addresses.write_text("52:54:00:10:00:01\n52:54:00:10:00:02\n")
+    hook = example(place, "mac-broker", "/etc/vmgahp/macs", str(addresses))
+
+    def broker(name: str, *, dry: bool = False) -> str:
+        values = Settings({"VM_MAC_HOOK": hook})
+        return mac.choose(values, ad(), name, "", "", [].append, dry=dry)
+
+    assert broker("a", dry=True) == broker("a") == broker("a") == "52:54:00:10:00:01"
+    assert broker("b") == "52:54:00:10:00:02"
+    with pytest.raises(JobFault, match="are taken"):
+        broker("c")
+    lines = addresses.read_text().splitlines()
+    assert [line.split()[1] for line in lines] == ["a", "b"]
+    addresses.write_text(f"{lines[0]}\n52:54:00:10:00:02 b 1000000000\n")
+    assert broker("c") == "52:54:00:10:00:02", "b has not been here for long"
+
+
+def test_examples_are_programs_where_they_are_to_be() -> None:
+    for path in EXAMPLES.iterdir():
+        is_program = path.suffix not in (".md", ".xsl")
+        assert os.access(path, os.X_OK) == is_program, path
+
+
+# What the doctor asks
+
+
+def test_a_policy_is_looked_at_without_a_job(write: Write, place: Path) -> None:
+    first, second = write("", "first.xsl"), write("exec cat", "second")
+    good = {
+        "VM_POLICY": f"{first} {second}",
+        "VM_POLICY_REQUIREMENTS": "JobVMMemory < 5",
+        "VM_MAC_HOOK": second,
+    }
+    assert policy.inspect(Settings(good)) == (
+        "VM_POLICY_REQUIREMENTS is an expression; the 2 stages of VM_POLICY are there; VM_MAC_HOOK is there"
+    )
+    for name, value in (
+        ("VM_POLICY", f"{second}, {place}/none.xsl"),
+        ("VM_POLICY_REQUIREMENTS", "((("),
+        ("VM_MAC_HOOK", first),
+    ):
+        with pytest.raises(MachineFault, match=name):
+            policy.inspect(Settings(good | {name: value}))

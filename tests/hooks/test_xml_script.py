@@ -1,0 +1,422 @@
+"""LIBVIRT_XML_SCRIPT is called as HTCondor's own server calls it, and trusted no further than it may be."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp.errors import MachineFault
+from vmgahp.hooks import xml_script
+from vmgahp.hooks.xml_script import extra_lines, join_lines, parse_arguments, require_trustworthy, run
+
+AD = ['VM_WORKING_DIR = "/scratch"', "JobVMMemory = 512", 'VMPARAM_VM_NAME = "alice_1.0"']
+
+
+@pytest.fixture
+def place():
+    """A directory that nobody but this user may write to, all the way up."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="xs", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def script(place):
+    def write(body, name="script", mode=0o755, interpreter="#!/bin/sh"):
+        path = place / name
+        path.write_text(f"{interpreter}\n{body}\n")
+        path.chmod(mode)
+        return str(path)
+
+    return write
+
+
+def call(script, arguments="", lines=AD, deadline=20.0, environ=None):
+    said = []
+    xml = run(script, arguments, lines, deadline, said.append, environ)
+    return xml, said
+
+
+# How it is called.
+
+
+def test_the_ad_is_on_stdin_and_the_xml_on_stdout(script):
+    program = script(
+        """
+        /^VMPARAM_VM_NAME = / { gsub(/"/, "", $3); name = $3 }
+        /^JobVMMemory = / { memory = $3 * 1024 }
+        END { print "<domain type='qemu'>"; print "  <name>" name "</name>"
+              print "  <memory>" memory "</memory>"; print "</domain>" }
+        """,
+        interpreter="#!/usr/bin/awk -f",
+    )
+    if not os.path.exists("/usr/bin/awk"):
+        pytest.skip("no awk")
+    xml, said = call(program)
+    domain = ElementTree.fromstring(xml)
+    assert domain.findtext("name") == "alice_1.0"
+    assert domain.findtext("memory") == "524288"
+    assert said == []
+
+
+def test_stdin_is_the_lines_then_an_empty_one(script, place):
+    call(script(f"cat >{place}/stdin; echo '<domain/>'"))
+    assert (place / "stdin").read_text() == "".join(f"{line}\n" for line in AD) + "\n"
+
+
+def test_private_attributes_stay_here(script, place):
+    secret = ['ClaimId = "<1.2.3.4:9618>#1#2#secret"', 'transferkey = "secret"', '_condor_privX = "secret"']
+    call(script(f"cat >{place}/stdin; echo '<domain/>'"), lines=[*AD, *secret])
+    assert "secret" not in (place / "stdin").read_text()
+
+
+def test_a_value_cannot_forge_an_attribute(script, place):
+    call(script(f"cat >{place}/stdin; echo '<domain/>'"), lines=['Args = "x\nVMPARAM_VM_NAME = other"'])
+    assert (place / "stdin").read_text() == 'Args = "x VMPARAM_VM_NAME = other"\n\n'
+
+
+def test_bytes_that_are_no_text_arrive_as_they_came(script, place):
+    call(script(f"cat >{place}/stdin; echo '<domain/>'"), lines=['Owner = "\udcff\xe9"'])
+    assert (place / "stdin").read_bytes() == b'Owner = "\xff\xc3\xa9"\n\n'
+
+
+def test_a_long_ad_and_a_long_answer_do_not_wait_for_each_other(script):
+    program = script("echo '<domain><!--'; cat; echo '--></domain>'")
+    lines = [f"Attribute{number} = {'x' * 1000}" for number in range(2000)]
+    xml, _ = call(program, lines=lines)
+    assert ElementTree.fromstring(xml).tag == "domain"
+    assert len(xml) > 2_000_000
+
+
+def test_a_script_that_prints_more_than_it_reads(script):
+    """While we write to it, it waits for us to read."""
+    program = script("echo '<domain><!--'; sed 's/y/yyyyyyyy/g'; echo '--></domain>'")
+    xml, _ = call(program, lines=["y" * 100] * 4000, deadline=10.0)
+    assert len(xml) > 3_000_000
+
+
+def test_a_script_that_does_not_read_is_no_error(script):
+    xml, _ = call(script("exec <&-; echo '<domain/>'"), lines=["x = 1"] * 200_000)
+    assert xml == "<domain/>"
+
+
+def test_its_arguments_are_words_and_never_shell(script, place):
+    program = script(f'printf "%s\\n" "$@" >{place}/argv; echo "<domain/>"')
+    call(program, "one  two\t$(touch${IFS}pwned) `id` \\ * ;")
+    assert (place / "argv").read_text().split("\n")[:-1] == [
+        "one", "two", "$(touch${IFS}pwned)", "`id`", "\\", "*", ";",
+    ]  # fmt: skip
+
+
+def test_the_script_sees_its_own_path(script, place):
+    program = script(f'echo "$0" >{place}/name; echo "<domain/>"')
+    call(program)
+    assert (place / "name").read_text() == f"{program}\n"
+
+
+def test_where_and_with_what_it_runs(script, place):
+    program = script(f"pwd >{place}/cwd; env >{place}/env; echo '<domain/>'")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "CONDOR_CONFIG": "/etc/condor/condor_config",
+        "_CONDOR_VM_TYPE": "kvm",
+        "_CONDOR_ANCESTOR_1": "1:2:3",
+        "CONDOR_PRIVATE_INHERIT": "SessionKey:secret",
+        "LD_PRELOAD": "/scratch/evil.so",
+    }
+    call(program, environ=environ)
+    assert (place / "cwd").read_text() == "/\n"
+    found = dict(line.split("=", 1) for line in (place / "env").read_text().splitlines())
+    assert found["CONDOR_CONFIG"] == "/etc/condor/condor_config"
+    assert found["_CONDOR_VM_TYPE"] == "kvm"
+    assert not {"_CONDOR_ANCESTOR_1", "CONDOR_PRIVATE_INHERIT", "LD_PRELOAD"} & set(found)
+
+
+def test_signals_are_as_for_any_program(script):
+    """Although this server ignores some and may block others."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    try:
+        _, said = call(script("echo '<domain/>'; exec cat /proc/self/status >&2"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    masks = [line.split()[-1] for line in said if "SigBlk" in line or "SigIgn" in line]
+    assert [int(mask, 16) & 0x7FFFFFFF for mask in masks] == [0, 0]
+
+
+def test_what_it_says_on_stderr_is_for_the_log(script):
+    program = script("""
+        echo 'which firmware?' >&2; echo >&2
+        echo 'ClaimId = "<1.2.3.4:9618>#1#2#secret"' >&2; printf 'odd \\377 end' >&2
+        echo '<domain/>'""")
+    xml, said = call(program)
+    assert xml == "<domain/>"
+    assert len(said) == 3
+    assert said[0] == "LIBVIRT_XML_SCRIPT: which firmware?"
+    assert "secret" not in "".join(said)
+
+
+def test_a_flood_on_stderr_is_read_and_cut(script):
+    xml, said = call(script("head -c 5000000 /dev/zero | tr '\\0' 'e' >&2; echo '<domain/>'"))
+    assert xml == "<domain/>"
+    assert sum(map(len, said)) < 2 * xml_script.LONGEST_STDERR
+
+
+def test_a_child_left_in_the_background_without_our_pipes_is_let_be(script):
+    xml, _ = call(script("sleep 100 >/dev/null 2>&1 </dev/null & echo '<domain/>'; kill $!"))
+    assert xml == "<domain/>"
+
+
+def test_nothing_is_left_open(script):
+    program = script("echo '<domain/>'")
+    before = os.listdir("/proc/self/fd")
+    call(program)
+    with pytest.raises(MachineFault):
+        call(script("sleep 100"), deadline=0.2)
+    assert os.listdir("/proc/self/fd") == before
+
+
+# How it fails.
+
+
+def fault(*arguments, **options):
+    with pytest.raises(MachineFault) as caught:
+        call(*arguments, **options)
+    assert "LIBVIRT_XML_SCRIPT" in caught.value.problem
+    assert caught.value.cure
+    return caught.value.problem
+
+
+def test_a_failing_script(script):
+    problem = fault(script("echo '<domain/>'; echo 'no such bridge' >&2; exit 3"))
+    assert "exit status 3" in problem
+    assert "no such bridge" in problem
+
+
+def test_a_script_that_is_killed(script):
+    assert "signal 9" in fault(script("kill -9 $$"))
+
+
+@pytest.mark.parametrize("body", ["true", "echo", "printf '  \\n\\n'"])
+def test_a_script_without_output(script, body):
+    assert "no XML" in fault(script(body))
+
+
+def test_an_endless_script_is_stopped_long_before_the_deadline(script):
+    began = time.monotonic()
+    assert "more than 4 MiB" in fault(script("yes '<domain/>'"))
+    assert time.monotonic() - began < 10
+
+
+def test_as_much_as_the_limit_is_allowed(script, monkeypatch):
+    monkeypatch.setattr(xml_script, "LONGEST_XML", 9)
+    assert call(script("printf '<domain/>'"))[0] == "<domain/>"
+    assert "more than" in fault(script("printf '<domain />'"))
+
+
+def test_what_is_no_text(script):
+    assert "UTF-8" in fault(script("printf '<domain>\\377</domain>'"))
+    assert "NUL" in fault(script("printf '<domain>\\000</domain>'"))
+
+
+def test_the_deadline_kills_the_whole_group(script, place):
+    program = script(f"sleep 100 & echo $! >{place}/child; echo $$ >{place}/pid; wait")
+    began = time.monotonic()
+    assert "did not end within 1 s" in fault(program, deadline=1.0)
+    assert time.monotonic() - began < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((place / "pid").read_text()), 0)
+    child = Path(f"/proc/{(place / 'child').read_text().strip()}/stat")
+    end = time.monotonic() + 10
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "the script's own child lives on"
+        time.sleep(0.01)
+
+
+def test_a_program_that_is_none(place):
+    path = place / "garbage"
+    path.write_bytes(b"\x7fELF garbage")
+    path.chmod(0o755)
+    fault(str(path))
+
+
+def test_arguments_that_cannot_be_read_are_a_fault_and_not_left_out(script):
+    assert "LIBVIRT_XML_SCRIPT_ARGS" in fault(script("echo '<domain/>'"), '"one')
+
+
+# Whom it trusts.
+
+
+def refused(path):
+    with pytest.raises(MachineFault) as caught:
+        require_trustworthy(str(path))
+    assert caught.value.problem.startswith(f"LIBVIRT_XML_SCRIPT = {path} ")
+    assert "belongs to root" in caught.value.cure
+    return caught.value.problem
+
+
+def test_a_good_script_is_trusted(script):
+    require_trustworthy(script("true"))
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_a_script_that_others_may_write_is_not_run(script, place, mode):
+    program = script(f"touch {place}/ran; echo '<domain/>'", mode=mode)
+    assert "written to by others" in fault(program)
+    assert not (place / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_script_of_somebody_else_is_not_run(script, place):
+    program = script("true")
+    os.chown(program, 12345, 0)
+    assert "belongs to user id 12345" in refused(program)
+    os.chown(program, 0, 0)
+    os.chown(place, 12345, 0)
+    assert f"{place}, which belongs to user id 12345" in refused(program)
+
+
+def test_a_directory_that_others_may_write_is_not_trusted(script, place):
+    program = script("true")
+    place.chmod(0o777)
+    assert f"{place}, to which others may write" in refused(program)
+    place.chmod(0o1777)
+    require_trustworthy(program)
+
+
+def test_links_are_followed_and_judged(script, place):
+    program = script("true")
+    common = place / "common"
+    common.mkdir()
+    common.chmod(0o777)
+    (common / "link").symlink_to(program)
+    (place / "way").symlink_to("common/../common/link")
+    assert f"{common}, to which others may write" in refused(place / "way")
+    common.chmod(0o755)
+    require_trustworthy(str(place / "way"))
+    if os.geteuid() == 0:
+        os.lchown(common / "link", 12345, 0)
+        common.chmod(0o1777)
+        assert f"{common}/link, which belongs to user id 12345" in refused(place / "way")
+    (place / "round").symlink_to(place / "round")
+    assert "symbolic links" in refused(place / "round")
+
+
+def test_what_cannot_be_a_script(script, place):
+    assert "absolute" in refused("script")
+    assert "absolute" in refused("")
+    assert "No such file" in refused(place / "none")
+    assert "Not a directory" in refused(f"{script('true')}/x")
+    assert "regular file" in refused(place)
+    assert "executed" in refused(script("true", mode=0o644))
+
+
+# Arguments, as condor_arglist.cpp splits them.
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", []),
+        ("   ", []),
+        ("one two", ["one", "two"]),
+        (" one\ttwo\nthree\r ", ["one", "two", "three"]),
+        ("it's 'a b'", ["it's", "'a", "b'"]),
+        ('a "b c"', ["a", '"b', 'c"']),
+        ('""', []),
+        ('  "one two"  ', ["one", "two"]),
+        ("\"one 'two and three' four\"", ["one", "two and three", "four"]),
+        ("\"it''s 'it''s' ''\"", ["its", "it's", ""]),
+        ("\"a'b c'd\"", ["ab cd"]),
+        ('"say ""hello"""', ["say", '"hello"']),
+        ('"\'say ""hello\'\'""\'"', ['say "hello\'"']),
+    ],
+)
+def test_arguments(text, words):
+    assert parse_arguments(text) == words
+
+
+@pytest.mark.parametrize("text", ['"one', '"one" two', '"', '"\'one"', '"""', "\"a ''' b\""])
+def test_arguments_with_a_bad_quote(text):
+    with pytest.raises(MachineFault, match="LIBVIRT_XML_SCRIPT_ARGS"):
+        parse_arguments(text)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=0)))
+def test_every_list_of_words_can_be_quoted(words):
+    raw = " ".join("'" + word.replace("'", "''") + "'" for word in words)
+    assert parse_arguments('"' + raw.replace('"', '""') + '"') == words
+
+
+# The lines that the server adds.
+
+
+def test_the_lines_that_are_added():
+    assert extra_lines(AD) == [
+        'VMPARAM_Xen_Bootloader = ""',
+        'VMPARAM_Xen_Initrd = ""',
+        'JobVMNetworkingType = ""',
+    ]
+
+
+def test_the_lines_that_are_added_have_an_order_and_values():
+    assert extra_lines(
+        AD,
+        bootloader="/usr/bin/pygrub",
+        initrd="/boot/initrd",
+        bridge_interface="br0",
+        networking_type="nat",
+    ) == [
+        'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"',
+        'VMPARAM_Xen_Initrd = "/boot/initrd"',
+        'VMPARAM_Bridge_Interface = "br0"',
+        'JobVMNetworkingType = "nat"',
+    ]
+
+
+def test_what_the_ad_has_is_not_added():
+    ad = ['vmparam_xen_initrd = "mine"', 'JOBVMNETWORKINGTYPE="bridge"']
+    assert extra_lines(ad, networking_type="nat") == ['VMPARAM_Xen_Bootloader = ""']
+
+
+def test_a_name_inside_a_value_is_not_the_attribute():
+    """The C++ server looks for the name anywhere in the text of the ad."""
+    ad = ['Args = "JobVMNetworkingType VMPARAM_Xen_Initrd"']
+    assert len(extra_lines(ad)) == 3
+
+
+def test_values_are_quoted():
+    assert extra_lines([], bridge_interface='br"0\\\n')[2] == r'VMPARAM_Bridge_Interface = "br\"0\\\n"'
+
+
+# How its lines become one text.
+
+
+@pytest.mark.parametrize(
+    ("printed", "joined"),
+    [
+        ("<domain>\n  <name>\nvm\n</name>\r\n</domain>\n", "<domain>  <name>vm</name></domain>"),
+        ("<disk\ntype='file'\r\ndevice='disk'>\n</disk>", "<disk\ntype='file'\ndevice='disk'></disk>"),
+        ("<a b='x\ny>'\nc=\"it's\n\"/>", "<a b='xy>'\nc=\"it's\"/>"),
+        ("<!-- it's\n <b\n> -->\n<a\nb='c'/>", "<!-- it's <b> --><a\nb='c'/>"),
+        ("<a><![CDATA[<b\n'c]]>\n</a>", "<a><![CDATA[<b'c]]></a>"),
+        ("<?xml version='1.0'\nencoding='UTF-8'?>\n<a/>", "<?xml version='1.0'\nencoding='UTF-8'?><a/>"),
+        ("no end of line", "no end of line"),
+        ("<a>it's\n'fine'\n</a>", "<a>it's'fine'</a>"),
+    ],
+)
+def test_joining(printed, joined):
+    assert join_lines(printed) == joined
+
+
+@given(st.text("<>!-[]CDAT'\"ab \n\r/="))
+def test_joining_changes_nothing_but_ends_of_lines(text):
+    def without(text):
+        return text.replace("\r\n", "").replace("\n", "")
+
+    assert without(join_lines(text)).replace("\r", "") == without(text).replace("\r", "")

@@ -1,0 +1,454 @@
+"""A killed server leaves no VM: the guardian fires when its server is gone, and only then."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp.host import guardian
+from vmgahp.host.guardian import Guardian
+
+SOURCE = str(Path(guardian.__file__).parents[2])
+DEADLINE = 20.0
+
+SERVER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from vmgahp.host.guardian import Guardian
+posted = []
+for place in sys.argv[2:]:
+    posted.append(Guardian.post(["/bin/sh", "-c", 'echo fired >"$1"', "sh", place], os.environ))
+{then}
+print(*(one.session for one in posted), flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"still waiting for {what}"
+        time.sleep(0.005)
+    return found
+
+
+def content(path):
+    return path.read_text() if path.exists() else ""
+
+
+def members(session, state=None):
+    """The processes of a session, by /proc: the living, or those in one state."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and (fields[0] == state if state else fields[0] != "Z"):
+                    found.append(int(entry))
+    return found
+
+
+def gone(session):
+    """Has the session no living process any more?
+
+    The kernel knows, but counts the dead that a slow init has not reaped. Then /proc decides: a walk
+    through it may miss a child forked meanwhile, but not that its parent has died meanwhile.
+    """
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return True
+    dead = members(session, "Z")
+    return bool(dead) and not members(session) and members(session, "Z") == dead
+
+
+def end(session):
+    """Leave no guardian of a failed test behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
+
+
+def the_watcher(session):
+    """The process id of a posted guardian, once it has come to rest, with the pipe as its stdin."""
+
+    def settled():
+        for pid in members(session):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:"):
+                    return pid
+        return None
+
+    return wait_for(settled, "the guardian to settle")
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ended(pipe):
+    """Wait until nobody reads the pipe any more."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    assert poll.poll(DEADLINE * 1000), "the guardian did not end"
+
+
+@contextlib.contextmanager
+def a_server(*places, then="", **options):
+    """A process that posts one guardian for each place and then waits; killed at the end if still there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVER).format(then=then), SOURCE, *map(str, places)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    try:
+        process.sessions = [int(word) for word in process.stdout.readline().split()]
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for session in getattr(process, "sessions", []):
+            end(session)
+        process.stdin.close()
+        process.stdout.close()
+
+
+@pytest.fixture
+def post(tmp_path):
+    """Post a guardian in this process that writes `fired` when it fires."""
+    posted = []
+
+    def one(name="fired", **options):
+        argv = ["/bin/sh", "-c", 'echo fired >"$1"', "sh", str(tmp_path / name)]
+        posted.append(Guardian.post(argv, os.environ, **options))
+        return posted[-1]
+
+    yield one
+    for each in posted:
+        each.dismiss()
+        end(each.session)
+
+
+def test_a_killed_server_is_avenged(tmp_path):
+    place = tmp_path / "fired"
+    with a_server(place) as server:
+        assert not place.exists()
+        server.kill()
+        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+
+
+def test_each_vm_of_a_killed_server_has_its_own(tmp_path):
+    places = [tmp_path / name for name in ("one", "two", "three")]
+    with a_server(*places) as server:
+        server.kill()
+        for place in places:
+            wait_for(lambda place=place: content(place) == "fired\n", f"{place} to fire")
+
+
+def test_it_survives_the_death_of_the_whole_session_of_the_server(tmp_path):
+    place = tmp_path / "fired"
+    with a_server(place, start_new_session=True) as server:
+        assert server.sessions[0] != server.pid
+        for victim in members(server.pid):
+            os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+
+
+def test_a_server_that_ends_without_a_dismissal_counts_as_gone(tmp_path):
+    place = tmp_path / "fired"
+    with a_server(place) as server:
+        server.stdin.close()
+        server.wait(DEADLINE)
+        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+
+
+def test_dismissed_it_ends_without_firing(post, tmp_path):
+    one = post()
+    pipe = os.dup(one._pipe)
+    try:
+        assert one.alive()
+        one.dismiss()
+        ended(pipe)
+        wait_for(lambda: gone(one.session), "its processes to be gone")
+        assert not (tmp_path / "fired").exists()
+        assert not one.alive()
+    finally:
+        os.close(pipe)
+
+
+def test_dismissed_at_once_it_does_not_fire_either(tmp_path):
+    """The dismissal may arrive before the shell has begun to listen."""
+    for number in range(20):
+        place = tmp_path / str(number)
+        one = Guardian.post(["/bin/sh", "-c", 'echo fired >"$1"', "sh", str(place)], os.environ)
+        pipe = os.dup(one._pipe)
+        one.dismiss()
+        ended(pipe)
+        os.close(pipe)
+        wait_for(lambda one=one: gone(one.session), "its processes to be gone")
+        assert not place.exists()
+
+
+def test_to_dismiss_twice_is_harmless(post):
+    one = post()
+    one.dismiss()
+    taken = os.open("/dev/null", os.O_RDONLY)  # the number that the pipe had, if the second closed it again
+    one.dismiss()
+    os.close(taken)
+
+
+def test_to_dismiss_one_that_was_killed_is_harmless(post, tmp_path):
+    one = post()
+    os.kill(the_watcher(one.session), signal.SIGKILL)
+    ended(one._pipe)
+    assert not one.alive()
+    one.dismiss()
+    assert not (tmp_path / "fired").exists()
+
+
+def test_to_dismiss_one_that_was_stopped_does_not_block(post):
+    one = post()
+    watcher = the_watcher(one.session)
+    os.kill(watcher, signal.SIGSTOP)
+    began = time.monotonic()
+    one.dismiss()
+    assert time.monotonic() - began < 1
+    os.kill(watcher, signal.SIGCONT)
+    wait_for(lambda: gone(one.session), "it to read its dismissal")
+
+
+def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
+    one = post()
+    the_watcher(one.session)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        os.killpg(one.session, number)
+    os.close(one._pipe)  # as the death of the server would
+    one._pipe = -1
+    wait_for(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+
+
+def test_one_does_not_hold_the_pipe_of_another(post, tmp_path):
+    first, second = post("first"), post("second")
+    os.close(first._pipe)
+    first._pipe = -1
+    wait_for(lambda: content(tmp_path / "first") == "fired\n", "the first to fire")
+    assert second.alive()
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_program_started_later_does_not_hold_the_pipe(post, tmp_path):
+    one = post()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as other:
+        os.close(one._pipe)
+        one._pipe = -1
+        wait_for(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+        other.stdin.close()
+
+
+def test_it_is_an_orphan_with_a_session_of_its_own(post):
+    one = post()
+    watcher = the_watcher(one.session)
+    assert os.getsid(watcher) == one.session != os.getsid(0)
+    assert parent(watcher) not in (os.getpid(), one.session)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(one.session, os.WNOHANG)
+
+
+def test_it_holds_nothing_of_the_server_open(post):
+    """Neither stdio nor a descriptor that somebody made inheritable: the starter would never see the end."""
+    reading, writing = os.pipe()
+    high = os.open("/dev/zero", os.O_RDONLY)
+    ours = os.fstat(writing).st_ino
+    os.set_inheritable(writing, True)
+    os.set_inheritable(high, True)
+    try:
+        watcher = the_watcher(post().session)
+        held = {entry.name: os.readlink(entry) for entry in Path(f"/proc/{watcher}/fd").iterdir()}
+    finally:
+        for number in (reading, writing, high):
+            os.close(number)
+    assert held.pop("0") != f"pipe:[{ours}]"
+    assert held == {"1": "/dev/null", "2": "/dev/null"}
+
+
+def test_the_starter_sees_the_end_of_the_servers_output_while_the_guardian_works(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with a_server(fifo) as server:  # to open the FIFO for writing waits for us
+        server.kill()
+        assert server.stdout.read() == ""
+        assert not gone(server.sessions[0])
+        assert fifo.read_text() == "fired\n"
+
+
+def test_its_environment_and_directory_are_clean(monkeypatch):
+    monkeypatch.setenv("_CONDOR_VM_MEMORY", "512")
+    monkeypatch.setenv("_CONDOR_ANCESTOR_123", "123:456:789")
+    monkeypatch.setenv("CONDOR_PRIVATE_INHERIT", "SessionKey:secret")
+    one = Guardian.post(["/bin/true"], os.environ)
+    try:
+        watcher = the_watcher(one.session)
+        environ = Path(f"/proc/{watcher}/environ").read_text()
+        names = [entry.partition("=")[0] for entry in environ.split("\0")]
+        assert "_CONDOR_VM_MEMORY" in names
+        assert "_CONDOR_ANCESTOR_123" not in names
+        assert "CONDOR_PRIVATE_INHERIT" not in names
+        assert os.readlink(f"/proc/{watcher}/cwd") == "/"
+    finally:
+        one.dismiss()
+
+
+def test_its_signals_are_its_own(post):
+    """Only what it ignores on purpose is ignored, and nothing that this thread has blocked is blocked."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        watcher = the_watcher(post().session)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    lines = Path(f"/proc/{watcher}/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert int(status["SigBlk"], 16) == 0
+    ignored = {number for number in range(1, 32) if int(status["SigIgn"], 16) >> number - 1 & 1}
+    assert ignored == {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+
+
+def test_it_is_small(post):
+    rollup = Path(f"/proc/{the_watcher(post().session)}/smaps_rollup")
+    proportional = next(line for line in rollup.read_text().splitlines() if line.startswith("Pss:"))
+    assert int(proportional.split()[1]) < 1024
+
+
+def test_the_command_is_never_read_by_a_shell(tmp_path):
+    words = ["a b", "", "$(touch pwned)", "`id`", '"', "'", "new\nline", "*", ";", "\\", "-n", "üß"]
+    place = tmp_path / "argv"
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nprintf "%s\\0" "$#" "$@" >"$1.new"\nmv "$1.new" "$1"\n')
+    program.chmod(0o755)
+    one = Guardian.post([str(program), str(place), *words], os.environ)
+    os.close(one._pipe)
+    one._pipe = -1
+    wait_for(place.exists, "the command to have run")
+    assert place.read_text().split("\0")[:-1] == [str(len(words) + 1), str(place), *words]
+
+
+def test_the_command_is_run_again_until_it_succeeds(tmp_path):
+    counted = tmp_path / "counted"
+    command = ["/bin/sh", "-c", 'echo try >>"$1"; [ "$(wc -l <"$1")" = 3 ]', "sh", str(counted)]
+    one = Guardian.post(command, os.environ, pause=0)
+    os.close(one._pipe)
+    one._pipe = -1
+    wait_for(lambda: gone(one.session), "the guardian to end")
+    assert content(counted).count("try") == 3
+
+
+def test_a_command_that_never_succeeds_is_given_up(tmp_path):
+    counted = tmp_path / "counted"
+    one = Guardian.post(["/bin/sh", "-c", f"echo try >>{counted}; false"], os.environ, pause=0, tries=4)
+    os.close(one._pipe)
+    one._pipe = -1
+    wait_for(lambda: gone(one.session), "the guardian to end")
+    assert content(counted).count("try") == 4
+
+
+def test_nothing_leaks(post):
+    before = os.listdir("/proc/self/fd")
+    post().dismiss()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_shell_that_cannot_start_is_told(monkeypatch):
+    before = os.listdir("/proc/self/fd")
+
+    def refuse(*_, **__):
+        raise BlockingIOError(11, "no processes left")
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    with pytest.raises(OSError, match="no processes left"):
+        Guardian.post(["/bin/true"], os.environ)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_of_the_environment_is_kept():
+    assert guardian.environment(
+        {
+            "PATH": "/condor/bin",
+            "CONDOR_CONFIG": "/etc/condor/condor_config",
+            "_CONDOR_VM_TYPE": "kvm",
+            "_condor_LOG": "/log",
+            "_CONDOR_ANCESTOR_1": "1:2:3",
+            "_condor_ancestor_2": "1:2:3",
+            "CONDOR_INHERIT": "1 <127.0.0.1:9618> …",
+            "CONDOR_PRIVATE_INHERIT": "SessionKey:…",
+            "VMGAHP_USER_UID": "1000",
+            "VMGAHP_USER_GID": "1000",
+            "VMGAHP_CONFIG": "/etc/vmgahp",
+            "VMGAHP_WORKING_DIR": "/scratch",
+            "PYTHONPATH": "/scratch",
+            "ENV": "/scratch/rc",
+            "XDG_RUNTIME_DIR": "/run/user/1000",
+        }
+    ) == {
+        "PATH": "/condor/bin",
+        "CONDOR_CONFIG": "/etc/condor/condor_config",
+        "_CONDOR_VM_TYPE": "kvm",
+        "_condor_LOG": "/log",
+        "VMGAHP_USER_UID": "1000",
+        "VMGAHP_USER_GID": "1000",
+        "VMGAHP_CONFIG": "/etc/vmgahp",
+        "XDG_RUNTIME_DIR": "/run/user/1000",
+    }
+
+
+def test_without_a_path_there_is_one():
+    assert "/usr/bin" in guardian.environment({})["PATH"]
+
+
+def cgroups(pid):
+    """The cgroups in the hierarchies by which processes are killed: v2's, and systemd's of v1."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return {line for line in lines if line.startswith("0::") or ":name=systemd:" in line}
+
+
+def test_it_leaves_the_cgroup_of_its_server(tmp_path):
+    """As a starter's cgroup is emptied by SIGKILL when the starter ends."""
+    roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+    root = next((place for place in roots if os.access(place / "cgroup.procs", os.W_OK)), None)
+    if root is None:
+        pytest.skip("no cgroup v2 that may be written here")
+    branch = root / f"vmgahp-test-{os.getpid()}"
+    try:
+        branch.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        enter = f"open({str(branch / 'cgroup.procs')!r}, 'w').write('0')"
+        place = tmp_path / "fired"
+        script = textwrap.dedent(SERVER).replace("posted = []", f"{enter}\nposted = []").format(then="")
+        server = subprocess.Popen(
+            [sys.executable, "-c", script, SOURCE, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            session = int(server.stdout.readline())
+            watcher = the_watcher(session)
+            assert any(line.endswith(branch.name) for line in cgroups(server.pid))
+            assert not any(line.endswith(branch.name) for line in cgroups(watcher))
+            for line in (branch / "cgroup.procs").read_text().split():
+                os.kill(int(line), signal.SIGKILL)
+            wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+        finally:
+            server.kill()
+            server.communicate()
+    finally:
+        wait_for(lambda: not (branch / "cgroup.procs").read_text(), "the branch to be empty")
+        branch.rmdir()

@@ -1,0 +1,427 @@
+"""Work as the job's user: what that user may do is done, and nothing else can be tricked out of root."""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import os
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp.errors import MachineFault
+from vmgahp.host import job_user as identity_module
+from vmgahp.host.job_user import Identity
+
+JOB_UID = 54321
+OTHER_UID = 54322
+SHARED_GID = 54399
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def place():
+    """A directory that everyone may search, which pytest's own is not, with a scratch directory in it."""
+    with tempfile.TemporaryDirectory(prefix="vmgahp-test-") as outer:
+        path = Path(outer)
+        scratch = path / "dir_1"
+        scratch.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            path.chmod(0o755)
+            os.chown(scratch, JOB_UID, JOB_UID)
+        yield path
+
+
+@pytest.fixture
+def scratch(place):
+    return place / "dir_1"
+
+
+@pytest.fixture
+def user():
+    return Identity(JOB_UID, JOB_UID) if os.geteuid() == 0 else Identity(os.geteuid(), os.getegid())
+
+
+def put(path, content=b"content", uid=JOB_UID, mode=0o600):
+    path.write_bytes(content)
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, uid, uid)
+    return path
+
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+# --- who it is
+
+
+@as_root
+def test_the_environment_names_the_user():
+    user = Identity.from_environ({"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54399"})
+    assert (user.uid, user.gid, user.switching) == (54321, 54399, True)
+
+
+@as_root
+@pytest.mark.parametrize("gid", [None, "", "0", "-1"])
+def test_a_gid_of_root_or_none_becomes_the_uid(gid):
+    environ = {"VMGAHP_USER_UID": "54321"} | ({} if gid is None else {"VMGAHP_USER_GID": gid})
+    assert Identity.from_environ(environ).gid == 54321
+
+
+@as_root
+@pytest.mark.parametrize(
+    "uid", [None, "", "0", "-5", "nobody", "1.5", "54321x", "4294967295", "4294967296", "²"]
+)
+def test_root_without_a_usable_uid_is_a_fault(uid):
+    with pytest.raises(MachineFault, match="VMGAHP_USER_UID"):
+        Identity.from_environ({} if uid is None else {"VMGAHP_USER_UID": uid})
+
+
+def test_without_root_it_is_the_caller(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    monkeypatch.setattr(os, "getegid", lambda: 1235)
+    user = Identity.from_environ({"VMGAHP_USER_UID": "54321"})
+    assert (user.uid, user.gid, user.switching) == (1234, 1235, False)
+
+
+@as_root
+def test_the_child_has_the_users_rights_only(user):
+    def report():
+        status = Path("/proc/self/status").read_text()
+        lines = [line for line in status.splitlines() if line.startswith(("Uid", "Gid", "Groups", "CapEff"))]
+        raise OSError(errno.EPERM, " ".join(" ".join(lines).split()))
+
+    user._groups = [JOB_UID, SHARED_GID]
+    with pytest.raises(OSError, match="Uid") as caught:
+        user._run(report)
+    # Real and saved uid stay root's, so that the user's own processes can neither signal nor trace it.
+    assert caught.value.strerror == (
+        f"Uid: 0 {JOB_UID} 0 {JOB_UID} Gid: {JOB_UID} {JOB_UID} {JOB_UID} {JOB_UID} "
+        f"Groups: {JOB_UID} {SHARED_GID} CapEff: 0000000000000000"
+    )
+    assert os.geteuid() == 0
+
+
+@as_root
+def test_groups_are_those_of_the_group_database():
+    assert Identity(JOB_UID, 7).groups() == [7]
+    import pwd
+
+    entry = pwd.getpwnam("daemon")
+    assert Identity(entry.pw_uid, entry.pw_gid).groups() == os.getgrouplist("daemon", entry.pw_gid)
+
+
+# --- the scratch directory
+
+
+def test_a_file_is_made_read_and_written_as_the_user(user, scratch):
+    fd = user.open_scratch(str(scratch), "new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.write(fd, b"text")
+    os.close(fd)
+    found = os.stat(scratch / "new")
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (user.uid, user.gid, 0o600)
+    fd = user.open_scratch(str(scratch), "new", os.O_RDONLY)
+    assert os.read(fd, 10) == b"text"
+    assert os.get_inheritable(fd) is False
+    assert os.get_blocking(fd) is True
+    os.close(fd)
+
+
+def test_what_the_kernel_says_is_passed_on(user, scratch):
+    assert refused(user.open_scratch, str(scratch), "none", os.O_RDONLY) == errno.ENOENT
+    assert refused(user.open_scratch, str(scratch / "none"), "x", os.O_RDONLY) == errno.ENOENT
+    put(scratch / "there")
+    exclusive = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    assert refused(user.open_scratch, str(scratch), "there", exclusive) == errno.EEXIST
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a\0b"]
+)
+def test_a_name_that_is_not_plain_is_refused(user, scratch, name):
+    assert refused(user.open_scratch, str(scratch), name, os.O_RDONLY) == errno.EINVAL
+    assert refused(user.write_scratch, str(scratch), name, b"") == errno.EINVAL
+    assert refused(user.unlink_scratch, str(scratch), name) == errno.EINVAL
+
+
+def test_no_symbolic_link_is_followed(user, place, scratch):
+    secret = put(place / "secret", mode=0o666)
+    (scratch / "link").symlink_to(secret)
+    (scratch / "up").symlink_to(place)
+    (scratch / "here").mkdir(mode=0o777)
+    (scratch / "here").chmod(0o777)
+    (scratch / "same").symlink_to(scratch / "here")
+    put(scratch / "here" / "file")
+    flags = os.O_RDWR | os.O_CREAT
+    assert refused(user.open_scratch, str(scratch), "link", flags) == errno.ELOOP
+    assert refused(user.open_scratch, str(scratch), "up/secret", flags) == errno.ENOTDIR
+    assert refused(user.open_scratch, str(scratch), "same/file", flags) == errno.ENOTDIR
+    assert refused(user.write_scratch, str(scratch), "up/secret", b"evil") == errno.ENOTDIR
+    assert refused(user.unlink_scratch, str(scratch), "up/secret") == errno.ENOTDIR
+    os.close(user.open_scratch(str(scratch), "here/file", os.O_RDONLY))
+    user.write_scratch(str(scratch), "link", b"mine")
+    assert not (scratch / "link").is_symlink()
+    assert secret.read_bytes() == b"content"
+    (scratch / "gone").symlink_to(secret)
+    user.unlink_scratch(str(scratch), "gone")
+    assert secret.exists()
+    assert not (scratch / "gone").is_symlink()
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(user, scratch):
+    os.mkfifo(scratch / "fifo")
+    (scratch / "dir").mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(scratch / "socket"))
+    for path in scratch.iterdir():
+        path.chmod(0o777)
+    assert refused(user.open_scratch, str(scratch), "fifo", os.O_RDONLY) == errno.EPERM
+    assert refused(user.open_scratch, str(scratch), "fifo", os.O_WRONLY) == errno.ENXIO
+    assert refused(user.open_scratch, str(scratch), "fifo", os.O_RDWR) == errno.EPERM
+    assert refused(user.open_scratch, str(scratch), "socket", os.O_RDONLY) == errno.ENXIO
+    assert refused(user.open_scratch, str(scratch), "dir", os.O_RDONLY) == errno.EISDIR
+    assert refused(user.open_scratch, str(scratch), "dir", os.O_RDWR) == errno.EISDIR
+    listener.close()
+
+
+@as_root
+def test_a_device_is_refused(user, scratch):
+    os.mknod(scratch / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    (scratch / "null").chmod(0o666)
+    assert refused(user.open_scratch, str(scratch), "null", os.O_RDWR) in (errno.EPERM, errno.EACCES)
+
+
+@as_root
+def test_roots_and_other_peoples_files_stay_closed(user, place, scratch):
+    put(scratch / "roots", uid=0)
+    put(scratch / "others", uid=OTHER_UID)
+    put(place / "outside", uid=0)
+    for name in ("roots", "others"):
+        assert refused(user.open_scratch, str(scratch), name, os.O_RDONLY) == errno.EACCES
+    flags = os.O_WRONLY | os.O_CREAT
+    assert refused(user.open_scratch, str(place), "new", flags) == errno.EACCES
+    assert refused(user.write_scratch, str(place), "outside", b"") == errno.EACCES
+    assert refused(user.unlink_scratch, str(place), "outside") == errno.EACCES
+    assert (place / "outside").read_bytes() == b"content"
+
+
+def test_write_scratch_replaces_all_or_nothing(user, scratch):
+    data = os.urandom(3_000_000)
+    user.write_scratch(str(scratch), "file", b"old", 0o644)
+    assert stat.S_IMODE(os.stat(scratch / "file").st_mode) == 0o644
+    user.write_scratch(str(scratch), "file", data)
+    assert (scratch / "file").read_bytes() == data
+    assert os.stat(scratch / "file").st_uid == user.uid
+    (scratch / "dir").mkdir()
+    assert refused(user.write_scratch, str(scratch), "dir", b"x") == errno.EISDIR
+    assert sorted(os.listdir(scratch)) == ["dir", "file"]
+
+
+def test_rename_scratch_stays_within_and_replaces(user, place, scratch):
+    put(scratch / "one", b"1")
+    put(scratch / "two", b"2")
+    (scratch / "dir").mkdir(mode=0o777)
+    (scratch / "dir").chmod(0o777)
+    (scratch / "up").symlink_to(place)
+    user.rename_scratch(str(scratch), "one", "two")
+    assert (scratch / "two").read_bytes() == b"1"
+    user.rename_scratch(str(scratch), "two", "dir/three")
+    assert (scratch / "dir" / "three").read_bytes() == b"1"
+    assert refused(user.rename_scratch, str(scratch), "two", "four") == errno.ENOENT
+    assert refused(user.rename_scratch, str(scratch), "dir/three", "up/four") == errno.ENOTDIR
+    assert refused(user.rename_scratch, str(scratch), "dir/three", "../four") == errno.EINVAL
+    assert sorted(os.listdir(place)) == ["dir_1"]
+
+
+def test_unlink_scratch_does_not_mind_what_is_gone(user, scratch):
+    put(scratch / "file")
+    user.unlink_scratch(str(scratch), "file")
+    user.unlink_scratch(str(scratch), "file")
+    assert os.listdir(scratch) == []
+
+
+# --- paths that the job names
+
+
+def test_check_access(user, place, scratch):
+    image = put(scratch / "image")
+    (place / "link").symlink_to(image)
+    assert user.check_access(str(image), write=True) is None
+    assert user.check_access(str(place / "link"), write=True) is None
+    assert "No such file" in user.check_access(str(place / "none"), write=False)
+    assert "directory" in user.check_access(str(scratch), write=False)
+    assert "full path" in user.check_access("image", write=False)
+    for name in ("/im\0age", "/im\ud800age"):
+        assert "not a name" in user.check_access(name, write=False)
+        assert refused(user.open_scratch, name, "x", os.O_RDONLY) == errno.EINVAL
+    os.mkfifo(scratch / "fifo", 0o666)
+    (scratch / "fifo").chmod(0o666)
+    assert "regular" in user.check_access(str(scratch / "fifo"), write=False)
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/self/mem", "/proc/version", "/sys/kernel/uevent_seqnum", "/dev/null"]
+)
+def test_the_kernels_own_files_are_no_images(user, place, path):
+    (place / "link").symlink_to(path)
+    assert user.check_access(path, write=False) is not None
+    assert user.check_access(str(place / "link"), write=False) is not None
+
+
+@as_root
+def test_check_access_is_about_the_users_rights(user, place):
+    readable = put(place / "readable", uid=0, mode=0o644)
+    assert user.check_access(str(readable), write=False) is None
+    reason = user.check_access(str(readable), write=True)
+    assert "Permission denied" in reason
+    assert str(JOB_UID) in reason
+    shared = put(place / "shared", uid=0, mode=0o060)
+    os.chown(shared, 0, SHARED_GID)
+    assert user.check_access(str(shared), write=False) is not None
+    assert Identity(JOB_UID, SHARED_GID).check_access(str(shared), write=True) is None
+    member = Identity(JOB_UID, JOB_UID)
+    member._groups = [JOB_UID, SHARED_GID]
+    assert member.check_access(str(shared), write=True) is None
+    assert "Permission denied" in user.check_access("/etc/shadow", write=False)
+
+
+# --- the child
+
+
+def hang(*_):
+    time.sleep(60)
+    return -1
+
+
+@as_root
+def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
+    monkeypatch.setattr(identity_module, "DEADLINE", 0.2)
+    monkeypatch.setattr(identity_module, "_open_beneath", hang)
+    monkeypatch.setattr(identity_module, "_open_named", hang)
+    started = time.monotonic()
+    with pytest.raises(MachineFault, match="did not answer"):
+        user.open_scratch("/tmp", "x", os.O_RDONLY)
+    assert "did not answer" in user.check_access("/tmp/x", write=False)
+    assert time.monotonic() - started < 3
+    deadline = time.monotonic() + 5
+    while identity_module._unreaped and time.monotonic() < deadline:
+        for pid in identity_module._unreaped[:]:
+            identity_module._reap(pid)
+    assert identity_module._unreaped == []
+
+
+@as_root
+def test_a_child_that_dies_is_a_fault_of_the_machine(user):
+    with pytest.raises(MachineFault, match="without an answer"):
+        user._run(lambda: os._exit(1))
+    with pytest.raises(MachineFault, match="without an answer"):
+        user._run(lambda: [][1])
+
+
+@as_root
+def test_the_child_keeps_nothing_open_and_no_signal_reaches_it(user):
+    low = os.open("/etc/shadow", os.O_RDONLY)
+    high = fcntl.fcntl(low, fcntl.F_DUPFD, 200)
+
+    def report():
+        blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        raise OSError(errno.EPERM, f"{len(os.listdir('/proc/self/fd'))} {blocked > 50} {gc.isenabled()}")
+
+    with pytest.raises(OSError, match="True") as caught:
+        user._run(report)
+    assert caught.value.strerror == "2 True False"  # the channel, and the descriptor of the listing itself
+    os.close(low)
+    os.close(high)
+    assert gc.isenabled()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+@as_root
+def test_the_users_own_processes_cannot_signal_the_child(user, scratch):
+    def wait(directory):
+        fd = os.open(directory + b"/pid", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, b"%d" % os.getpid())
+        os.close(fd)
+        time.sleep(1)
+        return -1
+
+    worker = threading.Thread(target=user._run, args=(wait, os.fsencode(scratch)))
+    worker.start()
+    deadline = time.monotonic() + 5
+    while not ((scratch / "pid").exists() and (scratch / "pid").read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    command = ["/bin/sh", "-c", f"kill -9 {(scratch / 'pid').read_text()}"]
+    done = subprocess.run(command, user=JOB_UID, group=JOB_UID, extra_groups=[], capture_output=True)
+    worker.join()
+    assert b"not permitted" in done.stderr
+
+
+def test_many_threads_at_once(user, scratch):
+    """Forking among busy threads: nothing deadlocks, nothing is mixed up, nothing is left open."""
+    failures = []
+
+    def work(number):
+        try:
+            for turn in range(15):
+                name = f"file{number}"
+                data = b"%d %d" % (number, turn)
+                user.write_scratch(str(scratch), name, data)
+                fd = user.open_scratch(str(scratch), name, os.O_RDONLY)
+                assert os.read(fd, 100) == data
+                os.close(fd)
+                with contextlib.suppress(FileNotFoundError):
+                    user.open_scratch(str(scratch), "none", os.O_RDONLY)
+        except (OSError, MachineFault, AssertionError) as error:
+            failures.append(error)
+
+    def litter(stop):
+        while not stop.is_set():
+            ring = [[] for _ in range(100)]
+            for one, two in zip(ring, ring[1:] + ring[:1], strict=True):
+                one.append(two)
+
+    user.write_scratch(str(scratch), "first", b"")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    stop = threading.Event()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    collector = threading.Thread(target=litter, args=(stop,))
+    collector.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stop.set()
+    collector.join()
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert gc.isenabled()
+
+
+def test_direct_work_without_root_is_the_same(monkeypatch, scratch, place):
+    user = Identity(os.geteuid(), os.getegid())
+    assert user.switching is False
+    put(place / "secret")
+    (scratch / "link").symlink_to(place / "secret")
+    user.write_scratch(str(scratch), "file", b"x")
+    assert refused(user.open_scratch, str(scratch), "link", os.O_RDONLY) == errno.ELOOP
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("none/x", "link", "file/x"):
+        with contextlib.suppress(OSError):
+            user.open_scratch(str(scratch), name, os.O_RDONLY)
+    assert len(os.listdir("/proc/self/fd")) == before

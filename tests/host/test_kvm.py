@@ -1,0 +1,183 @@
+"""KVM is proved, not assumed: what `check` says in every case, and that it never outlives its deadline."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from vmgahp.host import kvm
+
+KNOWN = (
+    "/dev/kvm does not exist: ",
+    "/dev/kvm may not be opened by user id ",
+    "/dev/kvm cannot be opened: ",
+    "/dev/kvm opens, but KVM_",
+    "/dev/kvm opens, but it speaks version ",
+    "/dev/kvm opens, but a guest in 64-bit mode ",
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    kvm.forget()
+    yield
+    kvm.forget()
+
+
+def stand_in(*lines, killed=False):
+    return lambda device, deadline: (list(lines), killed)
+
+
+@pytest.fixture
+def interpreter(tmp_path, monkeypatch):
+    """Put a shell script in the place of the process with the guest."""
+
+    def write(body):
+        script = tmp_path / "interpreter"
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return write
+
+
+def test_this_machine_gets_a_verdict_in_time():
+    began = time.monotonic()
+    reason = kvm.check(1.0)
+    assert time.monotonic() - began < 2.5
+    assert reason is None or reason.startswith(KNOWN)
+
+
+@pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no /dev/kvm to run a guest with")
+def test_the_guest_really_runs_on_this_machine():
+    """With time enough, fast or slow, the loop ends by its hlt with nothing left to count."""
+    lines, killed = kvm._run_guest("/dev/kvm", 20.0)
+    if lines and lines[0].startswith("failed KVM_"):
+        pytest.skip(f"this machine's KVM refuses: {lines[0]}")
+    assert not killed
+    assert lines[0].startswith("ran ")
+
+
+def test_fast_is_working():
+    assert kvm.check(runner=stand_in("ran 0.001100")) is None
+
+
+def test_the_best_of_several_times_counts():
+    assert kvm.check(runner=stand_in("ran 0.120000", "ran 0.002000")) is None
+
+
+def test_slow_is_not_working_and_the_number_is_told():
+    reason = kvm.check(runner=stand_in("ran 0.300000", "ran 0.200000"))
+    assert "too slow" in reason
+    assert "0.200 s" in reason
+
+
+def test_the_limit_itself_is_too_slow():
+    assert "too slow" in kvm.check(runner=stand_in(f"ran {kvm.FAST_ENOUGH}"))
+
+
+def test_a_guest_that_never_ends_is_told_as_such():
+    assert "did not end" in kvm.check(0.5, runner=stand_in(killed=True))
+
+
+def test_a_slow_time_is_told_even_if_the_next_try_was_killed():
+    assert "0.400 s" in kvm.check(0.5, runner=stand_in("ran 0.400000", killed=True))
+
+
+def test_a_failed_step_is_named():
+    reason = kvm.check(runner=stand_in("failed KVM_CREATE_VM failed: Device or resource busy"))
+    assert reason == "/dev/kvm opens, but KVM_CREATE_VM failed: Device or resource busy"
+
+
+def test_a_death_without_a_word_is_not_working():
+    assert "without a word" in kvm.check(runner=stand_in())
+
+
+def test_no_device(tmp_path):
+    assert "does not exist" in kvm.check(device=str(tmp_path / "kvm"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu vmx sse", "kvm_intel"), ("fpu svm sse", "kvm_amd"), ("fpu sse", "firmware")],
+)
+def test_no_device_is_explained_by_the_processor(tmp_path, monkeypatch, flags, expected):
+    if os.uname().machine != "x86_64":
+        pytest.skip("flags of x86")
+    real_open = open
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+
+    def open_ours(path, *rest, **options):
+        return real_open(cpuinfo if path == "/proc/cpuinfo" else path, *rest, **options)
+
+    monkeypatch.setattr("builtins.open", open_ours)
+    assert expected in kvm.check(device=str(tmp_path / "kvm"))
+
+
+def test_no_permission(tmp_path):
+    device = tmp_path / "kvm"
+    device.touch(0o000)
+    tmp_path.chmod(0o755)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(writing, (kvm.check(device=str(device)) or "works").encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        reason = answer.read()
+    os.waitpid(pid, 0)
+    assert "may not be opened by user id" in reason
+
+
+def test_a_device_that_is_no_kvm_fails_by_the_step_that_failed():
+    reason = kvm.check(device="/dev/null")
+    assert reason.startswith("/dev/null opens, but KVM_GET_API_VERSION failed: ")
+
+
+def test_the_process_is_killed_at_the_deadline(interpreter, tmp_path):
+    interpreter(f"echo $$ >{tmp_path}/pid\nexec sleep 100")
+    began = time.monotonic()
+    assert "did not end" in kvm.check(1.0, device="/dev/null")
+    assert time.monotonic() - began < 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_what_was_printed_before_the_deadline_counts(interpreter):
+    interpreter("echo ran 0.2\nexec sleep 100")
+    assert "0.200 s" in kvm.check(1.0, device="/dev/null")
+
+
+def test_nothing_is_left_open_or_unreaped(interpreter, tmp_path):
+    interpreter(f"echo $$ >{tmp_path}/pid\necho ran 0.001")
+    before = os.listdir("/proc/self/fd")
+    assert kvm.check(5.0, device="/dev/null") is None
+    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(int((tmp_path / "pid").read_text()), os.WNOHANG)
+
+
+def test_a_verdict_is_kept_and_can_be_forgotten(interpreter):
+    interpreter("echo ran 0.001")
+    assert kvm.check(5.0, device="/dev/null") is None
+    interpreter("echo failed KVM_CREATE_VM failed: it is gone")
+    assert kvm.check(5.0, device="/dev/null") is None
+    kvm.forget()
+    assert "it is gone" in kvm.check(5.0, device="/dev/null")
+
+
+def test_an_interpreter_that_cannot_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert "cannot be started" in kvm.check(device="/dev/null")
+    kvm.forget()
+    monkeypatch.setattr(sys, "executable", "")
+    assert "no Python interpreter" in kvm.check(device="/dev/null")

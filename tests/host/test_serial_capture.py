@@ -1,0 +1,557 @@
+"""The guest's console reaches its file, whatever the guest prints, and nothing is left behind."""
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp.errors import MachineFault
+from vmgahp.host import serial_capture
+from vmgahp.host.runtime_dir import LONGEST_PATH, runtime_dir, sweep
+from vmgahp.host.serial_capture import CUT, TAIL, ConsoleCapture
+
+DEADLINE = 20.0
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"still waiting for {what}"
+        time.sleep(0.005)
+    return found
+
+
+@pytest.fixture
+def base(tmp_path_factory):
+    """A directory with a short name, as sockets need it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="vc", dir="/tmp") as place:
+        yield place
+
+
+class Console:
+    """A capture with its file, and a QEMU that connects to it."""
+
+    def __init__(self, base, log):
+        self.base = base
+        self.log = log
+        self.told = []
+        self.captures = []
+
+    def open_output(self):
+        return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def start(self, limit=1 << 20, **options):
+        directory = runtime_dir(self.base)
+        capture = ConsoleCapture(
+            f"{directory}/console",
+            options.pop("open_output", self.open_output),
+            limit,
+            self.told.append,
+            **options,
+        )
+        self.captures.append(capture)
+        return capture
+
+    def qemu(self, capture):
+        guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        guest.settimeout(DEADLINE)
+        guest.connect(capture.path)
+        return guest
+
+    @property
+    def text(self):
+        return self.log.read_bytes()
+
+
+@pytest.fixture
+def console(base, tmp_path):
+    one = Console(base, tmp_path / "vm_console.log")
+    yield one
+    for capture in one.captures:
+        capture.close()
+
+
+def test_what_the_guest_prints_arrives_while_it_runs(console):
+    capture = console.start()
+    with console.qemu(capture) as guest:
+        guest.sendall(b"booting\n")
+        wait_for(lambda: console.text == b"booting\n", "the first line")
+        guest.sendall(b"ready\n")
+        wait_for(lambda: console.text == b"booting\nready\n", "the second line")
+    assert console.told == []
+
+
+def test_bytes_are_kept_as_they_are(console):
+    capture = console.start()
+    everything = bytes(range(256)) * 16
+    with console.qemu(capture) as guest:
+        guest.sendall(everything)
+    capture.close()
+    assert console.text == everything
+
+
+def test_the_end_is_remembered_although_the_file_has_reached_its_limit(console):
+    console.log.write_bytes(b"of an earlier run\n")
+    capture = console.start(limit=30)
+    assert capture.tail() == b""
+    with console.qemu(capture) as guest:
+        for number in range(3 * TAIL // 1024):
+            guest.sendall(b"%d".ljust(1024) % number)
+        guest.sendall(b"the last words\n")
+    capture.close()
+    assert capture.tail().endswith(b"the last words\n")
+    assert len(capture.tail()) == TAIL
+    assert b"last words" not in console.text
+
+
+def test_it_goes_on_after_what_the_file_held(console):
+    console.log.write_bytes(b"before the checkpoint\n")
+    capture = console.start()
+    with console.qemu(capture) as guest:
+        guest.sendall(b"after it\n")
+    capture.close()
+    assert console.text == b"before the checkpoint\nafter it\n"
+
+
+def test_the_hypervisor_may_connect_again(console):
+    """As it does when a saved VM is restored."""
+    capture = console.start()
+    for number in range(5):
+        with console.qemu(capture) as guest:
+            guest.sendall(b"%d\n" % number)
+    wait_for(lambda: console.text == b"0\n1\n2\n3\n4\n", "all five")
+
+
+def test_a_connection_that_breaks_is_no_error(console):
+    capture = console.start()
+    guest = console.qemu(capture)
+    guest.sendall(b"a")
+    wait_for(lambda: console.text == b"a", "the byte")
+    guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    guest.close()
+    with console.qemu(capture) as guest:
+        guest.sendall(b"b")
+        wait_for(lambda: console.text == b"ab", "the next")
+
+
+def test_close_keeps_what_still_waits(console, monkeypatch):
+    """Even from a QEMU that nobody has accepted yet: a guest's last words matter most."""
+    served = threading.Event()
+    monkeypatch.setattr(ConsoleCapture, "_serve", lambda self: served.wait(DEADLINE) and None)
+    capture = console.start()
+    with console.qemu(capture) as first:
+        first.sendall(b"Kernel panic\n")
+    with console.qemu(capture) as second:
+        second.sendall(b"rebooted\n")
+    served.set()
+    capture.close()
+    assert console.text == b"Kernel panic\nrebooted\n"
+
+
+def test_close_takes_the_rest_of_a_live_connection(console):
+    capture = console.start()
+    with console.qemu(capture) as guest:
+        guest.sendall(b"x" * 100_000)
+        capture.close()
+        assert console.text == b"x" * 100_000
+
+
+def test_close_does_not_wait_for_a_flood_to_end(console):
+    capture = console.start(limit=1000)
+    stop = threading.Event()
+
+    def flood():
+        with console.qemu(capture) as guest:
+            try:
+                while not stop.is_set():
+                    guest.sendall(b"y" * 65536)
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_for(lambda: capture.written >= 1000, "the flood")
+        began = time.monotonic()
+        capture.close()
+        assert time.monotonic() - began < 3
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(100_000_000, 0.2), (1000, 10.0)])
+def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, seconds):
+    """Even where the other end always has more."""
+    taken = [0]
+
+    def receive(self, connection):
+        taken[0] += 1
+        return 1
+
+    monkeypatch.setattr(serial_capture, "CLOSE_BYTES", size)
+    monkeypatch.setattr(serial_capture, "CLOSE_SECONDS", seconds)
+    monkeypatch.setattr(ConsoleCapture, "_receive", receive)
+    capture = console.start()
+    with console.qemu(capture):
+        began = time.monotonic()
+        capture.close()
+        assert time.monotonic() - began < 5
+        assert not capture._thread.is_alive()
+    assert 0 < taken[0] <= size
+
+
+def test_no_more_than_the_limit_is_kept_and_the_file_says_so(console):
+    capture = console.start(limit=10)
+    with console.qemu(capture) as guest:
+        guest.sendall(b"0123456")
+        guest.sendall(b"789abcdef")
+        guest.sendall(b"more")
+    capture.close()
+    assert console.text == b"0123456789" + CUT % 10
+    assert len(console.told) == 1
+
+
+def test_exactly_the_limit_is_not_cut(console):
+    capture = console.start(limit=10)
+    with console.qemu(capture) as guest:
+        guest.sendall(b"0123456789")
+    capture.close()
+    assert console.text == b"0123456789"
+    assert console.told == []
+
+
+def test_the_limit_holds_over_restarts(console):
+    for _ in range(3):
+        capture = console.start(limit=10)
+        with console.qemu(capture) as guest:
+            guest.sendall(b"01234567")
+        capture.close()
+    assert console.text == b"0123456701" + CUT % 10
+
+
+def test_a_limit_of_nothing_keeps_nothing(console):
+    capture = console.start(limit=0)
+    with console.qemu(capture) as guest:
+        guest.sendall(b"x")
+    capture.close()
+    assert console.text == CUT % 0
+
+
+def test_a_flood_over_the_limit_does_not_stop_the_guest(console):
+    capture = console.start(limit=1000)
+    with console.qemu(capture) as guest:
+        for _ in range(200):
+            guest.sendall(b"z" * 100_000)  # times out if nobody reads
+    capture.close()
+    assert console.log.stat().st_size == 1000 + len(CUT % 1000)
+
+
+def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
+    capture = console.start()
+    full = threading.Event()
+    refused = threading.Event()
+    real = os.write
+
+    def write(descriptor, data):
+        if descriptor == capture._output and full.is_set():
+            refused.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with console.qemu(capture) as guest:
+        guest.sendall(b"kept ")
+        wait_for(lambda: console.text == b"kept ", "what is kept")
+        full.set()
+        for _ in range(3):
+            refused.clear()
+            guest.sendall(b"lost ")
+            assert refused.wait(DEADLINE)
+        full.clear()
+        guest.sendall(b"kept again")
+        wait_for(lambda: console.text == b"kept kept again", "what comes after")
+    assert len(console.told) == 1
+    assert "No space left" in console.told[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_truly_full_device(console):
+    capture = console.start(open_output=lambda: os.open("/dev/full", os.O_WRONLY))
+    with console.qemu(capture) as guest:
+        for _ in range(50):
+            guest.sendall(b"x" * 100_000)
+    capture.close()
+    assert len(console.told) == 1
+
+
+def test_out_of_descriptors_is_told_and_survived(console, monkeypatch):
+    capture = console.start()
+    real = ConsoleCapture._accept
+    failing = [True]
+
+    def accept(self):
+        if failing:
+            failing.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self)
+
+    monkeypatch.setattr(ConsoleCapture, "_accept", accept)
+    with console.qemu(capture) as guest:
+        guest.sendall(b"patience")
+        wait_for(lambda: console.text == b"patience", "the second try")
+    assert len(console.told) == 1
+
+
+def test_close_leaves_nothing_and_may_be_called_again(console):
+    before = os.listdir("/proc/self/fd")
+    capture = console.start()
+    guest = console.qemu(capture)
+    guest.sendall(b"x")
+    capture.close()
+    capture.close()
+    guest.close()
+    assert os.listdir(console.base) == []
+    assert os.listdir("/proc/self/fd") == before
+    assert not capture._thread.is_alive()
+
+
+def test_a_file_that_blocks_does_not_block_close(console):
+    """Such as one on a network file system whose server is gone; here a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    capture = console.start(open_output=lambda: writing)
+    guest = console.qemu(capture)
+    try:
+        guest.sendall(b"x" * 200_000)
+        wait_for(lambda: capture.written, "the pipe to be written to")
+        began = time.monotonic()
+        capture.close()
+        assert time.monotonic() - began < 4
+        assert os.listdir(console.base) == []
+        assert len(console.told) == 1
+    finally:
+        guest.close()
+        os.close(reading)  # the thread ends by an error
+    capture._thread.join(DEADLINE)
+    assert not capture._thread.is_alive()
+
+
+def test_two_captures_do_not_disturb_each_other(console, tmp_path):
+    first = console.start()
+    other = tmp_path / "other.log"
+    second = console.start(open_output=lambda: os.open(other, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    with console.qemu(first) as one, console.qemu(second) as two:
+        one.sendall(b"one")
+        two.sendall(b"two")
+        first.close()
+        two.sendall(b"two")
+        wait_for(lambda: other.read_bytes() == b"twotwo", "the second")
+    assert console.text == b"one"
+
+
+def test_the_thread_has_a_name(console):
+    capture = console.start()
+    assert capture.path in capture._thread.name
+
+
+def test_only_the_owner_may_connect(console):
+    capture = console.start()
+    assert stat.S_IMODE(os.stat(capture.path).st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives sockets away")
+@pytest.mark.parametrize(("uid", "allowed"), [(12345, True), (12346, False)])
+def test_as_root_the_socket_is_the_owners(console, uid, allowed):
+    os.chmod(console.base, 0o711)
+    capture = console.start(owner=(12345, 12345))
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            try:
+                console.qemu(capture).close()
+                code = 0
+            except PermissionError:
+                code = 1
+            # The owner of the socket may not put another in its place.
+            try:
+                os.unlink(capture.path)
+                code = 3
+            except PermissionError:
+                pass
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if allowed else 1)
+
+
+def test_a_path_that_is_too_long_is_a_fault_with_a_cure(base, tmp_path):
+    directory = Path(base, "d" * 90)
+    directory.mkdir()
+    with pytest.raises(MachineFault, match="longer than 99 bytes") as caught:
+        ConsoleCapture(f"{directory}/console", lambda: pytest.fail("too late"), 1, print)
+    assert caught.value.cure
+    assert not directory.exists()
+
+
+def test_a_fault_of_the_opener_goes_through_and_leaves_nothing(console):
+    def refuse():
+        raise MachineFault("the scratch directory is gone")
+
+    with pytest.raises(MachineFault, match="scratch directory is gone"):
+        console.start(open_output=refuse)
+    assert os.listdir(console.base) == []
+
+
+def test_a_socket_that_cannot_be_made_is_a_fault_and_leaves_nothing(console, monkeypatch):
+    before = os.listdir("/proc/self/fd")
+    opened = []
+    monkeypatch.setattr(os, "chmod", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no chmod today")))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    def open_output():
+        opened.append(console.open_output())
+        return opened[0]
+
+    with pytest.raises(MachineFault, match="no chmod today"):
+        console.start(open_output=open_output)
+    assert opened
+    assert os.listdir(console.base) == []
+    assert os.listdir("/proc/self/fd") == before
+
+
+# The directories.
+
+
+def test_each_vm_has_a_directory_of_its_own(base):
+    one, two = runtime_dir(base), runtime_dir(base)
+    assert one != two
+    expected = 0o711 if os.geteuid() == 0 else 0o700
+    for path in (one, two):
+        assert stat.S_IMODE(os.stat(path).st_mode) == expected
+        assert str(os.getpid()) in path
+        assert len(f"{path}/console") < LONGEST_PATH
+
+
+def test_without_root_it_is_where_the_user_may_write(base, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{base}/is/not/there")
+    monkeypatch.setenv("TMPDIR", base)
+    path = runtime_dir()
+    assert os.path.dirname(path) == base
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    assert os.path.dirname(runtime_dir()) == base
+
+
+def test_a_place_that_is_too_long_is_passed_over(base, monkeypatch):
+    long = Path(base, "d" * 90)
+    long.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setenv("TMPDIR", base)
+    assert os.path.dirname(runtime_dir()) == base
+
+
+def test_no_place_at_all_is_a_fault_with_a_cure(base):
+    with pytest.raises(MachineFault, match="is too long") as caught:
+        runtime_dir(f"{base}/{'d' * 90}")
+    assert "XDG_RUNTIME_DIR" in caught.value.cure
+    with pytest.raises(MachineFault, match="No such file"):
+        runtime_dir(f"{base}/none")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has this directory")
+def test_as_root_the_directory_above_is_made_and_checked(base, monkeypatch):
+    place = f"{base}/vmgahp"
+    monkeypatch.setattr("vmgahp.host.runtime_dir.ROOT_BASE", place)
+    mask = os.umask(0o077)
+    try:
+        assert os.path.dirname(runtime_dir()) == place
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(os.stat(place).st_mode) == 0o711
+    os.chmod(place, 0o777)
+    with pytest.raises(MachineFault, match="others than root"):
+        runtime_dir()
+    os.rename(place, f"{place}.real")
+    os.symlink(f"{place}.real", place)
+    os.chmod(f"{place}.real", 0o711)
+    with pytest.raises(MachineFault, match="others than root"):
+        runtime_dir()
+
+
+def left_by_a_killed_process(base):
+    """A directory with a socket in it that a process left behind when it was killed."""
+    program = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture
+ConsoleCapture(runtime_dir(sys.argv[2]) + "/console", lambda: os.open("/dev/null", 1), 1, print)
+os.kill(os.getpid(), 9)
+"""
+    source = str(Path(serial_capture.__file__).parents[2])
+    subprocess.run([sys.executable, "-c", program, source, base], check=False)
+    (left,) = os.listdir(base)
+    assert os.listdir(f"{base}/{left}") == ["console"]
+    return f"{base}/{left}"
+
+
+def test_what_a_killed_server_left_is_swept(base):
+    left = left_by_a_killed_process(base)
+    assert sweep(base) == [left]
+    assert os.listdir(base) == []
+
+
+def test_what_is_in_use_is_not_swept(console):
+    capture = console.start()
+    assert sweep(console.base) == []
+    with console.qemu(capture) as guest:
+        guest.sendall(b"still here")
+        wait_for(lambda: console.text == b"still here", "the text")
+
+
+def test_a_process_id_that_was_used_again_does_not_protect(base):
+    left = left_by_a_killed_process(base)
+    birth = left.rpartition("/")[2].split("-")[2]
+    disguised = f"{base}/vmgahp-{os.getpid()}-{birth}-0"
+    os.rename(left, disguised)
+    assert sweep(base) == [disguised]
+
+
+def test_sweeping_touches_nothing_else(base, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    os.symlink(precious, f"{base}/vmgahp-4999999-1-0")
+    for name in ("vmgahp-notes", "vmgahp-4999999-2", "vmgahp-4999999-x-0", "other", "vmgahp-²-1-0"):
+        os.mkdir(f"{base}/{name}")
+    full = Path(base, "vmgahp-4999999-1-1")
+    (full / "directory").mkdir(parents=True)
+    before = sorted(os.listdir(base))
+    assert sweep(base) == []
+    assert sorted(os.listdir(base)) == before
+    assert (precious / "file").read_text() == "x"
+    assert sweep(f"{base}/none") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another's directory")
+def test_another_users_directory_is_not_swept(base):
+    path = f"{base}/vmgahp-4999999-1-0"
+    os.mkdir(path)
+    os.chown(path, 12345, 12345)
+    assert sweep(base) == []
+    os.chown(path, 0, 0)
+    assert sweep(base) == [path]

@@ -1,0 +1,472 @@
+"""The administrator's catalogue of images, and what jobs may ask to be made for them; who is blamed for what."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.job.test_spec import GOOD, Files
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import provision
+from vmgahp.errors import Fault, JobFault, MachineFault
+from vmgahp.findings import OFF, OK
+from vmgahp.host.job_user import Identity
+from vmgahp.images import catalog as catalogue
+from vmgahp.images.catalog import Entry, Image
+from vmgahp.job.data_disks import refuse
+from vmgahp.job.disks import Disk
+from vmgahp.job.spec import JobAd, JobSpec
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
+
+QCOW2 = b"QFI\xfb\0\0\0\3".ljust(512, b"\0")
+
+
+@pytest.fixture
+def place(scratch: Path) -> Path:
+    """A directory that everybody may enter and only its owner write to."""
+    made = scratch.parent / "images"
+    made.mkdir()
+    made.chmod(0o755)
+    return made
+
+
+def write(path: Path, content: str | bytes, mode: int = 0o644) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.chmod(mode)
+    return path
+
+
+def settings(place: Path, **more: str) -> Settings:
+    return Settings({"VM_MEMORY": "1024", "VM_CATALOG": str(place / "catalog.toml"), **more})
+
+
+def catalog(place: Path, text: str) -> Settings:
+    write(place / "catalog.toml", text)
+    return settings(place)
+
+
+def survey(made: Settings, beneath=lambda _image: None):  # type: ignore[no-untyped-def]
+    names, found = catalogue.survey(made, beneath)
+    return names, {finding.check: finding for finding in found}
+
+
+# --- the file
+
+
+def test_without_the_setting_there_is_no_catalogue() -> None:
+    assert catalogue.read(Settings({})) is None
+    assert survey(Settings({})) == ([], {})
+
+
+def test_every_key_is_read(place: Path) -> None:
+    write(place / "a.qcow2", QCOW2)
+    made = catalog(
+        place,
+        '[a]\npath = "a.qcow2"\nformat = "QCOW2"\ndescription = "one"\nmin_memory = 512\n'
+        f'[cd]\npath = "{place}/../cd.iso"\nformat = "iso"\n',
+    )
+    found = catalogue.read(made)
+    assert found is not None
+    assert found.entries == {
+        "a": Entry("a", f"{place}/a.qcow2", "qcow2", "disk", "one", 512),
+        "cd": Entry("cd", f"{place.parent}/cd.iso", "raw", "cdrom"),
+    }
+
+
+def test_a_dot_in_a_name_needs_no_quotes(place: Path) -> None:
+    table = 'path = "a"\nformat = "raw"\n'
+    heads = ("[ubuntu-24.04]", "[ubuntu-24.10]", '["x.y"]', "[z]")
+    found = catalogue.read(catalog(place, "".join(f"{head}\n{table}" for head in heads)))
+    assert found is not None
+    assert set(found.entries) == {"ubuntu-24.04", "ubuntu-24.10", "x.y", "z"}
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('format = "raw"', "has no path"),
+        ('path = "a"', "has no format"),
+        ('path = "a"\nformat = "guess"', "has the format 'guess'"),
+        ('path = "a"\nfromat = "raw"', "'fromat'"),
+        ('path = 1\nformat = "raw"', "no text"),
+        ('path = "a"\nformat = "raw"\nmin_memory = "512"', "no number"),
+        ('path = "a"\nformat = "raw"\nmin_memory = true', "no number"),
+        ('path = "a"\nformat = "raw"\nmin_memory = -1', "min_memory"),
+        ("", "has no path"),
+    ],
+)
+def test_one_wrong_entry_leaves_the_others(place: Path, table: str, problem: str) -> None:
+    write(place / "good.raw", b"good")
+    names, found = survey(catalog(place, f'[wrong]\n{table}\n[good]\npath = "good.raw"\nformat = "raw"\n'))
+    assert names == ["good"]
+    assert found["image wrong"].verdict == OFF
+    assert problem in found["image wrong"].seen
+    assert found["image wrong"].cure
+    assert found["images"].verdict == OK
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[a\n", "no catalogue"),
+        ('path = "a"\n', "outside of any table"),
+        ('[a]\npath = "a"\n[a]\npath = "b"\n', "no catalogue"),
+        (b"\xff\xfe", "no catalogue"),
+        ("#" * (catalogue.LARGEST + 1), "more than"),
+        ("[x]\n" + "a = " + "[" * 100000, "no catalogue"),
+        ("".join(f"[i{number}]\n" for number in range(catalogue.MOST_IMAGES + 1)), "more than"),
+    ],
+)
+def test_what_is_no_catalogue_is_named_and_nothing_more(place: Path, text: str | bytes, problem: str) -> None:
+    write(place / "catalog.toml", text)
+    names, found = survey(settings(place))
+    assert names == []
+    assert found["images"].verdict == OFF, "no machine goes offline for it"
+    assert problem in found["images"].seen
+    with pytest.raises(JobFault):
+        resolved(settings(place))
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "a/b", "ä", "a,b", "a:b", "x" * 65])
+def test_a_name_that_no_job_could_write_is_refused(place: Path, name: str) -> None:
+    write(place / "a", b"content")
+    names, found = survey(catalog(place, f'["{name}"]\npath = "a"\nformat = "raw"\n'))
+    assert names == []
+    assert "is no name" in found[f"image {name[:64]}"].seen
+
+
+# --- whose the files are
+
+
+def one(place: Path, image_format: str = "raw", content: bytes = b"content") -> Settings:
+    write(place / "a", content)
+    return catalog(place, f'[a]\npath = "a"\nformat = "{image_format}"\n')
+
+
+def trouble(made: Settings, check: str = "image a") -> str:
+    names, found = survey(made)
+    assert names == []
+    return found[check].seen
+
+
+def test_a_catalogue_that_others_may_write_to_is_not_read(place: Path) -> None:
+    made = one(place)
+    (place / "catalog.toml").chmod(0o666)
+    assert "written to by others" in trouble(made, "images")
+
+
+def test_an_image_that_others_may_write_to_is_not_offered(place: Path) -> None:
+    made = one(place)
+    (place / "a").chmod(0o664)
+    assert "written to by others" in trouble(made)
+
+
+@AS_ROOT
+def test_an_image_of_somebody_elses_is_not_offered(place: Path) -> None:
+    made = one(place)
+    os.chown(place / "a", 54321, 54321)
+    assert "belongs to user id 54321" in trouble(made)
+
+
+@AS_ROOT
+def test_a_link_in_somebody_elses_directory_is_not_followed(place: Path, scratch: Path) -> None:
+    write(place / "base", b"content")
+    (scratch / "link").symlink_to(place / "base")
+    made = catalog(place, f'[a]\npath = "{scratch}/link"\nformat = "raw"\n')
+    assert "belongs to user id" in trouble(made)
+
+
+def test_a_directory_that_others_may_write_to_is_not_passed(place: Path) -> None:
+    inner = place / "inner"
+    inner.mkdir()
+    inner.chmod(0o777)
+    write(inner / "a", b"content")
+    assert "others may write" in trouble(catalog(place, '[a]\npath = "inner/a"\nformat = "raw"\n'))
+
+
+def test_a_missing_image(place: Path) -> None:
+    made = one(place)
+    (place / "a").unlink()
+    assert "No such file" in trouble(made)
+
+
+def test_a_directory_is_no_image(place: Path) -> None:
+    made = one(place)
+    (place / "a").unlink()
+    (place / "a").mkdir()
+    assert "not a regular file" in trouble(made)
+
+
+def test_an_image_that_users_cannot_read_is_not_offered(place: Path) -> None:
+    made = one(place)
+    (place / "a").chmod(0o640)
+    assert f"because of the mode of {place}/a" in trouble(made)
+    (place / "a").chmod(0o644)
+    place.chmod(0o750)
+    assert f"because of the mode of {place}" in trouble(made)
+
+
+@pytest.mark.parametrize(
+    ("image_format", "content", "problem"),
+    [
+        ("qcow2", b"no header", "is not"),
+        ("raw", QCOW2, "looks like qcow2"),
+        ("iso", QCOW2, "looks like qcow2"),
+        ("vmdk", QCOW2, "looks like qcow2"),
+        ("raw", b"", "is empty"),
+    ],
+)
+def test_an_image_of_another_format_is_not_offered(
+    place: Path, image_format: str, content: bytes, problem: str
+) -> None:
+    assert problem in trouble(one(place, image_format, content))
+
+
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [
+        (QCOW2, False),
+        (QCOW2[:8] + b"\0\0\0\0\0\0\1\0" + QCOW2[16:], True),
+        (QCOW2[:72] + b"\0\0\0\0\0\0\0\4" + QCOW2[80:], True),
+    ],
+)
+def test_layers_are_asked_about_where_there_can_be_some(place: Path, header: bytes, asked: bool) -> None:
+    asked_about = []
+    assert survey(one(place, "qcow2", header), asked_about.append)[0] == ["a"]
+    assert asked_about == ([Image("a", f"{place}/a", "qcow2")] if asked else [])
+
+
+def test_an_image_whose_layers_are_bad_is_not_offered(place: Path) -> None:
+    def beneath(_image: Image) -> None:
+        raise MachineFault("its layer is gone", "mend it")
+
+    names, found = survey(one(place, "qcow2", QCOW2[:8] + b"\0\0\0\0\0\0\1\0" + QCOW2[16:]), beneath)
+    assert names == []
+    assert found["image a"].seen == "its layer is gone"
+    assert found["images"].verdict == OFF
+
+
+@pytest.mark.qemu
+def test_a_layer_of_an_image_must_be_the_administrators_too(place: Path) -> None:
+    base = write(place / "base", b"x" * 512)
+    top = place / "top"
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(top)], check=True
+    )
+    image, who = Image("a", str(top), "qcow2"), Identity(os.getuid(), os.getgid())
+    [layer] = provision.of_image(image, who)
+    assert (layer.path, layer.format, layer.known_as) == (str(base), "raw", "catalog:a+1")
+    base.chmod(0o666)
+    with pytest.raises(JobFault, match="written to by others"):
+        provision.of_image(image, who)
+
+
+def test_a_check_that_was_late_keeps_no_machine_out() -> None:
+    attributes, [finding] = provision.judge(MachineFault("it had not ended"))
+    assert (attributes, finding.verdict) == ({}, OFF)
+    assert provision.judge(None) == ({}, [])
+    assert provision.judge((["a", "b"], [])) == ({"VM_Images": "a,b"}, [])
+
+
+# --- what a job says
+
+
+def resolved(
+    made: Settings, disks: str = "catalog:a:vda:w", files: Files | None = None, **attributes: str
+) -> tuple[Disk, ...]:
+    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": f'"{disks}"', **attributes}.items())
+    return JobSpec.from_ad(ad, made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
+
+
+def _every_file(made: Settings) -> list[str]:
+    directory = Path(made.string("VM_CATALOG")).parent
+    return [str(path) for path in directory.iterdir()] if directory.is_dir() else []
+
+
+def refusal(made: Settings, disks: str = "catalog:a:vda:w", **attributes: str) -> JobFault:
+    with pytest.raises(JobFault) as caught:
+        resolved(made, disks, **attributes)
+    return caught.value
+
+
+def test_a_writable_disk_is_a_layer_of_the_jobs_own(place: Path) -> None:
+    made = one(place, "qcow2", QCOW2)
+    assert resolved(made) == (
+        Disk(
+            *("/scratch/vda-a.qcow2", "vda", "", True, "qcow2", True, "disk"),
+            image=Image("a", f"{place}/a", "qcow2"),
+        ),
+    )
+    assert resolved(made)[0].is_made
+
+
+def test_a_disk_that_is_read_only_is_the_image(place: Path) -> None:
+    [disk] = resolved(one(place), "Catalog:a:sdb:R")
+    assert (disk.path, disk.format, disk.writable, disk.transferred) == (f"{place}/a", "raw", False, False)
+    assert not disk.is_made
+
+
+def test_an_iso_image_is_a_cdrom_and_never_written(place: Path) -> None:
+    [disk] = resolved(one(place, "iso"), "catalog:a:sdb:w")
+    assert (disk.kind, disk.writable, disk.path) == ("cdrom", False, f"{place}/a")
+
+
+def test_two_disks_on_one_image_have_a_layer_each(place: Path) -> None:
+    disks = resolved(one(place), "catalog:a:vda:w,catalog:a:vdb:w")
+    assert [disk.path for disk in disks] == ["/scratch/vda-a.qcow2", "/scratch/vdb-a.qcow2"]
+
+
+@pytest.mark.parametrize(
+    "entry", ["catalog:vda:w", "catalog:vda:w:qcow2", "./catalog:vda:w", "/x/catalog:vda:w:raw"]
+)
+def test_a_file_may_be_called_catalog(entry: str) -> None:
+    [disk] = resolved(Settings({"VM_MEMORY": "1024"}), entry, Files(scratch=("catalog",)))
+    assert (disk.path, disk.image) == ("/scratch/catalog", None)
+
+
+@pytest.mark.parametrize(
+    ("disks", "problem"),
+    [
+        ("catalog:a:vda:w:qcow2", "the catalogue knows the format"),
+        ("catalog::vda:w", "is not of the form catalog:name:device:permission"),
+        ("catalog:a:floppy:w", "'floppy' is no device"),
+        ("catalog:a:vda:x", "'x' is not a permission"),
+        ("catalog:a:vda:ws", "shares an image"),
+        ("catalog:a:vda:w,catalog:a:vda:r", "used twice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(place: Path, disks: str, problem: str) -> None:
+    fault = refusal(one(place), disks)
+    assert fault.word == errors.INVALID_DISK_PARAM
+    assert problem in fault.problem.replace('"', "'")
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are(place: Path) -> None:
+    table = 'path = "a"\nformat = "raw"\n'
+    made = catalog(place, f"[debian-12]\n{table}[rocky-9]\n{table}")
+    fault = refusal(made, "catalog:debian12:vda:w")
+    assert fault.word == errors.INVALID_DISK_PARAM
+    assert "it has debian-12, rocky-9" in fault.problem
+    assert "Is it debian-12 that is meant?" in fault.problem
+    assert "meant" not in refusal(made, "catalog:windows:vda:w").problem
+
+
+def test_a_machine_without_a_catalogue_says_how_to_find_one_that_has() -> None:
+    fault = refusal(Settings({"VM_MEMORY": "1024"}), "catalog:debian-12:vda:w")
+    assert "VM_CATALOG" in fault.problem
+    assert 'requirements = stringListMember("debian-12", VM_Images)' in fault.cure
+
+
+def test_too_little_memory_for_the_image(place: Path) -> None:
+    made = catalog(place, '[a]\npath = "a"\nformat = "raw"\nmin_memory = 600\n')
+    write(place / "a", b"content")
+    fault = refusal(made)
+    assert fault.word == errors.NO_MEMORY_PARAM
+    assert "set vm_memory = 600" in fault.cure
+    assert resolved(made, JobVMMemory="600")
+
+
+def test_an_image_that_its_user_may_not_read_is_no_fault_of_the_machine(place: Path) -> None:
+    made = one(place)
+    with pytest.raises(JobFault, match="may not read that image"):
+        resolved(made, files=Files(shared=()))
+
+
+def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
+    made = one(place)
+    (place / "a").chmod(0o666)
+    assert "written to by others" in refusal(made).problem
+    assert "cannot be used on this machine" in refusal(catalog(place, "[a]\n")).problem
+
+
+# --- VM types that make nothing
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'VMPARAM_vm_Disk = "catalog:a:vda:w"',
+        'VMPARAM_vm_Disk = "a.img:vda:w, CATALOG:a:vdb:r"',
+        'VMPARAM_vm_Data_Disk = "vdb:1G"',
+        'VM_ATTR_Data_Files = "a"',
+        'VM_xen_ATTR_data_disk = "a"',
+    ],
+)
+def test_other_types_refuse_by_name(line: str) -> None:
+    ad = JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "xen"', line))))
+    with pytest.raises(JobFault) as caught:
+        refuse(ad)
+    assert line.partition(" ")[0] in caught.value.problem
+    assert "xen" in caught.value.problem
+
+
+@pytest.mark.parametrize("line", ['VMPARAM_vm_Disk = "catalog:vda:w"', "VMPARAM_vm_Data_Disk = undefined"])
+def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
+    refuse(JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "xen"', line)))))
+
+
+def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
+    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.job.vmware import VmwareSpec
+
+    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": '"catalog:a:vda:w"'}.items())
+    made = Settings({"VM_MEMORY": "1024"})
+    for read in (
+        lambda: VmwareSpec.from_ad(ad, made, Files()),  # type: ignore[arg-type]
+        lambda: Wish.from_ad(ad, made),
+    ):
+        with pytest.raises(JobFault, match="no images of a catalogue"):
+            read()
+
+
+@pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])
+def test_domains_that_this_package_does_not_describe_to_qemu(
+    place: Path, domain_type: str, script: str
+) -> None:
+    made = one(place)
+    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": '"catalog:a:vda:w"'}.items())
+    spec = JobSpec.from_ad(ad, made, Files(shared=[str(place / "a")]))  # type: ignore[arg-type]
+    provision.require_possible(spec, "kvm", made)
+    values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
+    with pytest.raises(JobFault, match="has not, for"):
+        provision.require_possible(spec, domain_type, Settings(values))
+
+
+@pytest.mark.parametrize("wish", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
+def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    """A START that fails with a word of the machine's would take it out of service for everybody."""
+    (scratch / "disk.img").touch()
+    (scratch / "in.csv").write_text("1\n")
+    (scratch / "user-data").write_text("#cloud-config\n")
+    name, _, value = wish.partition(" = ")
+    ad = JobAd({**GOOD, "VM_WORKING_DIR": f'"{scratch}"', name: value}.items())
+    made = Settings({"VM_MEMORY": "1024"})
+    spec = JobSpec.from_ad(ad, made, Identity(os.getuid(), os.getgid()))
+    provision.require_possible(spec, "kvm", made)
+    monkeypatch.setattr("vmgahp.images.iso.can_write", lambda: False)
+    with pytest.raises(JobFault, match="pycdlib") as raised:
+        provision.require_possible(spec, "kvm", made)
+    assert "VM_kvm_ATTR_iso" in raised.value.cure
+
+
+def test_a_container_without_disks_gets_none_made(place: Path) -> None:
+    """Its script would not know of it: what the job asks for is never left out in silence."""
+    made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
+    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": "undefined", "VMPARAM_vm_Data_Disk": '"vdb:1G"'}.items())
+    spec = JobSpec.from_ad(ad, made, Files(), diskless=True)  # type: ignore[arg-type]
+    with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
+        provision.require_possible(spec, "lxc", made)
+
+
+def test_no_fault_of_all_this_takes_a_machine_offline(place: Path) -> None:
+    """Whatever the administrator did to his catalogue, the job hears of it and the machine stays."""
+    for text in ("[a", "[a]\n", '[a]\npath = "a"\nformat = "qcow2"\n', '[b]\npath = "a"\nformat = "raw"\n'):
+        write(place / "a", b"content")
+        with pytest.raises(Fault) as caught:
+            resolved(catalog(place, text))
+        assert isinstance(caught.value, JobFault), caught.value.render()

@@ -1,0 +1,242 @@
+"""ISO images of a job's files: what is in them, by whom they are written, and what is refused."""
+
+import io
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pycdlib
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmgahp.errors import MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.images import iso
+from vmgahp.images.iso import Unfit, write
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def user(scratch: Path) -> Identity:
+    status = scratch.stat()
+    return Identity(status.st_uid, status.st_gid)
+
+
+def read(path: Path, facade: str = "rr") -> dict[str, bytes]:
+    """All files of an image, as one kind of guest sees them."""
+    image = pycdlib.PyCdlib()
+    image.open(str(path))
+    found = {}
+    for directory, _, names in image.walk(**{f"{facade}_path": "/"}):
+        for name in names:
+            full = f"{directory.rstrip('/')}/{name}"
+            content = io.BytesIO()
+            image.get_file_from_iso_fp(content, **{f"{facade}_path": full})
+            found[full.removeprefix("/")] = content.getvalue()
+    image.close()
+    return found
+
+
+def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
+    contents = {
+        "user-data": b"#cloud-config\n",
+        "params/deep/In Put.csv": b"1,2\n" * 5000,
+        "empty": b"",
+        "ä": b"x",
+    }
+    write(str(scratch), "seed.iso", "cidata", contents, user, most_bytes=1 << 20)
+    assert read(scratch / "seed.iso") == contents
+    assert read(scratch / "seed.iso", "joliet") == contents
+    label = (scratch / "seed.iso").read_bytes()[32768 + 40 : 32768 + 72]
+    assert label.rstrip() == b"cidata"
+
+
+def test_the_image_is_the_users_alone(scratch: Path, user: Identity) -> None:
+    write(str(scratch), "seed.iso", "X", {"a": b"1"}, user, most_bytes=1 << 20)
+    status = (scratch / "seed.iso").stat()
+    assert (status.st_uid, status.st_gid) == (user.uid, user.gid)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert os.listdir(scratch) == ["seed.iso"]
+
+
+@pytest.mark.parametrize(("secret", "mode"), [(False, 0o444), (True, 0o400)])
+def test_what_is_secret_is_for_the_guests_root(
+    scratch: Path, user: Identity, secret: bool, mode: int
+) -> None:
+    write(str(scratch), "a.iso", "X", {"d/f": b"1"}, user, most_bytes=100, secret=secret)
+    image = pycdlib.PyCdlib()
+    image.open(str(scratch / "a.iso"))
+    record = image.get_record(rr_path="/d/f")
+    assert stat.S_IMODE(record.rock_ridge.get_file_mode()) == mode
+
+
+def test_the_same_contents_make_the_same_bytes(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"b": b"2", "a/c": b"1" * 3000}
+    write(str(scratch), "one.iso", "X", contents, user, most_bytes=1 << 20)
+    (scratch / "c").write_bytes(b"1" * 3000)
+    os.utime(scratch / "c", (10**9, 10**9))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    with open(scratch / "c", "rb") as file:
+        swapped = {"a/c": file.fileno(), "b": b"2"}
+        write(str(scratch), "two.iso", "X", swapped, user, most_bytes=1 << 20)
+    made = (scratch / "one.iso").read_bytes()
+    assert made == (scratch / "two.iso").read_bytes()
+    assert made[32768 + 813 :].startswith(b"2000010100000000\0"), "and no hour of today's is in it"
+
+
+def test_a_descriptor_is_read_from_its_beginning(scratch: Path, user: Identity) -> None:
+    (scratch / "in").write_bytes(b"0123456789")
+    with open(scratch / "in", "rb") as file:
+        file.read()
+        write(str(scratch), "a.iso", "X", {"in": file.fileno()}, user, most_bytes=10)
+    assert read(scratch / "a.iso") == {"in": b"0123456789"}
+
+
+def test_what_was_there_is_replaced_and_no_link_followed(
+    scratch: Path, user: Identity, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"untouched")
+    (scratch / "a.iso").symlink_to(outside)
+    write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
+    assert outside.read_bytes() == b"untouched"
+    assert not (scratch / "a.iso").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        ({"": b""}, "plain relative name"),
+        ({"/etc/passwd": b""}, "plain relative name"),
+        ({"../x": b""}, "plain relative name"),
+        ({"a/./b": b""}, "plain relative name"),
+        ({"a\0b": b""}, "plain relative name"),
+        ({"\udcff": b""}, "UTF-8"),
+        ({"x" * 201: b""}, "200 bytes"),
+        ({"a/" * 7 + "b": b""}, "deeper"),
+        ({"a": b"", "a/b": b""}, "both a file and a directory"),
+        ({str(number): b"" for number in range(501)}, "501 files"),
+        ({"a": b"12345", "b": b"678901"}, "11 bytes, and 10 is the most"),
+    ],
+)
+def test_what_can_be_no_image_is_unfit(
+    scratch: Path, user: Identity, contents: dict[str, bytes], why: str
+) -> None:
+    with pytest.raises(Unfit, match=why):
+        write(str(scratch), "a.iso", "X", contents, user, most_bytes=10)
+    assert os.listdir(scratch) == []
+
+
+def test_many_files_are_written(scratch: Path, user: Identity) -> None:
+    contents = {f"{number % 7}/file-{number}": b"%d" % number for number in range(500)}
+    write(str(scratch), "a.iso", "X", contents, user, most_bytes=1 << 20)
+    assert read(scratch / "a.iso") == contents
+
+
+def test_names_that_only_windows_confuses_are_told_apart(scratch: Path, user: Identity) -> None:
+    contents = {
+        "DATA": b"1",
+        "Data": b"2",
+        "a:b": b"3",
+        "a;b": b"4",
+        "é" * 60 + "1": b"5",
+        "é" * 60 + "2": b"6",
+    }
+    write(str(scratch), "a.iso", "X", contents, user, most_bytes=100)
+    assert read(scratch / "a.iso") == contents
+    joliet = read(scratch / "a.iso", "joliet")
+    assert sorted(joliet.values()) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert len({name.lower() for name in joliet}) == 6
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+@given(
+    st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5)
+)
+@settings(max_examples=15)
+def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
+    directory = tmp_path_factory.mktemp("names")
+    me = Identity(os.getuid(), os.getgid())
+    try:
+        write(str(directory), "a.iso", "X", contents, me, most_bytes=1 << 20)
+    except Unfit:
+        with pytest.raises(Unfit):
+            iso.check_names(contents)
+    else:
+        assert read(directory / "a.iso") == contents
+
+
+@as_root
+def test_it_is_written_where_the_user_may_write(scratch: Path, user: Identity) -> None:
+    os.chown(scratch, 0, 0)
+    with pytest.raises(MachineFault, match="Permission denied"):
+        write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
+
+
+@as_root
+def test_the_jobs_files_are_read_with_the_rights_of_the_user(
+    scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen from within: the code is loaded by making an image of nothing as root; the job's is made without root."""
+    notes, code = tmp_path / "notes", tmp_path / "code.py"
+    code.write_text(
+        f"import os, sys; from vmgahp.images import iso as m; made = m._image; notes = open({str(notes)!r}, 'a')\n"
+        "def image(*rest):\n"
+        "    print(os.getresuid(), os.getresgid(), os.getgroups(), file=notes, flush=True)\n"
+        "    made(*rest)\n"
+        "m._image = image; sys.exit(m._main())\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {code}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
+    [_, wrote] = notes.read_text().splitlines()
+    assert wrote == f"{(user.uid,) * 3} {(user.gid,) * 3} []"
+
+
+def test_a_file_that_no_directory_can_hold_is_unfit(scratch: Path, user: Identity) -> None:
+    with open(scratch / "huge", "wb+") as file:
+        file.truncate(1 << 32)
+        with pytest.raises(Unfit, match="'huge' has 4294967296 bytes"):
+            write(str(scratch), "a.iso", "X", {"huge": file.fileno()}, user, most_bytes=1 << 40)
+
+
+def test_a_file_that_shrinks_meanwhile_is_noticed(scratch: Path, user: Identity) -> None:
+    (scratch / "in").write_bytes(b"0123456789")
+    with (
+        open(scratch / "in", "rb") as file,
+        open(scratch / "out", "wb+") as output,
+        pytest.raises(Unfit, match="'in' has changed"),
+    ):
+        iso._write(output.fileno(), "X", [("in", file.fileno(), 5000)], user, secret=False)
+
+
+def test_a_full_disk_is_the_machines_fault(scratch: Path, user: Identity) -> None:
+    with open("/dev/full", "rb+", buffering=0) as full, pytest.raises(OSError, match="No space left"):
+        iso._write(full.fileno(), "X", [], user, secret=False)
+
+
+def test_without_pycdlib_somebody_is_told_what_to_install(
+    scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare-python"  # one that finds this package and nothing else that was installed
+    source = Path(iso.__file__).parents[2]
+    bare.write_text(
+        f"#!/bin/sh\nshift\nPYTHONPATH={source} exec {sys.executable} -S -c "
+        '\'import runpy; runpy.run_module("vmgahp.images.iso", run_name="__main__")\'\n'
+    )
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.raises(MachineFault) as raised:
+        write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
+    assert "pycdlib is not installed" in raised.value.problem
+    assert "pip install pycdlib" in raised.value.cure
+    assert os.listdir(scratch) == []

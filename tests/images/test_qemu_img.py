@@ -1,0 +1,204 @@
+"""The one place that calls qemu-img, with the real one."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img
+from vmgahp.testing.contract import until
+
+pytestmark = pytest.mark.qemu
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def user(scratch: Path) -> Identity:
+    status = scratch.stat()
+    return Identity(status.st_uid, status.st_gid)
+
+
+@pytest.fixture
+def raw(scratch: Path, user: Identity) -> Path:
+    """An image with something in it, and a hole."""
+    path = scratch / "disk.raw"
+    with path.open("wb") as file:
+        file.write(os.urandom(3 * MIB))
+        file.truncate(16 * MIB)
+    os.chown(path, user.uid, user.gid)
+    return path
+
+
+@pytest.mark.parametrize("image_format", ["raw", "qcow2", "vmdk", "vdi", "vpc", "vhdx"])
+def test_there_and_back_nothing_is_lost(raw: Path, user: Identity, image_format: str) -> None:
+    other, back = raw.with_name("other"), raw.with_name("back")
+    qemu_img.convert(str(raw), "raw", str(other), image_format, user, seconds=60)
+    qemu_img.convert(str(other), image_format, str(back), "raw", user, seconds=60)
+    with back.open("rb") as file:
+        assert file.read(raw.stat().st_size) == raw.read_bytes()
+        assert not file.read().strip(b"\0")  # vpc rounds up
+    assert other.stat().st_uid == user.uid
+    assert stat.S_IMODE(other.stat().st_mode) == 0o600
+
+
+def test_progress_is_told_from_little_to_all(raw: Path, user: Identity) -> None:
+    told: list[float] = []
+    target = str(raw.with_name("other.qcow2"))
+    qemu_img.convert(str(raw), "raw", target, "qcow2", user, seconds=60, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == 100.0
+
+
+def test_options_are_those_of_the_new_format(raw: Path, user: Identity) -> None:
+    target = str(raw.with_name("other.vmdk"))
+    options = ["subformat=streamOptimized"]
+    qemu_img.convert(str(raw), "raw", target, "vmdk", user, seconds=60, options=options)
+    (found,) = qemu_img.info(target, "vmdk", user)
+    assert found["format-specific"]["data"]["create-type"] == "streamOptimized"
+    assert found["virtual-size"] == raw.stat().st_size
+
+
+def test_what_comes_out_too_large_is_given_up(raw: Path, user: Identity) -> None:
+    target = raw.with_name("other")
+    with pytest.raises(qemu_img.TooLarge):
+        qemu_img.convert(str(raw), "raw", str(target), "qcow2", user, seconds=60, largest=MIB)
+    assert target.stat().st_size <= MIB
+
+
+def test_what_it_will_take_is_measured_without_the_holes(raw: Path, user: Identity) -> None:
+    assert 3 * MIB <= qemu_img.measure(str(raw), "raw", "qcow2", user) < 5 * MIB
+
+
+def test_an_overlay_and_its_chain(raw: Path, user: Identity) -> None:
+    overlay = str(raw.with_name("overlay.qcow2"))
+    qemu_img.create_overlay(str(raw), "raw", overlay, user)
+    top, base = qemu_img.info(overlay, "qcow2", user, chain=True)
+    assert top["backing-filename"] == str(raw) == base["filename"]
+    assert top["backing-filename-format"] == "raw"
+    (alone,) = qemu_img.info(overlay, "qcow2", user)
+    assert alone["filename"] == overlay
+
+
+def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> None:
+    qcow2 = str(raw.with_name("disk.qcow2"))
+    qemu_img.convert(str(raw), "raw", qcow2, "qcow2", user, seconds=60)
+    (found,) = qemu_img.info(qcow2, "raw", user)
+    assert found["format"] == "raw"
+    with pytest.raises(qemu_img.Refused, match="not in qcow2 format"):
+        qemu_img.info(str(raw), "qcow2", user)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_it_can_read_and_write_no_more_than_the_user(raw: Path, user: Identity, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"root's own" * 1000)
+    secret.chmod(0o600)
+    with pytest.raises(qemu_img.Refused) as caught:
+        qemu_img.convert(str(secret), "raw", str(raw.with_name("stolen")), "raw", user, seconds=60)
+    assert caught.value.no_access
+    link = raw.with_name("disk.qcow2")
+    link.symlink_to(secret)
+    for target in (secret, link):
+        with pytest.raises(qemu_img.Refused):
+            qemu_img.convert(str(raw), "raw", str(target), "raw", user, seconds=60)
+    assert secret.read_bytes() == b"root's own" * 1000
+
+
+@pytest.mark.parametrize("name", ["nbd:127.0.0.1:1", "json:{}", "-h", "file:x"])
+def test_a_name_is_a_file_and_nothing_else(scratch: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(scratch)
+    Path(name).write_bytes(bytes(MIB))
+    (found,) = qemu_img.info(name, "raw")
+    assert found["virtual-size"] == MIB
+
+
+def test_errors_are_in_english_whatever_the_language(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de")
+    with pytest.raises(qemu_img.Refused) as caught:
+        qemu_img.info("/nonexistent/disk", "raw")
+    assert caught.value.no_access
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts a qemu-img of the test's own before the real one."""
+
+    def place(script: str) -> None:
+        path = tmp_path / "bin" / "qemu-img"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+    return place
+
+
+def test_one_that_hangs_is_killed(stand_in, tmp_path: Path) -> None:
+    stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    with pytest.raises(qemu_img.TooSlow, match="after 1 s"):
+        qemu_img.info("/dev/null", "raw", seconds=1)
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_one_that_says_nonsense(stand_in) -> None:
+    stand_in("echo '{'")
+    with pytest.raises(qemu_img.Trouble, match="JSON"):
+        qemu_img.info("/dev/null", "raw")
+    stand_in("printf '(nonsense/100%%)\\r(50/100%%)\\r'")
+    told: list[float] = []
+    qemu_img.convert("/dev/null", "raw", "/dev/null", "raw", seconds=60, progress=told.append)
+    assert told == [50.0]
+
+
+def test_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(qemu_img.NotInstalled) as caught:
+        qemu_img.info("/dev/null", "raw")
+    assert caught.value.program == "prlimit"
+    prlimit = shutil.which("prlimit", path=os.defpath)
+    assert prlimit
+    (tmp_path / "prlimit").symlink_to(prlimit)
+    with pytest.raises(qemu_img.NotInstalled) as caught:
+        qemu_img.info("/dev/null", "raw")
+    assert caught.value.program == "qemu-img"
+
+
+def test_nothing_of_the_environment_reaches_it(stand_in, tmp_path: Path, monkeypatch) -> None:
+    stand_in(f"env > {tmp_path}/env; echo '[]'")
+    monkeypatch.setenv("LD_PRELOAD_OF_THE_JOB", "x")
+    qemu_img.info("/dev/null", "raw")
+    assert "OF_THE_JOB" not in (tmp_path / "env").read_text()
+
+
+def test_none_is_left_behind_by_a_server_that_ends(tmp_path: Path) -> None:
+    """It ends while a thread of it waits for a conversion."""
+    fifo = tmp_path / "began"
+    os.mkfifo(fifo)
+    script = tmp_path / "qemu-img"
+    script.write_text(f"#!/bin/sh\necho $$ > {fifo}\nexec sleep 1000\n")
+    script.chmod(0o755)
+    code = (
+        "import threading; from vmgahp.images import qemu_img\n"
+        "work = lambda: qemu_img.convert('/dev/null', 'raw', '/dev/null', 'raw', seconds=600)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        f"print(open('{fifo}').read())\n"
+    )
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=True)
+    pid = int(ended.stdout)
+
+    def gone() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    until(gone, "the one that was killed is gone")

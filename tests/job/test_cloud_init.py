@@ -1,0 +1,269 @@
+"""What cloud-init is told: read from the job's files, checked, and made into a drive that is always the same."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.images.test_iso import read
+from tests.job.test_spec import ad
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.script.spec import Wish
+from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job import cloud_init
+from vmgahp.job.options import NAMES
+from vmgahp.job.spec import Devices, JobSpec
+from vmgahp.job.vmware import VmwareSpec
+
+MACHINE = Settings({"VM_MEMORY": "1024"})
+
+
+class Directory:
+    """A scratch directory with a job's files in it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.path = scratch
+        status = scratch.stat()
+        self.user = Identity(status.st_uid, status.st_gid)
+        self.put("disk.img", b"")
+
+    def put(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        path.write_bytes(content)
+        if os.geteuid() == 0:
+            os.chown(path, self.user.uid, self.user.gid)
+
+    def spec(self, settings: Settings = MACHINE, **wishes: str) -> JobSpec:
+        job = ad(
+            VM_WORKING_DIR=f'"{self.path}"',
+            **{f"VMPARAM_vm_{wish}" if wish in NAMES else wish: text for wish, text in wishes.items()},
+        )
+        return JobSpec.from_ad(job, settings, self.user)
+
+    def refused(self, *parts: str, settings: Settings = MACHINE, **wishes: str) -> JobFault:
+        with pytest.raises(JobFault) as raised:
+            self.spec(settings, **wishes)
+        for part in parts:
+            assert part in raised.value.problem
+        assert raised.value.word == errors.MISMATCHED
+        assert raised.value.cure
+        return raised.value
+
+    def seed(self, **wishes: str) -> dict[str, bytes]:
+        seed = self.spec(**wishes).devices.user_data
+        assert seed is not None
+        cloud_init.write(seed, str(self.path), self.user)
+        return read(self.path / cloud_init.SEED_FILE)
+
+
+@pytest.fixture
+def directory(scratch: Path) -> Directory:
+    return Directory(scratch)
+
+
+def test_a_job_that_says_nothing_has_no_drive(directory: Directory) -> None:
+    spec = directory.spec()
+    assert spec.devices == Devices()
+    assert len(spec.disks) == 1
+
+
+def test_the_files_of_the_job_are_on_the_drive(directory: Directory) -> None:
+    directory.put("ud", b"#cloud-config\n")
+    directory.put("md", b"instance-id: seven\nlocal-hostname: box\n")
+    directory.put("net", b"version: 2\n")
+    found = directory.seed(User_Data='"ud"', Meta_Data='"md"', Network_Config='"net"')
+    assert found == {
+        "user-data": b"#cloud-config\n",
+        "meta-data": b"instance-id: seven\nlocal-hostname: box\n",
+        "network-config": b"version: 2\n",
+    }
+
+
+def test_meta_data_are_made_where_the_job_has_none(directory: Directory) -> None:
+    directory.put("user-data", b"#!/bin/sh\n")
+    made = directory.seed(User_Data='"user-data"')["meta-data"].decode()
+    assert made == 'instance-id: "alice_example.org_17.0"\nlocal-hostname: "alice-example-org-17-0"\n'
+    made = directory.seed(User_Data='"user-data"', GlobalJobId='"ap.example#17.0#170000"')[
+        "meta-data"
+    ].decode()
+    assert made.startswith('instance-id: "ap.example#17.0#170000"\n')
+
+
+def test_a_path_of_the_submit_machine_is_a_name_here(directory: Directory) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    assert "user-data" in directory.seed(User_Data='"/home/alice/vm/user-data"')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"#cloud-config\n",
+        b"#Cloud-Config\r\n",
+        b"\n  #cloud-config\n",
+        b"#!/bin/sh\n",
+        b"#include\nhttps://example.org/x\n",
+        b"#include-once\n",
+        b"#cloud-config-archive\n",
+        b"#cloud-boothook\n",
+        b"#part-handler\n",
+        b"## template: jinja\n#cloud-config\n",
+        b'Content-Type: multipart/mixed; boundary="x"\n',
+        b"MIME-Version: 1.0\n",
+        b"\x1f\x8b\x08\x00",
+        b"#ps1_sysnative\n",
+        b"rem cmd\n",
+        b"<powershell>\n",
+    ],
+)
+def test_what_cloud_init_knows_is_taken(directory: Directory, content: bytes) -> None:
+    directory.put("user-data", content)
+    assert directory.seed(User_Data='"user-data"')["user-data"] == content
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b" \n\n", "empty"),
+        (b"users:\n  - alice\n", "first line"),
+        (b"# cloud-config\n", "first line"),
+        (b"\xef\xbb\xbf#cloud-config\n", "byte order mark"),
+        ("#cloud-config\n".encode("utf-16"), "byte order mark"),
+        (b"#cloud-config\n" + b"#" * cloud_init.LARGEST, "more than"),
+    ],
+)
+def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: bytes, why: str) -> None:
+    directory.put("user-data", content)
+    directory.refused("VMPARAM_vm_User_Data", why, User_Data='"user-data"')
+
+
+@given(st.binary(max_size=100) | st.binary(max_size=20).map(lambda rest: b"#!" + rest))
+@settings(max_examples=30)
+def test_whatever_a_file_has_it_is_taken_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    directory = Directory(tmp_path_factory.mktemp("job"))
+    directory.put("user-data", content)
+    with contextlib.suppress(JobFault):
+        seed = directory.spec(User_Data='"user-data"').devices.user_data
+        assert seed is not None
+        cloud_init.write(seed, str(directory.path), directory.user)
+        assert read(directory.path / cloud_init.SEED_FILE)["user-data"] == content
+
+
+@pytest.mark.parametrize(
+    ("meta", "good"),
+    [
+        (b"instance-id: x\n", True),
+        (b'{"instance-id": "x", "local-hostname": "y"}', True),
+        (b'{\n "local-hostname": "y",\n "instance-id": "x"}', True),
+        (b"local-hostname: y\ninstance-id: x\n", True),
+        (b"local-hostname: y\n", False),
+        (b"instance-id:\n", False),
+        (b"# instance-id: x\n", False),
+        (b"", False),
+    ],
+)
+def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bool) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    directory.put("meta-data", meta)
+    wishes = {"User_Data": '"user-data"', "Meta_Data": '"meta-data"'}
+    if good:
+        assert directory.seed(**wishes)["meta-data"] == meta
+    else:
+        directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **wishes)
+
+
+@pytest.mark.parametrize("wish", ["Meta_Data", "Network_Config"])
+def test_the_companions_are_of_no_use_alone(directory: Directory, wish: str) -> None:
+    directory.put("file", b"instance-id: x\n")
+    directory.refused(f"VMPARAM_vm_{wish}", "VMPARAM_vm_User_Data", **{wish: '"file"'})
+
+
+def test_a_link_is_refused(directory: Directory, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("#cloud-config\n")
+    (directory.path / "user-data").symlink_to(outside)
+    directory.refused("VMPARAM_vm_User_Data", User_Data='"user-data"')
+
+
+@pytest.mark.parametrize("name", ['"missing"', '"vm_cidata.iso"', '"dir/"', '".."', '"a\\nb"'])
+def test_a_name_of_no_file_is_refused(directory: Directory, name: str) -> None:
+    directory.put("vm_cidata.iso", b"#cloud-config\n")
+    directory.refused("VMPARAM_vm_User_Data", User_Data=name)
+
+
+@pytest.mark.parametrize("wishes", [{"User_Data": '"user-data"'}, {"Exit_Port": "true"}])
+def test_a_machine_whose_vms_a_script_describes_refuses_it(
+    directory: Directory, wishes: dict[str, str]
+) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    scripted = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
+    directory.refused("LIBVIRT_XML_SCRIPT", settings=scripted, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("disks", "device"),
+    [
+        ("disk.img:vda:w", "vdb"),
+        ("disk.img:vdb:w", "vda"),
+        ("disk.img:xvda:w", "xvdb"),
+        ("disk.img:sda:w", "sdb"),
+        ("disk.img:hda:w", "hdb"),
+        ("disk.img:fda:w,disk.img:vda:w", "vdb"),
+        ("disk.img:fda:w", "sda"),
+        ("disk.img:hda:w,disk.img:hdb:w,disk.img:hdc:w,disk.img:hdd:w", "sda"),
+    ],
+)
+def test_the_drive_is_of_the_kind_that_the_guest_boots_from(
+    directory: Directory, disks: str, device: str
+) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    drive = directory.spec(User_Data='"user-data"', VMPARAM_vm_Disk=f'"{disks}"').disks[-1]
+    assert drive.device == device
+    assert (drive.kind, drive.writable, drive.transferred, drive.format) == ("cdrom", False, True, "raw")
+    assert drive.path == f"{directory.path}/vm_cidata.iso"
+
+
+def test_the_drive_is_made_anew_byte_for_byte(directory: Directory) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    directory.seed(User_Data='"user-data"')
+    first = (directory.path / "vm_cidata.iso").read_bytes()
+    cloud_init.forget(
+        directory.spec(User_Data='"user-data"').devices.user_data, str(directory.path), directory.user
+    )
+    assert not (directory.path / "vm_cidata.iso").exists()
+    os.utime(directory.path / "user-data", (10**9, 10**9))
+    directory.seed(User_Data='"user-data"')
+    assert (directory.path / "vm_cidata.iso").read_bytes() == first
+
+
+def test_a_file_that_is_gone_by_the_start_is_no_fault_of_the_machines(directory: Directory) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    seed = directory.spec(User_Data='"user-data"').devices.user_data
+    assert seed is not None
+    (directory.path / "user-data").unlink()
+    with pytest.raises(JobFault, match="User_Data"):
+        cloud_init.write(seed, str(directory.path), directory.user)
+
+
+@pytest.mark.parametrize("wish", ["User_Data", "Meta_Data", "Network_Config", "Exit_Port"])
+@pytest.mark.parametrize("form", ["VMPARAM_vm_{}", "VM_ATTR_{}", "VM_vmrun_ATTR_{}"])
+def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, wish: str) -> None:
+    value = "true" if wish == "Exit_Port" else '"user-data"'
+    job = ad(JobVMType='"vmrun"', **{form.format(wish): value})
+    with pytest.raises(JobFault) as raised:
+        VmwareSpec.from_ad(job, MACHINE, Identity(os.getuid(), os.getgid()))
+    assert form.format(wish) in raised.value.problem
+    with pytest.raises(JobFault):
+        Wish.from_ad(job, MACHINE)
+
+
+def test_a_port_that_is_not_wanted_is_wanted_nowhere() -> None:
+    job = ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false")
+    assert Wish.from_ad(job, MACHINE).name

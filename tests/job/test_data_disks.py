@@ -1,0 +1,241 @@
+"""Disks that are made for a job, by real qemu-img in a scratch directory; what is there already, what goes wrong."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.domain.test_build import disk, spec
+from tests.images.test_catalog import write
+from vmgahp import errors
+from vmgahp.checkpoint import store as checkpoint
+from vmgahp.checkpoint.manifest import DiskState
+from vmgahp.drivers.libvirt.provision import RECORD, Provision, chains
+from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import Layer, backing_chain
+from vmgahp.images.catalog import Image
+from vmgahp.job.spec import JobSpec
+
+pytestmark = pytest.mark.qemu
+
+LAYER = "vda-a.qcow2"
+
+
+class Place:
+    """A scratch directory, and an image of the machine's beside it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+        images = scratch.parent / "images"
+        images.mkdir()
+        images.chmod(0o755)
+        self.base = write(images / "base.raw", b"x" * (1 << 20))
+        self.image = Image("a", str(self.base), "raw")
+
+    def spec(self, **more: object) -> JobSpec:
+        layer = disk(str(self.scratch / LAYER), format="qcow2", image=self.image)
+        return spec(working_dir=str(self.scratch), disks=(layer,), **more)
+
+    def data(self, size: int, name: str = "data.qcow2", image_format: str = "qcow2") -> JobSpec:
+        made = disk(str(self.scratch / name), "vdb", format=image_format, size=size)
+        return spec(working_dir=str(self.scratch), disks=(made,))
+
+    def files(self, *names: str) -> JobSpec:
+        made = disk(str(self.scratch / "vm_data_files.iso"), "sda", kind="cdrom", writable=False, files=names)
+        return spec(working_dir=str(self.scratch), disks=(made,))
+
+    def make(self, wanted: JobSpec) -> Provision:
+        made = Provision(str(self.scratch), self.who)
+        made.make(wanted)
+        return made
+
+    def refused(self, wanted: JobSpec) -> str:
+        with pytest.raises(JobFault) as caught:
+            self.make(wanted)
+        assert caught.value.cure
+        return caught.value.problem
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.scratch.iterdir()}
+
+    def own(self, path: Path) -> Path:
+        if os.getuid() == 0:
+            os.chown(path, self.who.uid, self.who.gid)
+        return path
+
+
+@pytest.fixture
+def place(scratch: Path) -> Place:
+    return Place(scratch)
+
+
+def qemu_img(*words: str | Path) -> None:
+    subprocess.run(["qemu-img", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_layer_and_its_record(place: Place) -> None:
+    place.make(place.spec())
+    assert place.names() == {LAYER, RECORD}
+    [layer] = json.loads((place.scratch / RECORD).read_text())["layers"]
+    assert (layer["file"], layer["image"], layer["base"][0]["size"]) == (LAYER, "a", 1 << 20)
+    assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (Layer(str(place.base), "raw"),)
+    assert {(place.scratch / name).stat().st_uid for name in place.names()} == {place.who.uid}
+
+
+def test_what_lies_beneath_is_known_before_and_after(place: Place) -> None:
+    wanted = {str(place.scratch / LAYER): (Layer(str(place.base), "raw", "catalog:a"),)}
+    assert chains(place.spec(), place.who) == wanted
+    place.make(place.spec())
+    assert chains(place.spec(), place.who) == wanted
+    assert chains(place.data(1 << 20), place.who) == {}
+    place.make(place.data(1 << 20))
+    assert chains(place.data(1 << 20), place.who) == {str(place.scratch / "data.qcow2"): ()}
+
+
+def test_what_was_made_is_undone_and_what_was_there_is_not(place: Place) -> None:
+    place.make(place.spec()).undo()
+    assert place.names() == set()
+    place.make(place.spec())
+    both = place.spec()._replace(disks=place.spec().disks + place.data(1 << 20).disks)
+    made = place.make(both)
+    assert "data.qcow2" in place.names()
+    made.undo()
+    assert place.names() == {LAYER, RECORD}
+    place.make(place.data(1 << 20)).undo()
+    assert place.names() == {LAYER, RECORD}
+
+
+def test_a_layer_that_is_there_is_kept(place: Place) -> None:
+    place.make(place.spec())
+    before = (place.scratch / LAYER).stat().st_ino
+    place.make(place.spec())
+    assert (place.scratch / LAYER).stat().st_ino == before
+
+
+def test_a_layer_is_not_put_on_another_image(place: Place) -> None:
+    place.make(place.spec())
+    content = bytearray(place.base.read_bytes())
+    content[5000] ^= 1
+    place.base.write_bytes(content)
+    assert "another image" in place.refused(place.spec())
+    assert place.names() == {LAYER, RECORD}, "another machine may have the right one"
+
+
+def test_a_layer_under_the_name_of_another_image(place: Place) -> None:
+    place.make(place.spec())
+    text = (place.scratch / RECORD).read_text()
+    place.own(write(place.scratch / RECORD, text.replace('"a"', '"b"')))
+    assert "another image" in place.refused(place.spec())
+
+
+def test_a_layer_that_nobody_knows_is_not_used(place: Place) -> None:
+    layer = place.scratch / LAYER
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "/etc/hostname", "-F", "raw", layer)
+    place.own(layer)
+    assert "does not say which image" in place.refused(place.spec())
+
+
+@pytest.mark.parametrize(
+    "record", ["{", "[]", '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}', ""]
+)
+def test_a_record_that_is_none(place: Place, record: str) -> None:
+    place.make(place.spec())
+    place.own(write(place.scratch / RECORD, record))
+    assert "cannot be read" in place.refused(place.spec())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root could be led to write to a file of root's")
+def test_no_link_is_followed(place: Place) -> None:
+    precious = write(place.base.parent / "precious", b"precious")
+    (place.scratch / LAYER).symlink_to(precious)
+    assert "cannot be opened" in place.refused(place.spec())
+    (place.scratch / LAYER).unlink()
+    (place.scratch / RECORD).symlink_to(precious)
+    place.make(place.spec())
+    assert precious.read_bytes() == b"precious"
+    assert not (place.scratch / RECORD).is_symlink()
+
+
+def test_a_layer_that_keeps_its_data_elsewhere(place: Place) -> None:
+    place.make(place.spec())
+    layer, data = place.scratch / LAYER, place.scratch / "data"
+    qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={data}", layer, "1M")
+    for path in (layer, data):
+        place.own(path)
+    assert "keeps its data in another file" in place.refused(place.spec())
+
+
+def test_a_header_is_not_followed(place: Place) -> None:
+    place.make(place.spec())
+    layer = place.scratch / LAYER
+    qemu_img("rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", layer)
+    place.make(place.spec())
+    assert chains(place.spec(), place.who)[str(layer)] == (Layer(str(place.base), "raw", "catalog:a"),)
+
+
+def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> None:
+    """Not by its path or its time, which are others on every machine."""
+    place.make(place.spec())
+
+    def state(wanted: JobSpec) -> list[DiskState]:
+        return list(
+            checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, chains(wanted, place.who))
+        )
+
+    here = state(place.spec())
+    assert here[0].backing[0].path == "catalog:a"
+    place.image = Image("a", str(place.base.rename(place.base.with_name("elsewhere.raw"))), "raw")
+    os.utime(place.image.path, (1, 1))
+    assert state(place.spec()) == here
+    content = bytearray(Path(place.image.path).read_bytes())
+    content[5000] ^= 1
+    Path(place.image.path).write_bytes(content)
+    assert state(place.spec()) != here
+    read_only = disk(place.image.path, "vdb", writable=False, transferred=False, image=place.image)
+    [itself] = state(place.spec()._replace(disks=(read_only,)))
+    assert (itself.image.path, itself.image.mtime_ns) == ("catalog:a", 0)
+
+
+@pytest.mark.parametrize(("name", "image_format"), [("data.qcow2", "qcow2"), ("data.raw", "raw")])
+def test_an_empty_disk(place: Place, name: str, image_format: str) -> None:
+    place.make(place.data(100 << 20, name, image_format))
+    made = place.scratch / name
+    shown = subprocess.run(
+        ["qemu-img", "info", "--output=json", "-f", image_format, made], capture_output=True, check=True
+    )
+    assert json.loads(shown.stdout)["virtual-size"] == 100 << 20
+    assert made.stat().st_blocks * 512 < 1 << 20
+    assert made.stat().st_uid == place.who.uid
+    inode = made.stat().st_ino
+    place.make(place.data(200 << 20, name, image_format))
+    assert made.stat().st_ino == inode, "what came back is kept"
+
+
+def test_a_disk_that_does_not_fit(place: Place) -> None:
+    problem = place.refused(place.data(1 << 62))
+    assert "are free for this job" in problem
+    assert place.names() == set()
+
+
+def test_files_are_no_links_when_they_are_read(place: Place) -> None:
+    """They were looked at when the job was read; now they are opened, and the job's user may have been busy."""
+    place.own(write(place.scratch / "in.csv", b"a,b"))
+    place.make(place.files("in.csv"))
+    assert b"a,b" in (place.scratch / "vm_data_files.iso").read_bytes()
+    (place.scratch / "in.csv").unlink()
+    (place.scratch / "in.csv").symlink_to("/etc/hostname")
+    with pytest.raises(JobFault, match=r"VMPARAM_vm_Data_Files: 'in\.csv' cannot be opened") as caught:
+        place.make(place.files("in.csv"))
+    assert caught.value.word == errors.MISMATCHED
+
+
+def test_files_that_do_not_fit(place: Place) -> None:
+    with (place.scratch / "huge").open("wb") as file:
+        file.truncate(5 << 30)
+    place.own(place.scratch / "huge")
+    assert "VMPARAM_vm_Data_Files" in place.refused(place.files("huge"))
+    assert place.names() == {"huge"}

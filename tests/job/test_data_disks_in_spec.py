@@ -1,0 +1,166 @@
+"""What a job may ask to be made for it, read and checked: empty disks, and files of its own on a drive."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.images.test_catalog import AS_ROOT, one, place, resolved
+from tests.job.test_spec import Files
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job.data_disks import made_disks
+from vmgahp.job.disks import Disk
+from vmgahp.job.options import Wishes
+from vmgahp.job.spec import JobAd
+
+__all__ = ["place"]
+
+
+def made_of(*attributes: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
+    ad = JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "kvm"', *attributes))))
+    return made_disks(Wishes(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
+
+
+def data_disk(text: str) -> tuple[Disk, ...]:
+    return made_of(f'VMPARAM_vm_Data_Disk = "{text}"')
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "size", "name", "image_format"),
+    [
+        ("vdb:2G", "vdb", 2 << 30, "vdb-data.qcow2", "qcow2"),
+        ("SDC:512m", "sdc", 512 << 20, "sdc-data.qcow2", "qcow2"),
+        ("vdb:1TiB:results.qcow2", "vdb", 1 << 40, "results.qcow2", "qcow2"),
+        (" vdb : 10GB : results.raw ", "vdb", 10 << 30, "results.raw", "raw"),
+        ("vdb:10G:results.IMG", "vdb", 10 << 30, "results.IMG", "raw"),
+    ],
+)
+def test_a_data_disk(text: str, device: str, size: int, name: str, image_format: str) -> None:
+    assert data_disk(text) == (
+        Disk(f"/scratch/{name}", device, "", True, image_format, True, "disk", size=size),
+    )
+
+
+def test_several_data_disks() -> None:
+    assert [disk.device for disk in data_disk("vdb:1G, vdc:2G")] == ["vdb", "vdc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("vdb", "is not of the form"),
+        ("vdb:1G:a.raw:w", "is not of the form"),
+        ("vdb::a.raw", "is not of the form"),
+        ("disk:1G", "is no device"),
+        ("vdb1:1G", "is no device"),
+        ("fda:1M", "is no device"),
+        ("vdb:1", "is no size"),
+        ("vdb:0G", "is no size"),
+        ("vdb:-1G", "is no size"),
+        ("vdb:99999999T", "is no size"),
+        ("vdb:1G:../a.raw", "is no name"),
+        ("vdb:1G:/etc/a.raw", "is no name"),
+        ("vdb:1G:.raw", "is no name"),
+        ("vdb:1G:-x.raw", "is no name"),
+        ("vdb:1G:a.vmdk", "is no name"),
+        ("vdb:1G,vdb:2G", "vdb is a disk of the job already"),
+    ],
+)
+def test_a_data_disk_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(JobFault, match=re.escape(problem)) as caught:
+        data_disk(text)
+    assert caught.value.word == errors.MISMATCHED
+    assert "VMPARAM_vm_Data_Disk" in caught.value.problem
+
+
+def test_a_data_disk_beside_a_disk_of_the_same_device_or_file() -> None:
+    with pytest.raises(JobFault, match="vda is a disk of the job already"):
+        resolved(Settings({"VM_MEMORY": "1024"}), "disk.img:vda:w", Files(), VMPARAM_vm_Data_Disk='"vda:1G"')
+    with pytest.raises(JobFault, match=r"both a\.raw"):
+        resolved(
+            Settings({"VM_MEMORY": "1024"}),
+            "a.raw:vda:w",
+            Files(scratch=("a.raw",)),
+            VMPARAM_vm_Data_Disk='"vdb:1G:a.raw"',
+        )
+
+
+def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
+    files = Files(scratch=("vda-a.qcow2",), shared=[str(place / "a")])
+    with pytest.raises(JobFault, match=r"both vda-a\.qcow2"):
+        resolved(one(place), "catalog:a:vda:w,vda-a.qcow2:vdb:w:qcow2", files)
+
+
+def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:
+    other = Disk("/scratch/x", "sda", "", True, "raw", True, "disk")
+    [disk] = made_of(
+        'VMPARAM_vm_Data_Files = "in.csv, params.txt,in.csv"',
+        others=(other,),
+        identity=Files(scratch=("in.csv", "params.txt")),
+    )
+    assert disk == Disk(
+        *("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom"),
+        files=("in.csv", "params.txt"),
+    )
+
+
+@pytest.mark.parametrize("bad", [errno.ENOENT, errno.ELOOP, errno.EPERM, errno.EACCES])
+def test_a_file_that_cannot_be_opened_is_named(bad: int) -> None:
+    with pytest.raises(JobFault, match=re.escape(os.strerror(bad))) as caught:
+        made_of('VMPARAM_vm_Data_Files = "in.csv"', identity=Files(bad={"in.csv": bad}))
+    assert '"in.csv"' in caught.value.problem.replace("'", '"')
+
+
+def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
+    who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+    (scratch / "params/deep").mkdir(parents=True)
+    for name in ("params/b", "params/deep/a"):
+        (scratch / name).write_text("1")
+    (scratch / "params/link").symlink_to("/etc/hostname")
+    (scratch / "params/up").symlink_to("/")
+    (scratch / "elsewhere").symlink_to("/etc")
+    (scratch / "empty").mkdir()
+    wishes = Wishes(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
+    [disk] = made_disks(wishes, (), who, str(scratch))
+    assert disk.files == ("params/b", "params/deep/a")
+    for name in (
+        "elsewhere",
+        "elsewhere/hostname",
+        "params/link",
+        "empty",
+        "/etc/hostname",
+        "..",
+        "params/../..",
+    ):
+        with pytest.raises(JobFault, match="VMPARAM_vm_Data_Files"):
+            made_disks(Wishes(JobAd([("VMPARAM_vm_Data_Files", f'"{name}"')])), (), who, str(scratch))
+
+
+@AS_ROOT
+def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
+    closed = scratch / "open" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "secret").write_text("1")
+    closed.chmod(0o700)
+    with pytest.raises(JobFault, match="Permission denied"):
+        made_disks(
+            Wishes(JobAd([("VMPARAM_vm_Data_Files", '"open"')])),
+            (),
+            Identity(scratch.stat().st_uid, scratch.stat().st_gid),
+            str(scratch),
+        )
+
+
+def test_too_many_files(scratch: Path) -> None:
+    (scratch / "many").mkdir()
+    for number in range(501):
+        (scratch / "many" / str(number)).touch()
+    who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+    with pytest.raises(JobFault, match="501 files") as caught:
+        made_disks(Wishes(JobAd([("VMPARAM_vm_Data_Files", '"many"')])), (), who, str(scratch))
+    assert "archive" in caught.value.cure

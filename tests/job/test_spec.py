@@ -1,0 +1,598 @@
+"""The job ad with HTCondor's rules, and what a job may ask for: every refusal holds the job and explains."""
+
+import contextlib
+import errno
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job import ad as job_ad
+from vmgahp.job.ad import literal, quote
+from vmgahp.job.spec import Disk, JobAd, JobSpec
+from vmgahp.text import has_control
+
+GOOD = {
+    "VM_WORKING_DIR": '"/scratch"',
+    "JobVMType": '"KVM"',
+    "JobVMMemory": "512",
+    "User": '"alice@example.org"',
+    "ClusterId": "17",
+    "ProcId": "0",
+    "VMPARAM_vm_Disk": '"disk.img:vda:w"',
+}
+MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"})
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)
+plain_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
+
+
+class Files:
+    """An identity whose user sees these files and no others; `bad` maps a file to why it does not open."""
+
+    def __init__(self, scratch=("disk.img",), shared=(), bad=None):
+        self.scratch, self.shared, self.bad, self.asked = scratch, shared, bad or {}, []
+
+    def open_scratch(self, directory, name, flags, mode=0o600):
+        self.asked.append((directory, name, flags))
+        if name in self.bad:
+            raise OSError(self.bad[name], os.strerror(self.bad[name]))
+        if name not in self.scratch:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return os.open("/dev/null", os.O_RDONLY)
+
+    def check_access(self, path, write):
+        self.asked.append((path, write))
+        return None if path in self.shared else "No such file or directory"
+
+
+def ad(**changes):
+    attributes = {**GOOD, **changes}
+    return JobAd((name, text) for name, text in attributes.items() if text is not None)
+
+
+def spec(settings=MACHINE, files=None, **changes):
+    return JobSpec.from_ad(ad(**changes), settings, files or Files())
+
+
+def refusal(word, *parts, settings=MACHINE, files=None, **changes):
+    with pytest.raises(JobFault) as caught:
+        spec(settings, files, **changes)
+    assert caught.value.word == word
+    assert caught.value.cure
+    for part in parts:
+        assert part in caught.value.problem
+    return caught.value
+
+
+# --- lines
+
+
+@pytest.mark.parametrize(
+    ("line", "pair"),
+    [
+        ("A = 1", ("A", "1")),
+        ("  A=1  ", ("A", "1")),
+        ('Args = "a = b"', ("Args", '"a = b"')),
+        ("VM_GAHP.x_1 = undefined", ("VM_GAHP.x_1", "undefined")),
+        ("", None),
+        ("A", None),
+        ("A =", None),
+        ("A = ", None),
+        ("= 1", None),
+        ("1A = 1", None),
+        (".A = 1", None),
+        ("A-B = 1", None),
+        ("A B = 1", None),
+        ("Ä = 1", None),
+        ("A² = 1", None),
+        ("A = 1\0", None),
+        ("A = 1\nB = 2", None),
+        ("A = 1\rB", None),
+    ],
+)
+def test_parse_line(line, pair):
+    assert JobAd.parse_line(line) == pair
+
+
+@given(st.text())
+def test_parse_line_never_raises(line):
+    JobAd.parse_line(line)
+
+
+@given(names, plain_text)
+def test_a_string_survives_being_written_and_read(name, text):
+    pair = JobAd.parse_line(f"{name} = {quote(text)}")
+    assert pair is not None
+    assert JobAd([pair]).string(name.upper()) == text
+
+
+@given(names, st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
+def test_numbers_survive(name, whole, real, truth):
+    assert JobAd([(name, str(whole))]).integer(name) == whole
+    assert JobAd([(name, str(truth).upper())]).boolean(name) is truth
+    found = literal(repr(real))
+    assert found == real or found is job_ad._NOT_LITERAL
+
+
+# --- values
+
+
+def test_lookups_convert_as_htcondors():
+    found = JobAd(
+        {
+            "T": "true",
+            "F": "FALSE",
+            "I": "-3",
+            "R": "2.9",
+            "S": '"text"',
+            "U": "undefined",
+            "E": "error",
+        }.items()
+    )
+    assert [found.integer(name) for name in "TFIRSUE"] == [1, 0, -3, 2, None, None, None]
+    assert [found.boolean(name) for name in "TFIRSUE"] == [True, False, True, True, None, None, None]
+    assert [found.real(name) for name in "TFIRSUE"] == [1.0, 0.0, -3.0, 2.9, None, None, None]
+    assert [found.string(name) for name in "TFIRSUE"] == [None, None, None, None, "text", None, None]
+    assert type(found.integer("T")) is int
+    assert found.string("none") is None
+    assert found.expression("none") is None
+
+
+def test_a_name_that_comes_twice_has_its_last_value_in_any_case():
+    assert JobAd([("Foo", "1"), ("FOO", "2")]).integer("fOO") == 2
+
+
+def test_the_job_cannot_replace_the_working_directory_that_the_starter_sent():
+    assert JobAd([("VM_WORKING_DIR", '"/real"'), ("vm_working_dir", '"/etc"')]).working_dir() == "/real"
+
+
+def test_old_classad_strings():
+    assert literal(r'"C:\new\"quoted\" end\"') == 'C:\\new"quoted" end\\'
+    assert literal(r'"\\"') == r"\\"
+    assert literal('""') == ""
+    for text in ('"', '"a', '"a"b"', '"a" + "b"', r'"a\""b"'):
+        assert literal(text) is job_ad._NOT_LITERAL
+
+
+EXPRESSIONS = [
+    *(
+        "0",
+        "-0",
+        "007",
+        "0x1F",
+        "1K",
+        "5.",
+        ".5",
+        "1.5E2",
+        "1.5e+2",
+        "-1.5",
+        "--1",
+        "+7",
+        "1_0",
+        "2 * 3",
+        "- 5",
+    ),
+    *("99999999999999999999", "true", "TRUE", "t", "undefined", "ERROR", "T || F", "{1, 2}", "[a = 1]"),
+    *(
+        '"a"',
+        r'"a\nb"',
+        r'"a\"b"',
+        r'"a\"',
+        r'"\\"',
+        '"é"',
+        "'A'",
+        'strcat("a", "b")',
+        "A",
+        "MY.A",
+        "my.B",
+        "Nope",
+    ),
+    *("TARGET.A", 'real("INF")', "1.0 / 0", 'ifThenElse(A > 3, "yes", "no")', "X", "Loop"),
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_values_are_those_of_htcondors_engine(expression):
+    classad2 = pytest.importorskip("classad2")
+    others = 'A = 5\nB = A + 1\nS = "s"\nLoop = (Loop2)\nLoop2 = Loop\n'
+    pairs = [JobAd.parse_line(line) for line in others.splitlines()]
+    found = JobAd([*pairs, ("X", expression)])
+    try:
+        value = classad2.parseOne(f"{others}X = {expression}\n").eval("X")
+    except Exception:  # noqa: BLE001 - classad2 raises several kinds
+        value = None
+    if isinstance(value, classad2.Value):
+        value = None
+    assert found.string("X") == (value if isinstance(value, str) else None)
+    finite = isinstance(value, int | float) and abs(value) < 2**63
+    assert found.integer("X") == (int(value) if finite else None)
+    assert found.boolean("X") == (bool(value) if isinstance(value, int | float) else None)
+
+
+@given(st.text(st.sampled_from('"\\a1.-+eE (){}[]=;'), min_size=1))
+def test_what_is_read_here_is_what_htcondors_engine_reads(text):
+    classad2 = pytest.importorskip("classad2")
+    expression = text.strip()
+    value = literal(expression)
+    if expression and value is not job_ad._NOT_LITERAL:
+        assert classad2.parseOne(f"X = {expression}\n").eval("X") == value
+
+
+def test_a_bad_attribute_does_not_hide_those_after_it():
+    pytest.importorskip("classad2")
+    found = JobAd([("A", "5"), ("Bad", "((("), ("B", "A + 1"), ("C", '"x" + )'), ("D", "B + 1")])
+    assert found.integer("D") == 7
+    assert found.integer("Bad") is None
+
+
+def test_literals_and_references_do_not_load_the_engine(monkeypatch):
+    monkeypatch.setitem(sys.modules, "classad2", None)
+    found = ad(RequestMemory="MY.JobVMMemory", Again="requestmemory")
+    assert found.integer("Again") == 512
+    assert found.vm_name() == "alice_example.org_17.0"
+    with pytest.raises(MachineFault, match="ClassAd module") as caught:
+        ad(X="1 + 1").integer("X")
+    assert "htcondor" in caught.value.cure
+
+
+# --- the ad as a whole
+
+
+def test_lines_are_sorted_without_secrets_and_with_what_is_added():
+    found = JobAd(
+        [
+            ("b", "1 + 1"),
+            ("ClaimId", '"secret"'),
+            ("A", '"x\\"y"'),
+            ("_condor_privX", "1"),
+            ("VMPARAM_VM_NAME", '"mine"'),
+        ]
+    )
+    assert found.lines({"VMPARAM_VM_NAME": 'it"s', "Z": "a\nB = 1"}) == [
+        'A = "x\\"y"',
+        "b = 1 + 1",
+        'VMPARAM_VM_NAME = "it\\"s"',
+        'Z = "a?B = 1"',
+    ]
+    assert found.string("VMPARAM_VM_NAME") == "mine"
+
+
+@given(st.lists(st.tuples(names, st.text())), st.dictionaries(names, st.text()))
+def test_every_line_is_one_line_that_can_be_read_back(pairs, extra):
+    good = [pair for name, text in pairs if (pair := JobAd.parse_line(f"{name} = {text}"))]
+    for line in JobAd(good).lines(extra):
+        assert "\n" not in line
+        assert JobAd.parse_line(line) is not None
+
+
+def test_the_name_is_that_of_create_name_for_vm():
+    assert ad(User='"a@b@c"', ClusterId="5", ProcId="3").vm_name() == "a_b_c_5.3"
+
+
+@pytest.mark.parametrize("missing", ["User", "ClusterId", "ProcId"])
+def test_without_a_name_the_client_is_to_blame(missing):
+    with pytest.raises(ClientFault, match=missing):
+        ad(**{missing: None}).vm_name()
+
+
+@pytest.mark.parametrize("user", ["../../etc/x", "a/b", "a\tb", "a\x1b", "é" * 101, "x" * 200])
+def test_a_name_that_libvirt_could_trip_over_is_refused(user):
+    with pytest.raises(JobFault, match="User"):
+        ad(User=f'"{user}"').vm_name()
+
+
+@pytest.mark.parametrize("path", [None, '""', '"relative"', "5", '"/a\tb"'])
+def test_the_working_directory_must_be_a_full_path(path):
+    with pytest.raises(ClientFault, match="VM_WORKING_DIR"):
+        ad(VM_WORKING_DIR=path).working_dir()
+
+
+# --- what a job gets
+
+
+def test_the_least_that_a_job_can_say():
+    assert spec() == JobSpec(
+        name="alice_example.org_17.0",
+        vm_type="kvm",
+        working_dir="/scratch",
+        memory_mib=512,
+        vcpus=1,
+        disks=(Disk("/scratch/disk.img", "vda", "", True, "raw", True, "disk"),),
+        nics=(),
+        vnc=False,
+        checkpoint=False,
+        no_output_vm=False,
+        hardware_vt=False,
+    )
+    assert spec().networking is False
+
+
+def test_switches():
+    found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
+    assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory"),
+    [
+        ({}, 512),
+        ({"RequestMemory": "7"}, 512),
+        ({"JobVMMemory": None, "RequestMemory": "700"}, 700),
+        ({"JobVMMemory": '"512"', "RequestMemory": "700"}, 700),
+        ({"JobVMMemory": "undefined", "RequestMemory": "700.9"}, 700),
+        ({"JobVMMemory": "1024"}, 1024),
+        ({"JobVMMemory": "1"}, 32),
+    ],
+)
+def test_memory(changes, memory):
+    assert spec(**changes).memory_mib == memory
+
+
+def test_memory_that_is_missing_or_wrong_holds_the_job():
+    refusal(errors.NO_MEMORY_PARAM, "JobVMMemory", "RequestMemory", JobVMMemory=None)
+    refusal(errors.NO_MEMORY_PARAM, "JobVMMemory = 1025", "1024", JobVMMemory="1025")
+    refusal(errors.NO_MEMORY_PARAM, "RequestMemory = 0", JobVMMemory=None, RequestMemory="0")
+    refusal(errors.NO_MEMORY_PARAM, "JobVMMemory = -5", JobVMMemory="-5")
+
+
+def test_a_machine_without_vm_memory_is_the_administrators_fault():
+    with pytest.raises(MachineFault, match="VM_MEMORY"):
+        spec(Settings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "vcpus"),
+    [
+        ({"JobVM_VCPUS": "2", "RequestCpus": "3"}, 2),
+        ({"RequestCpus": "3"}, 3),
+        ({"JobVM_VCPUS": "0"}, 1),
+        ({"JobVM_VCPUS": "-1"}, 1),
+    ],
+)
+def test_vcpus(changes, vcpus):
+    assert spec(**changes).vcpus == vcpus
+
+
+def test_too_many_vcpus_hold_the_job():
+    refusal(errors.MISMATCHED, "JobVM_VCPUS = 5000", JobVM_VCPUS="5000")
+
+
+def test_hardware_vt():
+    refusal(errors.MISMATCHED, "JobVMHardwareVT", "VM_HARDWARE_VT", JobVMHardwareVT="true")
+    settings = Settings({"VM_MEMORY": "1024", "VM_HARDWARE_VT": "true"})
+    assert spec(settings, JobVMHardwareVT="true").hardware_vt is True
+
+
+# --- the network
+
+
+def network(types="nat, user", default="", **values):
+    given_values = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": types}
+    return Settings({**given_values, "VM_NETWORKING_DEFAULT_TYPE": default, **values})
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "kind"),
+    [
+        (network(), '"nat"', "nat"),
+        (network(), '" NAT "', "nat"),
+        (network(), None, "user"),
+        (network(), '""', "user"),
+        (network("nat"), None, "nat"),
+        (network(default='"Nat"'), None, "nat"),
+        (network("nat", default="bridge"), None, "nat"),
+        (network("bridge", VM_NETWORKING_BRIDGE_INTERFACE="br0"), None, "bridge"),
+    ],
+)
+def test_networking_type(settings, wanted, kind):
+    found = spec(settings, JobVMNetworking="true", JobVMNetworkingType=wanted)
+    assert (found.networking, found.networking_type) == (True, kind)
+
+
+def test_a_network_that_is_not_on_offer_holds_the_job():
+    wish = {"JobVMNetworking": "true"}
+    refusal(errors.MISMATCHED, "VM_NETWORKING", settings=Settings({"VM_MEMORY": "1024"}), **wish)
+    kind = {**wish, "JobVMNetworkingType": '"bridge"'}
+    refusal(errors.MISMATCHED, "JobVMNetworkingType", "bridge", "nat, user", **kind)
+    refusal(errors.MISMATCHED, settings=network("bridge"), **wish)
+
+
+@pytest.mark.parametrize(
+    ("given_mac", "mac"),
+    [
+        ("52:54:00:12:34:56", "52:54:00:12:34:56"),
+        ("52-54-00-AB-cd-EF", "52:54:00:ab:cd:ef"),
+        (" 2:0:0:0:0:1 ", "02:00:00:00:00:01"),
+        ("", ""),
+    ],
+)
+def test_mac(given_mac, mac):
+    assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').nics[0].mac == mac
+
+
+@pytest.mark.parametrize(
+    "mac",
+    [
+        *("52:54:00:12:34", "52:54:00:12:34:56:78", "52:54:00:12:34:5g", "525400123456", "00:00:00:00:00:00"),
+        *(
+            "01:00:5e:00:00:01",
+            "ff:ff:ff:ff:ff:ff",
+            "52:54-00:12:34:56",
+            "52:54:00:12:34:56'/><hostdev",
+            "٥٢:54:0:0:0:0",
+        ),
+    ],
+)
+def test_a_wrong_mac_holds_the_job(mac):
+    refusal(errors.MISMATCHED, "JobVM_MACADDR", JobVMNetworking="true", JobVM_MACADDR=f'"{mac}"')
+
+
+def test_a_mac_without_a_network_does_not_matter():
+    assert spec(JobVM_MACADDR='"nonsense"').macs == ()
+
+
+# --- the disks
+
+
+def disks(text, files=None):
+    return spec(files=files, VMPARAM_vm_Disk=quote(text)).disks
+
+
+def test_disks_of_all_kinds():
+    files = Files(["a.img", "boot.iso", "f.img", "disc"], ["/shared/isolated/b.qcow2"])
+    text = "a.img:VDA:w, /submit/dir/boot.iso : hdc : w,/shared/isolated/b.qcow2:sda2:R:QCOW2,"
+    text += "f.img:fda:rw:,disc:sdb:r:iso,"
+    assert disks(text, files) == (
+        Disk("/scratch/a.img", "vda", "", True, "raw", True, "disk"),
+        Disk("/scratch/boot.iso", "hdc", "", False, "raw", True, "cdrom"),
+        Disk("/shared/isolated/b.qcow2", "sda", "2", False, "qcow2", False, "disk"),
+        Disk("/scratch/f.img", "fda", "", True, "raw", True, "floppy"),
+        Disk("/scratch/disc", "sdb", "", False, "raw", True, "cdrom"),
+    )
+    assert ("/scratch", "a.img", os.O_RDWR) in files.asked
+    assert ("/scratch", "boot.iso", os.O_RDONLY) in files.asked
+    assert ("/shared/isolated/b.qcow2", False) in files.asked
+
+
+def test_fifty_disks():
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    text = ",".join(f"disk.img:vd{one}{two}:r" for one in ("", "a") for two in letters)
+    assert len(disks(text)) == 52
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , "])
+def test_no_disk_holds_the_job(text):
+    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk", VMPARAM_vm_Disk=quote(text))
+
+
+def test_a_missing_disk_attribute_holds_the_job():
+    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk = undefined", VMPARAM_vm_Disk=None)
+    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk = '5'", VMPARAM_vm_Disk="5")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("disk.img", "form"),
+        ("disk.img:vda", "form"),
+        ("disk.img:vda:w:raw:x", "form"),
+        ("disk.img::w", "form"),
+        (":vda:w", "form"),
+        ("disk.img:sdaaa:w", "sdaaa"),
+        ("disk.img:vda123:w", "vda123"),
+        ("disk.img:fdc:w", "fdc"),
+        ("disk.img:hde:w", "hde"),
+        ("disk.img:hdaa:w", "hdaa"),
+        ("disk.img:vd'/>:w", "vd"),
+        ("disk.img:vda:x", "'x'"),
+        ("disk.img:vda:ro", "'ro'"),
+        ("disk.img:vda:w:vhdx", "vhdx"),
+        ("disk.img:vda:w:raw'/>", "raw"),
+        ("none.img:vda:w", "transfer"),
+        ("sub/none.img:vda:w", "scratch"),
+        ("/shared/none.img:vda:w", "No such file"),
+        ("disk.img:vda:w,disk.img:VDA:r", "twice"),
+        ("disk.img:sda1:w,disk.img:sda2:w", "twice"),
+        ("a\x1bb:vda:w", "control"),
+        ("../x:vda:w", "scratch"),
+        ("..:vda:w", "scratch"),
+        ("/:vda:w", ""),
+    ],
+)
+def test_a_wrong_disk_holds_the_job(text, part):
+    with pytest.raises(JobFault) as caught:
+        JobSpec.from_ad(ad(VMPARAM_vm_Disk=f'"{text}"'), MACHINE, Files())
+    fault = caught.value
+    assert fault.word == errors.INVALID_DISK_PARAM
+    assert "VMPARAM_vm_Disk" in fault.problem
+    assert part in fault.problem + fault.cure
+    assert fault.cure
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ELOOP, errno.EPERM])
+def test_a_disk_in_the_scratch_directory_that_does_not_open_is_not_looked_for_elsewhere(number):
+    files = Files(bad={"disk.img": number}, shared=["/shared/disk.img"])
+    fault = refusal(errors.INVALID_DISK_PARAM, files=files, VMPARAM_vm_Disk='"/shared/disk.img:vda:r"')
+    assert os.strerror(number) in fault.problem
+
+
+def test_a_directory_of_the_same_name_is_not_the_image():
+    files = Files(bad={"disk.img": errno.EISDIR}, shared=["/shared/disk.img"])
+    assert disks("/shared/disk.img:vda:r", files)[0].transferred is False
+
+
+def test_a_hung_scratch_directory_is_the_machines_fault():
+    files = Files()
+
+    def hang(*_):
+        raise MachineFault("A file system did not answer.")
+
+    files.open_scratch = hang
+    with pytest.raises(MachineFault):
+        disks("disk.img:vda:w", files)
+
+
+WISHES = [
+    *GOOD,
+    *(
+        "RequestMemory",
+        "JobVM_VCPUS",
+        "RequestCpus",
+        "JobVMNetworking",
+        "JobVMNetworkingType",
+        "JobVM_MACADDR",
+    ),
+    *("JobVMVNCConsole", "JobVMCheckpoint", "VMPARAM_No_Output_VM", "JobVMHardwareVT"),
+]
+disk_like = st.text(st.sampled_from("disk.img:vdahsw,rawqcow2/. '\"\\\x1b"))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(WISHES), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS))
+    )
+)
+def test_no_ad_raises_anything_but_a_fault(changes):
+    pairs = [
+        pair for name, text in {**GOOD, **changes}.items() if (pair := JobAd.parse_line(f"{name} = {text}"))
+    ]
+    found = None
+    with contextlib.suppress(Fault):
+        found = JobSpec.from_ad(JobAd(pairs), MACHINE, Files())
+    if found is not None:
+        assert 32 <= found.memory_mib <= 1024
+        assert found.disks
+        for disk in found.disks:
+            assert disk.path.startswith("/")
+            assert disk.path.isprintable() or not has_control(disk.path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_with_real_files_as_the_jobs_user(tmp_path_factory):
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="vmgahp-test-") as outer:
+        os.chmod(outer, 0o755)
+        scratch = os.path.join(outer, "scratch")
+        os.mkdir(scratch)
+        os.chown(scratch, 54321, 54321)
+        for name, uid, mode in (("mine", 54321, 0o600), ("roots", 0, 0o600), ("readable", 0, 0o644)):
+            path = os.path.join(scratch, name)
+            with open(path, "wb") as file:
+                file.write(b"x")
+            os.chmod(path, mode)
+            os.chown(path, uid, uid)
+        os.symlink("/etc/shadow", os.path.join(scratch, "link"))
+        user = Identity(54321, 54321)
+        place = quote(scratch)
+        found = spec(files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk='"mine:vda:w,readable:vdb:r"')
+        assert [disk.path for disk in found.disks] == [f"{scratch}/mine", f"{scratch}/readable"]
+        for text in ("roots:vda:r", "readable:vda:w", "link:vda:r", "/etc/shadow:vda:r", "/dev/zero:vda:r"):
+            refusal(errors.INVALID_DISK_PARAM, files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk=f'"{text}"')

@@ -1,0 +1,209 @@
+"""What a VMware job may ask for: every refusal holds the job, names its attribute and leaves the machine."""
+
+import errno
+import os
+
+import pytest
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.job.vmware import LARGEST, VmwareSpec
+
+MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"})
+GOOD = {
+    "VM_WORKING_DIR": '"/scratch"',
+    "JobVMType": '"VMware"',
+    "JobVMMemory": "512",
+    "User": '"alice@example.org"',
+    "ClusterId": "17",
+    "ProcId": "0",
+    "VMPARAM_VMware_Dir": r'"C:\vms\dos"',
+    "VMPARAM_VMware_Transfer": "true",
+    "VMPARAM_VMware_SnapshotDisk": "true",
+    "VMPARAM_VMware_VMX_File": '"dos.vmx"',
+    "VMPARAM_VMware_VMDK_Files": '"dos.vmdk,dos-s001.vmdk"',
+}
+
+
+class Files:
+    """An identity whose user sees these files in the scratch directory; `bad` says why one does not open."""
+
+    def __init__(self, names=("dos.vmx", "dos.vmdk", "dos-s001.vmdk"), bad=None):
+        self.names, self.bad = names, bad or {}
+
+    def open_scratch(self, directory, name, flags, mode=0o600):
+        assert directory == "/scratch"
+        if name in self.bad:
+            raise OSError(self.bad[name], os.strerror(self.bad[name]))
+        if name not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return os.open("/dev/null", os.O_RDONLY)
+
+
+def spec(settings=MACHINE, files=None, **changes):
+    attributes = {**GOOD, **changes}
+    ad = JobAd((name, text) for name, text in attributes.items() if text is not None)
+    return VmwareSpec.from_ad(ad, settings, files or Files())
+
+
+def test_a_job_with_all_its_attributes():
+    assert spec(JobVMCheckpoint="true", JobVM_VCPUS="2") == VmwareSpec(
+        name="alice_example.org_17.0",
+        vm_type="vmware",
+        working_dir="/scratch",
+        memory_mib=512,
+        vcpus=2,
+        networking_type="",
+        mac="",
+        checkpoint=True,
+        no_output_vm=False,
+        dir=r"C:\vms\dos",
+        transfer=True,
+        snapshot_disk=True,
+        vmx_file="dos.vmx",
+        vmdk_files=("dos.vmdk", "dos-s001.vmdk"),
+    )
+
+
+def test_what_a_submit_file_may_leave_out():
+    found = spec(
+        VMPARAM_VMware_Dir=None,
+        VMPARAM_VMware_Transfer=None,
+        VMPARAM_VMware_SnapshotDisk=None,
+        VMPARAM_VMware_VMDK_Files=None,
+    )
+    assert (found.dir, found.transfer, found.snapshot_disk, found.vmdk_files) == ("", True, True, ())
+
+
+def test_names_are_the_last_part_of_a_path_of_either_system():
+    found = spec(
+        VMPARAM_VMware_VMX_File=r'"C:\vms\dos.vmx"', VMPARAM_VMware_VMDK_Files='"/vms/dos.vmdk, dos.vmdk,"'
+    )
+    assert (found.vmx_file, found.vmdk_files) == ("dos.vmx", ("dos.vmdk",))
+
+
+def test_shared_disks_need_not_be_in_the_scratch_directory():
+    found = spec(
+        VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"', files=Files(names=("dos.vmx",))
+    )
+    assert (found.dir, found.transfer, found.snapshot_disk) == ("/net/vms", False, True)
+    assert found.vmdk_files == ("dos.vmdk", "dos-s001.vmdk")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [({}, "nat"), ({"JobVMNetworkingType": '"bridge"'}, "bridge"), ({"JobVMNetworkingType": '"NAT"'}, "nat")],
+)
+def test_vmware_has_nat_and_a_bridge_of_its_own(wanted, kind):
+    found = spec(JobVMNetworking="true", **wanted)
+    assert found.networking_type == kind
+    assert found.networking
+
+
+def test_user_networking_is_not_vmwares():
+    with pytest.raises(JobFault, match="this machine offers: bridge, nat"):
+        spec(JobVMNetworking="true", JobVMNetworkingType='"user"')
+
+
+@pytest.mark.parametrize("mac", ["00:50:56:00:00:00", "00-50-56-3F-FF-FF", "0:50:56:1:2:3"])
+def test_static_addresses(mac):
+    found = spec(JobVMNetworking="true", JobVM_MACADDR=f'"{mac}"')
+    assert found.mac.startswith("00:50:56:")
+    assert len(found.mac) == 17
+
+
+@pytest.mark.parametrize(
+    "mac", ["00:50:55:ff:ff:ff", "00:50:56:40:00:00", "00:0c:29:00:00:01", "52:54:00:12:34:56", 'x"\n']
+)
+def test_other_addresses_hold_the_job(mac):
+    with pytest.raises(JobFault, match="JobVM_MACADDR = ") as caught:
+        spec(JobVMNetworking="true", JobVM_MACADDR='"' + mac.replace('"', '\\"') + '"')
+    assert caught.value.word == errors.MISMATCHED
+    assert caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "part"),
+    [
+        ({"VMPARAM_VMware_VMX_File": None}, errors.NO_DISK_PARAM, "VMPARAM_VMware_VMX_File = undefined"),
+        ({"VMPARAM_VMware_VMX_File": '""'}, errors.NO_DISK_PARAM, "VMPARAM_VMware_VMX_File"),
+        ({"VMPARAM_VMware_VMX_File": '"dos.txt"'}, errors.INVALID_DISK_PARAM, "'dos.txt'"),
+        ({"VMPARAM_VMware_VMX_File": '"/"'}, errors.INVALID_DISK_PARAM, "'/'"),
+        ({"VMPARAM_VMware_VMX_File": '"dos_condor.vmx"'}, errors.INVALID_DISK_PARAM, "dos_condor.vmx"),
+        ({"VMPARAM_VMware_VMX_File": '"other.vmx"'}, errors.INVALID_DISK_PARAM, "'other.vmx'"),
+        ({"VMPARAM_VMware_VMDK_Files": "17"}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_VMDK_Files = '17'"),
+        ({"VMPARAM_VMware_VMDK_Files": '"dos.img"'}, errors.INVALID_DISK_PARAM, "'dos.img'"),
+        ({"VMPARAM_VMware_VMDK_Files": '"gone.vmdk"'}, errors.INVALID_DISK_PARAM, "'gone.vmdk'"),
+        ({"VMPARAM_VMware_Transfer": '"yes"'}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Transfer"),
+        (
+            {"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_SnapshotDisk": "false"},
+            errors.INVALID_DISK_PARAM,
+            "VMPARAM_VMware_SnapshotDisk = false",
+        ),
+        (
+            {"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_Dir": None},
+            errors.NO_DISK_PARAM,
+            "VMPARAM_VMware_Dir = undefined",
+        ),
+        ({"VMPARAM_VMware_Transfer": "false"}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Dir = "),
+        ({"JobVMMemory": "2048"}, errors.NO_MEMORY_PARAM, "JobVMMemory = 2048"),
+    ],
+)
+def test_a_jobs_mistake_holds_the_job(changes, word, part):
+    with pytest.raises(JobFault) as caught:
+        spec(**changes)
+    assert caught.value.word == word
+    assert part in caught.value.problem
+    assert caught.value.cure
+
+
+@pytest.mark.parametrize("name", ["dos.vmx", "dos.vmdk"])
+@pytest.mark.parametrize("error", [errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR])
+def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
+    with pytest.raises(JobFault, match=name) as caught:
+        spec(files=Files(bad={name: error}))
+    assert os.strerror(error) in caught.value.problem
+
+
+def test_missing_settings_are_the_machines():
+    with pytest.raises(MachineFault, match="VM_MEMORY"):
+        spec(settings=Settings())
+
+
+class TestReading:
+    """The .vmx itself, with the real thing for an identity."""
+
+    @pytest.fixture
+    def identity(self, scratch):
+        status = scratch.stat()
+        return Identity(status.st_uid, status.st_gid)
+
+    @pytest.fixture
+    def job(self, scratch, identity):
+        def make(content):
+            path = scratch / "dos.vmx"
+            path.write_bytes(content)
+            os.chown(path, identity.uid, identity.gid)
+            attributes = {**GOOD, "VM_WORKING_DIR": f'"{scratch}"', "VMPARAM_VMware_VMDK_Files": '""'}
+            return VmwareSpec.from_ad(JobAd(attributes.items()), MACHINE, identity)
+
+        return make
+
+    def test_it_is_read_as_the_jobs_user(self, job, identity):
+        assert job(b'memsize = "4"\r\n').read_vmx(identity)["memsize"] == "4"
+
+    @pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
+    def test_one_that_vmware_could_not_read_holds_the_job(self, job, identity, content):
+        with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
+            job(content).read_vmx(identity)
+        assert caught.value.word == errors.BAD_IMAGE
+
+    def test_a_link_is_not_followed(self, job, identity, scratch):
+        found = job(b"")
+        (scratch / "dos.vmx").unlink()
+        (scratch / "dos.vmx").symlink_to("/etc/hostname")
+        with pytest.raises(JobFault, match="cannot be opened"):
+            found.read_vmx(identity)

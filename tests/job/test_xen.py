@@ -1,0 +1,225 @@
+"""Xen jobs: how they boot, what is refused and with which word, and the domain XML."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from tests import REPOSITORY
+from tests.domain.test_build import disk, spec
+from tests.job.test_spec import Files, ad
+from vmgahp.config import Settings
+from vmgahp.domain import xen as domain_xen
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.spec import JobSpec, Nic
+from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot
+
+GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
+
+OWN = {
+    "JobVMType": '"xen"',
+    "VMPARAM_Xen_Kernel": '"/submit/vmlinuz"',
+    "VMPARAM_Xen_Initrd": '"initrd.img"',
+    "VMPARAM_Xen_Root": '"/dev/xvda1 ro"',
+    "VMPARAM_Xen_Kernel_Params": '"console=hvc0"',
+}
+FILES = ("disk.img", "vmlinuz", "initrd.img")
+
+
+def boot(settings: dict[str, str] | None = None, files: object = None, **changes: str | None) -> XenBoot:
+    job = ad(**{**OWN, **changes})
+    return XenBoot.from_ad(job, Settings(settings or {}), files or Files(FILES))
+
+
+def refused(word: str, *parts: str, **changes: object) -> None:
+    with pytest.raises(JobFault) as caught:
+        boot(**changes)  # type: ignore[arg-type]
+    assert caught.value.word == f"VMGAHP_ERR_JOBCLASSAD_{word}"
+    assert caught.value.cure
+    for part in parts:
+        assert part in caught.value.problem
+
+
+# --- how a job boots
+
+
+def test_a_kernel_of_its_own() -> None:
+    """By its base name, which condor_submit's path of the submit machine ends with."""
+    assert boot() == XenBoot(
+        kernel=BootFile("/scratch/vmlinuz", True),
+        initrd=BootFile("/scratch/initrd.img", True),
+        command_line="root=/dev/xvda1 ro console=hvc0",
+    )
+
+
+def test_a_kernel_of_the_machine_and_no_initrd() -> None:
+    found = boot(
+        files=Files((), ("/boot/vmlinuz",)),
+        VMPARAM_Xen_Kernel='" /boot/vmlinuz "',
+        VMPARAM_Xen_Initrd=None,
+        VMPARAM_Xen_Root='"root=/dev/sda1"',
+        VMPARAM_Xen_Kernel_Params=None,
+    )
+    assert found == XenBoot(kernel=BootFile("/boot/vmlinuz", False), command_line="root=/dev/sda1")
+
+
+def test_the_kernel_in_the_disk_is_the_bootloaders() -> None:
+    only = {"VMPARAM_Xen_Kernel": '"Included"', "VMPARAM_Xen_Root": None}
+    assert boot({"XEN_BOOTLOADER": '"/bin/sh"'}, **only) == XenBoot(bootloader="/bin/sh")
+    refused("XEN_KERNEL_NOT_FOUND", "XEN_BOOTLOADER", **only)
+    with pytest.raises(MachineFault, match="no program"):
+        boot({"XEN_BOOTLOADER": "/etc/passwd"}, **only)
+
+
+def test_hardware_virtualisation_is_the_machines_to_offer() -> None:
+    only = {"VMPARAM_Xen_Kernel": '"vmx"', "VMPARAM_Xen_Root": None}
+    assert boot({"VM_HARDWARE_VT": "true"}, **only) == XenBoot(hardware=True)
+    refused("MISMATCHED_HARDWARE_VT", "VM_HARDWARE_VT", **only)
+
+
+@pytest.mark.parametrize("value", [None, '""', "7", "undefined"])
+def test_a_job_must_say_what_it_boots_and_from_where(value: str | None) -> None:
+    refused("XEN_NO_KERNEL_PARAM", "VMPARAM_Xen_Kernel", VMPARAM_Xen_Kernel=value)
+    refused("XEN_NO_ROOT_DEVICE_PARAM", "VMPARAM_Xen_Root", VMPARAM_Xen_Root=value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "word"),
+    [
+        ("VMPARAM_Xen_Kernel", "XEN_KERNEL_NOT_FOUND"),
+        ("VMPARAM_Xen_Initrd", "XEN_INITRD_NOT_FOUND"),
+    ],
+)
+def test_a_file_that_the_jobs_user_cannot_open(attribute: str, word: str) -> None:
+    refused(word, attribute, "none.img", **{attribute: '"none.img"'})
+    refused(word, attribute, "/boot/none", **{attribute: '"/boot/none"'})
+    refused(word, attribute, "control", **{attribute: '"a\tb"'})
+    link = Files(FILES, bad={"link": errno.ELOOP})
+    refused(word, os.strerror(errno.ELOOP), files=link, **{attribute: '"link"'})
+
+
+def test_the_kernels_command_line() -> None:
+    refused("XEN_NO_ROOT_DEVICE_PARAM", "control", VMPARAM_Xen_Kernel_Params='"a\tb"')
+    assert LONGEST_COMMAND_LINE == 1023  # and a NUL, in the 1024 of Xen's start info page
+    room = LONGEST_COMMAND_LINE - len("root=/dev/xvda1 ro ")
+    assert len(boot(VMPARAM_Xen_Kernel_Params=f'"{"x" * room}"').command_line) == LONGEST_COMMAND_LINE
+    refused("MISMATCHED_HARDWARE_VT", "1024", VMPARAM_Xen_Kernel_Params=f'"{"x" * (room + 1)}"')
+
+
+# --- what Xen has no such thing of
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"disks": (disk(device="vda"),)}, "vda"),
+        ({"disks": (disk(device="fda", kind="floppy"),)}, "fda"),
+        ({"disks": (disk("/scratch/a.qcow2", "xvda", format="qcow2"),)}, "qcow2"),
+        ({"nics": (Nic("nat", model="e1000"),)}, "e1000"),
+        ({"nics": (Nic("nat", link_up=False),)}, "cable"),
+        ({"vnc": True}, "JobVMVNCConsole"),
+    ],
+)
+def test_what_a_guest_cannot_have(changes: dict[str, object], part: str) -> None:
+    with pytest.raises(JobFault, match=part):
+        domain_xen.require(spec(**{"disks": (disk(device="xvda"),), **changes}), XenBoot(hardware=True))
+
+
+@pytest.mark.parametrize("character", ["\ufffe", "\ud800", "\x01"])
+def test_what_xml_cannot_say_is_refused(character: str) -> None:
+    job, kernel = CASES["kernel"]
+    with pytest.raises(JobFault, match="no character of XML"):
+        domain_xen.build(job, kernel._replace(command_line=f"root={character}"), HOST)
+
+
+def test_a_partition_is_a_disk_by_itself() -> None:
+    settings = Settings({"VM_MEMORY": "1024"})
+    two = {"VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda2:r"'}
+    found = JobSpec.from_ad(ad(**OWN, **two), settings, Files(FILES))  # type: ignore[arg-type]
+    assert [(each.device, each.partition) for each in found.disks] == [("xvda", "1"), ("xvda", "2")]
+    with pytest.raises(JobFault, match="twice"):
+        JobSpec.from_ad(
+            ad(**{**OWN, "VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda1:r"'}), settings, Files(FILES)
+        )  # type: ignore[arg-type]
+
+
+def test_user_networking_is_not_on_offer() -> None:
+    settings = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, nat"})
+    networks = settings.networking_types(domain_xen.NETWORKS)
+
+    def networking_of(**changes: str) -> str:
+        return JobSpec.from_ad(ad(**changes), settings, Files(), networks=networks).networking_type  # type: ignore[arg-type]
+
+    assert networking_of(JobVMNetworking="true") == "nat"
+    with pytest.raises(JobFault, match="JobVMNetworkingType"):
+        networking_of(JobVMNetworking="true", JobVMNetworkingType='"user"')
+
+
+# --- the domain XML
+
+HOST = domain_xen.XenHost(
+    UUID,
+    {
+        "xvda": "/dev/loop0",
+        "xvda1": "/dev/loop0",
+        "xvda2": "/dev/loop1",
+        "hda": "/dev/loop0",
+        "sdb": "/dev/loop7",
+    },
+    "/proc/4711/fd/20",
+    "/proc/4711/fd/21",
+    bridge="xenbr0",
+)
+KERNEL = XenBoot(
+    kernel=BootFile("/scratch/vmlinuz", True),
+    initrd=BootFile("/scratch/initrd.img", True),
+    command_line="root=/dev/xvda1 ro <'\"&> console=hvc0",
+)
+CASES: dict[str, tuple[JobSpec, XenBoot]] = {
+    "kernel": (spec(vm_type="xen", disks=(disk(device="xvda"),)), KERNEL),
+    "kernel-without-initrd": (
+        spec(
+            vm_type="xen",
+            vcpus=2,
+            disks=(disk(device="xvda1"), disk("/shared/swap.img", "xvda2", transferred=False)),
+            nics=(Nic("nat", "00:16:3e:12:34:56"),),
+        ),
+        KERNEL._replace(initrd=None),
+    ),
+    "included": (
+        spec(
+            vm_type="xen",
+            disks=(
+                disk(device="xvda"),
+                disk("/shared/data.img", "sdb", writable=False, shared=True, transferred=False),
+            ),
+            nics=(Nic("bridge"),),
+        ),
+        XenBoot(bootloader="/usr/lib/xen-4.17/bin/pygrub"),
+    ),
+    "vmx": (spec(vm_type="xen", disks=(disk(device="hda"),)), XenBoot(hardware=True)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    made = domain_xen.build(*CASES[name], HOST) + "\n"
+    golden = GOLDEN / f"{name}.xml"
+    if request.config.getoption("--update-golden"):
+        golden.write_text(made)
+    assert made == golden.read_text()
+    assert {path.stem for path in GOLDEN.glob("*.xml")} == set(CASES)
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("name", CASES)
+def test_libvirts_schema_accepts_it(name: str) -> None:
+    if not SCHEMA.exists():
+        pytest.skip(f"libvirt's schema is not installed: {SCHEMA}")
+    schema = etree.RelaxNG(etree.parse(SCHEMA))
+    domain = etree.fromstring(domain_xen.build(*CASES[name], HOST))
+    assert schema.validate(domain), schema.error_log

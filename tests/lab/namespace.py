@@ -1,0 +1,231 @@
+"""A chamber: the pool's root with a throw-away layer over it, in namespaces of its own.
+
+Services of a whole machine run in it (libvirtd, HTCondor) next to the host's own without a clash: it has
+its own mounts, processes, loopback and host name. When its first process ends, the kernel ends every other
+process in it and drops its mounts and files; and that one ends when its standard input closes, so nothing
+is left even where the test run was killed. Only the exchange directory (``/lab`` inside) is shared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+INIT = Path(__file__).with_name("namespace-init")
+
+LAB = "/lab"
+"""The exchange directory as it is seen inside."""
+OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
+REFERENCE_SERVER = "/usr/sbin/condor_vm-gahp"
+
+
+class LabError(Exception):
+    """The lab could not do what a test asked of it; the text says what was seen."""
+
+
+def default_root() -> Path:
+    """Where scripts/pool-root builds the root."""
+    named = os.environ.get("VMGAHP_POOL_ROOT")
+    return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "trixie"
+
+
+def why_not() -> str:
+    """Why no chamber can be made here; empty where it can."""
+    if os.geteuid() != 0:
+        return "the pool needs root"
+    if not (default_root() / "etc/vmgahp-pool-root").exists():
+        return f"there is no pool root in {default_root()} (scripts/pool-root builds it)"
+    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
+    return f"missing on this machine: {', '.join(missing)}" if missing else ""
+
+
+def wait_until(what: str, condition: Callable[[], T | None], timeout: float, interval: float = 0.5) -> T:
+    """Ask `condition` until its answer is true and return that; `LabError` when time is up."""
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {timeout:.0f} s in vain for {what}")
+        time.sleep(interval)
+
+
+class Chamber:
+    """One chamber, to be used in a ``with``; `exchange` is the directory that it shares with the host."""
+
+    def __init__(self, exchange: str | Path, root: str | Path | None = None) -> None:
+        self.exchange = Path(exchange)
+        self.root = Path(root) if root else default_root()
+        self._holder: subprocess.Popen[str] | None = None
+        self._init = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Make the namespaces and wait until the first process stands in the new root."""
+        self.exchange.mkdir(parents=True, exist_ok=True)
+        self.exchange.chmod(0o755)  # others than root work in there, too
+        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc"]
+        command += ["bash", str(INIT), str(self.root), str(self.exchange)]
+        self._holder = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout
+        assert self._holder.stderr
+        if self._holder.stdout.readline() != "ready\n":
+            raise LabError(f"the chamber does not start: {self._holder.stderr.read().strip()}")
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
+        self._init = int(children[0])
+
+    def close(self) -> None:
+        """End every process in it; its files go with it."""
+        if self._holder is None:
+            return
+        assert self._holder.stdin
+        self._holder.stdin.close()
+        try:
+            self._holder.wait(30)
+        except subprocess.TimeoutExpired:
+            self._holder.kill()
+            self._holder.wait()
+        for stream in (self._holder.stdout, self._holder.stderr):
+            if stream:
+                stream.close()
+        self._holder, self._init = None, 0
+        with_mounts = self.exchange / ".chamber"
+        if with_mounts.is_dir():
+            with_mounts.rmdir()
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def command(self, argv: Sequence[str], user: str | None = None, cwd: str = "/") -> list[str]:
+        """The host's command line that runs `argv` in the chamber."""
+        entered = ["nsenter", f"--target={self._init}", "--mount", "--pid", "--net", "--uts", "--ipc"]
+        entered += ["--root", "env", "--chdir", cwd]
+        if user:
+            entered += ["runuser", "-u", user, "--"]
+        return [*entered, *argv]
+
+    def run(
+        self, *argv: str, user: str | None = None, cwd: str = "/", check: bool = True, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the chamber to its end; `LabError` with its output when it fails."""
+        done = subprocess.run(
+            self.command(argv, user, cwd),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=self.environment(),
+        )
+        if check and done.returncode:
+            output = (done.stdout + done.stderr).rstrip()
+            raise LabError(f"{' '.join(argv)} in the chamber: exit {done.returncode}\n{output}")
+        return done
+
+    def popen(
+        self, *argv: str, user: str | None = None, cwd: str = "/", **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a command in the chamber, with pipes or files as the caller wants them."""
+        return subprocess.Popen(
+            self.command(argv, user, cwd), env=self.environment(), text=True, errors="replace", **options
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Nothing of the caller's environment: neither its settings nor its Python."""
+        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
+
+    def path(self, inside: str) -> Path:
+        """The host's name of a file in the chamber, while it stands."""
+        return Path(f"/proc/{self._init}/root") / inside.lstrip("/")
+
+    def processes(self) -> dict[int, str]:
+        """What runs in it besides the first process: pid as seen inside -> command line."""
+        found = {}
+        for entry in self.path("/proc").iterdir():
+            if entry.name.isdigit() and entry.name != "1":
+                try:
+                    words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                except OSError:  # it ended while we looked
+                    continue
+                if words != [b""]:  # a zombie has no command line
+                    found[int(entry.name)] = b" ".join(words).decode("utf-8", "replace")
+        return found
+
+    def kill(self, pid: int, signal: str) -> None:
+        """Send a signal to a process by its pid as seen inside."""
+        self.run("sh", "-c", f"kill -{signal} {pid}")
+
+    # ---- services -------------------------------------------------------------------------------
+
+    def start_libvirt(self) -> None:
+        """virtlogd and libvirtd, as on a machine without systemd."""
+        # Inside a container sudo's own limit for core files is final, and libvirt, which allows them to QEMU by
+        # default, could start none.
+        with open(self.path("/etc/libvirt/qemu.conf"), "a") as settings:
+            settings.write("max_core = 0\n")
+            # The /dev that libvirt makes for each QEMU stays empty in a chroot, and without a /dev/null QEMU
+            # believes that files cannot be locked: two VMs could then write to one image.
+            settings.write("namespaces = [ ]\n")
+        # A startd asks as its own user about VM types that it does not know. Elsewhere polkit lets everybody ask;
+        # it is reached by D-Bus, which a chamber has not.
+        with open(self.path("/etc/libvirt/libvirtd.conf"), "a") as settings:
+            settings.write('auth_unix_ro = "none"\n')
+        self.run("virtlogd", "-d")
+        self.run("libvirtd", "-d")
+        wait_until(
+            "libvirtd in the chamber",
+            lambda: self.run("virsh", "-q", "-c", "qemu:///system", "version", check=False).returncode == 0,
+            timeout=60,
+        )
+
+    def virsh(self, *argv: str) -> str:
+        return self.run("virsh", "-q", "-c", "qemu:///system", *argv).stdout
+
+    def domains(self) -> list[str]:
+        """The names of all domains, running or not."""
+        return self.virsh("list", "--all", "--name").split()
+
+    def install(self, wheel: Path) -> None:
+        """Put our package into the chamber's /opt/vmgahp, over Debian's own modules of the rest."""
+        shutil.copy(wheel, self.exchange / wheel.name)
+        self.run(
+            "/opt/vmgahp/bin/pip",
+            *("install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", f"{LAB}/{wheel.name}"),
+            timeout=120,
+        )
+
+
+def build_wheel(directory: str | Path) -> Path:
+    """Build our package's wheel from the clone; needs pip's build isolation, as any install from source."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    with tempfile.TemporaryDirectory(dir=directory) as fresh:
+        done = subprocess.run([*command, "-w", fresh, str(REPOSITORY)], capture_output=True, text=True)
+        if done.returncode:
+            raise LabError(f"the wheel cannot be built:\n{done.stdout}{done.stderr}")
+        [wheel] = Path(fresh).glob("vmgahp-*.whl")
+        return wheel.rename(Path(directory) / wheel.name)

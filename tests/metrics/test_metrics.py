@@ -1,0 +1,334 @@
+"""vm_metrics.jsonl: figures that never go down, a file that is the job's, and a server that waits for neither."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import JOB_UID, simulated_ad
+from tests.peer import DEADLINE, Peer, environment
+from vmgahp import errors, lifecycle
+from vmgahp.config import Settings
+from vmgahp.daemon.sampler import Sampler
+from vmgahp.drivers.simulated import SimulatedMachine
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+from vmgahp.log import Log
+from vmgahp.metrics import Metrics, Totals
+from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
+from vmgahp.protocol.calls import Call, Vm
+
+
+def lines(scratch: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (scratch / NAME).read_text().splitlines()]
+
+
+def events(scratch: Path) -> list[object]:
+    return [line["event"] for line in lines(scratch) if "event" in line]
+
+
+def reading(cpu: float, written: int = 0, run: str = "") -> Metrics:
+    return Metrics(
+        lifecycle.RUNNING, cpu_seconds=cpu, block={"vda": {"write_bytes": written, "capacity": 9}}, run=run
+    )
+
+
+def written(line: dict[str, object]) -> object:
+    block = line["block"]
+    assert isinstance(block, dict)
+    return block["vda"]["write_bytes"]
+
+
+# Figures
+
+
+def test_what_a_restored_guest_counts_anew_is_added_to_what_it_had() -> None:
+    totals = Totals()
+    first = totals.sample(reading(10.0, 100, run="1"))
+    # It has counted further than before already: that its counters began anew shows by the run alone.
+    second = totals.sample(reading(12.0, 150, run="2"))
+    assert [(line["cpu_seconds"], written(line)) for line in (first, second)] == [(10.0, 100), (22.0, 250)]
+    assert totals.sample(reading(12.5, 160, run="2"))["cpu_seconds"] == 22.5
+    block = second["block"]
+    assert isinstance(block, dict)
+    assert block["vda"]["capacity"] == 9, "how large a disk is is not added up"
+
+
+def test_a_counter_that_goes_down_has_begun_anew() -> None:
+    totals = Totals()
+    totals.sample(reading(10.0, 100))
+    line = totals.sample(reading(10.5, 30))
+    assert (line["cpu_seconds"], written(line)) == (10.5, 130)
+
+
+def test_a_restart_goes_on_from_the_last_line_of_the_earlier_life() -> None:
+    earlier = Totals().sample(reading(10.0, 100, run="7"))
+    line = Totals(earlier).sample(reading(1.0, 5, run="1"))
+    assert (line["cpu_seconds"], written(line)) == (11.0, 105)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 1 << 40), st.sampled_from("ab")), max_size=30))
+def test_figures_never_go_down(readings: list[tuple[float, int, str]]) -> None:
+    totals = Totals()
+    before = (0.0, 0)
+    for cpu, bytes_written, run in readings:
+        line = totals.sample(reading(cpu, bytes_written, run))
+        now = (line["cpu_seconds"], written(line))
+        assert now[0] >= before[0]  # type: ignore[operator]
+        assert now[1] >= before[1]  # type: ignore[operator]
+        before = now  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe\n",
+        b"[" * 60000,
+        b'{"cpu_seconds": "many"}',
+        b'{"cpu_seconds": NaN, "block": [1]}',
+        b'{"cpu_seconds": -1, "block": {"vda": {"write_bytes": -5}}}',
+        b'{"cpu_seconds": 1e400, "block": {"vda": {"write_bytes": true}}}',
+        b'{"cpu_seconds": ' + b"9" * 4000 + b"}",
+        b'{"cpu_seconds": {}, "block": {"vda": 7}, "network": null, "vcpu_seconds": []}',
+        b"null\n7\n[]\n",
+    ],
+)
+def test_a_line_that_the_job_has_made_up_does_no_harm(text: bytes) -> None:
+    line = Totals(last_sample(text)).sample(reading(1.0, 5))
+    assert (line["cpu_seconds"], written(line)) == (1.0, 5)
+
+
+# The file
+
+
+@pytest.fixture
+def identity() -> Identity:
+    return Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+
+
+def test_it_is_the_jobs_users_own(scratch: Path, identity: Identity) -> None:
+    file = MetricsFile(identity, str(scratch), 1000, pytest.fail)
+    file.add({"event": "start"})
+    file.close()
+    status = (scratch / NAME).stat()
+    assert (status.st_uid, status.st_mode & 0o777) == (identity.uid, 0o600)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_what_is_no_file_is_not_written_to_and_the_vm_runs_without(
+    scratch: Path, identity: Identity, kind: str
+) -> None:
+    victim = scratch.parent / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o666)
+    path = scratch / NAME
+    {"link": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[
+        kind
+    ]()
+    told: list[str] = []
+    file = MetricsFile(identity, str(scratch), 1000, told.append)
+    assert file.last_sample() is None
+    file.add({"event": "start"})
+    file.close()
+    assert victim.read_text() == "precious"
+    assert [NAME in text for text in told] == [True]
+
+
+def test_it_is_gone_on_with_after_a_torn_line(scratch: Path, identity: Identity) -> None:
+    (scratch / NAME).write_text('{"cpu_seconds":3}\n{"cpu_sec')
+    (scratch / NAME).chmod(0o666)
+    file = MetricsFile(identity, str(scratch), 1000, pytest.fail)
+    assert file.last_sample() == {"cpu_seconds": 3}
+    file.add({"cpu_seconds": 4})
+    file.close()
+    assert (scratch / NAME).read_text().splitlines()[-1] == '{"cpu_seconds":4}'
+
+
+def test_it_has_a_limit_and_events_a_little_more_room(scratch: Path, identity: Identity) -> None:
+    told: list[str] = []
+    file = MetricsFile(identity, str(scratch), 100, told.append)
+    for number in range(2 * ROOM_FOR_EVENTS // 20):
+        file.add({"cpu_seconds": number})
+    size = (scratch / NAME).stat().st_size
+    assert 60 < size <= 100
+    file.add({"event": "stop"}, event=True)
+    assert (scratch / NAME).stat().st_size > size
+    for _ in range(2 * ROOM_FOR_EVENTS // 16):
+        file.add({"event": "stop"}, event=True)
+    assert (scratch / NAME).stat().st_size <= 100 + ROOM_FOR_EVENTS
+    assert ["VM_METRICS_MAX" in text for text in told] == [True]
+    file.close()
+
+
+def test_no_line_is_longer_than_whoever_reads_it_will_take(scratch: Path, identity: Identity) -> None:
+    file = MetricsFile(identity, str(scratch), 10 * LONGEST_LINE, pytest.fail)
+    file.add({"event": "x" * LONGEST_LINE}, event=True)
+    file.add({"event": "end"}, event=True)
+    file.close()
+    assert events(scratch) == ["end"]
+
+
+# The server
+
+
+@pytest.fixture
+def often(scratch: Path) -> Peer:
+    return Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=1, VM_GAHP_DEBUG="D_FULLDEBUG"))
+
+
+def until(condition: "object", what: str) -> None:
+    waiting = threading.Event()
+    for _ in range(int(DEADLINE / 0.02)):
+        if condition():  # type: ignore[operator]
+            return
+        waiting.wait(0.02)
+    raise AssertionError(f"{what}: not within {DEADLINE} s")
+
+
+def test_what_happens_to_a_vm_is_there_before_its_answer(often: Peer, scratch: Path) -> None:
+    with often as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        peer.run("START", "simulated")
+        assert events(scratch) == ["start"]
+        (start,) = lines(scratch)
+        assert start["name"] == "alice_lab_7.3"
+        assert start["pid"] == peer.process.pid
+        assert start["state"] == "Running"
+        for command, event, state in (
+            ("SOFT_SUSPEND", "pause", "SoftSuspended"),
+            ("RESUME", "resume", "Running"),
+            ("SUSPEND", "suspend", "Suspended"),
+            ("RESUME", "resume", "Running"),
+            ("CHECKPOINT", "checkpoint", "Checkpointed"),
+            ("STOP", "stop", "Stopped"),
+        ):
+            assert peer.run(command, 1) == ["0", "NULL"]
+            last = [line for line in lines(scratch) if "event" in line][-1]
+            assert (last["event"], last["state"]) == (event, state)
+            assert float(str(last["seconds"])) >= 0
+        assert "Traceback" not in peer.quit()
+    assert events(scratch)[-1] == "stop", "the end of the server is none of a VM that was stopped"
+
+
+def test_what_status_finds_is_kept_by_a_driver_that_knows_no_more(often: Peer, scratch: Path) -> None:
+    with often as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        peer.run("START", "simulated")
+        seen = []
+        for number in (1, 2):
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            until(lambda: len(lines(scratch)) > number, "a line of figures")  # noqa: B023
+            seen.append(lines(scratch)[-1])
+        assert [line["cpu_seconds"] for line in seen] == [0.5, 1.0]
+        assert seen[0]["memory_kib"] == 64 * 1024
+        peer.quit()
+    assert lines(scratch)[-1]["reason"] == "the server has ended: QUIT received"
+
+
+def test_the_end_of_a_guest_is_there(often: Peer, scratch: Path) -> None:
+    with often as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch, "Simulated_Lifetime = 1"))
+        peer.run("START", "simulated")
+        peer.run("STATUS", 1)
+        assert events(scratch) == ["start", "end"]
+        peer.run("STOP", 1)
+        peer.quit()
+    assert events(scratch) == ["start", "end"]
+
+
+def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(often: Peer, scratch: Path) -> None:
+    gate = scratch.parent / "gate"
+    with often as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch, f'Simulated_METRICS_Gate = "{gate}"'))
+        peer.run("START", "simulated")
+
+        def threads() -> list[str]:
+            tasks = Path(f"/proc/{peer.process.pid}/task")
+            return sorted(path.name for path in tasks.iterdir())
+
+        until(lambda: len(threads()) == 2, "the thread for the figures")
+        hanging = threads()
+        # Each of these has figures taken, or would.
+        for command in ("STATUS", "SUSPEND", "RESUME", "SOFT_SUSPEND", "RESUME", "CHECKPOINT", "RESUME"):
+            assert peer.run(command, 1)[0] == "0"
+        until(lambda: threads() == hanging, "no further thread")
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        gate.touch()
+        until(lambda: len(threads()) == 1, "the thread ends with the last VM")
+        peer.quit()
+    assert events(scratch)[-1] == "stop"
+
+
+def test_a_failure_is_told_with_its_reason(scratch: Path, identity: Identity) -> None:
+    call = Call(Vm(1), lifecycle.START, 1, 0.0)
+    call.job = JobAd(pair for line in simulated_ad(scratch) if (pair := JobAd.parse_line(line)))
+    machine = SimulatedMachine(call.job, {})
+    sampler = Sampler(Settings({"VM_METRICS_INTERVAL": "1"}), identity, Log())
+    machine.found = time.time(), machine.status()
+    sampler.done(call, None, 0.0, machine)
+    save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
+    save.state = lifecycle.RUNNING
+    for _ in range(3):
+        sampler.before(save)  # each has the VM read, which knows nothing new
+    sampler.done(save, errors.MachineFault("The disk is full.", "make room."), 0.0, machine)
+    sampler.end(machine, "enough")
+    found = lines(scratch)
+    assert [line["event"] for line in found if "event" in line] == ["start", "suspend", "end"]
+    assert len(found) == 4, "figures that have not changed hands are not told again"
+    (failed,) = [line for line in found if line.get("event") == "suspend"]
+    assert "The disk is full." in str(failed["error"])
+    assert "state" not in failed
+
+
+def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, identity: Identity) -> None:
+    class Broken(SimulatedMachine):
+        def saved_bytes(self) -> int:
+            raise OSError("broken")
+
+        def metrics(self) -> Metrics:
+            raise ZeroDivisionError
+
+    call = Call(Vm(1), lifecycle.START, 1, 0.0)
+    call.job = JobAd(pair for line in simulated_ad(scratch) if (pair := JobAd.parse_line(line)))
+    machine = Broken(call.job, {})
+    sampler = Sampler(Settings(), identity, Log())
+    sampler.done(call, None, 0.0, machine)
+    save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
+    save.state = lifecycle.RUNNING
+    sampler.before(save)
+    sampler.done(save, None, 0.0, machine)
+    sampler.end(machine, "enough")
+    assert events(scratch) == ["start", "end"]
+
+
+def test_a_failed_start_and_no_interval_leave_no_file(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch, 'Simulated_Fault = "job"'))
+        assert peer.run("START", "simulated")[0] == "1"
+        peer.quit()
+    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=0)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["0", "1"]
+        assert peer.run("STATUS", 1)[0] == "0"
+        peer.quit()
+    assert not (scratch / NAME).exists()
+
+
+def test_a_setting_that_makes_no_sense_costs_the_figures_and_no_job(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL="often")) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["0", "1"]
+        assert "VM_METRICS_INTERVAL = often" in peer.quit()
+    assert not (scratch / NAME).exists()

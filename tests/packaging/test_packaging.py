@@ -1,0 +1,133 @@
+"""What is in the sdist and in the wheel, and that the wheel installs; the Debian package is in pool/."""
+
+import os
+import runpy
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+
+PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist, and the wheel that was built from it."""
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def in_sdist(built: Path) -> set[str]:
+    [path] = built.glob("vmgahp-*.tar.gz")
+    with tarfile.open(path) as archive:
+        assert {member.name.partition("/")[0] for member in archive} == {path.name.removesuffix(".tar.gz")}
+        return {member.name.partition("/")[2] for member in archive}
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    [path] = built.glob("vmgahp-*-py3-none-any.whl")
+    return path
+
+
+def sources(directory: str) -> set[str]:
+    """The files of a directory of the clone that belong to it."""
+    found = (path for path in (REPOSITORY / directory).rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(REPOSITORY))
+        for path in found
+        if not {"__pycache__", "_build"} & set(path.parts) and path.suffix != ".pyc"
+    }
+
+
+def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -> None:
+    for directory in ("src", "tests", "launchers", "config", "scripts", "docs", "packaging"):
+        assert sources(directory) <= in_sdist, f"files of {directory} are missing"
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml"} <= in_sdist
+
+
+def test_the_sdist_has_nothing_that_was_made(in_sdist: set[str]) -> None:
+    made = (
+        "__pycache__",
+        ".pyc",
+        ".venv",
+        "_cache/",
+        "_build/html",
+        "_build/doctrees",
+        ".git/",
+        ".hypothesis",
+    )
+    assert [name for name in in_sdist if any(part in name for part in made)] == []
+
+
+def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    package = {f"src/{name}" for name in names if name.startswith("vmgahp/")}
+    assert package == sources("src")
+    others = [name for name in names if not name.startswith("vmgahp/")]
+    assert {name.partition("/")[0].rpartition(".")[2] for name in others} == {"data", "dist-info"}
+    scripts = {Path(name).name for name in others if ".data/scripts/" in name}
+    assert scripts == set(PROGRAMS)
+    data = [name.partition(".data/data/")[2] for name in others if ".data/data/" in name]
+    assert {name for name in data if not name.startswith("share/man/man1/")} == set()
+    assert any(name.endswith("licenses/LICENSE") for name in others)
+
+
+def test_a_manual_page_that_was_built_goes_into_the_wheel(tmp_path: Path) -> None:
+    names = runpy.run_path(str(REPOSITORY / "packaging/hatch_build.py"))
+    (tmp_path / "docs/_build/man").mkdir(parents=True)
+    (tmp_path / "docs/_build/man/vmgahp.1").write_text(".TH VMGAHP 1\n")
+    hook = names["ManualPages"](str(tmp_path), {}, None, None, str(tmp_path), "wheel")
+    data: dict[str, dict[str, str]] = {"shared_data": {}}
+    hook.initialize("standard", data)
+    assert list(data["shared_data"].values()) == ["share/man/man1/vmgahp.1"]
+
+
+def test_the_wheel_installs_and_its_programs_run_with_that_python(wheel: Path, tmp_path: Path) -> None:
+    """Without what it depends on, which takes a compiler and a network; nothing here needs that."""
+    where = tmp_path / "venv"
+    venv.create(where, symlinks=True, with_pip=True)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "_CONDOR_VM_MEMORY": "64"}
+    if os.geteuid() == 0:
+        environ |= {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    bin_ = where / "bin"
+    run(str(bin_ / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    (tmp_path / "vmgahp.py").write_text("raise SystemExit('a file of the working directory was imported')\n")
+    version = wheel.name.split("-")[1]
+    assert run(str(bin_ / "vmgahp"), "version").startswith(f"vmgahp {version} ")
+    assert run(str(bin_ / "condor_vm-gahp"), "-version").startswith(f"vmgahp {version} ")
+    assert 'PluginType = "FileTransfer"' in run(str(bin_ / "vmgahp-image-plugin"), "-classad")
+    assert 'VM_Type = "simulated"' in run(
+        str(bin_ / "condor_vm-gahp"), "-f", "-M", "0", "vmtype", "simulated"
+    )
+    for program in PROGRAMS:
+        assert (bin_ / program).read_text().startswith(f"#!{bin_}/python")
+
+
+def test_the_versions_of_python_that_it_claims_are_those_that_it_takes() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    claimed = [name.rpartition(" ")[2] for name in project["classifiers"] if ":: Python :: 3." in name]
+    assert claimed == ["3.11", "3.12", "3.13", "3.14"]
+    assert project["requires-python"] == ">=3.11"
+    control = (REPOSITORY / "packaging/debian/control").read_text()
+    for name, package in (("libvirt-python", "python3-libvirt"), ("lxml", "python3-lxml")):
+        [least] = [one.partition(">=")[2] for one in project["dependencies"] if one.startswith(f"{name}>=")]
+        assert f"{package} (>= {least})" in control

@@ -1,0 +1,191 @@
+"""The client against a scripted server, so that its own mistakes are not taken for the daemon's."""
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp.protocol import wire
+from vmgahp.protocol.client import Client, ProtocolError
+
+SCRIPT = r"""
+import sys
+for answer in open(sys.argv[1]):
+    waits, line = answer.rstrip("\n").split(" ", 1)
+    for _ in range(int(waits)):
+        sys.stdin.readline()
+    print(line.replace("~", "\n"), flush=True)
+sys.stdin.read()
+"""
+
+
+def serve(directory: Path, *answers: str) -> Client:
+    """A server that reads N lines, then answers, for each "N answer"."""
+    (directory / "answers").write_text("".join(answer + "\n" for answer in answers))
+    return Client([sys.executable, "-c", SCRIPT, str(directory / "answers")])
+
+
+def python(code: str) -> Client:
+    return Client([sys.executable, "-c", code])
+
+
+def test_words_are_split_at_unescaped_spaces() -> None:
+    line = r"S $VMGahpVersion Condor\ VMGAHP a\\b"
+    assert wire.words(line) == ["S", "$VMGahpVersion", "Condor VMGAHP", r"a\b"]
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"), min_size=1), min_size=1))
+def test_words_are_what_the_server_put_into_its_reply(words: list[str]) -> None:
+    line = wire.reply(*words)
+    assert wire.words(line[:-1].decode()) == words or len(line) > wire.MAX_REPLY - 10
+
+
+def test_a_result_is_waited_for(tmp_path: Path) -> None:
+    answers = (
+        "0 $VMGahpVersion 0.0.1 May 1 2007 Condor\\ VMGAHP $",
+        "1 S",
+        "4 S",
+        "1 S~R",
+        "1 S 1~1 0 7",
+        "1 R~S~R",
+        "1 S 1~2 0 STATUS=Running CPUTIME=1",
+    )
+    with serve(tmp_path, *answers) as client:
+        client.greeting()
+        client.send_ad("A = 1", "B = 2", "C = 3")
+        assert client.call("START", "kvm") == "7"
+        # An R that comes before the reply is kept in mind.
+        assert client.run("STATUS", "7") == ["0", "STATUS=Running", "CPUTIME=1"]
+        assert client.finish() == ""
+        assert client.process.returncode == 0
+
+
+def test_results_of_other_requests_are_kept(tmp_path: Path) -> None:
+    with serve(tmp_path, "1 S", "1 S~R", "1 S 2~2 0 two~1 0 one") as client:
+        first, second = client.request("STATUS", 1), client.request("STATUS", 2)
+        assert client.outcome(first) == ["0", "one"]
+        assert client.outcome(second) == ["0", "two"]
+
+
+def test_a_failure_carries_the_word(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, "1 S~R", "1 S 1~1 1 VMGAHP_ERR_INTERNAL") as client,
+        pytest.raises(ProtocolError, match=r"START failed: VMGAHP_ERR_INTERNAL$"),
+    ):
+        client.call("START", "kvm")
+
+
+def test_a_refusal_is_an_error(tmp_path: Path) -> None:
+    with serve(tmp_path, "1 E") as client, pytest.raises(ProtocolError, match="answered 'E'"):
+        client.say("BOGUS")
+
+
+def test_a_server_that_speaks_without_being_asked_is_an_error(tmp_path: Path) -> None:
+    with serve(tmp_path, "1 S~S", "1 S 0") as client, pytest.raises(ProtocolError, match="it was no R: 'S'"):
+        client.run("STATUS", 1)
+
+
+def test_silence_is_an_error_with_what_the_server_said_of_itself() -> None:
+    with python("import os; os.write(2, b'I am stuck'); os.close(2); os.read(0, 1)") as client:
+        while len(client.descriptors()) == 2:
+            client.pump(60)
+        with pytest.raises(ProtocolError, match=r"no line(?s:.)*I am stuck"):
+            client.read_line(timeout=0.1)
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_status() -> None:
+    with (
+        python("import sys; sys.exit('no such machine')") as client,
+        pytest.raises(ProtocolError, match=r"exit 1(?s:.)*no such machine"),
+    ):
+        client.greeting()
+
+
+def test_another_greeting_is_none() -> None:
+    with python("print('220 hello')") as client, pytest.raises(ProtocolError, match="no greeting"):
+        client.greeting()
+
+
+def test_a_bad_end_is_an_error(tmp_path: Path) -> None:
+    with (
+        python("input(); print('S', flush=True); input(); exit(3)") as client,
+        pytest.raises(ProtocolError, match="exit status is 1"),
+    ):
+        client.quit()
+
+
+def test_much_on_standard_error_holds_up_nobody() -> None:
+    code = (
+        "import sys; sys.stderr.write('x' * 999999); print('$VMGahpVersion $', flush=True); sys.stdin.read()"
+    )
+    with python(code) as client:
+        client.greeting()
+        assert len(client.finish()) == 999999
+
+
+def test_much_is_written_while_the_server_answers() -> None:
+    """A server that stops to read until its answers are read holds up nobody for ever."""
+    with python("for _ in range(49999): print('S ' + input().strip(), flush=True)") as client:
+        client.write(b"0123456789\r\n" * 49999)
+        assert {client.line() for _ in range(49999)} == {"S 0123456789"}
+
+
+def test_a_server_that_reads_nothing_is_given_up() -> None:
+    with (
+        python("import time; time.sleep(600)") as client,
+        pytest.raises(ProtocolError, match=r"read nothing in 0\.1 s"),
+    ):
+        client.write(b"\n" * (4 << 20), timeout=0.1)
+
+
+def test_a_server_that_is_gone_no_longer_reads() -> None:
+    with python("pass") as client:
+        client.process.wait()
+        with pytest.raises(ProtocolError, match="no longer reads"):
+            client.send("VERSION")
+
+
+def test_lines_are_heard_as_they_go_by(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    code = "import sys; sys.stderr.write('log\\n'); sys.stderr.flush(); print(input()[::-1]); print('R')"
+    with Client([sys.executable, "-c", code], heard=lambda mark, line: heard.append((mark, line))) as client:
+        client.ask("ab\udcff")
+        client.finish()
+    assert sorted(heard) == sorted([(">", "ab\udcff"), ("!", "log"), ("<", "\udcffba"), ("<", "R")])
+    assert heard.index((">", "ab\udcff")) < heard.index(("<", "\udcffba")) < heard.index(("<", "R"))
+
+
+def test_a_log_of_ones_own_is_written_to(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        Client([sys.executable, "-c", "exit('so it ends')"], log=log) as client,
+    ):
+        assert client.finish() == ""
+    assert (tmp_path / "log").read_text() == "so it ends\n"
+
+
+def test_the_server_ends_with_all_that_it_has_started() -> None:
+    code = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); input()"
+    with python(code) as client:
+        child = os.pidfd_open(int(client.read_line()))
+    assert select.select([child], [], [], 60)[0], "the child has ended"
+    os.close(child)
+
+
+def test_a_signal_ends_the_server() -> None:
+    with python("print('up', flush=True); input()") as client:
+        client.read_line()
+        client.end_by(signal.SIGTERM)
+        assert client.process.returncode == -signal.SIGTERM
+
+
+def test_a_server_that_does_not_exit_is_killed() -> None:
+    with python("import os, time; os.read(0, 1); time.sleep(600)") as client:
+        with pytest.raises(ProtocolError, match="did not exit"):
+            client.finish(timeout=0.1)
+        assert client.process.returncode == -signal.SIGKILL

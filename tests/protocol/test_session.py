@@ -1,0 +1,474 @@
+"""The session without any I/O: replies, results, the order of things, and a model of the states."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmgahp import errors, lifecycle
+from vmgahp.commands import replay
+from vmgahp.metrics import Status
+from vmgahp.protocol import session, transcript, wire
+from vmgahp.protocol.calls import Call
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+
+AD = (
+    'VM_WORKING_DIR = "/scratch"',
+    'JobVMType = "kvm"',
+    "JobVMMemory = 64",
+    "ClusterId = 7",
+    "ProcId = 3",
+    'User = "alice@lab"',
+)
+
+
+class Client:
+    """A client and a hypervisor around one session: sends lines, reads lines, ends calls."""
+
+    def __init__(self, vm_type: str = "kvm") -> None:
+        self.logged: list[str] = []
+        self.now = 1000.0
+        self.session = session.Session(vm_type, self.logged.append, self.logged.append)
+        self.calls: list[Call] = []
+
+    def send(self, *lines: str) -> list[str]:
+        """Send lines and return what is written back at once."""
+        for line in lines:
+            self.session.receive(line.encode() + b"\r\n", self.now)
+        return self.read()
+
+    def read(self) -> list[str]:
+        self.calls += self.session.take_calls()
+        return self.session.take_output().decode().split("\n")[:-1]
+
+    def end(self, outcome: Status | int | errors.Fault | None = None) -> list[str]:
+        """End the oldest call."""
+        self.session.finished(self.calls.pop(0), outcome, self.now)
+        return self.read()
+
+    def results(self) -> list[str]:
+        first, *lines = [line for line in self.send("RESULTS") if line != "R"]
+        assert first == f"S {len(lines)}"
+        return lines
+
+    def start(self, request_id: int = 1) -> None:
+        vm_type = self.session.vm_type
+        assert self.send("CLASSAD") == ["S"]
+        assert self.send(*AD, f'JobVMType = "{vm_type}"') == []
+        assert self.send("CLASSAD_END") == ["S"]
+        assert self.send(f"CONDOR_VM_START {request_id} {vm_type}") == ["S"]
+
+    def started(self) -> None:
+        self.start()
+        self.end()
+        assert self.results() == ["1 0 1"]
+
+
+def test_the_recorded_conversation_gives_the_same_lines() -> None:
+    """The reference's own recording, line for line; SUPPORT_VMS may name more types."""
+    recorded = transcript.parse((TRANSCRIPTS / "protocol.txt").read_text())
+    client = Client()
+    buffered: list[str] = []
+    client.session._output += wire.GREETING + b"\n"
+
+    class Wire:
+        def send(self, data: bytes) -> None:
+            client.session.receive(data, client.now)
+            if client.session.quitting:
+                client.session.goodbye()
+
+        def receive(self, timeout: float) -> str | None:
+            buffered.extend(client.read())
+            return buffered.pop(0) if buffered else None
+
+        def end(self) -> None:
+            assert client.session.quitting
+
+    assert replay.Replay(recorded, Wire(), exact=True).run() == []
+
+
+def test_bytes_one_by_one_give_the_same_replies() -> None:
+    recorded = transcript.parse((TRANSCRIPTS / "protocol.txt").read_text())
+    sent = "".join(line + "\r\n" for line in recorded.sent()).encode()
+    whole, pieces = Client(), Client()
+    whole.session.receive(sent, 0.0)
+    for byte in sent:
+        pieces.session.receive(bytes([byte]), 0.0)
+    assert pieces.read() == whole.read()
+
+
+def test_another_type_is_named_beside_the_classic_ones() -> None:
+    assert Client("qemu").send("SUPPORT_VMS") == ["S xen kvm qemu"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CONDOR_VM_START 1 kvm extra",
+        "CONDOR_VM_STATUS 1",
+        "CONDOR_VM_STATUS x 1",
+        "CONDOR_VM_STATUS 0 1",
+        "CONDOR_VM_STATUS 2147483648 1",
+        "CONDOR_VM_STATUS ² 1",
+        "CONDOR_VM_START 1 vmware",
+        "\0",
+        "VERSION\0",
+        "QUIT now",
+        "ünïcode",
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_one_line(line: str) -> None:
+    client = Client()
+    assert client.send(line) == ["E"]
+    assert client.results() == []
+
+
+def test_bad_utf8_is_refused() -> None:
+    client = Client()
+    client.session.receive(b"VERS\xffION\n", 0.0)
+    assert client.read() == ["E"]
+
+
+def test_a_line_without_an_end_is_refused_once_when_it_ends() -> None:
+    client = Client()
+    for _ in range(10):
+        client.session.receive(b"x" * (1 << 20), 0.0)
+    assert client.read() == []
+    assert client.send("x", "VERSION")[0] == "E"
+
+
+def test_a_request_id_may_not_be_used_while_it_is_pending() -> None:
+    client = Client()
+    client.start(5)
+    assert client.send("CONDOR_VM_STATUS 5 1") == ["E"]
+    assert client.end() == ["R"]
+    assert client.send("CONDOR_VM_STATUS 5 1") == ["S"]
+
+
+def test_requests_beyond_the_limit_are_refused_until_results_are_fetched() -> None:
+    client = Client()
+    for request_id in range(1, session.MAX_OUTSTANDING + 1):
+        assert client.send(f"CONDOR_VM_STATUS {request_id} 1")[0] == "S"
+    assert client.send("CONDOR_VM_STATUS 9999999 1") == ["E"]
+    assert len(client.results()) == session.MAX_OUTSTANDING
+    assert client.send("CONDOR_VM_STATUS 9999999 1")[0] == "S"
+
+
+def test_r_is_written_once_until_results_are_fetched() -> None:
+    client = Client()
+    assert client.send("CONDOR_VM_STATUS 1 9", "CONDOR_VM_STATUS 2 9") == ["S", "R", "S"]
+    assert client.results() == ["1 0 STATUS=Stopped", "2 0 STATUS=Stopped"]
+    assert client.send("CONDOR_VM_STATUS 3 9") == ["S", "R"]
+
+
+def test_no_r_with_async_mode_off() -> None:
+    client = Client()
+    assert client.send("ASYNC_MODE_OFF", "CONDOR_VM_STATUS 1 9") == ["S", "S"]
+    assert client.send("ASYNC_MODE_ON", "CONDOR_VM_STATUS 2 9") == ["S", "S", "R"]
+
+
+def test_everything_else_is_answered_while_a_start_goes_on() -> None:
+    client = Client()
+    client.start()
+    assert client.send("VERSION", "RESULTS", "CONDOR_VM_STATUS 2 9") == [
+        "S " + wire.GREETING.decode(),
+        "S 0",
+        "S",
+        "R",
+    ]
+    assert client.results() == ["2 0 STATUS=Stopped"]
+
+
+def test_a_failed_start_answers_the_word_of_the_fault_and_leaves_no_vm() -> None:
+    client = Client()
+    client.start()
+    client.end(errors.JobFault(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk is missing"))
+    assert client.results() == ["1 1 VMGAHP_ERR_JOBCLASSAD_KVM_NO_DISK_PARAM"]
+    client.send("CONDOR_VM_STOP 2 1")
+    assert client.results() == ["2 1 VMGAHP_ERR_VM_NOT_FOUND"]
+
+
+def test_a_start_for_another_type_than_the_servers_fails() -> None:
+    client = Client("xen")
+    client.send("CLASSAD", *AD, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
+    assert client.results() == ["1 1 VMGAHP_ERR_NO_SUPPORTED_VM_TYPE"]
+
+
+def test_secrets_of_the_ad_are_not_logged() -> None:
+    client = Client()
+    client.send("CLASSAD", 'ClaimId = "secret-1"', "TransferKey secret-2", 'broken"secret-3', "CLASSAD_END")
+    client.send("CONDOR_VM_START 1 kvm", "secret-4")
+    assert client.logged
+    assert "secret" not in " ".join(client.logged)
+
+
+def running(cpu: float = 0.0, **more: str) -> Status:
+    return Status(lifecycle.RUNNING, cpu_seconds=cpu, vcpus=2, memory_kib=1024, max_memory_kib=2048, **more)
+
+
+def test_status_of_a_running_vm() -> None:
+    client = Client()
+    client.started()
+    client.now += 10
+    client.send("CONDOR_VM_STATUS 2 1")
+    client.end(running(5.0, mac="52:54:00:00:00:01", ip="192.168.122.7"))
+    assert client.results() == [
+        "2 0 MAC=52:54:00:00:00:01 IP=192.168.122.7 STATUS=Running CPUUTILIZATION=0.250000 CPUTIME=5.000000 "
+        "MEMORY=1024 MAXMEMORY=2048"
+    ]
+
+
+def test_utilization_counts_from_the_start_and_is_never_more_than_all() -> None:
+    """A guest has used CPU before START is answered, and a first STATUS may come right after."""
+    client = Client()
+    client.start()
+    client.now += 4
+    client.end()
+    client.results()
+    shown = []
+    for cpu in (1.0, 50.0):
+        client.send("CONDOR_VM_STATUS 2 1")
+        client.end(running(cpu))
+        shown.append(client.results()[0].split()[3])
+        client.now += 1
+    assert shown == ["CPUUTILIZATION=0.125000", "CPUUTILIZATION=1.000000"]
+
+
+def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again() -> None:
+    client = Client()
+    client.started()
+    shown = []
+    for cpu in (5.0, 7.0, 1.0, 2.0):
+        client.now += 10
+        client.send("CONDOR_VM_STATUS 2 1")
+        client.end(running(cpu))
+        shown.append(client.results()[0].split()[3:5])
+    assert shown == [
+        ["CPUUTILIZATION=0.250000", "CPUTIME=5.000000"],
+        ["CPUUTILIZATION=0.100000", "CPUTIME=7.000000"],
+        ["CPUUTILIZATION=0.050000", "CPUTIME=8.000000"],
+        ["CPUUTILIZATION=0.050000", "CPUTIME=9.000000"],
+    ]
+
+
+def test_a_suspended_vm_is_never_reported_as_stopped() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_STATUS 3 1")
+    assert [call.operation for call in client.calls] == [lifecycle.SUSPEND]
+    client.end()
+    client.end(Status(lifecycle.SUSPENDED))
+    assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended"]
+
+
+def test_the_soft_suspend_of_a_suspended_guest_needs_no_driver() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_SOFT_SUSPEND 2 1", "CONDOR_VM_SOFT_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    client.end()
+    client.end(Status(lifecycle.SOFT_SUSPENDED))
+    assert client.results() == ["2 0 NULL", "3 0 NULL", "4 0 STATUS=SoftSuspended"]
+    assert client.calls == []
+
+
+def test_a_guest_that_powered_off_is_stopped_for_good() -> None:
+    client = Client()
+    client.started()
+    client.send(
+        "CONDOR_VM_STATUS 2 1", "CONDOR_VM_GETPID 3 1", "CONDOR_VM_RESUME 4 1", "CONDOR_VM_STATUS 5 1"
+    )
+    client.end(Status(lifecycle.STOPPED))
+    assert client.calls == []
+    assert client.results() == [
+        "2 0 STATUS=Stopped",
+        "3 0 0",
+        "4 1 VMGAHP_ERR_VM_INVALID_OPERATION",
+        "5 0 STATUS=Stopped",
+    ]
+    client.send("CONDOR_VM_STOP 6 1", "CONDOR_VM_STOP 7 1")
+    assert client.results() == ["6 0 NULL", "7 1 VMGAHP_ERR_VM_NOT_FOUND"]
+
+
+def test_what_waits_behind_a_stop_finds_no_vm() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_STOP 2 1", "CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    client.end()
+    assert client.results() == ["2 0 NULL", "3 1 VMGAHP_ERR_VM_NOT_FOUND", "4 0 STATUS=Stopped"]
+
+
+def test_a_failed_stop_keeps_the_vm() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_STOP 2 1")
+    client.end(errors.HypervisorFault("QEMU does not die"))
+    assert client.results() == ["2 1 VMGAHP_ERR_INTERNAL"]
+    assert 1 in client.session.vms
+
+
+def test_a_status_behind_a_long_save_is_answered_from_memory() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_STATUS 2 1")
+    client.end(running(1.0))
+    before = client.results()[0].partition(" ")[2]
+    assert client.session.next_deadline() is None
+    client.send("CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    assert client.session.next_deadline() == client.now + session.PATIENCE
+    client.session.expire(client.now + session.PATIENCE - 0.1)
+    assert client.results() == []
+    client.session.expire(client.now + session.PATIENCE)
+    assert client.results() == [f"4 {before}"]
+    assert client.session.next_deadline() == client.now + 280, "the save itself has the client's time"
+    client.end()
+    assert client.results() == ["3 0 NULL"]
+
+
+def test_what_takes_too_long_is_answered_before_the_client_gives_up() -> None:
+    client = Client()
+    client.session.request_timeout = 100.0
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_RESUME 3 1")
+    client.session.expire(client.now + 74)
+    assert client.results() == []
+    client.session.expire(client.now + 80)
+    assert client.results() == ["3 1 VMGAHP_ERR_CRITICAL", "2 1 VMGAHP_ERR_CRITICAL"]
+    client.send("CONDOR_VM_STATUS 4 1")
+    client.end()
+    client.end(Status(lifecycle.SUSPENDED))
+    assert client.results() == ["4 0 STATUS=Suspended"], "the save went on, and its outcome is the truth"
+
+
+def test_a_vm_that_starts_too_late_is_stopped_again() -> None:
+    client = Client()
+    client.start()
+    client.session.expire(client.now + 399)
+    assert client.results() == []
+    client.session.expire(client.now + 400)
+    assert client.results() == ["1 1 VMGAHP_ERR_CRITICAL"]
+    client.end()
+    assert [call.operation for call in client.calls] == [lifecycle.STOP]
+    client.end()
+    assert client.results() == []
+    assert client.session.vms == {}
+
+
+def test_a_checkpointed_vm_is_suspended_for_the_client() -> None:
+    client = Client()
+    client.started()
+    client.send("CONDOR_VM_CHECKPOINT 2 1", "CONDOR_VM_STATUS 3 1", "CONDOR_VM_RESUME 4 1")
+    client.end()
+    client.end(Status(lifecycle.SUSPENDED))
+    assert client.calls[0].state == lifecycle.CHECKPOINTED
+    client.end()
+    assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
+
+
+def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_is() -> None:
+    client = Client("libvirt")
+    client.started()
+    client.send("CONDOR_VM_CHECKPOINT 2 1")
+    client.end()
+    client.send("CONDOR_VM_STATUS 3 1")
+    assert [(call.operation, call.state) for call in client.calls] == [
+        (lifecycle.RESUME, lifecycle.CHECKPOINTED)
+    ]
+    client.end()
+    client.end(running(1.0))
+    assert client.results()[1].startswith("3 0 STATUS=Running")
+    client.send("CONDOR_VM_STATUS 4 1")
+    assert [call.operation for call in client.calls] == [lifecycle.STATUS], "once"
+
+
+def test_a_vm_that_was_suspended_before_its_checkpoint_stays_so() -> None:
+    client = Client("libvirt")
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_CHECKPOINT 3 1", "CONDOR_VM_STATUS 4 1")
+    client.end()
+    client.end()
+    assert [call.operation for call in client.calls] == [lifecycle.STATUS]
+    client.end(Status(lifecycle.SUSPENDED))
+    assert client.results()[2] == "4 0 STATUS=Suspended"
+
+
+FOUND = (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED, lifecycle.SUSPENDED, lifecycle.STOPPED)
+OUTCOMES = st.sampled_from(["ok", "fault", *FOUND])
+"""How a call ends: as it should, with a fault, or, for a STATUS, with what an administrator, a crash or a full
+disk has made of the VM meanwhile."""
+ACTIONS = st.one_of(
+    st.tuples(st.just("request"), st.sampled_from(lifecycle.OPERATIONS), st.integers(1, 3)),
+    st.tuples(st.just("end"), st.integers(0, 3), OUTCOMES),
+    st.tuples(st.just("results"), st.just(0), st.just(0)),
+    st.tuples(st.just("expire"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(ACTIONS, max_size=60))
+def test_random_conversations(actions: list[tuple[str, object, object]]) -> None:
+    """Every accepted request has one result; a VM has one call at a time, in order; states follow the table."""
+    client = Client()
+    client.send("CLASSAD", *AD, "CLASSAD_END")
+    accepted: set[int] = set()
+    answered: list[int] = []
+    issued: dict[int, list[int]] = {}
+    signalled = False
+
+    def hear(lines: list[str]) -> None:
+        nonlocal signalled
+        assert lines.count("R") <= (0 if signalled else 1)
+        signalled |= "R" in lines
+
+    for request_id, (action, first, second) in enumerate(actions, start=1):
+        if action == "request":
+            argument = "kvm" if first == lifecycle.START else second
+            lines = client.send(f"CONDOR_VM_{first} {request_id} {argument}")
+            assert lines[0] == "S"
+            accepted.add(request_id)
+            hear(lines)
+        elif action == "end" and client.calls:
+            assert isinstance(first, int)
+            call = client.calls.pop(first % len(client.calls))
+            before = call.vm.state
+            outcome: Status | int | errors.Fault | None = None
+            if second == "fault":
+                outcome = errors.HypervisorFault("it failed")
+            elif call.operation == lifecycle.STATUS:
+                outcome = Status(second if second in FOUND else lifecycle.STATUS_WORDS[before])
+            elif call.operation == lifecycle.GETPID:
+                outcome = 4711
+            client.session.finished(call, outcome, client.now)
+            if second == "fault" or call.operation == lifecycle.GETPID:
+                assert call.vm.state == before
+            elif call.operation == lifecycle.STATUS:
+                assert isinstance(outcome, Status)
+                assert lifecycle.STATUS_WORDS[call.vm.state] == outcome.state, (
+                    "what the hypervisor says is believed"
+                )
+            else:
+                assert call.vm.state == lifecycle.TRANSITIONS[before, call.operation]
+            hear(client.read())
+        elif action == "results":
+            answered += [int(line.split()[0]) for line in client.results()]
+            signalled = False
+        elif action == "expire":
+            client.now += session.PATIENCE
+            client.session.expire(client.now)
+            hear(client.read())
+        for call in client.calls:
+            seen = issued.setdefault(call.vm.id, [])
+            if call.request_id not in seen:
+                assert not seen or call.request_id > seen[-1], "a VM's calls are issued in order"
+                seen.append(call.request_id)
+        busy = [call.vm.id for call in client.calls]
+        assert len(busy) == len(set(busy)), "one call at a time for a VM"
+    while client.calls:
+        call = client.calls[0]
+        state = call.vm.state
+        client.end(
+            {lifecycle.STATUS: Status(lifecycle.STATUS_WORDS[state]), lifecycle.GETPID: 1}.get(call.operation)
+        )
+    answered += [int(line.split()[0]) for line in client.results()]
+    assert sorted(answered) == sorted(accepted)

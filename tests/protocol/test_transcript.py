@@ -1,0 +1,227 @@
+"""Transcripts are read and written without loss of a byte, and without a secret."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp import errors
+from vmgahp.protocol import transcript, transcript_file
+from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, Transcript, TranscriptError
+
+TEXT = "< hello\n> A\n< S\n< R\n>   B\n> \n< E\nexit 0\n"
+LINES = st.binary(min_size=1).map(lambda data: data.replace(b"\n", b"") + b"\n") | st.sampled_from(
+    [
+        b"VERSION\r\n",
+        b"S\n",
+        b"\n",
+        b"\r\n",
+        b'"\n',
+        b"\\\n",
+        b"a\tb\r\n",
+        "ünïcode\r\n".encode(),
+        b"partial",
+        b" \n",
+    ]
+)
+
+
+def test_parse_and_render_are_inverse() -> None:
+    assert transcript.render(transcript.parse(TEXT)) == TEXT
+
+
+def test_spaces_that_were_sent_are_kept() -> None:
+    assert transcript.parse(TEXT).sent() == ["A", "  B", ""]
+
+
+def test_a_transcript_of_old_is_read_as_ever() -> None:
+    """Comments anywhere, tabs and backslashes as they are."""
+    read = transcript.parse("a comment\n> CONDOR\tVM\\ \n\n# < no\n< S\n  > no\nexit 3")
+    assert (read.sent(), read.received(), read.exit_status) == (["CONDOR\tVM\\ "], ["S"], 3)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([CLIENT, SERVER, STDERR]), LINES, st.none() | st.integers(0, 10**7))),
+    st.none() | st.integers(-64, 255),
+)
+def test_any_bytes_come_back(said: list[tuple[str, bytes, int | None]], status: int | None) -> None:
+    lines, at = [], None
+    for mark, data, when in said:
+        at = when / 1000 if when is not None else at
+        lines.append(Line(mark, data, at))
+    text = transcript.render(Transcript(lines, status))
+    assert transcript.parse(text) == Transcript(lines, status)
+    assert all(letter.isprintable() or letter in "\n\t" for letter in text)
+
+
+def test_the_end_and_other_bytes_are_seen_in_quotes() -> None:
+    assert transcript.written(CLIENT, b"VERSION\n") == '>"VERSION\\n"\n'
+    assert transcript.written(SERVER, b"\x1b[31m\xff\n") == '<"\\x1b[31m\\xff\\n"\n'
+    assert transcript.written(SERVER, b"S") == '<"S"\n'
+    assert transcript.written(SERVER, b'"S"\n') == '< "S"\n'
+
+
+@pytest.mark.parametrize(
+    "row", [">VERSION", '>"VERSION', '<"a"b"', '<"\\q"', '<"\\x1"', '<"\\', '<"', "@ soon", "exit x"]
+)
+def test_what_has_a_mark_and_cannot_be_read_is_refused_by_its_number(row: str) -> None:
+    with pytest.raises(TranscriptError, match=r"^line 2: "):
+        transcript.parse(f"> A\n{row}\n")
+
+
+@given(st.lists(LINES), st.data())
+def test_lines_are_the_same_however_bytes_are_cut_up(lines: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
+    splitter = transcript.Splitter()
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    found = [line for piece in pieces for line in splitter.feed(piece)]
+    at_once = list(transcript.Splitter().feed(whole))
+    assert found == at_once
+    assert b"".join(line for line in [*found, splitter.rest()] if isinstance(line, bytes)) == whole
+
+
+def test_an_escaped_end_ends_no_line() -> None:
+    splitter = transcript.Splitter()
+    assert list(splitter.feed(b"a\\\nb\\\\\nc")) == [b"a\\\nb\\\\\n"]
+    assert splitter.rest() == b"c"
+
+
+def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
+    splitter = transcript.Splitter()
+    for _ in range(40):
+        assert list(splitter.feed(b"x" * (1 << 17))) == []
+        assert len(splitter._buffer) <= transcript.MAX_LINE + (1 << 17)
+    assert list(splitter.feed(b"\nS\n")) == [40 * (1 << 17) + 1, b"S\n"]
+
+
+SECRETS = [
+    b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n',
+    b"claimid=hush\r\n",
+    b'Capability = "hush\\\n hush"\r\n',
+    b'TransferKey = "a\\"hush"\r\n',
+    b'_condor_privKey = "hush"\r\n',
+    b'Environment = "TOKEN=hush OTHER=hush"\r\n',
+    b"Env = hush\r\n",
+    b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n',
+]
+
+
+@pytest.mark.parametrize("data", SECRETS)
+def test_no_secret_is_written(data: bytes) -> None:
+    text = ""
+
+    def write(rows: str) -> None:
+        nonlocal text
+        text += rows
+
+    writer = transcript.Writer(write, clock=None)
+    for mark in (CLIENT, SERVER, STDERR):
+        writer.line(mark, data)
+    writer.comment(data.decode())
+    assert "hush" not in text
+    name = data.partition(b"=")[0].decode().strip()
+    assert all(line.startswith(name) for line in transcript.parse(text).sent()), (
+        "the attribute is still there"
+    )
+
+
+def test_an_attribute_with_a_hidden_value_is_one_that_classads_know() -> None:
+    assert transcript.redacted(SECRETS[0]) == b'ClaimId = "<hidden>"\r\n'
+    assert transcript.redacted(b'Cmd = "/bin/true"\r\n') == b'Cmd = "/bin/true"\r\n'
+
+
+def test_the_writer_says_when() -> None:
+    rows: list[str] = []
+    times = iter([100.0, 100.0, 100.0004, 101.25])
+    writer = transcript.Writer(rows.append, clock=lambda: next(times))
+    writer.text(CLIENT, "VERSION")
+    writer.line(SERVER, b"S\n")
+    writer.line(SERVER, 4 << 20)
+    writer.line(SERVER, b"")
+    writer.line(SERVER, b"R\n")
+    writer.exit(0)
+    text = "".join(rows)
+    assert text == "@ 0.000\n> VERSION\n< S\n# < a line of 4194304 bytes is left out\n@ 1.250\n< R\nexit 0\n"
+    assert [line.at for line in transcript.parse(text).lines] == [0.0, 0.0, 1.25]
+
+
+# ---- the file ---------------------------------------------------------------------------------------
+
+
+def test_the_file_is_new_and_nobody_elses(tmp_path: Path) -> None:
+    descriptor, path = transcript_file.create(str(tmp_path / "new.txt"))
+    os.close(descriptor)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with pytest.raises(errors.MachineFault, match="exists"):
+        transcript_file.create(path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(errors.MachineFault):
+        transcript_file.create(str(tmp_path / "link"))
+    assert not (tmp_path / "target").exists()
+
+
+def test_in_a_directory_each_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    descriptor, path = transcript_file.create(str(tmp_path))
+    os.close(descriptor)
+    assert path.endswith(f"-{os.getpid()}.txt")
+    assert os.path.dirname(path) == str(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others than root write where they like")
+@pytest.mark.parametrize("how", ["owner", "mode", "above"])
+def test_root_writes_where_nobody_else_can(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "above" / "place"
+    place.mkdir(parents=True)
+    if how == "mode":
+        place.chmod(0o777)
+    else:
+        os.chown(place if how == "owner" else place.parent, 54321, 54321)
+    with pytest.raises(errors.MachineFault, match="reached by"):
+        transcript_file.create(str(place))
+    assert list(place.iterdir()) == []
+
+
+def test_text_is_written_in_order(tmp_path: Path) -> None:
+    descriptor, path = transcript_file.create(str(tmp_path))
+    file = transcript_file.TranscriptFile(descriptor)
+    for number in range(2000):
+        file.write(f"> {number}\n")
+    file.close()
+    assert transcript.load(path).sent() == [str(number) for number in range(2000)]
+
+
+def test_a_full_disk_loses_lines_and_says_so() -> None:
+    complaints: list[str] = []
+    file = transcript_file.TranscriptFile(os.open("/dev/full", os.O_WRONLY), complaints.append)
+    file.write("> A\n")
+    file.write("> B\n")
+    file.close()
+    assert complaints == [f"The transcript has gaps: {os.strerror(errno.ENOSPC)}."]
+
+
+def test_a_disk_that_hangs_holds_up_nobody_and_gaps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody reads stands for the disk."""
+    monkeypatch.setattr(transcript_file, "MOST_WAITING", 1 << 18)
+    read, write = os.pipe()
+    file = transcript_file.TranscriptFile(write)
+    for number in range(1 << 17):
+        file.write(f"> {number}\n")
+    text = b""
+    with open(read, "rb") as pipe:
+        text = pipe.read(1 << 16)
+        file.write("> last\n")
+        file.close(0.0)
+        text += pipe.read()
+    rows = text.decode().splitlines()
+    lost = [int(row.split()[1]) for row in rows if row.startswith("# ")]
+    said = [row for row in rows if row.startswith("> ")]
+    assert len(said) + sum(lost) in ((1 << 17), (1 << 17) + 1)
+    assert lost

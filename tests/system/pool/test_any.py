@@ -1,0 +1,132 @@
+"""Jobs that do not mind which hypervisor they get, under HTCondor's own startd and starter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.lab.guest import BANNER, DONE, counts, make_guest
+from tests.lab.namespace import build_wheel, why_not
+from tests.lab.pool import Job, Pool
+from tests.lab.vmware import convert, count_on
+
+pytestmark = pytest.mark.pool
+
+START = 120
+END = 240
+SECONDS = 5
+
+CONFIG = "VM_TYPE = any\nVM_ANY_TYPES = vmrun, kvm\n"
+"""vmrun is not installed there, so kvm is the first that is proved."""
+
+SUBMIT = """\
+universe = vm
+vm_type = any
+vm_memory = 64
++VMPARAM_vm_Disk = "disk.vmdk:hda:w:vmdk"
+transfer_input_files = disk.vmdk
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+executable = {name}
+log = job.log
+"""
+
+LIST = """\
+vm_type = vmware,kvm
+requirements = TARGET.VM_Type == "any" || stringListIMember(TARGET.VM_Type, MY.JobVMType)
+"""
+
+
+def as_in_an_ova(home: Path) -> None:
+    """A disk to which no guest can write."""
+    convert(make_guest(home / "disk.raw", SECONDS), home / "disk.vmdk", "streamOptimized")
+
+
+def plain(home: Path) -> None:
+    convert(make_guest(home / "disk.raw", SECONDS), home / "disk.vmdk")
+
+
+def endless(home: Path) -> None:
+    convert(make_guest(home / "disk.raw", None), home / "disk.vmdk", "streamOptimized")
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool of its own, whose machine offers whatever it has."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    pool = Pool(tmp_path_factory.mktemp("any-pool"), settings=CONFIG)
+    try:
+        pool.start(build_wheel(tmp_path_factory.mktemp("wheel")))
+        yield pool
+    finally:
+        pool.stop()
+
+
+@pytest.fixture(scope="module")
+def jobs(pool: Pool) -> Mapping[str, Job]:
+    """All the jobs of this module, side by side."""
+    submitted = {
+        "converted": pool.submit("converted", as_in_an_ova, "", SUBMIT),
+        "listed": pool.submit("listed", plain, LIST, SUBMIT),
+        "nobodys": pool.submit("nobodys", plain, '+VMPARAM_vm_Types = "xen, vmware"\n', SUBMIT),
+        "removed": pool.submit("removed", endless, "", SUBMIT),
+    }
+    job = submitted["removed"]
+    pool.wait_until("its guest", lambda: counts(pool.console(job)), START)
+    job.command("condor_rm")
+    return submitted
+
+
+def test_the_machine_offers_what_is_proved(pool: Pool) -> None:
+    machine = pool.machine()
+    assert machine["HasVM"] is True
+    assert machine["VM_Type"] == "any"
+    assert machine["VM_TYPES"] == "any,kvm"
+    assert machine["VM_kvm_ATTR_accel"] == "tcg"
+
+
+def test_a_disk_that_the_hypervisor_cannot_use_is_converted(jobs: Mapping[str, Job]) -> None:
+    job = jobs["converted"]
+    job.wait_for_event("terminated", END)
+    assert_ran(job)
+    assert json.loads((job.directory / "vm_choice.json").read_text())["vm_type"] == "kvm"
+    raw = job.directory / "home.raw"
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", job.directory / "disk.vmdk.qcow2", raw],
+        check=True,
+    )
+    assert raw.read_bytes()[512:513] == str(SECONDS).encode()
+    assert count_on(job.directory / "disk.vmdk") == 0, "the job's own image is as it was"
+
+
+def test_a_list_of_types_in_vm_type(jobs: Mapping[str, Job]) -> None:
+    job = jobs["listed"]
+    job.wait_for_event("terminated", END)
+    assert_ran(job)
+    assert not (job.directory / "disk.vmdk.qcow2").exists()
+    assert count_on(job.directory / "disk.vmdk") == SECONDS
+
+
+def test_a_job_that_takes_no_type_of_the_machine_is_held_and_the_machine_stays(
+    pool: Pool, jobs: Mapping[str, Job]
+) -> None:
+    jobs["nobodys"].wait_for_event("held", END)
+    assert jobs["nobodys"].ad()["HoldReasonCode"] == 6
+    assert pool.machine()["HasVM"] is True
+
+
+def test_a_removed_job_leaves_no_vm(pool: Pool, jobs: Mapping[str, Job]) -> None:
+    jobs["removed"].wait_for_event("removed", END)
+    pool.wait_until("its VM to go", lambda: not jobs["removed"].is_running(), END)
+
+
+def assert_ran(job: Job) -> None:
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count(BANNER) == 1
+    assert counts(console.encode()) == list(range(1, SECONDS + 1))
+    assert DONE in console

@@ -1,0 +1,108 @@
+"""Images of the administrator's catalogue in a real pool: the machine advertises them, and a job runs on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import classad2
+import pytest
+from tests.lab.guest import SECTOR, copying_sector
+from tests.lab.namespace import LAB
+from tests.lab.pool import USER, Pool
+from tests.system.pool.outcomes import END, START, pool_of_its_own
+
+from vmgahp.host.job_user import Identity
+from vmgahp.images import iso
+
+pytestmark = pytest.mark.pool
+
+CATALOGUE = """\
+[copier-1.0]
+path = "copier.raw"
+format = "raw"
+description = "Copies a sector of the job's files to its data disk"
+min_memory = 32
+
+[gone]
+path = "gone.qcow2"
+format = "qcow2"
+"""
+
+INPUT = b"brought by condor_submit\r\n\0"
+
+SUBMIT = """\
+universe = vm
+vm_type = kvm
+vm_memory = 64
+vm_disk = catalog:copier-1.0:vda:w
++VMPARAM_vm_Data_Disk = "vdb:16M:results.raw"
++VMPARAM_vm_Data_Files = "in.txt"
+transfer_input_files = in.txt
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+requirements = stringListMember("copier-1.0", VM_Images)
+executable = {name}
+log = job.log
+"""
+
+
+def prepare(pool: Pool) -> None:
+    """The catalogue's guest reads the sector in which the drive with the job's file has it."""
+    images = pool.directory / "images"
+    images.mkdir()
+    iso.write(str(images), "same.iso", "JOBDATA", {"in.txt": INPUT}, Identity(0, 0), most_bytes=1 << 20)
+    place = (images / "same.iso").read_bytes().index(INPUT)
+    (images / "same.iso").unlink()
+    (images / "copier.raw").write_bytes(copying_sector(0x82, place // SECTOR, 0x81).ljust(1 << 20, b"\0"))
+    (images / "catalog.toml").write_text(CATALOGUE)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    settings = f"VM_CATALOG = {LAB}/images/catalog.toml\n"
+    with pool_of_its_own(tmp_path_factory, "catalogue", settings, prepare) as made:
+        yield made
+
+
+def home(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_a_job_runs_on_an_image_of_the_machine_with_its_own_input_and_output(pool: Pool) -> None:
+    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), START)
+    assert pool.machine()["VM_Images"] == "copier-1.0", "and not what is gone"
+    before = (pool.directory / "images/copier.raw").read_bytes()
+
+    def brings(directory: Path) -> None:
+        (directory / "in.txt").write_bytes(INPUT)
+
+    job = pool.submit("copier", brings, template=SUBMIT)
+    chosen = pool.submit(
+        "chosen", brings, "transfer_output_files = results.raw, vm_console.log\n", template=SUBMIT
+    )
+    job.wait_for_event("terminated", END)
+    assert "brought by condor_submit" in (job.directory / "vm_console.log").read_text()
+    with (job.directory / "results.raw").open("rb") as file:
+        assert file.read(2 * SECTOR)[SECTOR:].startswith(INPUT)
+    assert home(job.directory) >= {"vda-copier-1.0.qcow2", "vm_catalog.json"}
+    assert "vm_data_files.iso" not in home(job.directory)
+    assert (pool.directory / "images/copier.raw").read_bytes() == before
+    # What is not asked for does not travel.
+    chosen.wait_for_event("terminated", END)
+    assert "vda-copier-1.0.qcow2" not in home(chosen.directory)
+    with (chosen.directory / "results.raw").open("rb") as file:
+        assert file.read(2 * SECTOR)[SECTOR:].startswith(INPUT)
+
+
+def test_condor_submit_leaves_the_name_of_an_image_alone(pool: Pool) -> None:
+    directory = pool.directory / "jobs" / "dry"
+    directory.mkdir()
+    (directory / "in.txt").write_bytes(INPUT)
+    (directory / "job.sub").write_text(SUBMIT.format(name="dry") + "queue\n")
+    inside = f"{LAB}/jobs/{directory.name}"
+    pool.run("chown", "-R", USER, inside)
+    pool.run("condor_submit", "-dry-run", "ad", "job.sub", user=USER, cwd=inside)
+    ad = classad2.parseOne((directory / "ad").read_text())
+    assert ad["VMPARAM_vm_Disk"] == "catalog:copier-1.0:vda:w"
+    assert [path.rpartition("/")[2] for path in ad["TransferInput"].split(",")] == ["in.txt"]

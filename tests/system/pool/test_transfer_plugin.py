@@ -1,0 +1,135 @@
+"""The file transfer plugin, run by a real starter: a job's disk is an overlay of an image of the machine's.
+
+And what `vmgahp submit` writes, read by a real condor_submit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import classad2
+import pytest
+from tests.commands.submit.samples import SOURCES, write_sources
+from tests.lab.guest import counts, make_guest
+from tests.lab.namespace import LAB, OUR_SERVER, build_wheel, why_not
+from tests.lab.pool import USER, Job, Pool
+
+pytestmark = pytest.mark.pool
+
+IMAGES = f"{LAB}/images"
+PLUGIN = OUR_SERVER.replace("condor_vm-gahp", "vmgahp-image-plugin")
+VMGAHP = OUR_SERVER.replace("condor_vm-gahp", "vmgahp")
+
+LONGER = 90
+"""Seconds that the guest counts which is interrupted after the starter's sleep."""
+
+SETTINGS = f"""
+FILETRANSFER_PLUGINS = {PLUGIN}
+ENABLE_URL_TRANSFERS = True
+VM_IMAGE_DIRS = {IMAGES}
+"""
+
+SUBMIT = """\
+universe = vm
+vm_type = kvm
+vm_memory = 64
+vm_disk = disk.qcow2:hda:w:qcow2
+transfer_input_files = {url}
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+executable = {name}
+log = job.log
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool of its own, whose machine has the plugin and a directory of images."""
+    if reason := why_not():
+        pytest.skip(reason)
+    made = Pool(tmp_path_factory.mktemp("plugin"), settings=SETTINGS)
+    images = made.directory / "images"
+    images.mkdir()
+    make_guest(images / "base.raw", 8)
+    try:
+        made.start(build_wheel(tmp_path_factory.mktemp("wheel")))
+        made.wait_until("the machine to have VMs", lambda: made.machine().get("HasVM"), 60)
+        yield made
+    finally:
+        made.stop()
+
+
+def submit(pool: Pool, name: str, url: str, commands: str = "") -> Job:
+    return pool.submit(name, lambda _: None, commands, SUBMIT.format(url=url, name="{name}"))
+
+
+def test_the_machine_says_that_it_has_the_plugin(pool: Pool) -> None:
+    assert {"nfs", "vmimage"} <= set(pool.machine()["HasFileTransferPluginMethods"].split(","))
+
+
+def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None:
+    before = (pool.directory / "images/base.raw").read_bytes()
+    job = submit(pool, "overlay", f"nfs://{IMAGES}/base.raw:disk.qcow2")
+    job.wait_for_event("terminated", 240)
+    home = job.directory / "disk.qcow2"
+    look = ["qemu-img", "info", "--output=json", f"{LAB}/jobs/overlay/disk.qcow2"]
+    info = json.loads(pool.run(*look).stdout)
+    assert (info["backing-filename"], info["backing-filename-format"]) == (f"{IMAGES}/base.raw", "raw")
+    # The guest counted to 8 on its disk, and nothing of that is in the base.
+    pool.run("qemu-img", "convert", "-O", "raw", f"{LAB}/jobs/overlay/{home.name}", f"{LAB}/whole.raw")
+    assert b"8\r\n" in (pool.directory / "whole.raw").read_bytes()[512:1024]
+    assert (pool.directory / "images/base.raw").read_bytes() == before
+    assert "vmgahp guest done" in (job.directory / "vm_console.log").read_text()
+
+
+def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
+    """HTCondor runs the plugin at the second start too, when the overlay has come back from the spool."""
+    make_guest(pool.directory / "images/longer.raw", LONGER)
+    url = f"nfs://{IMAGES}/longer.raw:disk.qcow2"
+    job = submit(pool, "vacated", url, "vm_checkpoint = true\nwhen_to_transfer_output = ON_EXIT_OR_EVICT\n")
+    pool.wait_until("its guest", job.is_running, 120)
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), 120)
+    job.command("condor_vacate_job")
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, 240)
+    job.wait_for_event("terminated", 240)
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count("vmgahp guest up") == 1, "it went on, it was not booted again"
+    assert counts(console) == list(range(1, LONGER + 1))
+
+
+def test_a_job_that_names_another_file_is_held_with_the_reason(pool: Pool) -> None:
+    job = submit(pool, "elsewhere", "nfs:///etc/hostname:disk.qcow2")
+    job.wait_for_event("held", 90)
+    assert "VM_IMAGE_DIRS" in job.reason()
+    assert pool.machine()["HasVM"] is True
+
+
+WRITTEN = {
+    "libvirt-xml": "disk.qcow2:vda:w:qcow2,seed.iso:sda:r:iso",
+    "ovf": "appliance-disk001.qcow2:hda:w:qcow2",
+    "vmx": "machine.qcow2:sda:w:qcow2",
+    "disk": "disk.qcow2:vda:w:qcow2,seed.iso:sda:r:iso",
+}
+
+
+@pytest.mark.parametrize("words", SOURCES, ids=lambda words: words[0])
+def test_condor_submit_takes_what_vmgahp_submit_writes(pool: Pool, words: tuple[str, ...]) -> None:
+    directory = pool.directory / "jobs" / f"submit-{words[0]}"
+    directory.mkdir()
+    write_sources(directory)
+    inside = f"{LAB}/jobs/{directory.name}"
+    pool.run("chown", "-R", USER, inside)
+    pool.run(VMGAHP, "submit", *words, "-o", "job.sub", user=USER, cwd=inside)
+    pool.run("condor_submit", "-dry-run", "ad", "job.sub", user=USER, cwd=inside)
+    ad = classad2.parseOne((directory / "ad").read_text())
+    assert ad["JobUniverse"] == 13
+    assert ad["VMPARAM_vm_Disk"] == WRITTEN[words[0]]
+    assert {path.rpartition("/")[2] for path in ad["TransferInput"].split(",")} == {
+        entry.partition(":")[0] for entry in WRITTEN[words[0]].split(",")
+    }
+    assert ad["JobVMNetworking"] is True
+    assert ad["JobVMMemory"] > 0
+    if words[0] == "libvirt-xml":
+        assert ad["VMPARAM_vm_NICs"] == "nat:52:54:00:aa:bb:01:virtio, bridge:52:54:00:aa:bb:02:e1000:down"
+        assert ad["VMPARAM_vm_TPM"] is True

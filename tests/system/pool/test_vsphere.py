@@ -1,0 +1,157 @@
+"""vSphere jobs under HTCondor's own startd and starter, on VMware's simulator: a guest's end, and a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.drivers.vsphere.simulator import MIB, VMX, write_disk
+from tests.lab import vcsim
+from tests.lab.namespace import LAB
+from tests.lab.pool import Job, Pool
+from tests.lab.vcsim import PASSWORD, USER
+from tests.system.pool.outcomes import END, START, pool_of_its_own
+
+pytestmark = [pytest.mark.pool, pytest.mark.vsphere]
+
+PORT = 8989
+
+CONFIG = f"""
+VM_TYPE = vsphere
+VSPHERE_HOST = 127.0.0.1:{PORT}
+VSPHERE_USER = {USER}
+VSPHERE_PASSWORD_FILE = /etc/condor/vsphere.password
+VSPHERE_TLS_PIN = {LAB}/sim/server.pem
+VSPHERE_DATASTORE = LocalDS_0
+"""
+
+SUBMIT = """\
+universe = vm
+vm_type = vsphere
+vm_memory = 64
+vm_checkpoint = true
++VMPARAM_VMware_VMX_File = "machine.vmx"
++VMPARAM_VMware_VMDK_Files = "disk.vmdk,disk-flat.vmdk"
+transfer_input_files = machine.vmx, disk.vmdk, disk-flat.vmdk
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT_OR_EVICT
+executable = {name}
+log = job.log
+"""
+
+
+class VspherePool:
+    """A pool, and a vSphere server in the same chamber."""
+
+    pool: Pool
+
+    def __init__(self) -> None:
+        self.server: subprocess.Popen[str] | None = None
+
+    def prepare(self, pool: Pool) -> None:
+        """Before HTCondor starts: pyvmomi, the password, the simulator."""
+        self.pool = pool
+        import pyVmomi
+
+        (packages,) = pool.chamber.path("/opt/vmgahp/lib").glob("python3*/site-packages")
+        shutil.copytree(Path(pyVmomi.__file__).parent, packages / "pyVmomi", dirs_exist_ok=True)
+        secret = pool.chamber.path("/etc/condor/vsphere.password")
+        secret.write_text(PASSWORD + "\n")
+        secret.chmod(0o600)
+        pool.run("chown", "condor:", "/etc/condor/vsphere.password")
+        (pool.directory / "sim").mkdir()
+        shutil.copy(vcsim.build(), pool.directory / "vcsim")
+        self.server = pool.chamber.popen(
+            *("env", f"TMPDIR={LAB}/sim", f"VCSIM_USER={USER}", f"VCSIM_PASSWORD={PASSWORD}"),
+            *(f"{LAB}/vcsim", "-listen", f"127.0.0.1:{PORT}", "-certificate", f"{LAB}/sim/server.pem"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline().startswith("listening")
+
+    def guest_powers_off(self, job: Job) -> None:
+        assert self.server is not None
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(f"poweroff {job.domain}\n")
+        self.server.stdin.flush()
+        assert self.server.stdout.readline() == "ok\n"
+
+    def disks(self, job: Job) -> list[Path]:
+        """The disks of the job's VMs on the datastore."""
+        return list(
+            self.pool.directory.glob(f"sim/govcsim-*LocalDS_0*/{job.domain}-*/disk-scsi0-0-flat.vmdk")
+        )
+
+    def submit(self, name: str, content: bytes, template: str = SUBMIT) -> Job:
+        def make_files(home: Path) -> None:
+            (home / "machine.vmx").write_text(VMX)
+            write_disk(home, "disk.vmdk", content)
+
+        return self.pool.submit(name, make_files, template=template)
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.pool.log.glob("VMGahpLog*"))
+
+
+@pytest.fixture(scope="module")
+def vsphere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VspherePool]:
+    made = VspherePool()
+    with pool_of_its_own(tmp_path_factory, "vsphere", CONFIG, made.prepare):
+        yield made
+
+
+def test_the_machine_offers_vsphere(vsphere: VspherePool) -> None:
+    machine = vsphere.pool.machine()
+    assert machine["HasVM"] is True
+    assert machine["VM_Type"] == "vsphere"
+    assert machine["VM_vsphere_ATTR_kind"] == "esxi"
+    assert machine["VM_vsphere_ATTR_snapshot"] is True
+
+
+def test_a_job_ends_with_its_guest_and_gets_its_disk(vsphere: VspherePool) -> None:
+    pool = vsphere.pool
+    content = os.urandom(MIB)
+    job = vsphere.submit("ends", content)
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
+    (disk,) = vsphere.disks(job)
+    assert disk.read_bytes() == content
+    disk.write_bytes(content[::-1])
+    vsphere.guest_powers_off(job)
+    job.wait_for_event("terminated", END)
+    assert (job.directory / "disk-flat.vmdk").read_bytes() == content[::-1]
+    assert vsphere.disks(job) == []
+
+
+def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool) -> None:
+    pool = vsphere.pool
+    job = vsphere.submit("vacated", os.urandom(MIB))
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
+    (disk,) = vsphere.disks(job)
+    job.command("condor_vacate_job")
+    pool.wait_until("the job to be evicted", lambda: "evicted" in job.events(), END)
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
+    pool.wait_until("it to run again", lambda: "STATUS=Running" in pool.told(job), START)
+    assert vsphere.disks(job) == [disk], "it is the VM that was there"
+    disk.write_bytes(b"v" * MIB)
+    vsphere.guest_powers_off(job)
+    job.wait_for_event("terminated", END)
+    assert (job.directory / "disk-flat.vmdk").read_bytes() == b"v" * MIB
+    assert f"{job.domain} goes on from its checkpoint" in vsphere.log()
+    assert vsphere.disks(job) == []
+
+
+def test_a_removed_job_leaves_no_vm(vsphere: VspherePool) -> None:
+    pool = vsphere.pool
+    # One with vm_checkpoint is checkpointed even then: the starter does not say that it will not come back.
+    template = SUBMIT.replace("vm_checkpoint = true", "vm_checkpoint = false")
+    job = vsphere.submit("removed", os.urandom(MIB), template)
+    pool.wait_until("the VM", lambda: vsphere.disks(job), START)
+    job.wait_for_event("executing", START)
+    job.command("condor_rm")
+    pool.wait_until("the VM to be gone", lambda: vsphere.disks(job) == [], END)

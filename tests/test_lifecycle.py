@@ -1,0 +1,32 @@
+"""The table of states, and the page that shows it."""
+
+from tests import REPOSITORY
+from vmgahp import lifecycle
+
+PAGE = REPOSITORY / "docs" / "reference" / "states.md"
+
+
+def test_the_diagram_in_the_documentation_is_the_table() -> None:
+    _, _, rest = PAGE.read_text().partition("```mermaid\n")
+    assert rest.partition("```")[0] == lifecycle.diagram()
+
+
+def test_the_table_speaks_of_known_states_and_operations() -> None:
+    for (state, operation), outcome in lifecycle.TRANSITIONS.items():
+        assert state in lifecycle.STATES
+        assert operation in lifecycle.OPERATIONS
+        assert outcome in (*lifecycle.STATES, lifecycle.KEEP)
+
+
+def test_every_state_can_be_stopped_once_the_vm_has_started() -> None:
+    for state in lifecycle.STATES:
+        if state != lifecycle.STARTING:
+            assert lifecycle.TRANSITIONS[state, lifecycle.STOP] == lifecycle.STOPPED
+
+
+def test_a_saved_vm_is_never_stopped_for_the_client() -> None:
+    assert (
+        lifecycle.STATUS_WORDS[lifecycle.SUSPENDED]
+        == lifecycle.STATUS_WORDS[lifecycle.CHECKPOINTED]
+        == "Suspended"
+    )
