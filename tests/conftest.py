@@ -12,9 +12,18 @@ from tests.peer import Peer, environment
 
 JOB_UID = 54321
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("vmgahp", deadline=None)
-hypothesis.settings.load_profile("vmgahp")
+# How long an example takes says more about the machine than about the code. `quick` is for every day, `full` for CI;
+# `HYPOTHESIS_PROFILE=full` or `--hypothesis-profile=full` asks for it by hand.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=100)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick")
+)
+
+
+def examples(full: int) -> int:
+    """How many examples a test gets that has `full` of them in the full profile."""
+    return max(1, full * hypothesis.settings.default.max_examples // 100)
 
 
 @pytest.fixture

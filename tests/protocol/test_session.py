@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from vmgahp import errors, lifecycle
 from vmgahp.commands import replay
 from vmgahp.metrics import Status
@@ -405,7 +406,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(ACTIONS, max_size=60))
 def test_random_conversations(actions: list[tuple[str, object, object]]) -> None:
     """Every accepted request has one result; a VM has one call at a time, in order; states follow the table."""

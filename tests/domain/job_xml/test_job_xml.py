@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
@@ -638,7 +639,7 @@ def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
         assert display.get("listen") == "127.0.0.1"
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(st.one_of(_WILD, _fitting("domain", allow_list.DOMAIN), _changed(), _changed()), st.booleans())
 def test_whatever_it_brings_only_what_is_listed_comes_out(
     tmp_path_factory: pytest.TempPathFactory, brought: etree.Element, with_disk: bool

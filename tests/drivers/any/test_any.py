@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from tests.conftest import JOB_UID
+from tests.conftest import JOB_UID, examples
 from tests.drivers.test_contract import URI, Emulated
 from tests.lab.guest import BANNER, counts, make_guest, read_count
 from tests.lab.vmware import convert, count_on, vmware
@@ -311,7 +311,9 @@ TYPES = ("kvm", "xen", "vmrun", "script")
     refuses=strategies.sets(strategies.sampled_from(TYPES)),
     taken=strategies.sets(strategies.sampled_from(TYPES)),
 )
-@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=60)
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=examples(60)
+)
 def test_the_choice_is_the_first_that_is_taken_proved_and_willing(
     scratch: Path,
     stand_ins: type[StandIn],

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import vmdk, working_copy
@@ -191,7 +192,7 @@ class TestDisks:
         with pytest.raises(JobFault, match="Permission denied"):
             vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(st.binary(max_size=600) | st.binary(max_size=600).map(lambda data: b"KDMV" + data))
     def test_no_content_does_any_harm(self, data):
         with open(os.memfd_create("disk"), "w+b") as file:
@@ -336,7 +337,7 @@ class TestWorkingCopy:
         assert {name: vmx[name] for name in kept} == kept
 
     @given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
-    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_no_value_adds_a_line(self, build, value):
         plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, networking_type="nat").encode()
         nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, networking_type="nat").encode()
