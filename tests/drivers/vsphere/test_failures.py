@@ -260,11 +260,8 @@ def test_a_session_that_expires_before_a_transfer(lab: Lab, how: str) -> None:
 def test_a_server_that_hangs_is_not_waited_for(lab: Lab) -> None:
     with lab.serve(**lab.quick) as peer:
         start(peer, lab.job)
-        lab.sim.process.send_signal(signal.SIGSTOP)
-        try:
+        with lab.sim.hanging():
             assert peer.run("STATUS", 1) == ["1", CRITICAL]
-        finally:
-            lab.sim.process.send_signal(signal.SIGCONT)
         until(lambda: peer.run("STATUS", 1)[0] == "0", "it answers again")
         peer.quit()
 

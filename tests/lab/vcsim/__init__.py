@@ -6,6 +6,7 @@ it. The inventory is in memory and dies with the process; the files of its datas
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,6 +15,8 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 DEADLINE = 60.0
@@ -116,20 +119,35 @@ class Vcsim:
         self.process.kill()
         self.process.wait(DEADLINE)
 
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """A while in which it answers nothing, from the moment at which all of its threads stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            end = time.monotonic() + DEADLINE
+            while not all(_stands_still(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
+                assert time.monotonic() < end, "the simulator does not stop"
+                time.sleep(0.01)
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def again(self) -> Vcsim:
         """A new one on the port of this one, which was killed, and with its certificate."""
         return Vcsim(self.directory, self.model, self.port)
 
     def stop(self) -> None:
-        """End it in order; its datastores go with it."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(DEADLINE)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        if self.process.stdin:
+        """End it in order, by the end of its input; its datastores go with it.
+
+        Not by SIGINT, which is lost where that is ignored and it has only just begun to listen.
+        """
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
+        try:
+            self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def datastore(self) -> Path:
         """The directory that is the datastore LocalDS_0 of the simulator that was started last."""
@@ -143,3 +161,10 @@ class Vcsim:
                 self._reached.put(rest)
             else:
                 self._lines.put(line.rstrip("\n"))
+
+
+def _stands_still(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:  # the thread has ended
+        return True
