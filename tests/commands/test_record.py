@@ -112,8 +112,8 @@ def test_bytes_pass_unchanged_however_they_are_cut_up(place: Path, pieces: list[
 
 
 def test_much_passes_both_ways_at_once(place: Path) -> None:
-    data = bytes(range(256)) * 20000
-    done = record(place, *ECHO, input=data)
+    data = bytes(range(256)) * 4000  # many times what pipes hold
+    done = record(place, "cat", input=data)
     assert done.stdout == data
 
 

@@ -181,17 +181,16 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
     thread.start()
     try:
         wait_for(lambda: capture.written >= 1000, "the flood")
-        began = time.monotonic()
-        capture.close()
-        assert time.monotonic() - began < 3
+        capture.close()  # the flood goes on until after this
+        wait_for(lambda: not capture._thread.is_alive(), "its thread to end")
     finally:
         stop.set()
         thread.join()
 
 
-@pytest.mark.parametrize(("size", "seconds"), [(100_000_000, 0.2), (1000, 10.0)])
+@pytest.mark.parametrize(("size", "seconds"), [(1 << 60, 0.2), (1000, 1e9)])
 def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, seconds):
-    """Even where the other end always has more."""
+    """Even where the other end always has more: each bound alone ends it, the other is out of reach."""
     taken = [0]
 
     def receive(self, connection):
@@ -203,9 +202,8 @@ def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, secon
     monkeypatch.setattr(ConsoleCapture, "_receive", receive)
     capture = console.start()
     with console.qemu(capture):
-        began = time.monotonic()
+        capture._thread.join = lambda _timeout: threading.Thread.join(capture._thread)
         capture.close()
-        assert time.monotonic() - began < 5
         assert not capture._thread.is_alive()
     assert 0 < taken[0] <= size
 
@@ -333,9 +331,8 @@ def test_a_file_that_blocks_does_not_block_close(console):
     try:
         guest.sendall(b"x" * 200_000)
         wait_for(lambda: capture.written, "the pipe to be written to")
-        began = time.monotonic()
         capture.close()
-        assert time.monotonic() - began < 4
+        assert capture._thread.is_alive(), "it was not waited for"
         assert os.listdir(console.base) == []
         assert len(console.told) == 1
     finally:
