@@ -1,6 +1,7 @@
 """Fixtures that more than one test module uses."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,28 @@ hypothesis.settings.load_profile(
 def examples(full: int) -> int:
     """How many examples a test gets that has `full` of them in the full profile."""
     return max(1, full * hypothesis.settings.default.max_examples // 100)
+
+DEADLINES = {"pool": 1200, "xen": 900, "libvirt": 300, "qemu": 300, "vsphere": 300}
+"""Seconds for the tests with a marker that take longer than pyproject.toml allows to all."""
+
+
+def pytest_configure() -> None:
+    """Give the children of tests default signal dispositions, whatever this process was told to ignore.
+
+    What a non-interactive shell starts in the background ignores SIGINT, and so do its children: none of them
+    could be interrupted. A handler that does nothing ignores as well, but is not inherited.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A hang ends with the stacks of all threads, and not with CI's patience."""
+    for item in items:
+        seconds = [DEADLINES[mark.name] for mark in item.iter_markers() if mark.name in DEADLINES]
+        if seconds and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(max(seconds)))
 
 
 @pytest.fixture
