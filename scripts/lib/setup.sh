@@ -9,14 +9,17 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 venv=$root/.venv
 
+# What the clone's own .venv takes: libvirt-python is built from source.
+PYTHON_PACKAGES=(libvirt-dev pkg-config gcc libc6-dev python3 python3-venv python3-dev)
 # What a host needs to build libvirt-python, to run guests, and to see libvirt's own network work.
 HOST_PACKAGES=(
     libvirt-daemon-system libvirt-clients libvirt-daemon-config-network dnsmasq-base iptables passt
     qemu-system-x86 qemu-utils
-    ovmf qemu-system-arm qemu-efi-aarch64 swtpm
-    libvirt-dev pkg-config gcc libc6-dev python3 python3-venv python3-dev
+    "${PYTHON_PACKAGES[@]}"
     util-linux iproute2
 )
+# What some guests of the tests need: UEFI, another architecture, a TPM.
+GUEST_PACKAGES=(ovmf qemu-system-arm qemu-efi-aarch64 swtpm swtpm-tools)
 # What VMware's vSphere simulator is built from, for the tests of the vSphere driver.
 VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 # What runs containers, for the tests of the script driver.
@@ -218,6 +221,36 @@ setup_venv() {
         _venv_key >"$venv/made-from"
     fi
 }
+
+# The .venv alone; one run at a time in a clone. More packages can be given.
+setup_python() {
+    say "Setting up:"
+    exec 8<"$root"
+    flock 8
+    setup_packages "${PYTHON_PACKAGES[@]}" "$@"
+    setup_venv
+    flock -u 8
+    exec 8<&-
+}
+
+# The example of all settings is what the code knows of them.
+example_is_current() {
+    "$venv/bin/python" -c 'from vmgahp import config; print(config.example(), end="")' |
+        diff -u "$root/config/vmgahp.conf.example" -
+}
+
+# What scripts/check does, and scripts/test first of all. All is looked at, whatever failed before; which ones did is
+# in `failed_checks`.
+run_checks() {
+    failed_checks=
+    _check "ruff check" "$venv/bin/ruff" check .
+    _check "ruff format" "$venv/bin/ruff" format --check .
+    _check "mypy" "$venv/bin/mypy"
+    _check "lint-imports" "$venv/bin/lint-imports"
+    _check "config/vmgahp.conf.example" example_is_current
+    [ -z "$failed_checks" ]
+}
+_check() { attempt "$@" || failed_checks+="${failed_checks:+, }$1"; }
 
 # The documents in docs/_build: pages and man pages, where a warning is a failure. Nothing is fetched. All of it
 # is read anew (-E), since pages are made from the code as well.
