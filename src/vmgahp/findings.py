@@ -1,4 +1,4 @@
-"""What a look at this machine found: one sentence of what was looked at, one of what was seen, one of cure.
+"""Findings about this machine: what was looked at, what was seen, and a hint.
 
 The probe keeps them beside its attributes, the doctor shows them; neither knows what a hypervisor is.
 """

@@ -1,4 +1,4 @@
-"""Files that a checkpoint consists of, as they were when it was made: what a manifest says of each, and compares.
+"""The files of a checkpoint as they were when it was made, to be compared later.
 
 For checkpoints that the hypervisor itself makes of several files; those of libvirt are `vmgahp.checkpoint.store`'s.
 """

@@ -1,4 +1,4 @@
-"""The head of a memory image as libvirt's Xen driver writes it, and the image with another XML in its head.
+"""The header of a memory image of libvirt's Xen driver, and the image with other XML.
 
 That driver takes the domain's XML from the image alone: a restore with an XML of the caller's is not supported. An
 image comes back with the job's files, so what libvirtd gets is a pipe, into which goes a head with our own XML and

@@ -1,4 +1,4 @@
-"""The findings as people read them: a paragraph each, in colour on a terminal, wrapped to its width."""
+"""Findings as people read them: a paragraph each, colored on a terminal and wrapped."""
 
 import os
 import sys

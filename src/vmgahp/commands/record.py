@@ -1,4 +1,4 @@
-"""``vmgahp record``: runs a server and writes down its conversation with its client, which notices nothing.
+"""``vmgahp record``: runs a server and writes down its conversation with its client.
 
 It can be VM_GAHP_SERVER itself, so it stands where the server would: bytes pass at once and unchanged, however
 they are cut up, with the environment, the signals, the ends of the pipes and the exit status. Nothing that

@@ -1,4 +1,4 @@
-"""``vmgahp replay``: plays the client's side of a recorded conversation and tells where the server differs.
+"""``vmgahp replay``: plays a recorded client to a server and shows where that differs.
 
 Results are compared by their request id, whenever they come; with `exact`, line by line in the recorded order.
 `vmgahp.commands.replay_as_server` plays the other side.

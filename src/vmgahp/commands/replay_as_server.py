@@ -1,4 +1,4 @@
-"""``vmgahp replay --as-server``: says what the server says in a recording, to whoever plays the client.
+"""``vmgahp replay --as-server``: plays a recorded server to a client.
 
 It can be VM_GAHP_SERVER, or the other end of a test: each recorded line of the client is waited for, and what
 the server wrote after it is written. The first line that is another one ends it.

@@ -1,4 +1,4 @@
-"""What is wrong with the settings: no values of their kind, misspelt names, names that nobody reads any more.
+"""What is wrong with the settings: invalid values, misspelled and retired names.
 
 For the probe, the doctor and ``vmgahp config``; the server itself looks at nothing but the values that it
 needs. A finding is bad only where jobs of the VM type would fail for it.

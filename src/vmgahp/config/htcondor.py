@@ -1,4 +1,4 @@
-"""HTCondor's settings for VMs that this daemon does not read: no misspellings, and what becomes of them.
+"""HTCondor's settings for VMs that this daemon does not read, and what became of them.
 
 From ``src/condor_utils/param_info.in`` of HTCondor, and the code of its startd and starter that reads them.
 """

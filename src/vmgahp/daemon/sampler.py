@@ -1,4 +1,4 @@
-"""Keeps the figures of a server's VMs, beside its work: one thread reads them all, and no request waits for it.
+"""Reads the metrics of a server's VMs in a thread of its own; no request waits for it.
 
 A VM is read soon after something has begun, every VM_METRICS_INTERVAL seconds, and, for half a second at most,
 before something ends its run. A hypervisor that hangs holds up this thread alone; no further one is started.

@@ -1,4 +1,4 @@
-"""The file transfer plugin: a job's disk becomes a thin qcow2 overlay of an image that this machine can reach.
+"""The file transfer plugin: a job's disk becomes a qcow2 overlay of an image.
 
 ``transfer_input_files = nfs:///images/base.qcow2:disk.qcow2`` copies nothing: an empty overlay ``disk.qcow2`` is made
 in the job's scratch directory, which reads from the base and keeps what the guest writes. condor_starter runs this

@@ -1,4 +1,4 @@
-"""The domain XML of a job: built from the job's checked wishes with ElementTree, never pasted together.
+"""The domain XML of a job, built from its checked spec with ElementTree.
 
 What an element means is libvirt's business: https://libvirt.org/formatdomain.html. The devices are in
 `domain_devices`.

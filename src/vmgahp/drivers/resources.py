@@ -1,4 +1,4 @@
-"""What goes with a VM on this machine, and is let go of when its guest is gone: the same for every driver."""
+"""What a VM holds on this machine and releases at its end, for every driver."""
 
 from _thread import allocate_lock
 

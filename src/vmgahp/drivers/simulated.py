@@ -1,4 +1,4 @@
-"""A hypervisor that exists only in memory: for the tests of the server, and to try the protocol by hand.
+"""A hypervisor that exists only in memory, for tests and to try the protocol by hand.
 
 It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"`` makes the START fail,
 ``Simulated_<OPERATION>_Gate = "path"`` makes an operation, or METRICS, wait until the file `path` exists (a test opens

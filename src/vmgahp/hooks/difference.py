@@ -1,4 +1,4 @@
-"""What a stage changed in a domain, as people read it: a diff of the XML in one form, without its secrets."""
+"""What a policy changed in a domain: a diff of the XML, without its secrets."""
 
 from difflib import unified_diff
 from xml.etree import ElementTree as etree

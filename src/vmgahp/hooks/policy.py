@@ -1,4 +1,4 @@
-"""The administrator's policy: which jobs run here, and what is changed in their domain XML before libvirt gets it.
+"""The administrator's policy: which jobs run here, and what is changed in their domain XML.
 
 Three settings, each for itself. VM_POLICY_REQUIREMENTS is a ClassAd expression over the job ad (`require`).
 VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, through which the finished domain XML goes in

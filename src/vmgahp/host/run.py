@@ -1,4 +1,4 @@
-"""How programs are run: with a deadline, in a session of their own, and with an end to what they may print."""
+"""How programs are run: with a deadline, in a session of their own, their output capped."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Programs and files of the administrator's: that nobody else can have written them, and how programs are run.
+"""Programs and files of the administrator's: proof that nobody else can have written them.
 
 `vmgahp.hooks.xml_script` and `vmgahp.hooks.policy` share this. What runs here has the server's rights, mostly root's.
 """

@@ -1,4 +1,4 @@
-"""The administrator's catalogue of images: what ``catalog:<name>`` in a job's vm_disk stands for on this machine.
+"""The administrator's catalog of images: what ``catalog:<name>`` stands for here.
 
 It is a TOML file (VM_CATALOG) with a table for each image::
 

@@ -1,4 +1,4 @@
-"""The format of a disk image that somebody names: from what he says or from the file's name, never by a guess.
+"""The format of a disk image, from what somebody says or from its name, never guessed.
 
 What a guest wrote into a raw image can look like the header of another format, and that header can name any file as
 the one beneath it. So a header is looked at for one thing only: to refuse a name that leaves open what it is.

@@ -1,4 +1,4 @@
-"""The VM types that a job takes: one, any, or those of a list, the first of them that a machine has proved.
+"""The VM types that a job accepts: one, any, or the first proved of a list.
 
 A job that does not mind says so by ``vm_type = any``, and by ``+VMPARAM_vm_Types = "kvm, vmware"`` that only some
 would do; or by a list in vm_type itself, with requirements that match machines of each. docs/how-to/any-hypervisor.md

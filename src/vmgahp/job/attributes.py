@@ -1,4 +1,4 @@
-"""Every attribute of a job ad that this daemon reads, in one table: name, submit command, kind, default, meaning.
+"""Every job attribute that is read, in one table: name, command, kind, default, meaning.
 
 `job_wishes` takes from it which wishes about devices there are, so one that is not here is refused by name; the
 documents' table is made of it. Attributes without a submit command are written into a submit file with a plus sign.

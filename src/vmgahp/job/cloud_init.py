@@ -1,4 +1,4 @@
-"""What a guest's cloud-init is told at its first boot: files of the job's, as a drive that cloud-init looks for.
+"""The drive that tells a guest's cloud-init what to do at its first boot.
 
 The NoCloud data source takes any drive with the label ``cidata`` that has the files ``user-data`` and
 ``meta-data``, and perhaps ``network-config``

@@ -1,4 +1,4 @@
-"""Disks that are made for a job at its start: empty ones for its data, and one that has files of the job's on it.
+"""Disks generated for a job at its start: empty ones, and one with files of the job's.
 
 ``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that comes home with what the guest has written to it;
 ``VMPARAM_vm_Data_Files = "in.csv, params"`` hands the guest those transferred files on a CD-ROM. Both are for images

@@ -1,4 +1,4 @@
-"""What a job asks of its VM beside disks and network cards: firmware, CPU topology, TPM, a shared directory, a port.
+"""The devices of a job beside disks and NICs: firmware, CPU topology, TPM, share, port.
 
 None of these attributes is HTCondor's own; docs/how-to/devices.md and guests.md describe them. Whether a machine
 has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.

@@ -1,4 +1,4 @@
-"""The disks that a job asks for in vm_disk, checked; each image is opened as the job's user to see that it can be.
+"""The disks of vm_disk, checked; each image is opened as the job's user.
 
 A disk that the hypervisor cannot open would be blamed on the machine.
 """

@@ -1,4 +1,4 @@
-"""How a guest's work has ended: its exit code, as the guest says it, and the file that tells the job's owner.
+"""The exit code of a guest's work, as the guest says it, and the file for the job's owner.
 
 To HTCondor every VM that has powered off ended with 0, for a VM has no exit code. So the guest says one, in a line
 of its serial console or on a virtio port that the job asked for (``VMPARAM_vm_Exit_Port``), and it goes home in

@@ -1,4 +1,4 @@
-"""What a job writes about the devices of its VM, by name: which attributes there are, and which it has.
+"""The options of a job's VM, ``VMPARAM_vm_<Name>``: which there are, and which a job has.
 
 ``VMPARAM_vm_<Name>`` is the usual form. ``VM_ATTR_<name>`` is the same for any hypervisor, and
 ``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it counts before the other two, and is somebody

@@ -1,5 +1,4 @@
-"""VMware's ``.vmx`` files: lines of ``name = "value"``, read as VMware reads them and written so that a value
-stays a value.
+"""VMware's ``.vmx`` files: lines of ``name = "value"``, read and written as VMware does.
 
 The syntax is that of VMware's own dictionary library, which is published (``lib/dict/dictll.c`` of
 open-vm-tools): a name has no blank, ``=`` or ``#``; a value stands in quotes or is one word; a comment goes

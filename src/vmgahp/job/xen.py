@@ -1,4 +1,4 @@
-"""How a Xen job boots (xen_kernel, xen_initrd, xen_root, xen_kernel_params), checked against settings and files.
+"""How a Xen job boots: its kernel, initrd, root and parameters, checked.
 
 There are three ways (``XenType::CreateConfigFile`` in HTCondor's ``src/condor_vm-gahp/xen_type.linux.cpp``): the
 kernel that is ``included`` in the disk, found by a bootloader program on the machine; ``vmx``, a whole machine on

@@ -1,4 +1,4 @@
-"""``vm_metrics.jsonl`` in the scratch directory: what a VM has used and what has happened to it, line by line.
+"""``vm_metrics.jsonl`` in the scratch directory: what a VM has used, and its events.
 
 The file goes home with the job, and to a restart with its checkpoint, where it is gone on with. It is the
 job's: it is opened once, as the job's user and through no link, and what an earlier life has left in it is

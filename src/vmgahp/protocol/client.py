@@ -1,4 +1,4 @@
-"""The other side of the protocol: what condor_starter says to its vm-gahp, over the pipes of a command.
+"""The client's side of the protocol, as condor_starter speaks it, over a command's pipes.
 
 It keeps to what the real client does: lines end with CR LF, every request waits for its one reply line, an
 ``R`` may come between any two lines, and results are fetched with RESULTS and split at unescaped spaces. It

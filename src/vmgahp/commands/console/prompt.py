@@ -1,4 +1,4 @@
-"""The loop on a real terminal: a line that can be edited while results arrive above it, by prompt_toolkit."""
+"""The loop on a terminal: a line to edit while results arrive above it (prompt_toolkit)."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The loop between a person, or a pipe, and a server: lines in, lines out, and no more waiting than there must be.
+"""The loop between a person, or a pipe, and a server: lines in, lines out.
 
 Three ways to type: a pipe, whose lines are taken one after another, each when the one before it is settled; a
 terminal that can do nothing but print lines; and a real one, which is `prompt`'s, with completion and history.

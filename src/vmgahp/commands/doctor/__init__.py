@@ -1,4 +1,4 @@
-"""``vmgahp doctor``: why ``condor_status -vm`` is empty, or a VM job stays idle, on this machine.
+"""``vmgahp doctor``: why ``condor_status -vm`` is empty, or a VM job stays idle.
 
 The checks come in the order in which things depend on each other, and each is made whatever the ones before
 it said. Nothing is changed: no setting, no file, no domain, no network; what a check cannot find out without

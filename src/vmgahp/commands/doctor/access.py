@@ -1,4 +1,4 @@
-"""Whether QEMU, as the user that it runs as, gets at what it needs, and what may confine it."""
+"""Whether QEMU, as its user, can open what it needs, and what confines it."""
 
 import os
 from typing import NamedTuple

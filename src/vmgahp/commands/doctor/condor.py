@@ -1,4 +1,4 @@
-"""HTCondor's side: the settings, the program that it is to start, and what its startd last saw."""
+"""HTCondor's side: its settings, its server, and what its startd last saw."""
 
 import os
 import stat

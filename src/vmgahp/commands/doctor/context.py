@@ -1,4 +1,4 @@
-"""What the checks of the doctor share: the settings, who asks, and ways of asking that have an end."""
+"""What the doctor's checks share: settings, users, and calls with a deadline."""
 
 import os
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""One job ad against this machine: what it asks for, what it would not get, and the domain that it would be."""
+"""One job ad against this machine: what it would get, and its domain XML."""
 
 import os
 

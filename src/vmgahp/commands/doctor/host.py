@@ -1,4 +1,4 @@
-"""The machine itself: who asks, libvirt's daemon, KVM's causes, firmware, and how long the startd would wait."""
+"""The machine itself: who asks, libvirt's daemon, causes at KVM, firmware, the clock."""
 
 import os
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The last failures in the log, VM_GAHP_LOG, which HTCondor's starters of all users write.
+"""The last failures in VM_GAHP_LOG, which the starters of all users write.
 
 The log tells what jobs did, in words that may be theirs: control characters are shown as escapes, secrets
 are hidden once more, and no link is followed.

@@ -1,4 +1,4 @@
-"""``vmgahp report``: one page about a VM's life, from the ``vm_metrics.jsonl`` that came home with its job.
+"""``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``.
 
 `reading` makes sense of the file, `log_lines` of the daemon's log, `series` makes rates and states of them,
 `chart` draws those with the axes of `scale`, and `page` puts all of it on a page.

@@ -1,4 +1,4 @@
-"""The picture: a VM's states, what it used, and what happened, over one axis of time, as SVG.
+"""The picture of the report: states, use and events over one axis of time, as SVG.
 
 Built by hand with lxml: what is wanted is a few step lines with gaps, a band and markers over a common axis,
 and no script; the libraries that draw that take tens of MiB, or put a script into the picture.

@@ -1,4 +1,4 @@
-"""Reads a ``vm_metrics.jsonl``, which is a job's and may say anything, into samples and events.
+"""Reads a job's ``vm_metrics.jsonl``, which may say anything, into samples and events.
 
 What is no line of ours is counted and left out; so is what goes beyond `MOST_SAMPLES` and `MOST_EVENTS`. Texts
 are made printable here, and numbers are finite, so that whoever draws them need not look again.

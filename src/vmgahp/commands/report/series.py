@@ -1,4 +1,4 @@
-"""From samples and events to what can be drawn: rates with their gaps, and the VM's states over time."""
+"""Rates with their gaps, and the VM's states over time, from samples and events."""
 
 from bisect import bisect_left, bisect_right
 from itertools import pairwise

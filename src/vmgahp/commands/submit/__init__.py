@@ -1,4 +1,4 @@
-"""Front ends that write a submit file: from libvirt's XML, OVF and OVA, VMware's .vmx, or a mere disk image.
+"""Front ends that write a submit file from libvirt's XML, OVF, a .vmx or a disk image.
 
 Each reads its file into a `machine.Machine` and tells what it did by `report`; `images` looks at the disks, and
 `submit_file` writes. docs/how-to/submitting.md is for users. Nothing here runs as root, or for anybody else than

@@ -1,4 +1,4 @@
-"""Disk images as the front ends meet them: looked into, converted to qcow2 where that is wanted.
+"""Disk images for the front ends: checked, and converted to qcow2 on request.
 
 An image of a stranger can name other files of this machine as parts of it. What would then be in the copy, or be
 sent with the job, are files of whoever types the command: such an image is refused.

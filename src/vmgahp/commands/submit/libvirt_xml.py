@@ -1,4 +1,4 @@
-"""libvirt's domain XML as a job: what the job ad has words for, the rest told; or the file itself (``--as-is``).
+"""libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``).
 
 `libvirt_as_is` is the other way.
 """

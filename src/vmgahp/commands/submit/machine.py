@@ -1,4 +1,4 @@
-"""A virtual machine as the front ends read it from their files, and as the writer of submit files wants it."""
+"""A virtual machine between the front ends that read it and the writer of submit files."""
 
 import re
 from dataclasses import dataclass, field

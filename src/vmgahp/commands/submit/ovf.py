@@ -1,4 +1,4 @@
-"""OVF descriptors as a job: VirtualBox's, VMware's and oVirt's exports, each with its own idea of the standard.
+"""OVF descriptors as a job: exports of VirtualBox, VMware and oVirt.
 
 DMTF's DSP0243 says what elements mean, CIM's resource types (DSP1041) what the numbers of items do. Names are looked
 up without their namespaces: two versions of the standard, oVirt's variant and items of three kinds have the same ones.

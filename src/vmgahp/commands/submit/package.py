@@ -1,4 +1,4 @@
-"""An OVF package: a directory with a descriptor and its files, or all of that in one tar file (OVA).
+"""An OVF package: a directory with a descriptor and its files, or one tar file (OVA).
 
 The tar file is read header by header and never unpacked as a whole. Its regular files are taken by their plain
 names, and only those that the descriptor names for a disk are written, under names of our own; links, devices, holes

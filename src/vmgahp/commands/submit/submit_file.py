@@ -1,4 +1,4 @@
-"""The writer of submit files: a `machine.Machine` as lines that condor_submit reads as they are meant.
+"""The writer of submit files: a `machine.Machine` as lines for condor_submit.
 
 In a submit file a line is a command up to its end, ``$`` begins a macro anywhere, a backslash at the end joins lines,
 and an attribute (``+Name = "text"``) is a ClassAd expression; lists of files are split at commas, and some at blanks.

@@ -1,4 +1,4 @@
-"""What a front end did, for the person who types: what was carried over, what was not and where that stands.
+"""What a front end carried over, what it did not, and where that stands.
 
 Nothing is dropped in silence. What would make another VM of it, such as a sound card that is missing, is told apart
 from what the execute machine settles by itself, such as a PCI address.

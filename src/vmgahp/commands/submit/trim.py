@@ -1,4 +1,4 @@
-"""A job's own libvirt XML (``--as-is``): the file less what no job may say, so that the execute machine takes it.
+"""A job's own libvirt XML (``--as-is``): the file without what no job may say.
 
 What may be said is the list by which the execute machine reads the file (`vmgahp.domain.job_xml.allow_list`), and
 its reader has the last word here too: nobody waits for a match to hear of a refusal.

@@ -1,4 +1,4 @@
-"""VMware's .vmx as a job: for libvirt, what the job ad has words for; or for VMware itself, the file (``--as-is``)."""
+"""VMware's .vmx as a job: as attributes for libvirt, or the file itself (``--as-is``)."""
 
 import os
 import re

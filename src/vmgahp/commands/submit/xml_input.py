@@ -1,4 +1,4 @@
-"""XML files of strangers: read within limits and without entities, with an account of what has been looked at."""
+"""XML files of strangers: read within limits, with an account of what was used."""
 
 from lxml import etree
 

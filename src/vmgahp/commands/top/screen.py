@@ -1,4 +1,4 @@
-"""How the VMs of a machine are shown: as lines, or on a terminal that shows them again and again."""
+"""The VMs of a machine as lines, or on a terminal as a table that renews itself."""
 
 import os
 import sys

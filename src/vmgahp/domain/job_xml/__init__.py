@@ -1,4 +1,4 @@
-"""Jobs that bring libvirt XML of their own: ``+VMPARAM_Libvirt_XML = "domain.xml"``, a file that is transferred.
+"""Jobs that bring libvirt XML of their own: ``+VMPARAM_Libvirt_XML``.
 
 `allowed` is the list of all that it may say, `reading` refuses everything else, `meaning` says what it asks for in
 the attributes of the job ad, where it is checked like any job's, `boot_files` copies a kernel, and `merge` puts the

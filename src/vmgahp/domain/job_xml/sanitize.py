@@ -1,4 +1,4 @@
-"""The job's file of libvirt XML: opened as the job's user, read within limits, rebuilt from what is allowed.
+"""The job's libvirt XML: opened as the job's user and rebuilt from what is allowed.
 
 What comes out is made anew, element by element, out of names and values that the list of `allowed` has. Nothing
 of the file itself is handed on: no entity, no namespace, no comment.

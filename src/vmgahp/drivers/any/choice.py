@@ -1,5 +1,4 @@
-"""What was chosen for a job, in its scratch directory: a job that comes back goes on by the same type, with the images
-that its guest has written to.
+"""The VM type that was chosen for a job, and its images, kept in the scratch directory.
 
 The file travels with the job and is the job's to change, so it decides nothing but which of the types that the job
 could have anyhow, and which of its own files is which disk.

@@ -1,4 +1,4 @@
-"""The disks of a job as far as the choice of a hypervisor needs to know them: which files, of what format.
+"""The disks of a job for the choice of a hypervisor: which files, of what format.
 
 Nothing is refused here but a format that stays open: what else is wrong with an entry, the driver that gets the job
 says in its own words.

@@ -1,4 +1,4 @@
-"""The VM types of this machine, and what it offers to jobs that do not mind which: all surveys side by side."""
+"""The VM types of this machine: all surveys, side by side."""
 
 import os
 import shutil

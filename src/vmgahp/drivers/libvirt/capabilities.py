@@ -1,4 +1,4 @@
-"""Whether this machine has what a job asks of its devices: another architecture, a UEFI firmware, a TPM, a share.
+"""Whether this machine has the architecture, UEFI, TPM or share that a job asks for.
 
 libvirt would refuse most of it too, with an error that does not say who must act.
 """

@@ -1,4 +1,4 @@
-"""At whose door an error is laid: the one table, for libvirt's errors and for this daemon's own checks.
+"""Whose fault an error is: one table, for libvirt's errors and our own checks.
 
 libvirt's error codes say little (most of what a bad disk does to QEMU is ``VIR_ERR_INTERNAL_ERROR``), so the
 message decides where it must, and the code where no message is known. `DOORS` is read from the top, and the

@@ -1,4 +1,4 @@
-"""UEFI firmwares: the file that libvirt makes for what each guest's firmware writes, and which firmware it was.
+"""UEFI firmwares: which one a guest has, and the file of its variables.
 
 libvirt leaves that file behind when a domain ends. It stays where libvirt puts it, in a directory that is
 libvirt's own. In the scratch directory it would be no safer: libvirtd makes the file as root, by its name. It

@@ -1,4 +1,4 @@
-"""Jobs that bring XML of their own (`vmgahp.domain.job_xml`), and whose fault it is when libvirt does not like it."""
+"""Jobs that bring XML of their own, and whose fault it is when libvirt refuses it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The disks that a job's VM gets beside those that came with it: made before its start, and what lies beneath them.
+"""Disks made before a VM's start: overlays, data disks, cloud-init's drive.
 
 A disk of the catalogue that can be written is a layer of the job's own, an empty qcow2 image on the administrator's.
 It goes home like any disk of the job's, and `RECORD` with it, which says what it is a layer on: on another image it

@@ -1,4 +1,4 @@
-"""Trying QEMU and passt themselves, without libvirt: that they start here is the only proof that they do.
+"""QEMU and passt themselves, started without libvirt to see that they work.
 
 libvirt's capabilities say what QEMU was built with. That a CPU model makes QEMU abort on this very machine,
 or that passt may make no namespaces here, shows only when they are run.

@@ -1,4 +1,4 @@
-"""Checkpoints of VMs that a script manages: what is written down of one, and whether it can be gone on from.
+"""Checkpoints of VMs that a script manages, and whether a VM can restart from one.
 
 The script makes the files and says which they are; the manifest, written last, says what they were like, so that
 memory and disks which do not belong together are never brought together.

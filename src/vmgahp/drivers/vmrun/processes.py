@@ -1,5 +1,4 @@
-"""VMware's processes on this machine: each VM that runs is one, called vmware-vmx, with its ``.vmx`` as an
-argument.
+"""VMware's processes on this machine: one vmware-vmx for each VM that runs.
 
 A process's name and arguments are its owner's to choose, so one counts only where its owner is the one whom
 the VM belongs to.

@@ -1,4 +1,4 @@
-"""The ``.vmx`` that is run, made from the job's: what a job may choose is taken over, all else is left out.
+"""The ``.vmx`` that is run: made of those settings of the job's that a job may choose.
 
 The list of what is taken is that of HTCondor's own VMware support, with the controllers and the firmware
 that virtual machines have today. Left out are above all the devices of this machine: its CD-ROM and floppy

@@ -1,4 +1,4 @@
-"""Checkpoints: a snapshot with the guest's memory, on the server, and a few lines in the scratch directory.
+"""Checkpoints: a snapshot with memory on the server, and a manifest in the scratch directory.
 
 The disks and the memory of a VM on a server stay there; what travels with the job is a manifest that says
 which VM and which snapshot. Any execute host that uses the same server and folder can let the guest go on. A

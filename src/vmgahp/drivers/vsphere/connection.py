@@ -1,4 +1,4 @@
-"""The way to the vSphere server: logged in when first needed, logged in again when the session is gone.
+"""The connection to the vSphere server: opened when needed, and again when it was lost.
 
 A VM lives on while its server's services restart or a session expires, so neither says anything about the
 VM: what may be done twice is done again, for as long as `Connection.deadline`. Properties are read with

@@ -1,4 +1,4 @@
-"""What it takes to be let in: where the server is, who we are there, and whether it is the right server.
+"""How to log in to vSphere: where the server is, which user, and its certificate.
 
 The password is read from its file for every login and kept nowhere. The file must be readable by root, who
 runs jobs, and by HTCondor's own user, as whom the startd probes this VM type, and by nobody else: it

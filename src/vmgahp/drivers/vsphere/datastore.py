@@ -1,4 +1,4 @@
-"""Files to and from the server's datastores, by its own HTTPS file service (``/folder/PATH?dcPath=…&dsName=…``).
+"""Files to and from the server's datastores, by its HTTPS file service.
 
 The service knows no second half of an upload, so one that breaks off begins anew. A download goes on where
 it was, if the server does ranges. Whole blocks of zeros are not written but left as holes.

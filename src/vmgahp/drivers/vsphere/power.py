@@ -1,4 +1,4 @@
-"""Turning VMs on and off, and removing them: what is the same for a running job, a leftover and a kill.
+"""Powering VMs on and off and removing them: jobs, leftovers and kills alike.
 
 A server that went away in the middle of an operation may have carried it out. So the outcome is looked at
 before anything is done twice.

@@ -1,4 +1,4 @@
-"""What libxl says in its log when something fails: libvirt's own message names the guest and no reason."""
+"""libxl's log, which has the reason of a failure where libvirt's message has none."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Block devices of files that the job's user has opened, for hypervisors whose disks are block devices.
+"""Loop devices of the job's files, for hypervisors whose disks are block devices.
 
 Xen's own scripts would make a loop device of a file by its name, as root. So the file is opened here, as the job's
 user, and the kernel is given the descriptor: whatever happens to the name, the device is this file. The kernel
