@@ -4,13 +4,17 @@ A page says ``{from-code} settings-ours`` and the like; each name in `PARTS` is 
 Nothing of it is written into the source tree, so it cannot be out of date.
 """
 
+import ast
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import command_line
+import vmgahp
 from command_line import plain
 from vmgahp import cli, errors
 from vmgahp.config.htcondor import DEAD, ELSEWHERE
@@ -89,6 +93,31 @@ def _words(*, ours: bool) -> str:
     return text
 
 
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of `vmgahp` by its path in the package, a package before what is in it (``drivers/``)."""
+    root = Path(vmgahp.__file__).parent
+    for directory in sorted({path.parent for path in root.rglob("*.py")}):
+        for path in sorted(directory.glob("*.py"), key=lambda path: (path.stem != "__init__", path.stem)):
+            name = str(path.relative_to(root).with_suffix(""))
+            yield name.removesuffix("__init__"), path
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a module's docstring, empty where there is none."""
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", text)[0]
+
+
+def _code_map() -> str:
+    """A list a package, its modules under it; the modules of the package itself come first."""
+    lines = []
+    for name, path in modules():
+        package = path.stem == "__init__"
+        indent = "" if package else "  "
+        lines.append(f"{indent}- `{name or 'vmgahp'}`: {first_sentence(path)}")
+    return "\n".join(lines) + "\n"
+
+
 def _verbatim(text: str) -> str:
     return f"```text\n{text}```\n"
 
@@ -103,6 +132,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "words-of-others", lambda: _words(ours=False)
     yield "job-attributes", lambda: _attributes(wishes=False)
     yield "job-wishes", lambda: _attributes(wishes=True)
+    yield "code-map", _code_map
     yield "commands", command_line.commands
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)
     yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)

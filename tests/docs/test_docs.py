@@ -129,6 +129,25 @@ def test_each_wish_of_the_table_has_its_reader() -> None:
     assert names == set(job_wishes.NAMES)
 
 
+def test_every_module_says_what_it_is_in_one_line(extensions: None) -> None:
+    """The code map is made of these sentences."""
+    import from_code
+
+    sentences = {name: from_code.first_sentence(path) for name, path in from_code.modules()}
+    assert {"", "drivers/", "drivers/libvirt/xen/", "protocol/wire"} <= set(sentences)
+    assert {name for name, sentence in sentences.items() if not 10 < len(sentence) <= 100} == set()
+    page = from_code.PARTS["code-map"]()
+    assert all(f"`{name or 'vmgahp'}`: {sentence}\n" in page for name, sentence in sentences.items())
+
+
+def test_the_readme_is_short_and_has_every_street() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert len(page.split()) < 900
+    streets = {path.parent.name for path in (ROOT / "src/vmgahp").glob("*/__init__.py")} - {"testing"}
+    rows = page.partition("## The code")[2]
+    assert {street for street in streets if f"`{street}`" not in rows} == set()
+
+
 def test_the_manual_has_every_command_and_option(extensions: None) -> None:
     import command_line
 
