@@ -26,6 +26,7 @@ def examples(full: int) -> int:
     """How many examples a test gets that has `full` of them in the full profile."""
     return max(1, full * hypothesis.settings.default.max_examples // 100)
 
+
 DEADLINES = {"pool": 1200, "xen": 900, "libvirt": 300, "qemu": 300, "vsphere": 300}
 """Seconds for the tests with a marker that take longer than pyproject.toml allows to all."""
 

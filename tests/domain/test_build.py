@@ -11,44 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
+from tests.domain.support import TPM_SOCKET, disk, host, spec
 from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import devices
 from vmgahp.images.backing import Layer
 from vmgahp.images.catalog import Image
-from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
+from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
-
-UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
-
-
-def disk(path: str = "/scratch/disk.img", device: str = "vda", **changes: object) -> Disk:
-    plain = Disk(path, device, partition="", writable=True, format="raw", transferred=True, kind="disk")
-    return plain._replace(**changes)  # type: ignore[arg-type]
-
-
-def spec(**changes: object) -> JobSpec:
-    plain = JobSpec(
-        name="alice_lab_7.3",
-        vm_type="kvm",
-        working_dir="/scratch",
-        memory_mib=64,
-        vcpus=1,
-        disks=(disk(),),
-        nics=(),
-        vnc=False,
-        checkpoint=False,
-        no_output_vm=False,
-        hardware_vt=False,
-    )
-    return plain._replace(**changes)  # type: ignore[arg-type]
-
-
-def host(**changes: object) -> domain_xml.Host:
-    plain = domain_xml.Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough")
-    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 ODD_DISKS = (
@@ -57,7 +29,6 @@ ODD_DISKS = (
     disk("/scratch/data.img", "sdc"),
     disk("/scratch/boot.img", "fda", kind="floppy"),
 )
-TPM_SOCKET = "/run/vmgahp/vmgahp-1-2-1/tpm"
 
 CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "plain": (spec(), host()),

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
-from tests.domain.test_build import TPM_SOCKET, disk, host, spec
+from tests.domain.support import TPM_SOCKET, disk, host, spec
 from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import Mismatch as SavedMismatch

@@ -2,33 +2,18 @@
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import JOB_UID
-from tests.lab.guest import counts, make_guest
+from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.simulated import SimulatedDriver
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
-
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
-TEST_URI = "test:///default"
-ANY = {
-    "VM_MEMORY": "1024",
-    "VM_STOP_TIMEOUT": "1",
-    "VM_LIBVIRT_URI": TEST_URI,
-    "VM_LIBVIRT_DOMAIN_TYPE": "test",
-    "VM_NETWORKING": "true",
-    "VM_NETWORKING_TYPE": "nat, user",
-}
-WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 
 
 class Simulated(Subject):
@@ -53,79 +38,6 @@ class Simulated(Subject):
 
     def power_off(self, job: JobAd) -> None:
         SimulatedDriver._machines[job.vm_name()].power_off()
-
-
-class Emulated(Subject):
-    """libvirt with QEMU, and the guest of a boot sector that counts."""
-
-    vm_type = "qemu"
-
-    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
-        disk = scratch / "guest.img"
-        make_guest(disk, seconds=1 if ends else None)
-        for path in (scratch, disk):
-            os.chown(path, WHO.uid, WHO.gid)
-        (scratch / "vm_console.log").unlink(missing_ok=True)
-        return {"VMPARAM_vm_Disk": '"guest.img:vda:w:raw"'}
-
-    def exists(self, job: JobAd) -> bool:
-        import libvirt
-
-        with contextlib.closing(libvirt.open(URI)) as connection:
-            return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
-
-    def bad_jobs(self) -> dict[str, JobAd]:
-        job = self.job(2)
-        return {
-            what: self.changed(job, VMPARAM_vm_Disk=f'"{disk}"')
-            for what, disk in {
-                "a disk that is not there": "nothing.img:vda:w:raw",
-                "another format": "guest.img:vda:w:qcow2",
-                "no device": "guest.img:nothing:w:raw",
-            }.items()
-        }
-
-    def unfit(self) -> Settings:
-        nowhere = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
-        return Settings({"VM_MEMORY": "1024", "VM_LIBVIRT_URI": nowhere})
-
-    def count(self, job: JobAd) -> int:
-        console = Path(job.working_dir(), "vm_console.log")
-        return max(counts(console.read_bytes()), default=0) if console.exists() else 0
-
-
-class AnyHypervisor(Subject):
-    """libvirt's own test hypervisor, which is in this process: for any that VM_LIBVIRT_DOMAIN_TYPE can name."""
-
-    vm_type = "libvirt"
-    suspend = False
-    checkpoint = False
-    has_guest = False
-
-    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
-        disk = scratch / "guest.img"
-        disk.write_bytes(bytes(1 << 16))
-        for path in (scratch, disk):
-            os.chown(path, WHO.uid, WHO.gid)
-        return {"VMPARAM_vm_Disk": '"guest.img:vda:w:raw"'}
-
-    def exists(self, job: JobAd) -> bool:
-        import libvirt
-
-        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
-            return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
-
-    def bad_jobs(self) -> dict[str, JobAd]:
-        return Emulated.bad_jobs(self)  # type: ignore[arg-type]
-
-    def unfit(self) -> Settings:
-        return Settings(ANY | {"VM_LIBVIRT_DOMAIN_TYPE": "lxc"})
-
-    def power_off(self, job: JobAd) -> None:
-        import libvirt
-
-        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
-            connection.lookupByName(job.vm_name()).shutdown()
 
 
 @pytest.mark.qemu

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.domain.test_build import disk, spec
+from tests.domain.support import disk, spec
 from tests.images.test_catalog import write
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint

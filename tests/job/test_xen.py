@@ -8,7 +8,7 @@ import pytest
 from lxml import etree
 
 from tests import REPOSITORY
-from tests.domain.test_build import disk, spec
+from tests.domain.support import disk, spec
 from tests.job.test_spec import Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen

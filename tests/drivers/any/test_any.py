@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies
 
 from tests.conftest import JOB_UID, examples
-from tests.drivers.test_contract import URI, Emulated
+from tests.drivers.support import URI, Emulated
 from tests.lab.guest import BANNER, counts, make_guest, read_count
 from tests.lab.vmware import convert, count_on, vmware
 from tests.peer import Peer, environment

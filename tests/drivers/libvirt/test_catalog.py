@@ -11,17 +11,7 @@ import pytest
 
 from tests.commands.doctor.test_doctor import Condor, as_root, pool, snapshot
 from tests.commands.doctor.test_dry_run import Ad
-from tests.drivers.libvirt.test_driver import (
-    CHECKPOINT,
-    WANTS,
-    Job,
-    connection,
-    elsewhere,
-    moved,
-    serving,
-    start,
-    until,
-)
+from tests.drivers.libvirt.support import CHECKPOINT, WANTS, Job, moved, serving, start, until
 from tests.lab.guest import SECTOR, copying_sector, counts, make_guest, read_count
 from tests.peer import Peer, daemon, environment
 from vmgahp.cli import PROBE
@@ -34,7 +24,7 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 
 pytestmark = pytest.mark.libvirt
 
-__all__ = ["connection", "elsewhere", "pool"]
+__all__ = ["pool"]
 
 LAYER = "hda-counter.qcow2"
 ON_IMAGE = 'VMPARAM_vm_Disk = "catalog:counter:hda:w"'

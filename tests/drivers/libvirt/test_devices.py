@@ -3,28 +3,14 @@
 import os
 import signal
 from pathlib import Path
-from xml.etree import ElementTree as etree
 
 import pytest
 
-from tests.drivers.libvirt.test_driver import (
-    URI,
-    Job,
-    connection,
-    elsewhere,
-    job,
-    moved,
-    serving,
-    start,
-    until,
-)
-from tests.peer import Peer
+from tests.drivers.libvirt.support import URI, Job, evict, live, moved, refused, serving, start, until
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 from vmgahp.drivers.libvirt import firmware  # noqa: E402 - it needs libvirt
-
-__all__ = ["connection", "elsewhere", "job"]
 
 pytestmark = pytest.mark.libvirt
 
@@ -36,31 +22,10 @@ FIRMWARE_SPEAKS = "Shell"
 """What a UEFI firmware with nothing to boot ends with, on the serial console: its own shell."""
 
 
-def live(job: Job) -> etree.Element:
-    domain = job.domain()
-    assert domain is not None
-    return etree.fromstring(domain.XMLDesc())
-
-
 def has_firmware_memory(job: Job) -> bool:
     """Whether libvirt keeps a file for the firmware of the job's VM."""
     directory = Path(firmware.directory(URI))
     return directory.is_dir() and any(directory.glob(f"{job.name}_*"))
-
-
-def refused(peer: Peer, job: Job, word: str, *more: str) -> str:
-    """A START that is refused with `word`; what vm_error.txt says."""
-    peer.line()
-    peer.send_ad(*job.ad(*more))
-    assert peer.run("START", "kvm")[:2] == ["1", word]
-    return (job.scratch / "vm_error.txt").read_text()
-
-
-def evict(peer: Peer) -> None:
-    """What condor_starter does with a job that must go."""
-    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-    assert peer.run("STOP", 1) == ["0", "NULL"]
-    peer.quit()
 
 
 # Firmware

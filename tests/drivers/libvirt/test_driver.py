@@ -6,109 +6,32 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.drivers.libvirt.support import (
+    CHECKPOINT,
+    CONSOLE,
+    EXIT,
+    METRICS,
+    URI,
+    WANTS,
+    Job,
+    moved,
+    serving,
+    start,
+    until,
+    vacate,
+    words_of,
+)
 from tests.lab.guest import counts, make_guest, read_count
-from tests.peer import DEADLINE, Peer, daemon, environment
+from tests.peer import daemon, environment
 from vmgahp.cli import KILL, PROBE
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
-
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
-CONSOLE = "vm_console.log"
-METRICS = "vm_metrics.jsonl"
-EXIT = "vm_exit.json"
-
-
-@pytest.fixture(scope="session")
-def connection() -> Iterator["libvirt.virConnect"]:
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    try:
-        opened = libvirt.open(URI)
-    except libvirt.libvirtError as error:
-        pytest.skip(f"no libvirtd at {URI}: {error}")
-    yield opened
-    opened.close()
-
-
-class Job:
-    """A job with a boot-sector guest, in a scratch directory of the job's user."""
-
-    number = 0
-
-    def __init__(self, scratch: Path, connection: "libvirt.virConnect", seconds: int | None = None) -> None:
-        Job.number += 1
-        self.cluster = os.getpid() * 100 + Job.number
-        self.name = f"alice_lab_{self.cluster}.0"
-        self.scratch = scratch
-        self.disk = scratch / "guest.img"
-        self._connection = connection
-        make_guest(self.disk, seconds=seconds)
-        self.own(self.disk)
-
-    def own(self, path: Path) -> None:
-        if os.getuid() == 0:
-            status = self.scratch.stat()
-            os.chown(path, status.st_uid, status.st_gid)
-
-    def ad(self, *more: str) -> list[str]:
-        return [
-            f'VM_WORKING_DIR = "{self.scratch}"',
-            'JobVMType = "kvm"',
-            "JobVMMemory = 64",
-            "JobVM_VCPUS = 1",
-            'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
-            f"ClusterId = {self.cluster}",
-            "ProcId = 0",
-            'User = "alice@lab"',
-            *more,
-        ]
-
-    def domain(self) -> "libvirt.virDomain | None":
-        try:
-            return self._connection.lookupByName(self.name)
-        except libvirt.libvirtError:
-            return None
-
-    def console(self) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.scratch / CONSOLE).read_text()
-        return ""
-
-
-def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
-    """Wait for a condition of the outside world that sends no event."""
-    end = time.monotonic() + deadline
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
-    made = Job(scratch, connection)
-    yield made
-    domain = made.domain()
-    if domain is not None:
-        domain.destroy()
-
-
-def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
-    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
-    return Peer(environment(vm_type, job.scratch, **settings))
-
-
-def start(peer: Peer, job: Job, *more: str) -> None:
-    assert peer.line().startswith("$VMGahpVersion")
-    peer.send_ad(*job.ad(*more))
-    result = peer.run("START", "kvm")
-    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
 
 
 def test_a_job_runs_to_its_own_end(job: Job) -> None:
@@ -194,10 +117,6 @@ def test_pause_and_resume(job: Job) -> None:
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         peer.quit()
-
-
-def words_of(status: list[str]) -> dict[str, str]:
-    return dict(word.split("=") for word in status[1:])
 
 
 @pytest.mark.parametrize("as_job_user", [True, False])
@@ -358,42 +277,6 @@ def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
         until(lambda: job.domain() is None, "libvirt sees it")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         assert f"{job.name}: QEMU has crashed" in peer.quit()
-
-
-CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
-WANTS = "JobVMCheckpoint = true"
-
-
-def vacate(job: Job, *more: str, **settings: object) -> None:
-    """What condor_starter does with a job that must go: CHECKPOINT, STATUS, STOP, QUIT."""
-    with serving(job, **settings) as peer:
-        start(peer, job, WANTS, *more)
-        until(lambda: "2\n" in job.console(), "the guest counts to two")
-        result = peer.run("CHECKPOINT", 1)
-        assert result == ["0", "NULL"], peer.end_by(signal.SIGTERM)
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
-
-
-def moved(job: Job, scratch: Path) -> None:
-    """Another machine: the files come back with new times, in another scratch directory."""
-    for path in list(job.scratch.iterdir()):
-        target = scratch / path.name
-        shutil.copyfile(path, target)
-        path.unlink()
-        job.own(target)
-    job.scratch = scratch
-    job.disk = scratch / job.disk.name
-
-
-@pytest.fixture
-def elsewhere(scratch: Path) -> Path:
-    other = scratch.parent / "dir_2"
-    other.mkdir()
-    if os.getuid() == 0:
-        os.chown(other, scratch.stat().st_uid, scratch.stat().st_gid)
-    return other
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
-from tests.drivers.libvirt.test_driver import CONSOLE, Job, connection, job, start, until
-from tests.drivers.libvirt.test_driver import serving as serving_job
+from tests.drivers.libvirt.support import (
+    ASKS,
+    CONSOLE,
+    CRITICAL,
+    USER_NETWORK,
+    Job,
+    greeted,
+    refused_cleanly,
+    runs,
+    serving,
+    start,
+)
 from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
-from tests.system.pool.test_libvirtd import chamber, client, libvirtd
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.host.job_user import Identity
@@ -26,15 +35,12 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 from tests import fault_cases  # noqa: E402
 from vmgahp.drivers.libvirt import fault_table, faults, qemu_log  # noqa: E402 - they need libvirt
 
-__all__ = ["chamber", "client", "connection", "job"]
-
 PAGE = REPOSITORY / "docs" / "reference" / "faults.md"
 SOURCES = REPOSITORY / "src" / "vmgahp"
 CODES = {name for name in dir(libvirt) if name.startswith("VIR_ERR_")}
 LEVELS = {"VIR_ERR_NONE", "VIR_ERR_WARNING", "VIR_ERR_ERROR"}
 """These say how bad an error is, and share the numbers of codes."""
 
-CRITICAL = "VMGAHP_ERR_CRITICAL"
 INVALID_DISK, MISMATCHED = errors.INVALID_DISK_PARAM, errors.MISMATCHED
 
 
@@ -386,70 +392,6 @@ def test_a_server_explains_every_failure(peer: Peer, scratch: Path, kind: str, w
 # The real thing
 
 
-def serving(job: Job, **settings: object) -> Peer:
-    peer = serving_job(job, **settings)
-    assert peer.line().startswith("$VMGahpVersion")
-    return peer
-
-
-def state(scratch: Path) -> dict[str, tuple[object, ...]]:
-    """The job's files: whose they are and what is in them."""
-    ours = (CONSOLE, "vm_error.txt")
-    found = {}
-    for path in scratch.iterdir():
-        status = path.lstat()
-        content = b"" if path.is_symlink() else path.read_bytes()
-        if path.name not in ours:
-            found[path.name] = (status.st_uid, status.st_gid, status.st_mode, content)
-    return found
-
-
-def left_behind(name: str, pid: int) -> list[str]:
-    """What of a VM is still there: its guardian, its QEMU, and its console's socket."""
-    from vmgahp.host.runtime_dir import ROOT_BASE
-
-    found = []
-    if os.path.isdir(ROOT_BASE):
-        found = [path for path in os.listdir(ROOT_BASE) if f"-{pid}-" in path]
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if name.encode() in words or f"guest={name},debug-threads=on".encode() in words:
-                found.append(b" ".join(words).decode())
-    return found
-
-
-def refused(peer: Peer, job: Job, word: str, *more: str, explained: bool = True) -> str:
-    """A START that fails as it should and leaves nothing; the text of vm_error.txt."""
-    before = state(job.scratch)
-    peer.send_ad(*job.ad(*more))
-    result = peer.run("START", "kvm")
-    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
-    assert job.domain() is None
-    until(lambda: not left_behind(job.name, peer.process.pid), "all of it to go")
-    assert state(job.scratch) == before
-    if not explained:
-        return ""
-    text = (job.scratch / "vm_error.txt").read_text()
-    assert word in text
-    assert "To mend it: " in text
-    return text
-
-
-def runs(peer: Peer, job: Job) -> None:
-    """A START that succeeds, on a server that has seen others fail."""
-    peer.send_ad(*job.ad())
-    result = peer.run("START", "kvm")
-    assert result[0] == "0", f"{result}\n{peer.end_by(15)}"
-    assert peer.run("STATUS", result[1])[-5] == "STATUS=Running"
-
-
-NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
-ASKS = ("JobVMNetworking = true", 'JobVM_MACADDR = "52:54:00:12:34:58"')
-
 SPOILED = {
     "missing backing file": ("orphan.qcow2:vda:w:qcow2", INVALID_DISK, "/nowhere/base.img"),
     "corrupt": ("corrupt.qcow2:vda:w:qcow2", errors.BAD_IMAGE, "corrupt.qcow2"),
@@ -464,11 +406,11 @@ SPOILED = {
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
 def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(job: Job) -> None:
     spoil(job.scratch)
-    with serving(job) as peer:
+    with greeted(job) as peer:
         for disk, word, named in SPOILED.values():
-            assert named in refused(peer, job, word, f'VMPARAM_vm_Disk = "{disk}"')
+            assert named in refused_cleanly(peer, job, word, f'VMPARAM_vm_Disk = "{disk}"')
         for memory in (0, -5, 1 << 40):
-            text = refused(peer, job, errors.NO_MEMORY_PARAM, f"JobVMMemory = {memory}")
+            text = refused_cleanly(peer, job, errors.NO_MEMORY_PARAM, f"JobVMMemory = {memory}")
             assert "vm_memory" in text
         runs(peer, job)
         log = peer.quit()
@@ -495,7 +437,7 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", job.disk, image], check=True)
     job.own(image)
     disk = 'VMPARAM_vm_Disk = "guest.qcow2:hda:w:qcow2"'
-    with serving_job(job) as peer:
+    with serving(job) as peer:
         start(peer, job, disk)
         text = refused_beside(peer, other, INVALID_DISK, disk)
         assert "lock" in text
@@ -518,7 +460,7 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
     make_guest(job.scratch / "other.img", seconds=None)
     job.own(job.scratch / "other.img")
     disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
-    with serving_job(job, **NETWORK) as peer:
+    with serving(job, **USER_NETWORK) as peer:
         start(peer, job, *ASKS)
         text = refused_beside(peer, other, MISMATCHED, *ASKS, disk)
         assert "JobVM_MACADDR = 52:54:00:12:34:58" in text
@@ -562,8 +504,8 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
         f"<network><name>{name}</name><bridge name='vmgahpoff0'/></network>"
     )
     try:
-        with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:
-            text = refused(peer, job, CRITICAL, "JobVMNetworking = true")
+        with greeted(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:
+            text = refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
             assert name in text
             assert "virsh net-start" in text
             peer.quit()
@@ -575,13 +517,13 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can take a directory from its user")
 def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Job) -> None:
     owner = job.scratch.stat()
-    with serving(job) as peer:
+    with greeted(job) as peer:
         os.chown(job.scratch, 0, 0)
         job.scratch.chmod(0o700)
-        refused(peer, job, CRITICAL, explained=False)
+        refused_cleanly(peer, job, CRITICAL, explained=False)
         os.chown(job.scratch, owner.st_uid, owner.st_gid)
         job.scratch.chmod(0o500)
-        refused(peer, job, CRITICAL, explained=False)
+        refused_cleanly(peer, job, CRITICAL, explained=False)
         job.scratch.chmod(0o755)
         runs(peer, job)
         log = peer.quit()
@@ -609,8 +551,8 @@ def test_a_scratch_directory_without_room_is_the_machines(
     job = Job(small, connection)
     filling = small / "filling"
     subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
-    with serving(job) as peer:
-        refused(peer, job, CRITICAL, explained=False)
+    with greeted(job) as peer:
+        refused_cleanly(peer, job, CRITICAL, explained=False)
         filling.unlink()
         runs(peer, job)
         log = peer.quit()
@@ -621,28 +563,7 @@ def test_a_scratch_directory_without_room_is_the_machines(
 @pytest.mark.libvirt
 def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
     place = job.scratch.parent / "no-socket"
-    with serving(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
-        text = refused(peer, job, CRITICAL)
+    with greeted(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
+        text = refused_cleanly(peer, job, CRITICAL)
         assert "start libvirtd" in text
         peer.quit()
-
-
-@pytest.mark.pool
-def test_a_libvirtd_that_was_stopped_is_the_machines(chamber, client) -> None:  # type: ignore[no-untyped-def]
-    from tests.lab.namespace import wait_until
-    from vmgahp.protocol.client import ProtocolError
-
-    assert client.call("STOP", "1") == "NULL"
-    old = libvirtd(chamber)
-    chamber.kill(old, "TERM")
-    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
-    try:
-        with pytest.raises(ProtocolError, match=CRITICAL):
-            client.call("START", "kvm")
-        text = (chamber.exchange / "scratch" / "vm_error.txt").read_text()
-        assert "libvirt cannot be reached" in text
-        assert "start libvirtd" in text
-    finally:
-        chamber.run("libvirtd", "-d")
-    assert client.call("START", "kvm") == "3"
-    client.quit()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.test_devices import evict, live, refused
-from tests.drivers.libvirt.test_driver import Job, connection, elsewhere, job, moved, serving, start, until
+from tests.drivers.libvirt.support import Job, evict, live, moved, refused, serving, start, until
 from tests.images.test_iso import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
@@ -22,8 +21,6 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 from vmgahp.drivers.libvirt import screenshot  # noqa: E402 - it needs libvirt
 from vmgahp.drivers.libvirt.connection import Connection  # noqa: E402
 from vmgahp.host.job_user import Identity  # noqa: E402
-
-__all__ = ["connection", "elsewhere", "job"]
 
 pytestmark = pytest.mark.libvirt
 

@@ -11,22 +11,20 @@ import pytest
 from tests import REPOSITORY
 from tests.commands.doctor.test_doctor import Condor, as_root, named, pool
 from tests.commands.doctor.test_dry_run import Ad, ad, offers, tried
-from tests.domain.test_build import host, spec
-from tests.domain.test_verify import driver_for
-from tests.drivers.libvirt.test_driver import (
+from tests.domain.support import host, spec
+from tests.drivers.libvirt.support import (
+    CRITICAL,
     WANTS,
     Job,
-    connection,
-    elsewhere,
-    job,
+    driver_for,
+    greeted,
     moved,
+    refused_cleanly,
     serving,
     start,
     until,
     vacate,
 )
-from tests.drivers.libvirt.test_faults import CRITICAL, refused
-from tests.drivers.libvirt.test_faults import serving as greeted
 from tests.lab.guest import make_guest
 from tests.peer import environment
 from vmgahp import config, errors
@@ -42,7 +40,7 @@ from vmgahp.drivers.libvirt import hooks  # noqa: E402 - it needs libvirt
 
 pytestmark = pytest.mark.libvirt
 
-__all__ = ["ad", "connection", "elsewhere", "job", "pool"]
+__all__ = ["ad", "pool"]
 
 EXAMPLES = REPOSITORY / "config" / "policy"
 NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
@@ -124,19 +122,19 @@ def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Pat
         "good",
     )
     with greeted(job, VM_POLICY=good) as peer:
-        assert "one CPU is enough" in refused(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
+        assert "one CPU is enough" in refused_cleanly(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
         assert job.domain() is None
         peer.send_ad(*job.ad())
         assert peer.run("START", "kvm")[0] == "0"
         peer.quit()
     with greeted(job, VM_POLICY=no) as peer:
-        assert f"VM_POLICY, stage 1 ({no}) failed with exit status 7" in refused(peer, job, CRITICAL)
+        assert f"VM_POLICY, stage 1 ({no}) failed with exit status 7" in refused_cleanly(peer, job, CRITICAL)
         peer.quit()
 
 
 def test_requirements_hold_the_job_of_any_driver(job: Job) -> None:
     with greeted(job, VM_POLICY_REQUIREMENTS='JobVMMemory < 64 || User == "bob@lab"') as peer:
-        text = refused(peer, job, MISMATCHED)
+        text = refused_cleanly(peer, job, MISMATCHED)
         assert "VM_POLICY_REQUIREMENTS" in text
         peer.send_ad(*job.ad("JobVMMemory = 48"))
         assert peer.run("START", "kvm")[0] == "0"
@@ -157,7 +155,7 @@ def test_a_policy_that_gives_more_or_makes_no_sense_is_the_machines_fault(
 ) -> None:
     path = stage(policies, body)
     with greeted(job, VM_POLICY=path) as peer:
-        text = refused(peer, job, CRITICAL)
+        text = refused_cleanly(peer, job, CRITICAL)
         assert f"VM_POLICY = {path}" in text
         assert named in text
         assert job.domain() is None
@@ -169,7 +167,7 @@ def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> N
     for path in (stage(policies, "exec cat"), policies / "missing"):
         word = "VMGAHP_ERR_BAD_IMAGE"
         with greeted(job, VM_POLICY=path) as peer:
-            refused(peer, job, word, wrong)
+            refused_cleanly(peer, job, word, wrong)
             peer.quit()
 
 
@@ -210,7 +208,7 @@ def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
     job.own(brought)
     mine = 'VMPARAM_Libvirt_XML = "domain.xml"'
     with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **OFFERS) as peer:
-        assert "VM_POLICY_REQUIREMENTS" in refused(peer, job, MISMATCHED, mine)
+        assert "VM_POLICY_REQUIREMENTS" in refused_cleanly(peer, job, MISMATCHED, mine)
         peer.send_ad(*job.ad())
         assert peer.run("START", "kvm")[0] == "0"
         peer.quit()
@@ -272,9 +270,9 @@ def test_a_hooks_address_that_is_taken_is_the_machines_fault(
     other = connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
     try:
         with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
-            assert f"VM_MAC_HOOK = {hook}" in refused(peer, job, CRITICAL, *NETWORK)
+            assert f"VM_MAC_HOOK = {hook}" in refused_cleanly(peer, job, CRITICAL, *NETWORK)
             assert job.domain() is None
-            mine = refused(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
+            mine = refused_cleanly(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
             assert f"{MAC}" in mine
             peer.quit()
     finally:
@@ -284,7 +282,7 @@ def test_a_hooks_address_that_is_taken_is_the_machines_fault(
 def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
     hook = stage(policies, f"echo {MAC}")
     with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
-        text = refused(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
+        text = refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
         assert "two cards" in text
         peer.quit()
 

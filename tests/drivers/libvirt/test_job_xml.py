@@ -8,8 +8,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
-from tests.drivers.libvirt.test_driver import connection
-from tests.drivers.test_contract import Emulated
+from tests.drivers.support import Emulated
 from tests.lab.guest import make_guest
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
@@ -20,8 +19,6 @@ from vmgahp.testing.contract import goes_on, until
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
-
-__all__ = ["connection"]
 
 ROOT = os.getuid() == 0
 WHO = Identity(54321, 54321) if ROOT else Identity(os.getuid(), os.getgid())

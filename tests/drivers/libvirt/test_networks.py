@@ -2,12 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.test_driver import Job, connection, job, serving, start, words_of
+from tests.drivers.libvirt.support import BRIDGE, MAC, NETWORK_NAME, Job, network_ad, serving, start, words_of
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 
@@ -18,34 +17,13 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks"),
 ]
 
-__all__ = ["connection", "job"]
-
-NAME, BRIDGE = "vmgahp-test", "vmgahptest0"
-MAC = "52:54:00:12:34:57"
-
-# 198.51.100.0/24 is set aside for examples (RFC 5737): no machine has it.
-NETWORK = f"""<network><name>{NAME}</name><forward mode='nat'/><bridge name='{BRIDGE}'/>
-    <ip address='198.51.100.1' netmask='255.255.255.0'>
-        <dhcp><range start='198.51.100.2' end='198.51.100.99'/></dhcp></ip></network>"""
-
-
-@pytest.fixture
-def network(connection: "libvirt.virConnect") -> Iterator["libvirt.virNetwork"]:
-    made = connection.networkCreateXML(NETWORK)
-    yield made
-    made.destroy()
-
-
-def ad(kind: str) -> tuple[str, ...]:
-    return ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"', f'JobVM_MACADDR = "{MAC}"')
-
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
-    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NAME) as peer:
-        start(peer, job, *ad("nat"))
+    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NETWORK_NAME) as peer:
+        start(peer, job, *network_ad("nat"))
         domain = job.domain()
         assert domain is not None
-        assert f"network='{NAME}'" in domain.XMLDesc()
+        assert f"network='{NETWORK_NAME}'" in domain.XMLDesc()
         words = words_of(peer.run("STATUS", 1))
         assert words["MAC"] == MAC
         assert "IP" not in words
@@ -63,7 +41,7 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
 def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
     with serving(job, VM_NETWORKING=True, **settings) as peer:
-        start(peer, job, *ad("bridge"))
+        start(peer, job, *network_ad("bridge"))
         ports = os.listdir(f"/sys/class/net/{BRIDGE}/brif")
         assert ports, "the guest's card is plugged in"
         peer.quit()
@@ -73,7 +51,7 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
     with serving(job, **settings) as peer:
         peer.line()
-        peer.send_ad(*job.ad(*ad("nat")))
+        peer.send_ad(*job.ad(*network_ad("nat")))
         assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
         assert "VM_NAT_NETWORK" in (job.scratch / "vm_error.txt").read_text()
         peer.quit()
@@ -87,6 +65,6 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
 def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
     with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
         peer.line()
-        peer.send_ad(*job.ad(*ad("bridge")))
+        peer.send_ad(*job.ad(*network_ad("bridge")))
         assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"]
         peer.quit()

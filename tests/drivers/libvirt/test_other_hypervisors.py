@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.test_contract import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
+from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings

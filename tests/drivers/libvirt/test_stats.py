@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.test_driver import URI, Job, connection, job, serving, start, until
-from tests.drivers.libvirt.test_networks import MAC, network
-from tests.drivers.libvirt.test_networks import NAME as NETWORK_NAME
-from tests.drivers.libvirt.test_networks import ad as network_ad
+from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, Job, network_ad, serving, start, until
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 
@@ -18,8 +15,6 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 from vmgahp.drivers.libvirt.connection import Connection  # noqa: E402
 from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats  # noqa: E402
 from vmgahp.metrics.file import NAME  # noqa: E402
-
-__all__ = ["connection", "job", "network"]
 
 
 def lines(scratch: Path) -> list[dict[str, object]]:

@@ -9,8 +9,7 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.test_driver import connection, job
-from tests.drivers.libvirt.test_networks import BRIDGE, NAME, network
+from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
@@ -22,8 +21,6 @@ from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
-
-__all__ = ["connection", "job", "network"]
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
@@ -211,7 +208,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt 
 
 @needs_root
 def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_NAT_NETWORK": NAME}
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_NAT_NETWORK": NETWORK_NAME}
     settings["VM_NETWORKING_BRIDGE_INTERFACE"] = BRIDGE
     found = look("qemu", **settings)
     assert found.networking == ["nat", "bridge"]

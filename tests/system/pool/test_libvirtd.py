@@ -159,3 +159,20 @@ def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(chamber: Chamber)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "start libvirtd" in ended.stderr
     chamber.run("libvirtd", "-d")
+
+
+def test_a_libvirtd_that_was_stopped_is_the_machines(chamber: Chamber, client: Client) -> None:
+    assert client.call("STOP", "1") == "NULL"
+    old = libvirtd(chamber)
+    chamber.kill(old, "TERM")
+    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    try:
+        with pytest.raises(ProtocolError, match="VMGAHP_ERR_CRITICAL"):
+            client.call("START", "kvm")
+        text = (chamber.exchange / "scratch" / "vm_error.txt").read_text()
+        assert "libvirt cannot be reached" in text
+        assert "start libvirtd" in text
+    finally:
+        chamber.run("libvirtd", "-d")
+    assert client.call("START", "kvm") == "3"
+    client.quit()

@@ -1,0 +1,40 @@
+"""Makers of job specifications and hosts for the tests of domain XML."""
+
+from vmgahp.domain.build import Host
+from vmgahp.job.spec import Disk, JobSpec
+
+UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
+
+
+def disk(path: str = "/scratch/disk.img", device: str = "vda", **changes: object) -> Disk:
+    plain = Disk(path, device, partition="", writable=True, format="raw", transferred=True, kind="disk")
+    return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def spec(**changes: object) -> JobSpec:
+    plain = JobSpec(
+        name="alice_lab_7.3",
+        vm_type="kvm",
+        working_dir="/scratch",
+        memory_mib=64,
+        vcpus=1,
+        disks=(disk(),),
+        nics=(),
+        vnc=False,
+        checkpoint=False,
+        no_output_vm=False,
+        hardware_vt=False,
+    )
+    return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def host(**changes: object) -> Host:
+    plain = Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough")
+    return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+TPM_SOCKET = "/run/vmgahp/vmgahp-1-2-1/tpm"
+
+
+SCRIPTED = """<domain type='qemu'><name>x</name><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>
+    <os><type>hvm</type></os><devices>{devices}</devices></domain>"""

@@ -1,0 +1,249 @@
+"""Jobs with real guests on libvirt and QEMU, and what tests do with them."""
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as etree
+
+from tests.lab.guest import make_guest
+from tests.peer import DEADLINE, Peer, environment
+from vmgahp import config
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
+
+if TYPE_CHECKING:
+    import libvirt
+
+    from vmgahp.drivers.libvirt import LibvirtDriver
+
+URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
+CONSOLE = "vm_console.log"
+METRICS = "vm_metrics.jsonl"
+EXIT = "vm_exit.json"
+
+
+class Job:
+    """A job with a boot-sector guest, in a scratch directory of the job's user."""
+
+    number = 0
+
+    def __init__(self, scratch: Path, connection: "libvirt.virConnect", seconds: int | None = None) -> None:
+        Job.number += 1
+        self.cluster = os.getpid() * 100 + Job.number
+        self.name = f"alice_lab_{self.cluster}.0"
+        self.scratch = scratch
+        self.disk = scratch / "guest.img"
+        self._connection = connection
+        make_guest(self.disk, seconds=seconds)
+        self.own(self.disk)
+
+    def own(self, path: Path) -> None:
+        if os.getuid() == 0:
+            status = self.scratch.stat()
+            os.chown(path, status.st_uid, status.st_gid)
+
+    def ad(self, *more: str) -> list[str]:
+        return [
+            f'VM_WORKING_DIR = "{self.scratch}"',
+            'JobVMType = "kvm"',
+            "JobVMMemory = 64",
+            "JobVM_VCPUS = 1",
+            'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
+            f"ClusterId = {self.cluster}",
+            "ProcId = 0",
+            'User = "alice@lab"',
+            *more,
+        ]
+
+    def domain(self) -> "libvirt.virDomain | None":
+        import libvirt
+
+        try:
+            return self._connection.lookupByName(self.name)
+        except libvirt.libvirtError:
+            return None
+
+    def console(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.scratch / CONSOLE).read_text()
+        return ""
+
+
+def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
+    """Wait for a condition of the outside world that sends no event."""
+    end = time.monotonic() + deadline
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
+        time.sleep(0.05)
+
+
+def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
+    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    return Peer(environment(vm_type, job.scratch, **settings))
+
+
+def start(peer: Peer, job: Job, *more: str) -> None:
+    assert peer.line().startswith("$VMGahpVersion")
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+
+
+def words_of(status: list[str]) -> dict[str, str]:
+    return dict(word.split("=") for word in status[1:])
+
+
+CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
+
+
+WANTS = "JobVMCheckpoint = true"
+
+
+def vacate(job: Job, *more: str, **settings: object) -> None:
+    """What condor_starter does with a job that must go: CHECKPOINT, STATUS, STOP, QUIT."""
+    with serving(job, **settings) as peer:
+        start(peer, job, WANTS, *more)
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        result = peer.run("CHECKPOINT", 1)
+        assert result == ["0", "NULL"], peer.end_by(signal.SIGTERM)
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def moved(job: Job, scratch: Path) -> None:
+    """Another machine: the files come back with new times, in another scratch directory."""
+    for path in list(job.scratch.iterdir()):
+        target = scratch / path.name
+        shutil.copyfile(path, target)
+        path.unlink()
+        job.own(target)
+    job.scratch = scratch
+    job.disk = scratch / job.disk.name
+
+
+CRITICAL = "VMGAHP_ERR_CRITICAL"
+
+
+def greeted(job: Job, **settings: object) -> Peer:
+    peer = serving(job, **settings)
+    assert peer.line().startswith("$VMGahpVersion")
+    return peer
+
+
+def state(scratch: Path) -> dict[str, tuple[object, ...]]:
+    """The job's files: whose they are and what is in them."""
+    ours = (CONSOLE, "vm_error.txt")
+    found = {}
+    for path in scratch.iterdir():
+        status = path.lstat()
+        content = b"" if path.is_symlink() else path.read_bytes()
+        if path.name not in ours:
+            found[path.name] = (status.st_uid, status.st_gid, status.st_mode, content)
+    return found
+
+
+def left_behind(name: str, pid: int) -> list[str]:
+    """What of a VM is still there: its guardian, its QEMU, and its console's socket."""
+    from vmgahp.host.runtime_dir import ROOT_BASE
+
+    found = []
+    if os.path.isdir(ROOT_BASE):
+        found = [path for path in os.listdir(ROOT_BASE) if f"-{pid}-" in path]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if name.encode() in words or f"guest={name},debug-threads=on".encode() in words:
+                found.append(b" ".join(words).decode())
+    return found
+
+
+def refused_cleanly(peer: Peer, job: Job, word: str, *more: str, explained: bool = True) -> str:
+    """A START that fails as it should and leaves nothing; the text of vm_error.txt."""
+    before = state(job.scratch)
+    peer.send_ad(*job.ad(*more))
+    result = peer.run("START", "kvm")
+    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, peer.process.pid), "all of it to go")
+    assert state(job.scratch) == before
+    if not explained:
+        return ""
+    text = (job.scratch / "vm_error.txt").read_text()
+    assert word in text
+    assert "To mend it: " in text
+    return text
+
+
+def runs(peer: Peer, job: Job) -> None:
+    """A START that succeeds, on a server that has seen others fail."""
+    peer.send_ad(*job.ad())
+    result = peer.run("START", "kvm")
+    assert result[0] == "0", f"{result}\n{peer.end_by(15)}"
+    assert peer.run("STATUS", result[1])[-5] == "STATUS=Running"
+
+
+USER_NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+
+
+ASKS = ("JobVMNetworking = true", 'JobVM_MACADDR = "52:54:00:12:34:58"')
+
+
+def live(job: Job) -> etree.Element:
+    domain = job.domain()
+    assert domain is not None
+    return etree.fromstring(domain.XMLDesc())
+
+
+def refused(peer: Peer, job: Job, word: str, *more: str) -> str:
+    """A START that is refused with `word`; what vm_error.txt says."""
+    peer.line()
+    peer.send_ad(*job.ad(*more))
+    assert peer.run("START", "kvm")[:2] == ["1", word]
+    return (job.scratch / "vm_error.txt").read_text()
+
+
+def evict(peer: Peer) -> None:
+    """What condor_starter does with a job that must go."""
+    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+    assert peer.run("STOP", 1) == ["0", "NULL"]
+    peer.quit()
+
+
+NETWORK_NAME, BRIDGE = "vmgahp-test", "vmgahptest0"
+
+
+MAC = "52:54:00:12:34:57"
+
+
+# 198.51.100.0/24 is set aside for examples (RFC 5737): no machine has it.
+NETWORK_XML = f"""<network><name>{NETWORK_NAME}</name><forward mode='nat'/><bridge name='{BRIDGE}'/>
+    <ip address='198.51.100.1' netmask='255.255.255.0'>
+        <dhcp><range start='198.51.100.2' end='198.51.100.99'/></dhcp></ip></network>"""
+
+
+def network_ad(kind: str) -> tuple[str, ...]:
+    return ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"', f'JobVM_MACADDR = "{MAC}"')
+
+
+def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDriver", JobAd]:
+    """The driver itself, in this process."""
+    from vmgahp.drivers.libvirt import LibvirtDriver
+
+    wishes = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    owner = job.scratch.stat()
+    driver = LibvirtDriver(
+        "kvm",
+        config.load(environment("kvm", job.scratch, **wishes)),
+        Identity(owner.st_uid or 54321, owner.st_gid or 54321),
+        log.append,
+    )
+    pairs = [JobAd.parse_line(line) for line in job.ad(*(settings.get("ad", ())))]  # type: ignore[misc]
+    return driver, JobAd([pair for pair in pairs if pair])

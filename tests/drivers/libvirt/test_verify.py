@@ -1,0 +1,210 @@
+"""The domain that libvirt made against the one that was asked for: real domains."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.domain.support import SCRIPTED
+from tests.drivers.libvirt.support import (
+    ASKS,
+    CRITICAL,
+    USER_NETWORK,
+    WANTS,
+    Job,
+    driver_for,
+    greeted,
+    left_behind,
+    moved,
+    refused_cleanly,
+    runs,
+    serving,
+    start,
+    until,
+    vacate,
+)
+from tests.peer import environment
+from vmgahp import errors
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.domain import verify  # noqa: E402 - they need libvirt
+from vmgahp.drivers.libvirt import LibvirtDriver  # noqa: E402
+from vmgahp.drivers.libvirt.machine import LibvirtMachine  # noqa: E402
+
+pytestmark = pytest.mark.libvirt
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Path]:
+    """A script that prints what is in the file xml, with the job's name."""
+    path = tmp_path / "script"
+    path.write_text(
+        f"#!/bin/sh\nname=$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')\n"
+        f'sed "s/<name>x</<name>$name</" {tmp_path}/xml\n'
+    )
+    path.chmod(0o755)
+    tmp_path.chmod(0o755)
+    return path
+
+
+def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        for memory, vcpus, named in ((65, 1, "memory"), (64, 2, "CPUs"), ("lots", 1, "memory")):
+            (script.parent / "xml").write_text(SCRIPTED.format(memory=memory, vcpus=vcpus, devices=""))
+            text = refused_cleanly(peer, job, CRITICAL)
+            assert str(script) in text
+            assert f"its {named}" in text or f"number of {named}" in text
+        (script.parent / "xml").write_text(
+            SCRIPTED.format(memory=64, vcpus=1, devices="<disk type='nonsense'/>")
+        )
+        assert str(script) in refused_cleanly(peer, job, CRITICAL), (
+            "what libvirt does not take is the script's as well"
+        )
+        other = job.scratch.parent / "other.img"
+        other.write_bytes(bytes(512))
+        other.chmod(0o666)
+        devices = f"""<disk type='file'><source file='{other}'/><target dev='vda' bus='virtio'/></disk>
+            <interface type='user'/><sound model='ich6'/><graphics type='vnc' port='-1'/><console type='pty'/>
+            <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+            <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+        (script.parent / "xml").write_text(SCRIPTED.format(memory=48, vcpus=1, devices=devices))
+        runs(peer, job)
+        assert "its memory (KiB) is 49152, and the job asks for 65536" in peer.quit()
+
+
+def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = LibvirtMachine.create
+
+    def tampered(self: LibvirtMachine, xml: str, check: object) -> None:
+        rng = "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng></devices>"
+        create(self, xml.replace("</devices>", rng), check)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LibvirtMachine, "create", tampered)
+    log: list[str] = []
+    driver, ad = driver_for(job, log)
+    with pytest.raises(errors.HypervisorFault, match="nobody asked for, rng") as caught:
+        driver.start(ad)
+    assert "destroyed before it ran" in caught.value.problem
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
+    assert job.console() == "", "its CPUs never ran"
+    monkeypatch.undo()
+    machine = driver.start(ad)
+    machine.destroy()
+    driver.close()
+
+
+def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    vacate(job)
+    against_job, seen = verify.against_job, []
+
+    def once(*arguments: object) -> None:
+        domain = job.domain()
+        assert domain is not None
+        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        seen.append(arguments)
+        if len(seen) == 1:
+            raise verify.Mismatch(["it has a device that nobody asked for, hostdev"])
+        against_job(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verify, "against_job", once)
+    log: list[str] = []
+    driver, ad = driver_for(job, log, ad=(WANTS,))
+    machine = driver.start(ad)
+    try:
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert (job.scratch / "vm_checkpoint.mem.refused-1").exists()
+        assert any("nobody asked for, hostdev" in line for line in log)
+    finally:
+        machine.destroy()
+        driver.close()
+
+
+KILLED = """
+import os, signal, sys
+from vmgahp.domain import verify
+verify.against_job = lambda *_: (print("paused", flush=True), os.kill(os.getpid(), signal.SIGKILL))
+from vmgahp.cli import daemon
+sys.exit(daemon(["vmgahp", "-f", "-t", "-M", "3"]))
+"""
+
+
+def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
+    environ = environment("kvm", job.scratch, VM_ALLOW_EMULATION=True)
+    lines = ["CLASSAD", *job.ad(), "CLASSAD_END", "CONDOR_VM_START 1 kvm", ""]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        cwd=job.scratch,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\r\n".join(lines))
+    process.stdin.flush()
+    said = process.stdout.read()
+    assert "paused" in said
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdin.close()
+    process.stdout.close()
+    until(lambda: job.domain() is None, "the guardian destroys it")
+    until(lambda: not [each for each in left_behind(job.name, 0) if "vmgahp" in each], "the guardian ends")
+    assert job.console() == ""
+
+
+def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
+    with serving(job, **USER_NETWORK) as peer:
+        start(peer, job, WANTS, *ASKS)
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        log = peer.quit()
+    moved(job, elsewhere)
+    with serving(job, **USER_NETWORK) as peer:
+        start(peer, job, WANTS, *ASKS)
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+        log += peer.quit()
+    assert "goes on where it was saved" in log
+    assert "it was paused" not in log
+    assert "it was resumed" not in log
+
+
+MAC = "52:54:00:12:34:5b"
+
+
+@pytest.fixture
+def rival(connection: "libvirt.virConnect") -> Iterator[None]:
+    """Another VM with the MAC address that the job is going to ask for."""
+    xml = SCRIPTED.format(
+        memory=32, vcpus=1, devices=f"<interface type='user'><mac address='{MAC}'/></interface>"
+    )
+    made = connection.createXML(xml.replace("<name>x<", f"<name>rival-{os.getpid()}<"))
+    yield
+    made.destroy()
+
+
+@pytest.mark.parametrize("looks", ["before it makes its VM", "before its VM runs"])
+def test_a_start_looks_for_its_mac_address_twice(
+    job: Job, rival: None, looks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, for that costs nobody anything; and again, for another start may have come between."""
+    if looks == "before it makes its VM":
+        monkeypatch.setattr(LibvirtMachine, "create", lambda *_: pytest.fail("it has made the VM"))
+    else:
+        monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
+    driver, ad = driver_for(
+        job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **USER_NETWORK
+    )
+    with pytest.raises(errors.JobFault, match="address of another VM"):
+        driver.start(ad)
+    assert job.domain() is None
+    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
+    assert job.console() == ""
+    driver.close()
