@@ -19,7 +19,7 @@ class Rule(NamedTuple):
     message: str = ""
     """A regular expression that is found in the message; empty takes any."""
     kinds: tuple[str, ...] = ()
-    """The hypervisor's own names of its errors: libvirt's codes without ``VIR_ERR_``, vSphere's types; none takes any."""
+    """Names of errors: libvirt's codes without ``VIR_ERR_``, or vSphere's types; none takes any."""
     origins: tuple[str, ...] = ()
     """The parts of libvirt that may report it, without ``VIR_FROM_``; none takes any."""
     job_xml_may_cause: bool = False
