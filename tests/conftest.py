@@ -59,8 +59,8 @@ def scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="vmgahp-test-") as outer:
         directory = Path(outer) / "dir_1"
         directory.mkdir()
+        os.chmod(outer, 0o755)
         if os.getuid() == 0:
-            os.chmod(outer, 0o755)
             os.chown(directory, JOB_UID, JOB_UID)
         yield directory
 

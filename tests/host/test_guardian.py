@@ -271,7 +271,9 @@ def test_it_holds_nothing_of_the_server_open(post):
     os.set_inheritable(high, True)
     try:
         watcher = the_watcher(post().session)
-        held = {entry.name: os.readlink(entry) for entry in Path(f"/proc/{watcher}/fd").iterdir()}
+        # The shell needs a moment to put its pipe in the place of its input.
+        wait_for(lambda: sorted(os.listdir(f"/proc/{watcher}/fd")) == ["0", "1", "2"], "only stdio")
+        held = {name: os.readlink(f"/proc/{watcher}/fd/{name}") for name in "012"}
     finally:
         for number in (reading, writing, high):
             os.close(number)

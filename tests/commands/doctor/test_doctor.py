@@ -427,7 +427,10 @@ def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> N
     assert "systemctl enable --now virtqemud.socket" in host.libvirt_cause(scene)[1]
 
 
+@as_root
+@pytest.mark.libvirt
 def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
+    """The machine's own libvirtd runs, or it would be told of that first."""
     pytest.importorskip("libvirt")
     uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
     done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI=uri)
@@ -568,6 +571,7 @@ def test_firmware(pool: Condor) -> None:
     assert host.firmware(pool.scene(), probed()).verdict == UNKNOWN
 
 
+@as_root
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.4, OK), (4.0, OFF), (5.5, BAD)])
 def test_the_clock_of_the_probe(pool: Condor, seconds: float, verdict: str) -> None:
     found = host.clock(pool.scene(), probed(seconds), run_server=False)
@@ -709,6 +713,7 @@ def test_no_log(pool: Condor) -> None:
     assert log_history.failures(pool.scene(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
 
 
+@as_root
 def test_kvm_is_judged_as_it_is_here(pool: Condor) -> None:
     """On a machine whose KVM works this is the good case, on any other the bad one."""
     pytest.importorskip("libvirt")
