@@ -1,4 +1,4 @@
-"""This daemon's own checks, each with whose fault it is when it fails; what libvirt says is in `doors`.
+"""This daemon's own checks, each with whose fault it is when it fails; what libvirt says is in `rules`.
 
 The checks themselves are where they are made (`vmgahp.job.spec`, `vmgahp.images.backing`, `vmgahp.domain.build`, the
 survey of the probe, the start); here it can be read, and tested, that none of them blames the wrong one. The page
@@ -8,7 +8,7 @@ docs/reference/faults.md is made of both tables.
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt.fault_table import DOORS
+from vmgahp.drivers.libvirt.fault_table import RULES
 from vmgahp.errors import Fault, HypervisorFault, JobFault, MachineFault
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ class Check(NamedTuple):
     wrong: str
     """What is wrong with it, in a few words."""
     fault: type[Fault]
-    word: str
+    code: str
     example: tuple[str, ...] = ()
     """Lines of a job ad that fail it."""
 
@@ -156,14 +156,14 @@ OF_THE_MACHINE = (
 def page() -> str:
     """Both tables as the Markdown of docs/reference/faults.md."""
     checks = [*OF_THE_JOB, *OF_THE_MACHINE]
-    rows = [(check.name, check.wrong, check.fault, check.word) for check in checks]
+    rows = [(check.name, check.wrong, check.fault, check.code) for check in checks]
     text = "\n".join(_markdown(("Looked at", "What is wrong", "Who must act", "Word"), rows))
-    doors = [
-        (door.name, _quoted(door.example[2]) if door.example[2] else "", door.fault, door.word)
-        for door in DOORS
+    rules = [
+        (rule.name, _quoted(rule.example[2]) if rule.example[2] else "", rule.fault, rule.code)
+        for rule in RULES
     ]
     text += "\n\n## What libvirt says\n\n"
-    return text + "\n".join(_markdown(("About", "For example", "Who must act", "Word"), doors)) + "\n"
+    return text + "\n".join(_markdown(("About", "For example", "Who must act", "Word"), rules)) + "\n"
 
 
 def _markdown(head: tuple[str, ...], rows: "Iterable[tuple[str, str, type[Fault], str]]") -> list[str]:

@@ -92,7 +92,7 @@ def test_serving_needs_its_environment(missing: str, scratch: Path) -> None:
 
 def test_people_get_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.people(["vmgahp", "--help"])
+        cli.main(["vmgahp", "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for command in ("serve", "probe", "kill", "version"):
@@ -100,7 +100,7 @@ def test_people_get_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.people(["vmgahp", "version"]) == 0
+    assert cli.main(["vmgahp", "version"]) == 0
     assert capsys.readouterr().out.startswith("vmgahp ")
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vmgahp.cli import people_parser
+from vmgahp.cli import main_parser
 
 
 def _sub_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -42,5 +42,5 @@ def _describe(parser: argparse.ArgumentParser, lines: list[str]) -> None:
 def commands() -> str:
     """All commands with their arguments and options."""
     lines: list[str] = []
-    _describe(people_parser(), lines)
+    _describe(main_parser(), lines)
     return "\n".join(lines) + "\n"

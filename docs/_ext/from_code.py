@@ -17,11 +17,11 @@ import command_line
 import vmgahp
 from command_line import plain
 from vmgahp import cli, errors
-from vmgahp.config.htcondor import DEAD, ELSEWHERE
+from vmgahp.config.htcondor import ELSEWHERE, RETIRED
 from vmgahp.config.settings_row import SERVER, Setting
 from vmgahp.config.table import SETTINGS
 from vmgahp.daemon import transfer_plugin
-from vmgahp.job.attributes import ATTRIBUTES, WISHES, JobAttribute
+from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
 from vmgahp.protocol import error_words
 
 FAMILIES = {
@@ -58,7 +58,7 @@ def _setting(setting: Setting) -> str:
 
 
 def _attributes(*, wishes: bool) -> str:
-    return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in WISHES) == wishes)
+    return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in OPTIONS) == wishes)
 
 
 def _attribute(row: JobAttribute) -> str:
@@ -72,7 +72,7 @@ def _attribute(row: JobAttribute) -> str:
 
 def _dead() -> str:
     lines = [
-        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(DEAD.items())
+        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(RETIRED.items())
     ]
     return "\n".join(lines)
 
@@ -80,7 +80,7 @@ def _dead() -> str:
 def _words(*, ours: bool) -> str:
     """The error words, the holding ones first: those that this daemon answers, or the others."""
     answered = {value for value in vars(errors).values() if isinstance(value, str)}
-    holding = [word.removeprefix(errors.PREFIX) for word in errors.HOLDING_WORDS]
+    holding = [word.removeprefix(errors.PREFIX) for word in errors.HOLD_CODES]
     text = ""
     for word in (*holding, *(word for word in error_words.WORDS if word not in holding)):
         if (errors.PREFIX + word in answered) == ours:

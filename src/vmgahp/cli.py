@@ -139,9 +139,9 @@ def _version() -> int:
     return 0
 
 
-def people(argv: "Sequence[str]") -> int:
+def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
-    options = people_parser().parse_args(argv[1:])
+    options = main_parser().parse_args(argv[1:])
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def people(argv: "Sequence[str]") -> int:
     return status
 
 
-def people_parser() -> "argparse.ArgumentParser":
+def main_parser() -> "argparse.ArgumentParser":
     """The command line of ``vmgahp``, of which the manual page is made too."""
     import argparse
 

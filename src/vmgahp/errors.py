@@ -9,7 +9,7 @@ can only carry a holding word, a `MachineFault` never does.
 
 PREFIX = "VMGAHP_ERR_"
 
-HOLDING_WORDS = tuple(
+HOLD_CODES = tuple(
     PREFIX + word
     for word in (
         "JOBCLASSAD_NO_VM_MEMORY_PARAM",
@@ -54,23 +54,23 @@ CRITICAL = PREFIX + "CRITICAL"
 class Fault(Exception):
     """Something went wrong, with the word for the client and the sentences for people.
 
-    `word` is the ``VMGAHP_ERR_`` word of the protocol, `problem` says what was seen (it names the
-    attribute and its value where one is at fault), `cure` what somebody can do about it.
+    `code` is the ``VMGAHP_ERR_`` word of the protocol, `problem` says what was seen (it names the
+    attribute and its value where one is at fault), `hint` what somebody can do about it.
     """
 
     blames = "nobody"
 
-    def __init__(self, word: str, problem: str, cure: str = "") -> None:
+    def __init__(self, code: str, problem: str, hint: str = "") -> None:
         super().__init__(problem)
-        self.word = word
+        self.code = code
         self.problem = problem
-        self.cure = cure
+        self.hint = hint
 
     def render(self) -> str:
         """The one way in which a fault is shown to people: who must act, what was seen, what to do."""
-        text = f"{self.word}: {self.problem}"
-        if self.cure:
-            text += f" To mend it: {self.cure}"
+        text = f"{self.code}: {self.problem}"
+        if self.hint:
+            text += f" To mend it: {self.hint}"
         return f"{text} ({self.blames} must act.)"
 
 
@@ -85,10 +85,10 @@ class JobFault(Fault):
 
     blames = "the job's owner"
 
-    def __init__(self, word: str, problem: str, cure: str = "") -> None:
-        if word not in HOLDING_WORDS:
-            raise ValueError(f"{word} does not hold the job: it would take the whole machine out of service")
-        super().__init__(word, problem, cure)
+    def __init__(self, code: str, problem: str, hint: str = "") -> None:
+        if code not in HOLD_CODES:
+            raise ValueError(f"{code} does not hold the job: it would take the whole machine out of service")
+        super().__init__(code, problem, hint)
 
 
 class MachineFault(Fault):
@@ -96,10 +96,10 @@ class MachineFault(Fault):
 
     blames = "the administrator of this machine"
 
-    def __init__(self, problem: str, cure: str = "", word: str = CRITICAL) -> None:
-        if word in HOLDING_WORDS:
-            raise ValueError(f"{word} would hold the job for a fault of the machine")
-        super().__init__(word, problem, cure)
+    def __init__(self, problem: str, hint: str = "", code: str = CRITICAL) -> None:
+        if code in HOLD_CODES:
+            raise ValueError(f"{code} would hold the job for a fault of the machine")
+        super().__init__(code, problem, hint)
 
 
 class HypervisorFault(MachineFault):
@@ -107,5 +107,5 @@ class HypervisorFault(MachineFault):
 
     blames = "whoever keeps the hypervisor on this machine"
 
-    def __init__(self, problem: str, cure: str = "", word: str = INTERNAL) -> None:
-        super().__init__(problem, cure, word)
+    def __init__(self, problem: str, hint: str = "", code: str = INTERNAL) -> None:
+        super().__init__(problem, hint, code)

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     verdict: str
     looked_at: str
     seen: str
-    cure: str = ""
+    hint: str = ""
     """What to do, in the imperative, with the command to type; empty where all is well."""
 
 
@@ -43,7 +43,7 @@ def judge(
 ) -> Finding:
     """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
     if isinstance(outcome, errors.Fault):
-        return Finding(check, trouble, looked_at, outcome.problem, outcome.cure)
+        return Finding(check, trouble, looked_at, outcome.problem, outcome.hint)
     return Finding(check, OK, looked_at, good if isinstance(good, str) else good())
 
 

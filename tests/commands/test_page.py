@@ -120,7 +120,7 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
             if finding.check == "clock":
                 seen = "0.1 s of the 5 s that the startd waits"
             made.append(
-                finding._replace(seen=seen, looked_at=usual(finding.looked_at), cure=usual(finding.cure))
+                finding._replace(seen=seen, looked_at=usual(finding.looked_at), hint=usual(finding.hint))
             )
         sections.append((title, made))
     page = Page(symbols=True, width=80)

@@ -23,7 +23,7 @@ RECORD = (
     sys.executable,
     "-P",
     "-c",
-    "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))",
+    "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))",
     "record",
 )
 ECHO = (sys.executable, "-c", "import os\nwhile data := os.read(0, 9): os.write(1, data)")

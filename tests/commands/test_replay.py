@@ -22,7 +22,7 @@ PEOPLE = (
     sys.executable,
     "-P",
     "-c",
-    "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))",
+    "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))",
 )
 DEADLINE = 60
 

@@ -22,7 +22,7 @@ from vmgahp.config.settings_row import PLUGIN, SERVER, STARTD, STARTER
 from vmgahp.errors import MachineFault
 from vmgahp.findings import BAD, OFF, Finding
 
-PEOPLE = [sys.executable, "-c", "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))"]
+PEOPLE = [sys.executable, "-c", "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"]
 
 DUMP = """\
 # Configuration from machine: lab
@@ -111,7 +111,7 @@ def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "vm_type", "verdict", "seen", "cure"),
+    ("name", "value", "vm_type", "verdict", "seen", "hint"),
     [
         ("VM_STOP_TIMEOUT", "soon", "kvm", BAD, "VM_STOP_TIMEOUT = soon", "whole number"),
         ("VM_STOP_TIMEOUT", "-1", "simulated", BAD, "VM_STOP_TIMEOUT = -1", "whole number"),
@@ -143,13 +143,13 @@ def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_that_is_none(
-    name: str, value: str, vm_type: str, verdict: str, seen: str, cure: str
+    name: str, value: str, vm_type: str, verdict: str, seen: str, hint: str
 ) -> None:
     [found] = settings_check.check(Settings({name: value}, "/etc/x, line 7"), vm_type)
     assert found.verdict == verdict
     assert seen in found.seen
     assert "/etc/x, line 7" in found.seen
-    assert cure in found.cure
+    assert hint in found.hint
 
 
 def test_a_setting_that_another_one_brings_into_play() -> None:
@@ -208,7 +208,7 @@ def test_settings_that_contradict_each_other(values: dict[str, str], vm_type: st
     [found] = settings_check.check(Settings(values), vm_type)
     assert found.verdict == OFF
     assert seen in found.seen
-    assert found.cure
+    assert found.hint
 
 
 def test_what_a_vm_type_does_not_read_contradicts_nothing() -> None:
@@ -217,7 +217,7 @@ def test_what_a_vm_type_does_not_read_contradicts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "seen", "cure"),
+    ("values", "seen", "hint"),
     [
         ({}, "names no kind", "VM_NETWORKING_TYPE = nat"),
         ({"VM_NETWORKING_TYPE": "nat brigde"}, "brigde, which is no kind", "did you mean bridge?"),
@@ -225,12 +225,12 @@ def test_what_a_vm_type_does_not_read_contradicts_nothing() -> None:
         ({"VM_NETWORKING_TYPE": "nat", "VM_NETWORKING_DEFAULT_TYPE": "user"}, "does not offer", "one of nat"),
     ],
 )
-def test_networks(values: dict[str, str], seen: str, cure: str) -> None:
+def test_networks(values: dict[str, str], seen: str, hint: str) -> None:
     found = settings_check.networking(Settings({"VM_NETWORKING": "true", **values}), "kvm")
     assert found is not None
     assert (found.check, found.verdict) == ("VM_NETWORKING", OFF)
     assert seen in found.seen
-    assert cure in found.cure
+    assert hint in found.hint
     assert settings_check.networking(Settings({"VM_NETWORKING": "false", **values}), "kvm") is None
 
 
@@ -286,12 +286,12 @@ def test_a_name_that_htcondor_itself_has_is_none_of_ours_misspelt() -> None:
     assert settings_check.names(Entries([known, Entry("VM_MEMORYS", "5", "x")], of_htcondor=True)) == []
 
 
-@pytest.mark.parametrize("name", htcondor.DEAD)
+@pytest.mark.parametrize("name", htcondor.RETIRED)
 def test_what_htcondor_no_longer_reads(name: str) -> None:
     [found] = settings_check.names(entries(f"{name} = 5"))
     assert found.verdict == OFF
     assert f"HTCondor no longer reads {name}" in found.seen
-    assert found.cure.startswith("take it out.")
+    assert found.hint.startswith("take it out.")
     assert settings_check.names(entries(f"{name} =")) == [], "it says nothing"
     default = Entry(name, "0", "<Default>", is_default=True)
     assert settings_check.names(Entries([default], of_htcondor=True)) == [], "nobody has set it"
@@ -299,7 +299,7 @@ def test_what_htcondor_no_longer_reads(name: str) -> None:
 
 def test_nothing_is_both_read_and_dead() -> None:
     alive = {*config.BY_NAME, *htcondor.BY_NAME}
-    assert not alive & set(htcondor.DEAD)
+    assert not alive & set(htcondor.RETIRED)
     assert not set(config.BY_NAME) & set(htcondor.BY_NAME)
     for setting in (*SETTINGS, *htcondor.ELSEWHERE):
         assert setting.readers
@@ -309,7 +309,7 @@ def test_nothing_is_both_read_and_dead() -> None:
 def test_a_setting_for_a_daemon_that_does_not_read_it() -> None:
     [found] = settings_check.names(entries("STARTER.VM_LIBVIRT_URI = qemu:///session"))
     assert "for the starter alone, and VM_LIBVIRT_URI is read by: this daemon" in found.seen
-    assert found.cure == "write VM_LIBVIRT_URI without STARTER."
+    assert found.hint == "write VM_LIBVIRT_URI without STARTER."
     assert settings_check.names(entries("STARTER.VM_STATUS_INTERVAL = 60", "VM_GAHP.VM_MEMORY = 5")) == []
 
 
@@ -385,7 +385,7 @@ def test_the_probe_names_the_line_of_htcondors_configuration(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
-    cli.people(["vmgahp", "probe", "--type", "simulated", "--json"])
+    cli.main(["vmgahp", "probe", "--type", "simulated", "--json"])
     [found] = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "settings"]
     assert found["verdict"] == "off"
     assert found["seen"].startswith("VM_SHARE_SCRATCH = p9 (/etc/condor/config.d/50-vm, line 9)")
@@ -395,7 +395,7 @@ def test_the_probe_names_every_setting_that_keeps_jobs_from_running(
     given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given_file("VM_MEMORY = lots\nVM_STOP_TIMEOUT = soon\nVSPHERE_TASK_TIMEOUT = x\n")
-    assert cli.people(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
+    assert cli.main(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert [finding["verdict"] for finding in document["findings"]] == ["bad", "bad", "off"]
     assert "line 2" in document["findings"][1]["seen"]
@@ -408,7 +408,7 @@ def test_all_settings_in_a_pipe(
     given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = given_file("VM_MEMORY = 64\nVM_MEMROY = 5\nVM_TYPE = simulated\n")
-    assert cli.people(["vmgahp", "config"]) == 0
+    assert cli.main(["vmgahp", "config"]) == 0
     captured = capsys.readouterr()
     assert f"VM_MEMORY = 64\n # from: {path}, line 1\n" in captured.out
     assert "VM_STOP_TIMEOUT = 30\n # from: default\n" in captured.out
@@ -429,7 +429,7 @@ def test_all_settings_in_a_pipe(
 
 def test_some_settings(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 5\n")
-    assert cli.people(["vmgahp", "config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*"]) == 2
+    assert cli.main(["vmgahp", "config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*"]) == 2
     captured = capsys.readouterr()
     names = [line.partition(" =")[0] for line in captured.out.splitlines() if not line.startswith(" #")]
     assert names == ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS", "VM_POLICY_TIMEOUT"]
@@ -439,7 +439,7 @@ def test_some_settings(given_file: Callable[[str], Path], capsys: pytest.Capture
 
 def test_what_somebody_has_set(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVSPHERE_HOST = esx\n")
-    assert cli.people(["vmgahp", "config", "--changed", "--json"]) == 0
+    assert cli.main(["vmgahp", "config", "--changed", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in document["settings"]] == ["VM_TYPE", "VM_MEMORY", "VSPHERE_HOST"]
     memory = document["settings"][1]
@@ -450,7 +450,7 @@ def test_what_somebody_has_set(given_file: Callable[[str], Path], capsys: pytest
         "MiB",
     )
     assert memory["read_by"] == ["this daemon"]
-    assert cli.people(["vmgahp", "config", "--changed", "--type", "kvm", "--verbose"]) == 0
+    assert cli.main(["vmgahp", "config", "--changed", "--type", "kvm", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "VSPHERE_HOST" not in out
     assert " # integer, MiB; default: 0\n # read by: this daemon\n # Memory of this machine" in out
@@ -460,13 +460,13 @@ def test_settings_that_keep_jobs_from_running(
     given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given_file("VM_MEMORY = lots\nVM_TYPE = simulated\n")
-    assert cli.people(["vmgahp", "config"]) == 1
+    assert cli.main(["vmgahp", "config"]) == 1
     assert "VM_MEMORY = lots" in capsys.readouterr().err
     given_file("VM_MEMORY = 64\nVM_TYPE = kmv\n")
-    assert cli.people(["vmgahp", "config"]) == 1
+    assert cli.main(["vmgahp", "config"]) == 1
     assert "did you mean kvm?" in capsys.readouterr().err
     given_file("VM_MEMORY lots\n")
-    assert cli.people(["vmgahp", "config"]) == 1
+    assert cli.main(["vmgahp", "config"]) == 1
     assert "line 1" in capsys.readouterr().err
 
 
@@ -486,7 +486,7 @@ def test_no_secret_is_shown(
 ) -> None:
     given_file(f"{name} = {value}\n")
     for words in ([name], [name, "--json"], [name, "--verbose"], []):
-        cli.people(["vmgahp", "config", *words])
+        cli.main(["vmgahp", "config", *words])
         captured = capsys.readouterr()
         assert "hunter2" not in captured.out + captured.err
         assert shown in captured.out

@@ -1,4 +1,4 @@
-"""The settings: the table, the four sources, and that a wrong value is named with its cure."""
+"""The settings: the table, the four sources, and that a wrong value is named with its hint."""
 
 import contextlib
 import os
@@ -162,7 +162,7 @@ def test_a_wrong_value_is_named_with_where_it_is_and_what_to_write(kind, name, v
         getattr(settings, kind)(name)
     for part in (name, value, "/etc/x.conf, line 7"):
         assert part in caught.value.problem
-    assert name in caught.value.cure
+    assert name in caught.value.hint
 
 
 @given(st.sampled_from(["integer", "boolean", "size", "strings", "string"]), st.text())
@@ -178,7 +178,7 @@ def test_an_expression_without_the_classad_module_says_what_to_install(monkeypat
     assert Settings({"VM_MEMORY": "1024"}).integer("VM_MEMORY") == 1024
     with pytest.raises(MachineFault, match="ClassAd module") as caught:
         Settings({"VM_MEMORY": "4 * 1024"}).integer("VM_MEMORY")
-    assert "htcondor" in caught.value.cure
+    assert "htcondor" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_broken_configuration_is_a_fault_with_what_the_tool_says(tool):
     message = "Configuration Error Line 16 while reading global config source /etc/condor/condor_config"
     with pytest.raises(MachineFault, match="Line 16") as caught:
         load(tool(f"sys.exit({message!r})"))
-    assert "condor_config_val" in caught.value.cure
+    assert "condor_config_val" in caught.value.hint
     with pytest.raises(MachineFault, match="it wrote nothing"):
         load(tool("sys.exit(3)"))
 

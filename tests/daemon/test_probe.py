@@ -171,7 +171,7 @@ def test_for_people_everything_has_its_reason() -> None:
         "verdict": "off",
         "looked_at": "the network",
         "seen": "it is down",
-        "cure": "start it",
+        "hint": "start it",
     } in document["findings"]
     assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
 

@@ -118,7 +118,7 @@ def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
     rows = {row.name for row in job_attributes.ATTRIBUTES}
     given = {"VMPARAM_VM_NAME", "VMPARAM_Bridge_Interface", "VMPARAM_Xen_Bootloader"}
     assert written - rows - given == set(), "what is read has a row; the rest is given to LIBVIRT_XML_SCRIPT"
-    wishes = {row.name for row in job_attributes.WISHES}
+    wishes = {row.name for row in job_attributes.OPTIONS}
     assert {row for row in rows if row.startswith(("JobVM", "VMPARAM_"))} - wishes - written == set()
 
 
@@ -165,7 +165,7 @@ def test_the_manual_has_every_command_and_option(extensions: None) -> None:
                     number += 1
         return number
 
-    assert walk(cli.people_parser()) > 30
+    assert walk(cli.main_parser()) > 30
 
 
 def test_the_manual_has_every_option_of_the_daemon() -> None:
@@ -236,7 +236,7 @@ def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
         re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", page.read_text())
     )
     words = {word.removeprefix("JOBCLASSAD_") for word in error_words.WORDS}
-    unknown = named - settings - set(htcondor.DEAD) - others - words
+    unknown = named - settings - set(htcondor.RETIRED) - others - words
     assert unknown == set()
     attributes = {row.name for row in job_attributes.ATTRIBUTES}
     named = set(re.findall(r"(?<!\w)(?:JobVM|VMPARAM_)\w*\w(?![\w*<…])", page.read_text()))
@@ -247,7 +247,7 @@ def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     [commands] = [
         action.choices
-        for action in cli.people_parser()._actions
+        for action in cli.main_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     ]
     for command, rest in re.findall(

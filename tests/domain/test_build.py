@@ -194,7 +194,7 @@ def test_a_read_only_ide_disk_is_refused_by_name() -> None:
 def test_a_partition_is_refused_by_name() -> None:
     with pytest.raises(errors.JobFault, match="sda2") as raised:
         domain_xml.build(spec(disks=(disk(device="sda", partition="2"),)), host())
-    assert raised.value.word == errors.INVALID_DISK_PARAM
+    assert raised.value.code == errors.INVALID_DISK_PARAM
 
 
 def refused(*parts: str, **changes: object) -> None:
@@ -202,7 +202,7 @@ def refused(*parts: str, **changes: object) -> None:
     assert isinstance(hosts, domain_xml.Host)
     with pytest.raises(errors.JobFault) as raised:
         domain_xml.build(spec(**changes), hosts)
-    assert raised.value.word == errors.INVALID_DISK_PARAM
+    assert raised.value.code == errors.INVALID_DISK_PARAM
     for part in parts:
         assert part in raised.value.problem
 

@@ -106,8 +106,8 @@ class Applied:
 def rejected(*stages: str, **options: object) -> str:
     with pytest.raises(JobFault) as caught:
         Applied(*stages, **options)  # type: ignore[arg-type]
-    assert caught.value.word == MISMATCHED
-    assert stages[-1] in caught.value.cure
+    assert caught.value.code == MISMATCHED
+    assert stages[-1] in caught.value.hint
     return caught.value.problem
 
 
@@ -116,7 +116,7 @@ def broken(*stages: str, **options: object) -> str:
         Applied(*stages, **options)  # type: ignore[arg-type]
     assert "VM_POLICY" in caught.value.problem
     assert stages[-1] in caught.value.problem
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value.problem
 
 
@@ -395,7 +395,7 @@ def test_a_job_that_meets_the_requirements(expression: str) -> None:
 def test_a_job_that_does_not(expression: str) -> None:
     with pytest.raises(JobFault) as caught:
         requires(expression)
-    assert caught.value.word == MISMATCHED
+    assert caught.value.code == MISMATCHED
     assert expression in caught.value.problem
     assert "VM_POLICY_REQUIREMENTS" in caught.value.problem
 

@@ -188,7 +188,7 @@ def fault(*arguments, **options):
     with pytest.raises(MachineFault) as caught:
         call(*arguments, **options)
     assert "LIBVIRT_XML_SCRIPT" in caught.value.problem
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value.problem
 
 
@@ -256,7 +256,7 @@ def refused(path):
     with pytest.raises(MachineFault) as caught:
         require_trustworthy(str(path))
     assert caught.value.problem.startswith(f"LIBVIRT_XML_SCRIPT = {path} ")
-    assert "belongs to root" in caught.value.cure
+    assert "belongs to root" in caught.value.hint
     return caught.value.problem
 
 

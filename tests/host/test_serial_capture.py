@@ -398,7 +398,7 @@ def test_a_path_that_is_too_long_is_a_fault_with_a_cure(base, tmp_path):
     directory.mkdir()
     with pytest.raises(MachineFault, match="longer than 99 bytes") as caught:
         ConsoleCapture(f"{directory}/console", lambda: pytest.fail("too late"), 1, print)
-    assert caught.value.cure
+    assert caught.value.hint
     assert not directory.exists()
 
 
@@ -464,7 +464,7 @@ def test_a_place_that_is_too_long_is_passed_over(base, monkeypatch):
 def test_no_place_at_all_is_a_fault_with_a_cure(base):
     with pytest.raises(MachineFault, match="is too long") as caught:
         runtime_dir(f"{base}/{'d' * 90}")
-    assert "XDG_RUNTIME_DIR" in caught.value.cure
+    assert "XDG_RUNTIME_DIR" in caught.value.hint
     with pytest.raises(MachineFault, match="No such file"):
         runtime_dir(f"{base}/none")
 

@@ -53,7 +53,7 @@ def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
 def test_a_file_of_the_hosts_is_not_a_backing_file(scratch: Path, user: Identity) -> None:
     top = create(scratch / "top", "-u", "-b", "/etc/shadow", "-F", "raw")
     fault = refused(top, user)
-    assert fault.word == errors.INVALID_DISK_PARAM
+    assert fault.code == errors.INVALID_DISK_PARAM
     assert "Permission denied" in fault.problem
 
 
@@ -72,8 +72,8 @@ def test_data_in_another_file_is_refused(scratch: Path, user: Identity) -> None:
 def test_a_damaged_image_is_a_bad_image(scratch: Path, user: Identity) -> None:
     top = create(scratch / "top")
     top.write_bytes(b"QFI\xfb" + bytes(100))
-    assert refused(top, user).word == errors.BAD_IMAGE
+    assert refused(top, user).code == errors.BAD_IMAGE
 
 
 def test_the_wrong_format_is_a_bad_image(scratch: Path, user: Identity) -> None:
-    assert refused(create(scratch / "top", image_format="raw"), user).word == errors.BAD_IMAGE
+    assert refused(create(scratch / "top", image_format="raw"), user).code == errors.BAD_IMAGE

@@ -1,4 +1,4 @@
-"""The administrator's catalogue of images, and what jobs may ask to be made for them; who is blamed for what."""
+"""The administrator's catalog of images, and what jobs may ask to be made for them; who is blamed for what."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from vmgahp.drivers.libvirt import provision
 from vmgahp.errors import Fault, JobFault, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
-from vmgahp.images import catalog as catalogue
+from vmgahp.images import catalog
 from vmgahp.images.catalog import Entry, Image
 from vmgahp.job.data_disks import refuse
 from vmgahp.job.disks import Disk
@@ -43,32 +43,32 @@ def settings(place: Path, **more: str) -> Settings:
     return Settings({"VM_MEMORY": "1024", "VM_CATALOG": str(place / "catalog.toml"), **more})
 
 
-def catalog(place: Path, text: str) -> Settings:
+def offering(place: Path, text: str) -> Settings:
     write(place / "catalog.toml", text)
     return settings(place)
 
 
 def survey(made: Settings, beneath=lambda _image: None):  # type: ignore[no-untyped-def]
-    names, found = catalogue.survey(made, beneath)
+    names, found = catalog.survey(made, beneath)
     return names, {finding.check: finding for finding in found}
 
 
 # --- the file
 
 
-def test_without_the_setting_there_is_no_catalogue() -> None:
-    assert catalogue.read(Settings({})) is None
+def test_without_the_setting_there_is_no_catalog() -> None:
+    assert catalog.read(Settings({})) is None
     assert survey(Settings({})) == ([], {})
 
 
 def test_every_key_is_read(place: Path) -> None:
     write(place / "a.qcow2", QCOW2)
-    made = catalog(
+    made = offering(
         place,
         '[a]\npath = "a.qcow2"\nformat = "QCOW2"\ndescription = "one"\nmin_memory = 512\n'
         f'[cd]\npath = "{place}/../cd.iso"\nformat = "iso"\n',
     )
-    found = catalogue.read(made)
+    found = catalog.read(made)
     assert found is not None
     assert found.entries == {
         "a": Entry("a", f"{place}/a.qcow2", "qcow2", "disk", "one", 512),
@@ -79,7 +79,7 @@ def test_every_key_is_read(place: Path) -> None:
 def test_a_dot_in_a_name_needs_no_quotes(place: Path) -> None:
     table = 'path = "a"\nformat = "raw"\n'
     heads = ("[ubuntu-24.04]", "[ubuntu-24.10]", '["x.y"]', "[z]")
-    found = catalogue.read(catalog(place, "".join(f"{head}\n{table}" for head in heads)))
+    found = catalog.read(offering(place, "".join(f"{head}\n{table}" for head in heads)))
     assert found is not None
     assert set(found.entries) == {"ubuntu-24.04", "ubuntu-24.10", "x.y", "z"}
 
@@ -100,27 +100,27 @@ def test_a_dot_in_a_name_needs_no_quotes(place: Path) -> None:
 )
 def test_one_wrong_entry_leaves_the_others(place: Path, table: str, problem: str) -> None:
     write(place / "good.raw", b"good")
-    names, found = survey(catalog(place, f'[wrong]\n{table}\n[good]\npath = "good.raw"\nformat = "raw"\n'))
+    names, found = survey(offering(place, f'[wrong]\n{table}\n[good]\npath = "good.raw"\nformat = "raw"\n'))
     assert names == ["good"]
     assert found["image wrong"].verdict == OFF
     assert problem in found["image wrong"].seen
-    assert found["image wrong"].cure
+    assert found["image wrong"].hint
     assert found["images"].verdict == OK
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[a\n", "no catalogue"),
+        ("[a\n", "no catalog"),
         ('path = "a"\n', "outside of any table"),
-        ('[a]\npath = "a"\n[a]\npath = "b"\n', "no catalogue"),
-        (b"\xff\xfe", "no catalogue"),
-        ("#" * (catalogue.LARGEST + 1), "more than"),
-        ("[x]\n" + "a = " + "[" * 100000, "no catalogue"),
-        ("".join(f"[i{number}]\n" for number in range(catalogue.MOST_IMAGES + 1)), "more than"),
+        ('[a]\npath = "a"\n[a]\npath = "b"\n', "no catalog"),
+        (b"\xff\xfe", "no catalog"),
+        ("#" * (catalog.LARGEST + 1), "more than"),
+        ("[x]\n" + "a = " + "[" * 100000, "no catalog"),
+        ("".join(f"[i{number}]\n" for number in range(catalog.MOST_IMAGES + 1)), "more than"),
     ],
 )
-def test_what_is_no_catalogue_is_named_and_nothing_more(place: Path, text: str | bytes, problem: str) -> None:
+def test_what_is_no_catalog_is_named_and_nothing_more(place: Path, text: str | bytes, problem: str) -> None:
     write(place / "catalog.toml", text)
     names, found = survey(settings(place))
     assert names == []
@@ -133,7 +133,7 @@ def test_what_is_no_catalogue_is_named_and_nothing_more(place: Path, text: str |
 @pytest.mark.parametrize("name", ["a b", "-a", "a/b", "ä", "a,b", "a:b", "x" * 65])
 def test_a_name_that_no_job_could_write_is_refused(place: Path, name: str) -> None:
     write(place / "a", b"content")
-    names, found = survey(catalog(place, f'["{name}"]\npath = "a"\nformat = "raw"\n'))
+    names, found = survey(offering(place, f'["{name}"]\npath = "a"\nformat = "raw"\n'))
     assert names == []
     assert "is no name" in found[f"image {name[:64]}"].seen
 
@@ -143,7 +143,7 @@ def test_a_name_that_no_job_could_write_is_refused(place: Path, name: str) -> No
 
 def one(place: Path, image_format: str = "raw", content: bytes = b"content") -> Settings:
     write(place / "a", content)
-    return catalog(place, f'[a]\npath = "a"\nformat = "{image_format}"\n')
+    return offering(place, f'[a]\npath = "a"\nformat = "{image_format}"\n')
 
 
 def trouble(made: Settings, check: str = "image a") -> str:
@@ -152,7 +152,7 @@ def trouble(made: Settings, check: str = "image a") -> str:
     return found[check].seen
 
 
-def test_a_catalogue_that_others_may_write_to_is_not_read(place: Path) -> None:
+def test_a_catalog_that_others_may_write_to_is_not_read(place: Path) -> None:
     made = one(place)
     (place / "catalog.toml").chmod(0o666)
     assert "written to by others" in trouble(made, "images")
@@ -175,7 +175,7 @@ def test_an_image_of_somebody_elses_is_not_offered(place: Path) -> None:
 def test_a_link_in_somebody_elses_directory_is_not_followed(place: Path, scratch: Path) -> None:
     write(place / "base", b"content")
     (scratch / "link").symlink_to(place / "base")
-    made = catalog(place, f'[a]\npath = "{scratch}/link"\nformat = "raw"\n')
+    made = offering(place, f'[a]\npath = "{scratch}/link"\nformat = "raw"\n')
     assert "belongs to user id" in trouble(made)
 
 
@@ -184,7 +184,7 @@ def test_a_directory_that_others_may_write_to_is_not_passed(place: Path) -> None
     inner.mkdir()
     inner.chmod(0o777)
     write(inner / "a", b"content")
-    assert "others may write" in trouble(catalog(place, '[a]\npath = "inner/a"\nformat = "raw"\n'))
+    assert "others may write" in trouble(offering(place, '[a]\npath = "inner/a"\nformat = "raw"\n'))
 
 
 def test_a_missing_image(place: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_file_may_be_called_catalog(entry: str) -> None:
 @pytest.mark.parametrize(
     ("disks", "problem"),
     [
-        ("catalog:a:vda:w:qcow2", "the catalogue knows the format"),
+        ("catalog:a:vda:w:qcow2", "the catalog knows the format"),
         ("catalog::vda:w", "is not of the form catalog:name:device:permission"),
         ("catalog:a:floppy:w", "'floppy' is no device"),
         ("catalog:a:vda:x", "'x' is not a permission"),
@@ -340,32 +340,32 @@ def test_a_file_may_be_called_catalog(entry: str) -> None:
 )
 def test_what_makes_no_sense_is_refused(place: Path, disks: str, problem: str) -> None:
     fault = refusal(one(place), disks)
-    assert fault.word == errors.INVALID_DISK_PARAM
+    assert fault.code == errors.INVALID_DISK_PARAM
     assert problem in fault.problem.replace('"', "'")
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(place: Path) -> None:
     table = 'path = "a"\nformat = "raw"\n'
-    made = catalog(place, f"[debian-12]\n{table}[rocky-9]\n{table}")
+    made = offering(place, f"[debian-12]\n{table}[rocky-9]\n{table}")
     fault = refusal(made, "catalog:debian12:vda:w")
-    assert fault.word == errors.INVALID_DISK_PARAM
+    assert fault.code == errors.INVALID_DISK_PARAM
     assert "it has debian-12, rocky-9" in fault.problem
     assert "Is it debian-12 that is meant?" in fault.problem
     assert "meant" not in refusal(made, "catalog:windows:vda:w").problem
 
 
-def test_a_machine_without_a_catalogue_says_how_to_find_one_that_has() -> None:
+def test_a_machine_without_a_catalog_says_how_to_find_one_that_has() -> None:
     fault = refusal(Settings({"VM_MEMORY": "1024"}), "catalog:debian-12:vda:w")
     assert "VM_CATALOG" in fault.problem
-    assert 'requirements = stringListMember("debian-12", VM_Images)' in fault.cure
+    assert 'requirements = stringListMember("debian-12", VM_Images)' in fault.hint
 
 
 def test_too_little_memory_for_the_image(place: Path) -> None:
-    made = catalog(place, '[a]\npath = "a"\nformat = "raw"\nmin_memory = 600\n')
+    made = offering(place, '[a]\npath = "a"\nformat = "raw"\nmin_memory = 600\n')
     write(place / "a", b"content")
     fault = refusal(made)
-    assert fault.word == errors.NO_MEMORY_PARAM
-    assert "set vm_memory = 600" in fault.cure
+    assert fault.code == errors.NO_MEMORY_PARAM
+    assert "set vm_memory = 600" in fault.hint
     assert resolved(made, JobVMMemory="600")
 
 
@@ -379,7 +379,7 @@ def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
     made = one(place)
     (place / "a").chmod(0o666)
     assert "written to by others" in refusal(made).problem
-    assert "cannot be used on this machine" in refusal(catalog(place, "[a]\n")).problem
+    assert "cannot be used on this machine" in refusal(offering(place, "[a]\n")).problem
 
 
 # --- VM types that make nothing
@@ -409,16 +409,16 @@ def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
 
 
 def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
-    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.drivers.script.spec import ScriptSpec
     from vmgahp.job.vmware import VmwareSpec
 
     ad = JobAd({**GOOD, "VMPARAM_vm_Disk": '"catalog:a:vda:w"'}.items())
     made = Settings({"VM_MEMORY": "1024"})
     for read in (
         lambda: VmwareSpec.from_ad(ad, made, Files()),  # type: ignore[arg-type]
-        lambda: Wish.from_ad(ad, made),
+        lambda: ScriptSpec.from_ad(ad, made),
     ):
-        with pytest.raises(JobFault, match="no images of a catalogue"):
+        with pytest.raises(JobFault, match="no images of a catalog"):
             read()
 
 
@@ -451,7 +451,7 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
     monkeypatch.setattr("vmgahp.images.iso.can_write", lambda: False)
     with pytest.raises(JobFault, match="pycdlib") as raised:
         provision.require_possible(spec, "kvm", made)
-    assert "VM_kvm_ATTR_iso" in raised.value.cure
+    assert "VM_kvm_ATTR_iso" in raised.value.hint
 
 
 def test_a_container_without_disks_gets_none_made(place: Path) -> None:
@@ -464,9 +464,9 @@ def test_a_container_without_disks_gets_none_made(place: Path) -> None:
 
 
 def test_no_fault_of_all_this_takes_a_machine_offline(place: Path) -> None:
-    """Whatever the administrator did to his catalogue, the job hears of it and the machine stays."""
+    """Whatever the administrator did to his catalog, the job hears of it and the machine stays."""
     for text in ("[a", "[a]\n", '[a]\npath = "a"\nformat = "qcow2"\n', '[b]\npath = "a"\nformat = "raw"\n'):
         write(place / "a", b"content")
         with pytest.raises(Fault) as caught:
-            resolved(catalog(place, text))
+            resolved(offering(place, text))
         assert isinstance(caught.value, JobFault), caught.value.render()

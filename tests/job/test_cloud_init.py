@@ -12,7 +12,7 @@ from tests.images.test_iso import read
 from tests.job.test_spec import ad
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.script.spec import Wish
+from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import cloud_init
@@ -50,8 +50,8 @@ class Directory:
             self.spec(settings, **wishes)
         for part in parts:
             assert part in raised.value.problem
-        assert raised.value.word == errors.MISMATCHED
-        assert raised.value.cure
+        assert raised.value.code == errors.MISMATCHED
+        assert raised.value.hint
         return raised.value
 
     def seed(self, **wishes: str) -> dict[str, bytes]:
@@ -261,9 +261,9 @@ def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, wish: str) -> Non
         VmwareSpec.from_ad(job, MACHINE, Identity(os.getuid(), os.getgid()))
     assert form.format(wish) in raised.value.problem
     with pytest.raises(JobFault):
-        Wish.from_ad(job, MACHINE)
+        ScriptSpec.from_ad(job, MACHINE)
 
 
 def test_a_port_that_is_not_wanted_is_wanted_nowhere() -> None:
     job = ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false")
-    assert Wish.from_ad(job, MACHINE).name
+    assert ScriptSpec.from_ad(job, MACHINE).name

@@ -56,7 +56,7 @@ class Place:
     def refused(self, wanted: JobSpec) -> str:
         with pytest.raises(JobFault) as caught:
             self.make(wanted)
-        assert caught.value.cure
+        assert caught.value.hint
         return caught.value.problem
 
     def names(self) -> set[str]:
@@ -230,7 +230,7 @@ def test_files_are_no_links_when_they_are_read(place: Place) -> None:
     (place.scratch / "in.csv").symlink_to("/etc/hostname")
     with pytest.raises(JobFault, match=r"VMPARAM_vm_Data_Files: 'in\.csv' cannot be opened") as caught:
         place.make(place.files("in.csv"))
-    assert caught.value.word == errors.MISMATCHED
+    assert caught.value.code == errors.MISMATCHED
 
 
 def test_files_that_do_not_fit(place: Place) -> None:

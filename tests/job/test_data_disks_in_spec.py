@@ -13,9 +13,9 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job.data_disks import made_disks
+from vmgahp.job.data_disks import data_disks
 from vmgahp.job.disks import Disk
-from vmgahp.job.options import Wishes
+from vmgahp.job.options import Options
 from vmgahp.job.spec import JobAd
 
 __all__ = ["place"]
@@ -23,7 +23,7 @@ __all__ = ["place"]
 
 def made_of(*attributes: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
     ad = JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "kvm"', *attributes))))
-    return made_disks(Wishes(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
+    return data_disks(Options(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
 
 
 def data_disk(text: str) -> tuple[Disk, ...]:
@@ -74,7 +74,7 @@ def test_several_data_disks() -> None:
 def test_a_data_disk_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
     with pytest.raises(JobFault, match=re.escape(problem)) as caught:
         data_disk(text)
-    assert caught.value.word == errors.MISMATCHED
+    assert caught.value.code == errors.MISMATCHED
     assert "VMPARAM_vm_Data_Disk" in caught.value.problem
 
 
@@ -125,8 +125,8 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
     (scratch / "params/up").symlink_to("/")
     (scratch / "elsewhere").symlink_to("/etc")
     (scratch / "empty").mkdir()
-    wishes = Wishes(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
-    [disk] = made_disks(wishes, (), who, str(scratch))
+    wishes = Options(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
+    [disk] = data_disks(wishes, (), who, str(scratch))
     assert disk.files == ("params/b", "params/deep/a")
     for name in (
         "elsewhere",
@@ -138,7 +138,7 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
         "params/../..",
     ):
         with pytest.raises(JobFault, match="VMPARAM_vm_Data_Files"):
-            made_disks(Wishes(JobAd([("VMPARAM_vm_Data_Files", f'"{name}"')])), (), who, str(scratch))
+            data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", f'"{name}"')])), (), who, str(scratch))
 
 
 @AS_ROOT
@@ -148,8 +148,8 @@ def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
     (closed / "secret").write_text("1")
     closed.chmod(0o700)
     with pytest.raises(JobFault, match="Permission denied"):
-        made_disks(
-            Wishes(JobAd([("VMPARAM_vm_Data_Files", '"open"')])),
+        data_disks(
+            Options(JobAd([("VMPARAM_vm_Data_Files", '"open"')])),
             (),
             Identity(scratch.stat().st_uid, scratch.stat().st_gid),
             str(scratch),
@@ -162,5 +162,5 @@ def test_too_many_files(scratch: Path) -> None:
         (scratch / "many" / str(number)).touch()
     who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
     with pytest.raises(JobFault, match="501 files") as caught:
-        made_disks(Wishes(JobAd([("VMPARAM_vm_Data_Files", '"many"')])), (), who, str(scratch))
-    assert "archive" in caught.value.cure
+        data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", '"many"')])), (), who, str(scratch))
+    assert "archive" in caught.value.hint

@@ -235,7 +235,7 @@ def test_two_wishes_contradict_each_other() -> None:
 )
 def test_an_unknown_wish_is_refused_by_its_name(name: str) -> None:
     fault = refusal(MISMATCHED, name, "blue", **{name: '"blue"'})
-    assert "VMPARAM_vm_Firmware" in fault.cure
+    assert "VMPARAM_vm_Firmware" in fault.hint
     found = spec(**{name: '"blue"', "VMPARAM_vm_Ignore_Unknown": "true"})
     assert found.ignored == (name,)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vmgahp.config import Settings
 from vmgahp.drivers.exit_record import ExitRecord
-from vmgahp.drivers.resources import Belongings
+from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
 from vmgahp.job import exit_code
 from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_port, tell_starter
@@ -80,14 +80,14 @@ class Vm:
     def __init__(self, scratch: Path, user: Identity, libexec: Path | None = None) -> None:
         self.said: list[str] = []
         settings = Settings({"LIBEXEC": str(libexec)} if libexec else {})
-        self.belongings = Belongings(self.said.append)
-        self.belongings.exit = ExitRecord("vm", str(scratch), lambda: 1.25, settings, user, self.said.append)
+        self.resources = Resources(self.said.append)
+        self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, settings, user, self.said.append)
 
 
 def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
-    vm.belongings.let_go()
+    vm.resources.release()
     path = scratch / "vm_exit.json"
     found = json.loads(path.read_text())
     assert (found["exit_code"], found["source"], found["ended_by"]) == (3, "console", "gone")
@@ -101,7 +101,7 @@ def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identit
 def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Identity) -> None:
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
     os.chown(scratch / "vm_console.log", user.uid, user.gid)
-    Vm(scratch, user).belongings.let_go()
+    Vm(scratch, user).resources.release()
     assert json.loads((scratch / "vm_exit.json").read_text())["exit_code"] is None
 
 
@@ -113,28 +113,28 @@ def test_a_console_that_the_user_may_not_read_says_nothing(
     secret.write_text("vmgahp-exit-code: 3\n")
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").symlink_to(secret)
-    vm.belongings.let_go()
+    vm.resources.release()
     assert json.loads((scratch / "vm_exit.json").read_text())["exit_code"] is None
 
 
 def test_who_knows_first_how_it_ended_is_right(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
-    vm.belongings.ended("")
-    vm.belongings.ended(exit_code.CRASHED)
-    vm.belongings.ended(exit_code.DESTROYED)
-    vm.belongings.let_go()
+    vm.resources.ended("")
+    vm.resources.ended(exit_code.CRASHED)
+    vm.resources.ended(exit_code.DESTROYED)
+    vm.resources.release()
     assert json.loads((scratch / "vm_exit.json").read_text())["ended_by"] == "crashed"
 
 
 def test_a_checkpoint_that_waits_is_no_end(scratch: Path, user: Identity) -> None:
-    Vm(scratch, user).belongings.let_go(kept=True)
+    Vm(scratch, user).resources.release(kept=True)
     assert not (scratch / "vm_exit.json").exists()
 
 
 def test_it_is_written_before_the_directory_is_emptied(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
-    vm.belongings.when_over.append(lambda: (scratch / "vm_exit.json").unlink())
-    vm.belongings.let_go()
+    vm.resources.when_over.append(lambda: (scratch / "vm_exit.json").unlink())
+    vm.resources.release()
     assert vm.said == []
     assert not (scratch / "vm_exit.json").exists()
 
@@ -143,8 +143,8 @@ def test_a_file_that_cannot_be_written_ends_nothing(scratch: Path, user: Identit
     (scratch / "vm_exit.json").mkdir()
     vm = Vm(scratch, user)
     done: list[str] = []
-    vm.belongings.when_over.append(lambda: done.append("the rest"))
-    vm.belongings.let_go()
+    vm.resources.when_over.append(lambda: done.append("the rest"))
+    vm.resources.release()
     assert done == ["the rest"]
     assert "vm_exit.json cannot be written" in vm.said[0]
 
@@ -262,8 +262,8 @@ def test_only_an_end_of_its_own_is_told(
 ) -> None:
     configured(scratch, user)
     vm = Vm(scratch, user, libexec)
-    vm.belongings.ended(how)
-    vm.belongings.let_go()
+    vm.resources.ended(how)
+    vm.resources.release()
     assert bool(notes(libexec)) == told
 
 
@@ -272,6 +272,6 @@ def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(
 ) -> None:
     configured(scratch, user)
     vm = Vm(scratch, user, libexec)
-    vm.belongings.to_be_stopped()
-    vm.belongings.let_go()
+    vm.resources.to_be_stopped()
+    vm.resources.release()
     assert notes(libexec) == []

@@ -64,8 +64,8 @@ def spec(settings=MACHINE, files=None, **changes):
 def refusal(word, *parts, settings=MACHINE, files=None, **changes):
     with pytest.raises(JobFault) as caught:
         spec(settings, files, **changes)
-    assert caught.value.word == word
-    assert caught.value.cure
+    assert caught.value.code == word
+    assert caught.value.hint
     for part in parts:
         assert part in caught.value.problem
     return caught.value
@@ -239,7 +239,7 @@ def test_literals_and_references_do_not_load_the_engine(monkeypatch):
     assert found.vm_name() == "alice_example.org_17.0"
     with pytest.raises(MachineFault, match="ClassAd module") as caught:
         ad(X="1 + 1").integer("X")
-    assert "htcondor" in caught.value.cure
+    assert "htcondor" in caught.value.hint
 
 
 # --- the ad as a whole
@@ -510,10 +510,10 @@ def test_a_wrong_disk_holds_the_job(text, part):
     with pytest.raises(JobFault) as caught:
         JobSpec.from_ad(ad(VMPARAM_vm_Disk=f'"{text}"'), MACHINE, Files())
     fault = caught.value
-    assert fault.word == errors.INVALID_DISK_PARAM
+    assert fault.code == errors.INVALID_DISK_PARAM
     assert "VMPARAM_vm_Disk" in fault.problem
-    assert part in fault.problem + fault.cure
-    assert fault.cure
+    assert part in fault.problem + fault.hint
+    assert fault.hint
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ELOOP, errno.EPERM])
@@ -539,7 +539,7 @@ def test_a_hung_scratch_directory_is_the_machines_fault():
         disks("disk.img:vda:w", files)
 
 
-WISHES = [
+OPTIONS = [
     *GOOD,
     *(
         "RequestMemory",
@@ -556,7 +556,7 @@ disk_like = st.text(st.sampled_from("disk.img:vdahsw,rawqcow2/. '\"\\\x1b"))
 
 @given(
     st.dictionaries(
-        st.sampled_from(WISHES), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS))
+        st.sampled_from(OPTIONS), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS))
     )
 )
 def test_no_ad_raises_anything_but_a_fault(changes):

@@ -121,8 +121,8 @@ def test_static_addresses(mac):
 def test_other_addresses_hold_the_job(mac):
     with pytest.raises(JobFault, match="JobVM_MACADDR = ") as caught:
         spec(JobVMNetworking="true", JobVM_MACADDR='"' + mac.replace('"', '\\"') + '"')
-    assert caught.value.word == errors.MISMATCHED
-    assert caught.value.cure
+    assert caught.value.code == errors.MISMATCHED
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_other_addresses_hold_the_job(mac):
 def test_a_jobs_mistake_holds_the_job(changes, word, part):
     with pytest.raises(JobFault) as caught:
         spec(**changes)
-    assert caught.value.word == word
+    assert caught.value.code == word
     assert part in caught.value.problem
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["dos.vmx", "dos.vmdk"])
@@ -199,7 +199,7 @@ class TestReading:
     def test_one_that_vmware_could_not_read_holds_the_job(self, job, identity, content):
         with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
             job(content).read_vmx(identity)
-        assert caught.value.word == errors.BAD_IMAGE
+        assert caught.value.code == errors.BAD_IMAGE
 
     def test_a_link_is_not_followed(self, job, identity, scratch):
         found = job(b"")

@@ -38,8 +38,8 @@ def boot(settings: dict[str, str] | None = None, files: object = None, **changes
 def refused(word: str, *parts: str, **changes: object) -> None:
     with pytest.raises(JobFault) as caught:
         boot(**changes)  # type: ignore[arg-type]
-    assert caught.value.word == f"VMGAHP_ERR_JOBCLASSAD_{word}"
-    assert caught.value.cure
+    assert caught.value.code == f"VMGAHP_ERR_JOBCLASSAD_{word}"
+    assert caught.value.hint
     for part in parts:
         assert part in caught.value.problem
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-class KeptFile(NamedTuple):
+class FileState(NamedTuple):
     """One file as it was; only pieces of a large one are looked at (`checkpoint.sample`)."""
 
     path: str
@@ -27,7 +27,7 @@ class KeptFile(NamedTuple):
     sample: str
 
 
-def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool = False) -> KeptFile:
+def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool = False) -> FileState:
     """The file as it is, in the scratch `directory`, or by a full path where it may be `elsewhere`.
 
     Raises OSError, and `errors.MachineFault` where a full path's file system hangs.
@@ -38,12 +38,12 @@ def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool
         descriptor = identity.open_scratch(directory, path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
-        return KeptFile(path, size, checkpoint.sample(descriptor, size))
+        return FileState(path, size, checkpoint.sample(descriptor, size))
     finally:
         os.close(descriptor)
 
 
-def difference(identity: "Identity", directory: str, then: KeptFile, *, elsewhere: bool = False) -> str:
+def difference(identity: "Identity", directory: str, then: FileState, *, elsewhere: bool = False) -> str:
     """In what the file is not as it was; empty where it is."""
     try:
         now = describe(identity, directory, then.path, elsewhere=elsewhere)
@@ -70,15 +70,15 @@ def load(identity: "Identity", directory: str, name: str) -> bytes | None:
         return file.read(LARGEST + 1)
 
 
-def read(top: "Fields", where: str, most: int) -> tuple[KeptFile, ...]:
+def read(top: "Fields", where: str, most: int) -> tuple[FileState, ...]:
     """The files, `most` at most, in the field `where` of a manifest. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     from vmgahp.checkpoint.manifest import Fields
 
     found = []
     for number, item in enumerate(top.items(where, most)):
-        file = Fields(item, f"{where}[{number}].", KeptFile._fields)
+        file = Fields(item, f"{where}[{number}].", FileState._fields)
         found.append(
-            KeptFile(
+            FileState(
                 path=file.text("path", 4096),
                 size=file.integer("size", 0, 2**63 - 1),
                 sample=file.form("sample", _SHA256),

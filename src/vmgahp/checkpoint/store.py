@@ -314,7 +314,7 @@ def _pieces(size: int) -> "list[tuple[int, int]]":
 def _describe(
     identity: "Identity", directory: str, path: str, image_format: str, known_as: str = ""
 ) -> "FileState":
-    """The file as it is; one of an image of the catalogue under that name, for on another machine it lies elsewhere
+    """The file as it is; one of an image of the catalog under that name, for on another machine it lies elsewhere
     and was written at another time."""
     from vmgahp.checkpoint.manifest import FileState
 

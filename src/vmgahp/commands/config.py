@@ -91,7 +91,7 @@ def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list
         chosen += [row for row in matching if row not in chosen]
         if not matching:
             near = settings_check.nearest(word.upper(), names)
-            dead = htcondor.DEAD.get(word.upper())
+            dead = htcondor.RETIRED.get(word.upper())
             if dead is not None:
                 complaints.append(
                     f"{word.upper()}: neither HTCondor nor this daemon reads it any more. {dead}".strip()
@@ -130,7 +130,7 @@ def run(
     try:
         base.find(of_type)
     except errors.Fault as fault:
-        wrong.insert(0, Finding("VM_TYPE", BAD, "VM_TYPE", fault.problem, fault.cure))
+        wrong.insert(0, Finding("VM_TYPE", BAD, "VM_TYPE", fault.problem, fault.hint))
     complaints: list[str] = []
     if wanted:
         found, complaints = _chosen(found, wanted)

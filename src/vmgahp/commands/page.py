@@ -84,8 +84,8 @@ def _finding(page: Page, finding: Finding) -> list[str]:
     lines[0] += body[0][len(head) :]
     lines += [indent + line for line in body[1:]]
     lines += _aside(page, indent, "looked at ", finding.looked_at, _DIM)
-    if finding.cure:
-        lines += _aside(page, indent, "→ " if page.symbols else "-> ", finding.cure, "")
+    if finding.hint:
+        lines += _aside(page, indent, "→ " if page.symbols else "-> ", finding.hint, "")
     return lines
 
 

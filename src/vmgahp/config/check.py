@@ -78,12 +78,12 @@ def values(settings: Settings, vm_type: str) -> list[Finding]:
         try:
             number = _value(setting, settings)
         except errors.MachineFault as fault:
-            cure = fault.cure
+            hint = fault.hint
             if " #" in settings.string(setting.name):
-                cure = _COMMENT
+                hint = _COMMENT
             elif setting.kind == "bool":
-                cure = _meant(settings.string(setting.name).lower(), (*TRUE_WORDS, *FALSE_WORDS)) + cure
-            found.append(Finding(CHECK, BAD if matters else OFF, LOOKED_AT, fault.problem, cure))
+                hint = _meant(settings.string(setting.name).lower(), (*TRUE_WORDS, *FALSE_WORDS)) + hint
+            found.append(Finding(CHECK, BAD if matters else OFF, LOOKED_AT, fault.problem, hint))
             continue
         said = f"{setting.name} = {settings.string(setting.name)} ({settings.where(setting.name)})"
         if " #" in settings.string(setting.name) and setting.kind not in ("arguments", "expression"):
@@ -93,14 +93,14 @@ def values(settings: Settings, vm_type: str) -> list[Finding]:
             continue
         if number is not None and number < setting.least:
             verdict = BAD if matters and setting.name in _FATAL_LEAST else OFF
-            cure = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
-            found.append(Finding(CHECK, verdict, LOOKED_AT, f"{said} is less than {setting.least}.", cure))
+            hint = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
+            found.append(Finding(CHECK, verdict, LOOKED_AT, f"{said} is less than {setting.least}.", hint))
         unknown = _unknown_words(setting, settings)
         if unknown:
             verdict = BAD if matters and setting.name in _FATAL_WORDS else OFF
             seen = f"{said} is not {_either(setting.words, 'or')}."
-            cure = f"{_meant(unknown[0], setting.words)}use {_either(setting.words, 'or')}."
-            found.append(Finding(CHECK, verdict, LOOKED_AT, seen, cure))
+            hint = f"{_meant(unknown[0], setting.words)}use {_either(setting.words, 'or')}."
+            found.append(Finding(CHECK, verdict, LOOKED_AT, seen, hint))
     return found
 
 
@@ -140,8 +140,8 @@ def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
 def contradictions(settings: Settings, vm_type: str) -> list[Finding]:
     """Settings that cannot both have effect; what is wrong with one alone is left to `values`."""
     found = []
-    for seen, cure in _contradictions(settings, vm_type):
-        found.append(Finding(CHECK, OFF, LOOKED_AT, seen, cure))
+    for seen, hint in _contradictions(settings, vm_type):
+        found.append(Finding(CHECK, OFF, LOOKED_AT, seen, hint))
     return found
 
 
@@ -178,20 +178,20 @@ def networking(settings: Settings, vm_type: str) -> Finding | None:
     default = settings.string("VM_NETWORKING_DEFAULT_TYPE").lower()
     if not given:
         seen = "VM_NETWORKING is on, and VM_NETWORKING_TYPE names no kind: jobs get no network."
-        cure = "set VM_NETWORKING_TYPE = nat (or bridge, user, or several with commas)."
+        hint = "set VM_NETWORKING_TYPE = nat (or bridge, user, or several with commas)."
     elif unknown:
         seen = f"VM_NETWORKING_TYPE names {', '.join(unknown)}, which is no kind of network."
-        cure = f"{_meant(unknown[0], kinds)}use {', '.join(kinds)}."
+        hint = f"{_meant(unknown[0], kinds)}use {', '.join(kinds)}."
     elif "bridge" in given and "bridge" not in offered:
         seen = "VM_NETWORKING_TYPE names bridge, and VM_NETWORKING_BRIDGE_INTERFACE is not set."
-        cure = "set VM_NETWORKING_BRIDGE_INTERFACE to the name of the bridge, such as br0."
+        hint = "set VM_NETWORKING_BRIDGE_INTERFACE to the name of the bridge, such as br0."
     elif default and default not in offered:
         seen = f"VM_NETWORKING_DEFAULT_TYPE = {default}, which VM_NETWORKING_TYPE does not offer."
-        cure = f"set it to one of {', '.join(offered)}, or leave it out."
+        hint = f"set it to one of {', '.join(offered)}, or leave it out."
     else:
         return None
     looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
-    return Finding("VM_NETWORKING", OFF, looked_at, seen, cure)
+    return Finding("VM_NETWORKING", OFF, looked_at, seen, hint)
 
 
 def _is(settings: Settings, name: str) -> bool | None:
@@ -215,29 +215,29 @@ def names(entries: "Entries") -> list[Finding]:
     """Names that are nearly one of ours, that HTCondor no longer reads, or that are set for the wrong daemon."""
     known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
     known |= set(BY_NAME) | set(htcondor.BY_NAME)
-    known -= set(htcondor.DEAD)
+    known -= set(htcondor.RETIRED)
     used: set[str] | None = None
     found = []
     for entry in entries.all:
         daemon, _, name = entry.name.rpartition(".")
         if entry.is_default or not entry.value:
             continue
-        if not (name.startswith(_LIKE_OURS) or name in htcondor.DEAD):
+        if not (name.startswith(_LIKE_OURS) or name in htcondor.RETIRED):
             continue
         if name in known:
             sentence = _wrong_daemon(entry, daemon, name)
-            cure = f"write {name} without {daemon}."
-        elif name in htcondor.DEAD:
+            hint = f"write {name} without {daemon}."
+        elif name in htcondor.RETIRED:
             sentence = (
                 f"{entry.name} ({entry.where}): HTCondor no longer reads {name}, and this daemon does not."
             )
-            cure = f"take it out. {htcondor.DEAD[name]}".rstrip()
+            hint = f"take it out. {htcondor.RETIRED[name]}".rstrip()
         else:
             if used is None:
                 used = _used_names(entries.all)
-            sentence, cure = ("", "") if name in used else _misspelt(entry, name, known, entries.of_htcondor)
+            sentence, hint = ("", "") if name in used else _misspelt(entry, name, known, entries.of_htcondor)
         if sentence:
-            found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, cure))
+            found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, hint))
     return found
 
 

@@ -82,7 +82,7 @@ ELSEWHERE = (
     ),
 )
 
-DEAD = {
+RETIRED = {
     "VM_GAHP_CONFIG": "Settings of the VM universe are in the configuration itself since HTCondor 7.4.",
     "VM_MAX_MEMORY": "VM_MEMORY says how much memory VMs may have.",
     "VM_VERSION": "",

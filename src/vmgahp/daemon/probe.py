@@ -161,8 +161,8 @@ def _judge_policy(names: list[str], vm_type: str, outcome: object) -> Finding:
         for name in names:
             if name in _POLICY_OF_LIBVIRT:
                 seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
-                cure = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
-                return Finding("policy", OFF, looked_at, seen, cure)
+                hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
+                return Finding("policy", OFF, looked_at, seen, hint)
     # The startd probes some types as its own user, who may not be able to look.
     verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
     return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
@@ -193,15 +193,15 @@ def _judge_memory(memory: int, physical: object, into: "list[Finding]") -> int:
     looked_at = "VM_MEMORY, and the memory of this machine"
     if memory <= 0:
         seen = f"VM_MEMORY is {memory or 'not set'}: no memory is set aside for VMs."
-        cure = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
-        into.append(Finding("memory", BAD, looked_at, seen, cure))
+        hint = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
+        into.append(Finding("memory", BAD, looked_at, seen, hint))
     elif isinstance(physical, int) and physical < memory:
         seen = (
             f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
             "nothing is left for the system."
         )
-        cure = f"set VM_MEMORY to less than {physical}."
-        into.append(Finding("memory", OFF, looked_at, seen, cure))
+        hint = f"set VM_MEMORY to less than {physical}."
+        into.append(Finding("memory", OFF, looked_at, seen, hint))
         return physical
     else:
         seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
@@ -218,8 +218,8 @@ def _judge_room(execute: str, memory: int, free: object, into: "list[Finding]") 
         )
     elif isinstance(free, int) and free < memory:
         seen = f"EXECUTE = {execute} has room for {free} MiB, and VMs may have {memory} MiB of memory (VM_MEMORY)."
-        cure = f"make room in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
-        into.append(Finding("room", OFF, looked_at, seen, cure))
+        hint = f"make room in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
+        into.append(Finding("room", OFF, looked_at, seen, hint))
         return False
     else:
         seen = f"EXECUTE = {execute} has room for {free} MiB, VM_MEMORY is {memory} MiB"
@@ -282,7 +282,7 @@ def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json:
             what = "" if finding.check == settings_check.CHECK else "not offered: "
             log.always(f"{what}{finding.check}: {finding.seen}")
     if trouble is not None:
-        fault = errors.MachineFault(trouble.seen, trouble.cure)
+        fault = errors.MachineFault(trouble.seen, trouble.hint)
         reason = f"this machine is not VM-capable: {fault.render()}"
         log.always(reason)
         if not as_json:

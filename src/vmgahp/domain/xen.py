@@ -116,15 +116,15 @@ def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
 
 
 def _require_disk(disk: "Disk") -> None:
-    problem = cure = ""
+    problem = hint = ""
     if disk.kind == "floppy" or _bus(disk) is None:
         problem = f"attaches {disk.path} as {disk.device}, and Xen's guests have no such disks"
-        cure = "give it a device name such as xvda or sda."
+        hint = "give it a device name such as xvda or sda."
     elif disk.format != "raw":
         problem = f"gives {disk.path} the format {disk.format}, and Xen jobs have raw images only here"
-        cure = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
+        hint = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
     if problem:
-        raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", cure)
+        raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
 
 
 def _bus(disk: "Disk") -> str | None:

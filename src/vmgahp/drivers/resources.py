@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vmgahp.host.guardian import Guardian
 
 
-class Belongings:
+class Resources:
     """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
 
     def __init__(self, log: "Callable[[str], None]") -> None:
@@ -42,13 +42,13 @@ class Belongings:
         if self.exit is not None and not self.exit.how:
             self.exit.how = how
 
-    def claim(self) -> bool:
-        """Whether the caller is the first, and so the one to tidy up and to call `let_go`."""
+    def begin_release(self) -> bool:
+        """Whether the caller is the first, and so the one to tidy up and to call `release`."""
         with self._lock:
             first, self._claimed = not self._claimed, True
         return first
 
-    def let_go(self, *, kept: bool = False) -> None:
+    def release(self, *, kept: bool = False) -> None:
         """Tidy up and dismiss the guardian; `kept` says that a checkpoint is left behind.
 
         What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.

@@ -23,10 +23,10 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
     from stat import S_ISREG
 
     what = "an executable" if executable else "a file"
-    cure = f"give {setting} {what} that belongs to root, in directories that only root may write to"
+    hint = f"give {setting} {what} that belongs to root, in directories that only root may write to"
 
     def refuse(problem: str) -> MachineFault:
-        return MachineFault(f"{setting} = {path} {problem}.", f"{cure}; {otherwise}.")
+        return MachineFault(f"{setting} = {path} {problem}.", f"{hint}; {otherwise}.")
 
     if not path.startswith("/"):
         raise refuse("is not an absolute path")

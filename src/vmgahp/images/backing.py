@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     path: str
     format: str
     known_as: str = ""
-    """What a checkpoint calls it, where that is not its path: an image of the administrator's catalogue."""
+    """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
 
 
 def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[Layer, ...]:
@@ -104,5 +104,5 @@ def _info(
         raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error
 
 
-def _bad(word: str, problem: str, cure: str) -> errors.JobFault:
-    return errors.JobFault(word, f"VMPARAM_vm_Disk: {problem}.", cure)
+def _bad(word: str, problem: str, hint: str) -> errors.JobFault:
+    return errors.JobFault(word, f"VMPARAM_vm_Disk: {problem}.", hint)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SETTING = "VM_CATALOG"
 
 CATALOG = "catalog"
-"""What stands before the name of an image of this machine's catalogue: ``catalog:<name>:device:permission``, no
+"""What stands before the name of an image of this machine's catalog: ``catalog:<name>:device:permission``, no
 format. condor_submit demands three or four fields (``validate_disk_param`` in HTCondor's
 ``src/condor_utils/submit_utils.cpp``)."""
 
@@ -53,7 +53,7 @@ _QCOW2_DATA_FILE = 4
 
 
 class Image(NamedTuple):
-    """An image of the administrator's catalogue; at first the job has said no more than its name."""
+    """An image of the administrator's catalog; at first the job has said no more than its name."""
 
     name: str
     path: str = ""
@@ -66,7 +66,7 @@ class Image(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One image as the catalogue describes it."""
+    """One image as the catalog describes it."""
 
     name: str
     path: str
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
         return Image(self.name, self.path, self.format)
 
 
-class Catalogue:
+class Catalog:
     """The images of one machine by name, and of those that cannot be used what is wrong with them."""
 
     def __init__(self, path: str) -> None:
@@ -102,10 +102,10 @@ class Catalogue:
         return entry
 
 
-def read(settings: "Settings") -> Catalogue | None:
-    """The catalogue of the settings, None where they name none; its images are not looked at yet.
+def read(settings: "Settings") -> Catalog | None:
+    """The catalog of the settings, None where they name none; its images are not looked at yet.
 
-    Raises `MachineFault` for a file that others may write to, or that is no catalogue.
+    Raises `MachineFault` for a file that others may write to, or that is no catalog.
     """
     path = settings.string(SETTING)
     if not path:
@@ -125,10 +125,10 @@ def read(settings: "Settings") -> Catalogue | None:
             raise ValueError(f"it has more than {MOST_IMAGES} images")
     except (OSError, ValueError, RecursionError) as error:
         raise MachineFault(
-            f"{SETTING} = {path} ({settings.where(SETTING)}) is no catalogue of images: {error}.",
+            f"{SETTING} = {path} ({settings.where(SETTING)}) is no catalog of images: {error}.",
             'write a table for each image: [name], path = "…", format = "qcow2".',
         ) from error
-    found = Catalogue(path)
+    found = Catalog(path)
     for name, table in tables.items():
         try:
             found.entries[name] = _entry(path, name, table)
@@ -151,11 +151,11 @@ def _tables(content: "dict[str, object]", above: str = "") -> "Iterator[tuple[st
             yield from _tables(value, f"{above}{key}.")
 
 
-def _entry(catalogue: str, name: str, table: "dict[str, object]") -> Entry:
+def _entry(catalog: str, name: str, table: "dict[str, object]") -> Entry:
     """Raises `MachineFault`."""
 
-    def wrong(problem: str, cure: str) -> MachineFault:
-        return _broken(catalogue, name, problem, cure)
+    def wrong(problem: str, hint: str) -> MachineFault:
+        return _broken(catalog, name, problem, hint)
 
     if not _NAME.fullmatch(name):
         raise wrong(
@@ -172,7 +172,7 @@ def _entry(catalogue: str, name: str, table: "dict[str, object]") -> Entry:
     path, said = str(table.get("path", "")), str(table.get("format", "")).lower()
     if not path or "\0" in path:
         raise wrong(
-            "has no path", f'write path = "…" under [{name}], the full path or one beside the catalogue.'
+            "has no path", f'write path = "…" under [{name}], the full path or one beside the catalog.'
         )
     if said not in FORMATS:
         raise wrong(
@@ -183,7 +183,7 @@ def _entry(catalogue: str, name: str, table: "dict[str, object]") -> Entry:
         raise wrong(f"has the min_memory {memory!a:.40}", "write MiB.")
     return Entry(
         name,
-        os.path.normpath(os.path.join(os.path.dirname(catalogue), path)),
+        os.path.normpath(os.path.join(os.path.dirname(catalog), path)),
         FORMATS[said],
         "cdrom" if said == "iso" else "disk",
         str(table.get("description", "")),
@@ -220,26 +220,26 @@ def check(entry: Entry) -> bytes:
 def trust(name: str, path: str) -> None:
     """Make sure that only root can have written a file of an image. Raises `MachineFault`."""
     what = f"the path of [{name}] in {SETTING}"
-    trusted_program.require_trustworthy(path, what, "take it out of the catalogue", executable=False)
+    trusted_program.require_trustworthy(path, what, "take it out of the catalog", executable=False)
 
 
 def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Finding]]:
     """The names of the images that jobs can have; a finding for them all, and one for each image.
 
-    `beneath` looks at the layers beneath an image and raises `errors.Fault`. Without a catalogue there are none.
+    `beneath` looks at the layers beneath an image and raises `errors.Fault`. Without a catalog there are none.
     """
     looked_at = f"the images of {SETTING}"
     try:
-        catalogue = read(settings)
+        catalog = read(settings)
     except MachineFault as fault:
         return [], [findings.judge("images", looked_at, fault, "", OFF)]
-    if catalogue is None:
+    if catalog is None:
         return [], []
     found: list[Finding] = []
     names = []
-    for name, wrong in catalogue.broken.items():
+    for name, wrong in catalog.broken.items():
         found.append(findings.judge(f"image {name[:64]}", looked_at, wrong, "", OFF))
-    for entry in catalogue.entries.values():
+    for entry in catalog.entries.values():
         at = f"{entry.path}, {entry.format}"
         try:
             header = check(entry)
@@ -254,7 +254,7 @@ def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Fi
         about = f"{entry.description or 'jobs can have it'}{needs}"
         found.append(Finding(f"image {entry.name}", OK, at, about))
     shown = ", ".join(names) or "it has none that jobs could use"
-    return names, [Finding("images", OK if names else OFF, f"{looked_at} = {catalogue.path}", shown), *found]
+    return names, [Finding("images", OK if names else OFF, f"{looked_at} = {catalog.path}", shown), *found]
 
 
 def _require_readable(entry: Entry) -> None:
@@ -284,5 +284,5 @@ def _may_have_layers(image_format: str, header: bytes) -> bool:
     return True
 
 
-def _broken(path: str, name: str, problem: str, cure: str) -> MachineFault:
-    return MachineFault(f"The image [{name[:64]}] of the catalogue {problem} ({path}).", cure)
+def _broken(path: str, name: str, problem: str, hint: str) -> MachineFault:
+    return MachineFault(f"The image [{name[:64]}] of the catalog {problem} ({path}).", hint)

@@ -25,7 +25,7 @@ STANDS_FOR = {"vmware": ("vmware", "vmrun", "vsphere")}
 
 _MOST = 20
 _TYPE = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,63}", re.ASCII)
-_CURE = f'write vm_type = any and +{TYPES} = "kvm, vmware", with the types that would do.'
+_HINT = f'write vm_type = any and +{TYPES} = "kvm, vmware", with the types that would do.'
 
 
 def is_choice(vm_type: str) -> bool:
@@ -43,12 +43,12 @@ def wanted(ad: "JobAd") -> tuple[str, ...]:
         raise JobFault(
             errors.MISMATCHED,
             f"JobVMType = {shown(vm_type)} and {TYPES} = {shown(ad.expression(TYPES))}: both are lists of VM types.",
-            f"keep one of them; {_CURE}",
+            f"keep one of them; {_HINT}",
         )
     text = ad.string(TYPES)
     if text is None:
         raise JobFault(
-            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a text.", _CURE
+            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a text.", _HINT
         )
     return _words(TYPES, text)
 
@@ -74,6 +74,6 @@ def _words(attribute: str, text: str) -> tuple[str, ...]:
     odd = [word for word in words if not _TYPE.fullmatch(word)]
     if odd or not words or len(words) > _MOST:
         what = f"{shown(odd[0])} is no VM type" if odd else "it is no list of VM types"
-        raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _CURE)
+        raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _HINT)
     # "any" in a list takes whatever there is.
     return () if ANY in words else words

@@ -23,17 +23,17 @@ class JobAttribute:
         self.types = types
 
 
-WISH_PREFIX = "VMPARAM_vm_"
+OPTION_PREFIX = "VMPARAM_vm_"
 
 _LIBVIRT = ("kvm", "qemu", "libvirt")
 _VMWARE = ("vmrun", "vmware", "vsphere")
 
 
 def _wish(name: str, kind: str, default: str, meaning: str, *types: str) -> JobAttribute:
-    return JobAttribute(WISH_PREFIX + name, "", kind, default, meaning, *(types or _LIBVIRT))
+    return JobAttribute(OPTION_PREFIX + name, "", kind, default, meaning, *(types or _LIBVIRT))
 
 
-WISHES = (
+OPTIONS = (
     _wish("Arch", "string", "the machine's own", "The architecture of the guest: x86_64 or aarch64."),
     _wish(
         "Data_Disk",
@@ -239,5 +239,5 @@ ATTRIBUTES = (
         "Whether the guest writes to a snapshot's disks and leaves the job's own as they are.",
         *_VMWARE,
     ),
-    *WISHES,
+    *OPTIONS,
 )

@@ -4,7 +4,7 @@ import os
 
 from vmgahp import errors
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.images.catalog import SETTING, Catalogue, read
+from vmgahp.images.catalog import SETTING, Catalog, read
 from vmgahp.job.disks import DISK, Disk
 
 TYPE_CHECKING = False
@@ -21,20 +21,20 @@ MOST_NAMED = 20
 def resolve(
     disks: "Sequence[Disk]", settings: "Settings", identity: "Identity", working_dir: str, memory_mib: int
 ) -> tuple[Disk, ...]:
-    """The disks of a job, some of them of the catalogue, with the images in place of their names.
+    """The disks of a job, some of them of the catalog, with the images in place of their names.
 
     A disk that can be written is a layer of the job's own, in its scratch directory; any other is the image itself.
-    Raises `JobFault`, also where the image or the catalogue is the administrator's to mend: other jobs can run.
+    Raises `JobFault`, also where the image or the catalog is the administrator's to mend: other jobs can run.
     """
     try:
-        catalogue = read(settings)
+        catalog = read(settings)
     except MachineFault as fault:
         name = next((disk.image.name for disk in disks if disk.image), "")
-        raise _refused(name, "this machine's catalogue of images cannot be used", fault.problem) from fault
+        raise _refused(name, "this machine's catalog of images cannot be used", fault.problem) from fault
     return tuple(
         disk
         if disk.image is None
-        else _resolve(disk, disk.image.name, catalogue, identity, working_dir, memory_mib)
+        else _resolve(disk, disk.image.name, catalog, identity, working_dir, memory_mib)
         for disk in disks
     )
 
@@ -42,19 +42,19 @@ def resolve(
 def _resolve(
     disk: Disk,
     name: str,
-    catalogue: Catalogue | None,
+    catalog: Catalog | None,
     identity: "Identity",
     working_dir: str,
     memory_mib: int,
 ) -> Disk:
-    if catalogue is None:
-        raise _refused(name, f"this machine has no catalogue of images ({SETTING})")
+    if catalog is None:
+        raise _refused(name, f"this machine has no catalog of images ({SETTING})")
     try:
-        entry = catalogue.find(name)
+        entry = catalog.find(name)
     except MachineFault as fault:
         raise unusable(name, fault) from fault
     if entry is None:
-        raise _unknown(name, catalogue.entries)
+        raise _unknown(name, catalog.entries)
     if memory_mib < entry.min_memory:
         raise JobFault(
             errors.NO_MEMORY_PARAM,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from vmgahp.host.job_user import Identity
     from vmgahp.job.ad import JobAd
-    from vmgahp.job.options import Wishes
+    from vmgahp.job.options import Options
 
 SEED_FILE = "vm_cidata.iso"
 LABEL = "cidata"
@@ -60,7 +60,7 @@ class Seed(NamedTuple):
     host_name: str
 
 
-def wanted(wishes: "Wishes", ad: "JobAd", identity: "Identity") -> Seed | None:
+def wanted(wishes: "Options", ad: "JobAd", identity: "Identity") -> Seed | None:
     """What the job wants to tell cloud-init, checked; None for nothing. Raises `JobFault`."""
     names = {wish: wishes.string(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)}
     if not names[USER_DATA]:
@@ -148,7 +148,7 @@ def forget(seed: Seed | None, working_dir: str, identity: "Identity") -> None:
         identity.unlink_scratch(working_dir, SEED_FILE)
 
 
-def _read(wishes: "Wishes", wish: str, name: str, working_dir: str, identity: "Identity") -> bytes:
+def _read(wishes: "Options", wish: str, name: str, working_dir: str, identity: "Identity") -> bytes:
     if not name or name == SEED_FILE or has_control(name):
         raise wishes.refused(
             wish,
@@ -171,7 +171,7 @@ def _read(wishes: "Wishes", wish: str, name: str, working_dir: str, identity: "I
     return data
 
 
-def _check_user_data(wishes: "Wishes", data: bytes) -> None:
+def _check_user_data(wishes: "Options", data: bytes) -> None:
     """By its first line cloud-init knows what user data is, and what it does not know it drops."""
     start = data[:64].lstrip().lower()
     if not start:

@@ -13,7 +13,7 @@ from vmgahp.errors import JobFault
 from vmgahp.host import scratch
 from vmgahp.images import iso
 from vmgahp.images.catalog import CATALOG
-from vmgahp.job.attributes import WISH_PREFIX as PREFIX
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, Disk, device_of, free_device
 from vmgahp.job.options import (
     DATA_DISK,
@@ -23,7 +23,7 @@ from vmgahp.job.options import (
     META_DATA,
     NETWORK_CONFIG,
     USER_DATA,
-    Wishes,
+    Options,
 )
 from vmgahp.text import shown
 
@@ -45,7 +45,7 @@ LARGEST_FILES = 4 << 30
 _OURS = tuple(
     wish.lower() for wish in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA)
 )
-"""Wishes that only the drivers with QEMU fulfil, by making something."""
+"""Options that only the drivers with QEMU fulfil, by making something."""
 
 _UNITS = {"m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([1-9][0-9]{0,6})([mgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
@@ -54,8 +54,8 @@ _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 """What a data disk may be, by the end of its name."""
 
 
-def made_disks(
-    wishes: Wishes, others: "Sequence[Disk]", identity: "Identity", directory: str
+def data_disks(
+    wishes: Options, others: "Sequence[Disk]", identity: "Identity", directory: str
 ) -> tuple[Disk, ...]:
     """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
     found = list(others)
@@ -75,17 +75,17 @@ def made_disks(
     return tuple(found[len(others) :])
 
 
-def _data_disk(wishes: Wishes, entry: str, directory: str) -> Disk:
+def _data_disk(wishes: Options, entry: str, directory: str) -> Disk:
     """One ``device:size[:file]``."""
-    cure = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
+    hint = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
     fields = [field.strip() for field in entry.split(":")]
     if not 2 <= len(fields) <= 3 or not all(fields):
-        raise wishes.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", cure)
+        raise wishes.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
     device, size = device_of(fields[0]), _SIZE.fullmatch(fields[1])
     if device is None or device[1] or device[0].startswith("fd"):
-        raise wishes.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", cure)
+        raise wishes.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", hint)
     if size is None:
-        raise wishes.refused(DATA_DISK, f"{shown(fields[1])} is no size", cure)
+        raise wishes.refused(DATA_DISK, f"{shown(fields[1])} is no size", hint)
     name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
     image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
     if not _FILE.fullmatch(name) or not image_format:
@@ -107,7 +107,7 @@ def _data_disk(wishes: Wishes, entry: str, directory: str) -> Disk:
 
 
 def _files_disk(
-    wishes: Wishes, names: "Sequence[str]", others: "Iterable[Disk]", identity: "Identity", directory: str
+    wishes: Options, names: "Sequence[str]", others: "Iterable[Disk]", identity: "Identity", directory: str
 ) -> Disk:
     device = free_device(others)
     if not device:
@@ -131,7 +131,7 @@ def _files_disk(
     )
 
 
-def _files(wishes: Wishes, name: str, identity: "Identity", directory: str) -> list[str]:
+def _files(wishes: Options, name: str, identity: "Identity", directory: str) -> list[str]:
     """A file of the scratch directory by its name, or all that are in a directory of that name."""
     try:
         try:
@@ -167,12 +167,12 @@ def _require_own_files(disks: "Iterable[Disk]") -> None:
 
 
 def refuse(ad: "JobAd") -> None:
-    """For VM types that make no disks nor ports and have no catalogue of images: no job there may ask for them.
+    """For VM types that make no disks nor ports and have no catalog of images: no job there may ask for them.
 
     Raises `JobFault`.
     """
     vm_type = ad.vm_type()
-    cure = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
+    hint = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
     for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
         for attribute in ad.names(prefix):
             value = ad.expression(attribute) or ""
@@ -182,15 +182,15 @@ def refuse(ad: "JobAd") -> None:
                     errors.MISMATCHED,
                     f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type "
                     f"{vm_type}.",
-                    cure,
+                    hint,
                 )
     for entry in (ad.string(DISK) or "").split(","):
         if entry.strip().lower().startswith(CATALOG + ":") and entry.count(":") > 2:
             raise JobFault(
                 errors.INVALID_DISK_PARAM,
-                f"{DISK}, entry {shown(entry.strip())}: jobs of the type {vm_type} have no images of a catalogue.",
-                cure,
+                f"{DISK}, entry {shown(entry.strip())}: jobs of the type {vm_type} have no images of a catalog.",
+                hint,
             )
 
 
-__all__ = ["FILES_IMAGE", "LABEL", "LARGEST_FILES", "made_disks", "refuse"]
+__all__ = ["FILES_IMAGE", "LABEL", "LARGEST_FILES", "data_disks", "refuse"]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Wishes
+from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vmgahp.job.cloud_init import Seed
     from vmgahp.job.disks import Disk
 
-BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
-FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
+BIOS, UEFI, UEFI_SEHINT = "bios", "uefi", "uefi-secure"
+FIRMWARES = (BIOS, UEFI, UEFI_SEHINT)
 
 X86, ARM = "x86_64", "aarch64"
 ARCHES = {X86: X86, "amd64": X86, ARM: ARM, "arm64": ARM}
@@ -61,7 +61,7 @@ class Devices(NamedTuple):
     """What its cloud-init is told; the drive with it is one of the job's disks."""
 
 
-def devices(wishes: Wishes, settings: "Settings", vcpus: int, working_dir: str) -> Devices:
+def devices(wishes: Options, settings: "Settings", vcpus: int, working_dir: str) -> Devices:
     """Read and check. Raises `JobFault`, and `MachineFault` for a setting that is wrong."""
     arch = _arch(wishes)
     return Devices(
@@ -74,7 +74,7 @@ def devices(wishes: Wishes, settings: "Settings", vcpus: int, working_dir: str) 
     )
 
 
-def contradictions(found: Devices, disks: "Sequence[Disk]", wishes: Wishes, *, checkpoint: bool) -> None:
+def contradictions(found: Devices, disks: "Sequence[Disk]", wishes: Options, *, checkpoint: bool) -> None:
     """Make sure that nothing of it makes a checkpoint useless that the job asks for too. Raises `JobFault`."""
     if not checkpoint:
         return
@@ -94,18 +94,18 @@ def contradictions(found: Devices, disks: "Sequence[Disk]", wishes: Wishes, *, c
             )
 
 
-def _arch(wishes: Wishes) -> str:
+def _arch(wishes: Options) -> str:
     wanted = wishes.string(ARCH).lower()
     if wanted and wanted not in ARCHES:
         raise wishes.refused(ARCH, "it is no architecture of guests here", f"write {X86} or {ARM}.")
     return ARCHES.get(wanted, "")
 
 
-def _firmware(wishes: Wishes, arch: str) -> str:
+def _firmware(wishes: Options, arch: str) -> str:
     wanted = wishes.string(FIRMWARE).lower()
     if wanted and wanted not in FIRMWARES:
         raise wishes.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
-    if arch == ARM and wanted in (BIOS, UEFI_SECURE):
+    if arch == ARM and wanted in (BIOS, UEFI_SEHINT):
         raise wishes.refused(
             FIRMWARE,
             f"{wishes.shown(ARCH)} contradicts it, whose firmware is uefi",
@@ -114,27 +114,27 @@ def _firmware(wishes: Wishes, arch: str) -> str:
     return wanted
 
 
-def _topology(wishes: Wishes, vcpus: int) -> Topology | None:
+def _topology(wishes: Options, vcpus: int) -> Topology | None:
     text = wishes.string(TOPOLOGY)
     if not text:
         return None
-    cure = f'write +VMPARAM_vm_Topology = "sockets=1,cores={vcpus},threads=1"; what is left out is 1.'
+    hint = f'write +VMPARAM_vm_Topology = "sockets=1,cores={vcpus},threads=1"; what is left out is 1.'
     numbers: dict[str, int] = {}
     for entry in text.lower().split(","):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in _PARTS or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
             raise wishes.refused(
-                TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", cure
+                TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", hint
             )
         numbers[name] = int(value)
     topology = Topology(*(numbers.get(name, 1) for name in _PARTS))
     product = topology.sockets * topology.cores * topology.threads
     if product != vcpus:
-        raise wishes.refused(TOPOLOGY, f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", cure)
+        raise wishes.refused(TOPOLOGY, f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)
     return topology
 
 
-def _share(wishes: Wishes, settings: "Settings", working_dir: str) -> str:
+def _share(wishes: Options, settings: "Settings", working_dir: str) -> str:
     """The directory to share: true means all of the scratch directory, a name a directory in it."""
     name = wishes.string(SHARE) if wishes.is_text(SHARE) else ""
     if not name and not wishes.boolean(SHARE):

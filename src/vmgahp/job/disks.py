@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 DISK = "VMPARAM_vm_Disk"
-DISK_CURE = (
+DISK_HINT = (
     "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
 )
-CATALOG_CURE = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
+CATALOG_HINT = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
 _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
 _PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
@@ -70,7 +70,7 @@ def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
         raise JobFault(
             errors.NO_DISK_PARAM,
             f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.",
-            DISK_CURE,
+            DISK_HINT,
         )
     found: dict[str, Disk] = {}
     for entry in text.split(","):
@@ -83,7 +83,7 @@ def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
             raise _bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
         found[device] = disk
     if not found:
-        raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_CURE)
+        raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_HINT)
     return tuple(found.values())
 
 
@@ -110,12 +110,12 @@ def free_device(disks: "Iterable[Disk]") -> str:
 
 
 def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
-    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalogue."""
+    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalog."""
     fields = [field.strip() for field in entry.split(":")]
     if has_control(entry):
         raise _bad_disk(entry, "has a control character")
-    if _is_of_catalogue(fields):
-        return _of_catalogue(entry, fields)
+    if _is_of_catalog(fields):
+        return _of_catalog(entry, fields)
     if len(fields) == 4 and not fields[3]:
         del fields[3]
     if not 3 <= len(fields) <= 4 or not all(fields):
@@ -124,8 +124,8 @@ def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
     name, partition, written, shared = _attachment(entry, device, permission)
     image_format = image_format.lower()
     if image_format not in FORMATS:
-        cure = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
-        raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", cure)
+        hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
+        raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", hint)
     if name.startswith("fd"):
         kind = "floppy"
     elif image_format == "iso" or file.lower().endswith(".iso"):
@@ -135,28 +135,26 @@ def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
     writable = written and kind != "cdrom"
     if shared and writable and FORMATS[image_format] != "raw":
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
-        cure = "convert the image to raw, or give every VM an image of its own."
-        raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", cure)
+        hint = "convert the image to raw, or give every VM an image of its own."
+        raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", hint)
     path, transferred = _find_image(entry, file, working_dir, identity, writable)
     return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
 
 
-def _is_of_catalogue(fields: "list[str]") -> bool:
+def _is_of_catalog(fields: "list[str]") -> bool:
     """``catalog:vda:w`` and ``catalog:vda:w:qcow2`` are of a file of that name."""
     return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
 
 
-def _of_catalogue(entry: str, fields: "list[str]") -> Disk:
-    """One ``catalog:name:device:permission``; what the image is, the catalogue knows (`vmgahp.images.catalog`)."""
+def _of_catalog(entry: str, fields: "list[str]") -> Disk:
+    """One ``catalog:name:device:permission``; what the image is, the catalog knows (`vmgahp.images.catalog`)."""
     if len(fields) != 4 or not all(fields):
-        problem = "is not of the form catalog:name:device:permission; the catalogue knows the format"
-        raise _bad_disk(entry, problem, CATALOG_CURE)
+        problem = "is not of the form catalog:name:device:permission; the catalog knows the format"
+        raise _bad_disk(entry, problem, CATALOG_HINT)
     _, image, device, permission = fields
     name, partition, writable, shared = _attachment(entry, device, permission)
     if shared:
-        problem = (
-            "shares an image of the catalogue, which any number of VMs use, each with a layer of its own"
-        )
+        problem = "shares an image of the catalog, which any number of VMs use, each with a layer of its own"
         raise _bad_disk(entry, problem, "write the permission r or w.")
     kind = "floppy" if name.startswith("fd") else "disk"
     return Disk("", name, partition, writable, "", False, kind, image=Image(image))
@@ -166,12 +164,12 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
     """The device, the digits of its partition, whether it can be written and whether others use it too."""
     found = device_of(device)
     if found is None:
-        cure = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
-        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", cure)
+        hint = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
+        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", hint)
     permission = permission.lower()
     if permission not in _PERMISSIONS:
-        cure = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
-        raise _bad_disk(entry, f"{shown(permission)} is not a permission", cure)
+        hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
+        raise _bad_disk(entry, f"{shown(permission)} is not a permission", hint)
     return *found, "w" in permission, permission.endswith("s")
 
 
@@ -211,5 +209,5 @@ def _find_image(
     return file, False
 
 
-def _bad_disk(entry: str, problem: str, cure: str = DISK_CURE) -> JobFault:
-    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", cure)
+def _bad_disk(entry: str, problem: str, hint: str = DISK_HINT) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", hint)

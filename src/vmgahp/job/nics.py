@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.options import NICS, Wishes
+from vmgahp.job.options import NICS, Options
 from vmgahp.text import shown
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ MOST_NICS = 16
 """More would find no slot beside the disks on QEMU's pc machine."""
 
 _MAC = re.compile(r"[0-9a-f]{1,2}(?:(?::[0-9a-f]{1,2}){5}|(?:-[0-9a-f]{1,2}){5})", re.ASCII)
-_NICS_CURE = (
+_NICS_HINT = (
     'write +VMPARAM_vm_NICs = "kind:option:option, kind, ...": the kinds are nat, bridge and user; the options '
     f"a MAC address, up or down, and a model of {', '.join(MODELS)}."
 )
@@ -46,7 +46,7 @@ class Nic(NamedTuple):
 
 
 def nics(
-    ad: JobAd, settings: "Settings", wishes: Wishes, kinds: "Sequence[str] | None" = None
+    ad: JobAd, settings: "Settings", wishes: Options, kinds: "Sequence[str] | None" = None
 ) -> tuple[Nic, ...]:
     """All network cards of the VM, none for a VM without a network. Raises `JobFault`.
 
@@ -59,7 +59,7 @@ def nics(
     offered = settings.networking_types() if kinds is None else kinds
     cards = [_nic(entry.strip(), wishes, offered) for entry in text.split(",") if entry.strip()]
     if not cards:
-        raise wishes.refused(NICS, "it names no network card", _NICS_CURE)
+        raise wishes.refused(NICS, "it names no network card", _NICS_HINT)
     if len(cards) > MOST_NICS:
         raise wishes.refused(
             NICS,
@@ -133,12 +133,12 @@ def _address(text: str) -> tuple[str, str]:
     return ":".join(octet.zfill(2) for octet in octets), ""
 
 
-def _nic(entry: str, wishes: Wishes, offered: "Sequence[str]") -> Nic:
+def _nic(entry: str, wishes: Options, offered: "Sequence[str]") -> Nic:
     """Read and check one entry of the list."""
 
-    def refused(problem: str, cure: str = _NICS_CURE) -> JobFault:
+    def refused(problem: str, hint: str = _NICS_HINT) -> JobFault:
         name = wishes.attribute(NICS)
-        return JobFault(errors.MISMATCHED, f"{name}, entry {shown(entry)}: {problem}.", cure)
+        return JobFault(errors.MISMATCHED, f"{name}, entry {shown(entry)}: {problem}.", hint)
 
     kind, *words = (word.strip().lower() for word in entry.split(":"))
     if kind not in ("nat", "bridge", "user"):
@@ -173,7 +173,7 @@ def _nic(entry: str, wishes: Wishes, offered: "Sequence[str]") -> Nic:
     return Nic(kind, said.get("address", ""), said.get("model", "virtio"), said.get("link") != "down")
 
 
-def _agree_with_the_classic(ad: JobAd, wishes: Wishes, first: Nic) -> None:
+def _agree_with_the_classic(ad: JobAd, wishes: Options, first: Nic) -> None:
     """The classic attributes are those of the first card, if they are there at all."""
     kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
     if kind and kind != first.networking_type:

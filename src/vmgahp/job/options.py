@@ -8,8 +8,8 @@ that misspells its wish would otherwise run without it; ``VMPARAM_vm_Ignore_Unkn
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
-from vmgahp.job.attributes import WISH_PREFIX as PREFIX
-from vmgahp.job.attributes import WISHES
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.attributes import OPTIONS
 from vmgahp.text import shown
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ TOPOLOGY = "Topology"
 TPM = "TPM"
 USER_DATA = "User_Data"
 
-NAMES = tuple(row.name.removeprefix(PREFIX) for row in WISHES)
+NAMES = tuple(row.name.removeprefix(PREFIX) for row in OPTIONS)
 """The wishes that may be written in each of the three forms: the rows of the table in `job_attributes`."""
 
 OTHERS = ("disk", "name", "types")
@@ -40,7 +40,7 @@ OTHERS = ("disk", "name", "types")
 daemon gives."""
 
 
-class Wishes:
+class Options:
     """The wishes of one job. Making it raises `JobFault` for a name that is unknown, or two that contradict.
 
     Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), unknown names are his: `others_know`.
@@ -109,9 +109,9 @@ class Wishes:
         """Whether the job says it by a text."""
         return wish.lower() in self._attributes and self._ad.string(self.attribute(wish)) is not None
 
-    def refused(self, wish: str, problem: str, cure: str) -> JobFault:
-        """The fault for a wish that makes no sense; `problem` and `cure` are sentences, the first without its end."""
-        return JobFault(errors.MISMATCHED, f"{self.shown(wish)}: {problem}.", cure)
+    def refused(self, wish: str, problem: str, hint: str) -> JobFault:
+        """The fault for a wish that makes no sense; `problem` and `hint` are sentences, the first without its end."""
+        return JobFault(errors.MISMATCHED, f"{self.shown(wish)}: {problem}.", hint)
 
     def _take(self, wish: str, attribute: str, *, overrides: bool) -> None:
         expression = self._ad.expression(attribute) or ""

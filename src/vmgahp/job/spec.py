@@ -1,7 +1,7 @@
 """What a job asks of its virtual machine, checked against the settings and the files.
 
 A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
-its value and the cure: the person who reads it sees nothing else. Disks, network cards and the rarer devices
+its value and the hint: the person who reads it sees nothing else. Disks, network cards and the rarer devices
 are read in `job_disks`, `job_nics` and `job_devices`; here they become one `JobSpec`.
 """
 
@@ -13,7 +13,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, contradictions, devices
 from vmgahp.job.disks import DISK, Disk, disks
 from vmgahp.job.nics import Nic, mac, networking_type, nics
-from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Wishes
+from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ class JobSpec(NamedTuple):
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
         sent, `MachineFault` for settings that are missing or wrong.
         """
-        wishes = Wishes(ad, others_know=bool(settings.xml_script()))
+        wishes = Options(ad, others_know=bool(settings.xml_script()))
         number = vcpus(ad)
         memory = memory_mib(ad, settings)
         made = cls(
@@ -109,7 +109,7 @@ class JobSpec(NamedTuple):
         return made
 
 
-def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Wishes) -> JobSpec:
+def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Options) -> JobSpec:
     """The same with what cloud-init is told, if the job says anything about that."""
     if not any(wishes.has(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
@@ -120,7 +120,7 @@ def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Wishes) -
     return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
 
 
-def _require_our_description(settings: "Settings", wishes: Wishes) -> None:
+def _require_our_description(settings: "Settings", wishes: Options) -> None:
     """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
     for wish in (USER_DATA, EXIT_PORT):
         if settings.xml_script() and wishes.has(wish):
@@ -133,7 +133,7 @@ def _require_our_description(settings: "Settings", wishes: Wishes) -> None:
 
 
 def _disks(
-    ad: JobAd, settings: "Settings", identity: "Identity", wishes: Wishes, memory: int, *, diskless: bool
+    ad: JobAd, settings: "Settings", identity: "Identity", wishes: Options, memory: int, *, diskless: bool
 ) -> tuple[Disk, ...]:
     """Those of vm_disk, then those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
@@ -142,9 +142,9 @@ def _disks(
 
         found = catalog_disks.resolve(found, settings, identity, ad.working_dir(), memory)
     if any(disk.is_made for disk in found) or wishes.has(DATA_DISK) or wishes.has(DATA_FILES):
-        from vmgahp.job.data_disks import made_disks
+        from vmgahp.job.data_disks import data_disks
 
-        found += made_disks(wishes, found, identity, ad.working_dir())
+        found += data_disks(wishes, found, identity, ad.working_dir())
     return found
 
 

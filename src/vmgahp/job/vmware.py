@@ -262,5 +262,5 @@ def _no_vmx(name: str, error: OSError) -> JobFault:
     )
 
 
-def _bad(subject: str, problem: str, cure: str) -> JobFault:
-    return JobFault(errors.INVALID_DISK_PARAM, f"{subject}: {problem}.", cure)
+def _bad(subject: str, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{subject}: {problem}.", hint)

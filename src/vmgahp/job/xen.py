@@ -30,7 +30,7 @@ LONGEST_COMMAND_LINE = 1023
 """Bytes that Xen hands to a paravirtual kernel (``MAX_GUEST_CMDLINE`` of Xen's ``public/xen.h``, with its NUL); what
 is longer it cuts off without a word."""
 
-_KERNEL_CURE = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
+_KERNEL_HINT = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
 
 
 class BootFile(NamedTuple):
@@ -66,7 +66,7 @@ class XenBoot(NamedTuple):
             raise JobFault(
                 errors.XEN_NO_KERNEL,
                 f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots.",
-                _KERNEL_CURE,
+                _KERNEL_HINT,
             )
         if wanted.lower() == INCLUDED:
             return cls(bootloader=_bootloader(settings))

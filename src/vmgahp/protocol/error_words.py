@@ -1,7 +1,7 @@
 """What each error word of the protocol means, in a sentence, and whose fault it says it is.
 
 The words are HTCondor's (``src/condor_vm-gahp/vmgahp_error_codes.h``, and those of VMware from before HTCondor
-10.2); some of them only HTCondor's own server ever answers. Those that hold a job are in `errors.HOLDING_WORDS`,
+10.2); some of them only HTCondor's own server ever answers. Those that hold a job are in `errors.HOLD_CODES`,
 and it follows from them what condor_starter does with the job and with the machine (`fate`).
 """
 
@@ -76,7 +76,7 @@ def meaning(word: str) -> str:
 
 def holds(word: str) -> bool:
     """Whether the word, as the answer to a START, holds the job instead of taking the machine out of service."""
-    return errors.PREFIX + short(word) in errors.HOLDING_WORDS
+    return errors.PREFIX + short(word) in errors.HOLD_CODES
 
 
 def fate(word: str) -> str:

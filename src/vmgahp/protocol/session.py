@@ -412,7 +412,7 @@ class Session:
         self._log(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
         if call.operation == lifecycle.START:
             self.vms.pop(call.vm.id, None)
-        self._result(call, False, fault.word)
+        self._result(call, False, fault.code)
 
     def _found(self, call: Call, report: "Status | int | None", now: float) -> None:
         """A STATUS came back: believe what the hypervisor says of the state."""

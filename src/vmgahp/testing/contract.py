@@ -278,7 +278,7 @@ class DriverContract:
         if not subject.soft_suspend:
             with pytest.raises(errors.ClientFault) as caught:
                 machine.soft_suspend()
-            assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
+            assert caught.value.code == errors.VM_NO_SUPPORT_SUSPEND
             assert machine.status().state == lifecycle.RUNNING
             return
         machine.soft_suspend()
@@ -293,7 +293,7 @@ class DriverContract:
         if not subject.suspend:
             with pytest.raises(errors.ClientFault) as caught:
                 machine.suspend()
-            assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
+            assert caught.value.code == errors.VM_NO_SUPPORT_SUSPEND
             return
         before = goes_on(subject, job) if subject.has_guest else 0
         machine.suspend()
@@ -318,7 +318,7 @@ class DriverContract:
         if not subject.checkpoint:
             with pytest.raises(errors.ClientFault) as caught:
                 driver.start(job).checkpoint()
-            assert caught.value.word == errors.VM_NO_SUPPORT_CHECKPOINT
+            assert caught.value.code == errors.VM_NO_SUPPORT_CHECKPOINT
             return
         # vm_no_output_vm keeps files from going home when the job is over, and here it is not.
         wanted = subject.changed(job, JobVMCheckpoint="true", VMPARAM_No_Output_VM="true")
@@ -380,9 +380,9 @@ class DriverContract:
         for what, job in bad.items():
             with pytest.raises(errors.JobFault) as caught:
                 driver.start(job)
-            assert caught.value.word in errors.HOLDING_WORDS, what
+            assert caught.value.code in errors.HOLD_CODES, what
             assert caught.value.problem, what
-            assert caught.value.cure, what
+            assert caught.value.hint, what
             assert not subject.exists(job), what
         assert driver.start(subject.job(3)).status().state == lifecycle.RUNNING
 
@@ -397,8 +397,8 @@ class DriverContract:
     def test_an_unfit_machine_is_blamed_and_not_the_job(self, subject: Subject, job: JobAd) -> None:
         with pytest.raises(errors.MachineFault) as caught:
             subject.driver(subject.unfit()).start(job)
-        assert caught.value.word not in errors.HOLDING_WORDS
-        assert caught.value.cure
+        assert caught.value.code not in errors.HOLD_CODES
+        assert caught.value.hint
 
     def test_a_vm_that_is_gone_answers_with_faults_and_nothing_else(self, machine: "Machine") -> None:
         machine.destroy()
@@ -420,7 +420,7 @@ class DriverContract:
             assert finding.verdict in findings.VERDICTS
             assert finding.looked_at
             assert finding.seen
-            assert finding.cure or finding.verdict in (findings.OK, findings.UNKNOWN), finding
+            assert finding.hint or finding.verdict in (findings.OK, findings.UNKNOWN), finding
         assert subject.vm_type in survey.vm_types
         assert survey.hypervisors
         assert set(survey.networking) <= set(subject.settings.networking_types())
@@ -432,7 +432,7 @@ class DriverContract:
         survey = subject.driver(subject.unfit()).survey(time.monotonic() + DEADLINE)
         bad = findings.first_bad(survey.findings)
         assert bad is not None
-        assert bad.cure
+        assert bad.hint
 
     def test_a_survey_changes_nothing(self, subject: Subject, job: JobAd, driver: "Driver") -> None:
         machine = driver.start(job)

@@ -568,11 +568,11 @@ def test_every_error_word_of_the_daemon_is_explained() -> None:
         and value.startswith(errors.PREFIX)
         and value != errors.PREFIX
     }
-    for word in words | set(errors.HOLDING_WORDS):
+    for word in words | set(errors.HOLD_CODES):
         assert error_words.meaning(word), word
         text = "\n".join(line.text for line in help.about(word))
         assert error_words.meaning(word) in text
-        assert ("on hold" in text) == (word in errors.HOLDING_WORDS)
+        assert ("on hold" in text) == (word in errors.HOLD_CODES)
 
 
 def test_help_for_what_there_is_not() -> None:

@@ -25,7 +25,7 @@ from vmgahp.commands.console.repl import Session
 from vmgahp.protocol import transcript
 from vmgahp.protocol.client import Client
 
-PEOPLE = "import sys; from vmgahp import cli; sys.exit(cli.people(sys.argv))"
+PEOPLE = "import sys; from vmgahp import cli; sys.exit(cli.main(sys.argv))"
 CONSOLE = [sys.executable, "-P", "-c", PEOPLE, "console"]
 HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None"
 

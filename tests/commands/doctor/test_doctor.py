@@ -18,13 +18,13 @@ from tests.conftest import JOB_UID
 from vmgahp import __version__, cli
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import access, condor, host, log_history
-from vmgahp.commands.doctor.context import Scene, Who
+from vmgahp.commands.doctor.context import Context, User
 from vmgahp.config.sources import find_tool
 from vmgahp.daemon import probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import kvm
 
-NOBODY_HERE = Who("stranger", JOB_UID, JOB_UID, (JOB_UID,))
+NOBODY_HERE = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root is told what root's HTCondor gets")
 
@@ -114,8 +114,8 @@ class Condor:
         self._values.write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
         return {"PATH": f"{self.directory}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.directory)}
 
-    def scene(self, root: str = "", **settings: object) -> Scene:
-        return Scene(self.environ(**settings), root=root)
+    def context(self, root: str = "", **settings: object) -> Context:
+        return Context(self.environ(**settings), root=root)
 
     def examine(self, job: str = "", **settings: object) -> doctor.Examination:
         return doctor.examine(self.environ(**settings), job=job)
@@ -187,7 +187,7 @@ def test_json_has_every_finding(pool: Condor, capsys: pytest.CaptureFixture[str]
     memory = next(finding for finding in document["findings"] if finding["check"] == "memory")
     assert memory["verdict"] == "bad"
     assert memory["section"] == "HTCondor's settings"
-    assert "set VM_MEMORY" in memory["cure"]
+    assert "set VM_MEMORY" in memory["hint"]
 
 
 def test_the_commands_of_people(
@@ -196,9 +196,9 @@ def test_the_commands_of_people(
     for name, value in pool.environ(VM_MEMORY=0).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
-    assert cli.people(["vmgahp", "doctor"]) == doctor.UNFIT
+    assert cli.main(["vmgahp", "doctor"]) == doctor.UNFIT
     assert "VM_MEMORY is not set" in " ".join(capsys.readouterr().out.split())
-    assert cli.people(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
+    assert cli.main(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["capable"] is False
 
 
@@ -229,7 +229,7 @@ def test_no_htcondor(pool: Condor) -> None:
         pytest.skip("there is an HTCondor on this machine")
     done = doctor.examine(environ)
     assert named(done.findings, "HTCondor").verdict == BAD
-    assert "install HTCondor" in named(done.findings, "HTCondor").cure
+    assert "install HTCondor" in named(done.findings, "HTCondor").hint
     assert done.status == doctor.UNFIT
 
 
@@ -242,14 +242,14 @@ def test_a_machine_with_a_file_of_settings_needs_no_htcondor(pool: Condor) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "seen", "cure"),
+    ("name", "seen", "hint"),
     [(None, "VM_TYPE is not set", "set VM_TYPE = kvm"), ("vbox", "VM_TYPE = vbox", "set VM_TYPE to one of")],
 )
-def test_vm_type(pool: Condor, name: str | None, seen: str, cure: str) -> None:
-    found = condor.vm_type(pool.scene(VM_TYPE=name))
+def test_vm_type(pool: Condor, name: str | None, seen: str, hint: str) -> None:
+    found = condor.vm_type(pool.context(VM_TYPE=name))
     assert found.verdict == BAD
     assert seen in found.seen
-    assert cure in found.cure
+    assert hint in found.hint
 
 
 def test_settings_that_are_no_values(pool: Condor) -> None:
@@ -257,7 +257,7 @@ def test_settings_that_are_no_values(pool: Condor) -> None:
     bad = [finding for finding in done.findings if finding.check == "settings"]
     assert [finding.verdict for finding in bad] == [BAD, BAD]
     assert "VM_MEMORY = lots" in bad[0].seen
-    assert "VM_STOP_TIMEOUT" in bad[1].cure
+    assert "VM_STOP_TIMEOUT" in bad[1].hint
     assert "memory" not in [finding.check for finding in done.findings], "said once is enough"
 
 
@@ -270,7 +270,7 @@ def test_settings_that_cannot_be_read(pool: Condor) -> None:
 
 
 def test_a_misspelt_setting_of_htcondors(pool: Condor) -> None:
-    found = condor.settings(pool.scene(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
+    found = condor.settings(pool.context(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
     assert [finding.verdict for finding in found] == [OFF]
     assert "VM_MEMROY" in found[0].seen
     assert "did you mean VM_MEMORY?" in found[0].seen
@@ -293,15 +293,15 @@ def test_no_memory_for_vms(pool: Condor) -> None:
     ],
 )
 def test_networking(pool: Condor, settings: dict[str, str], seen: str) -> None:
-    found = condor.networking(pool.scene(VM_NETWORKING=True, **settings))
+    found = condor.networking(pool.context(VM_NETWORKING=True, **settings))
     assert found.verdict == OFF
     assert seen in found.seen
-    assert found.cure
+    assert found.hint
 
 
 def test_networking_as_it_should_be(pool: Condor) -> None:
-    assert "do not match" in condor.networking(pool.scene()).seen
-    found = condor.networking(pool.scene(VM_NETWORKING=True, VM_NETWORKING_TYPE="user, nat"))
+    assert "do not match" in condor.networking(pool.context()).seen
+    found = condor.networking(pool.context(VM_NETWORKING=True, VM_NETWORKING_TYPE="user, nat"))
     assert (found.verdict, found.seen) == (OK, "jobs may have: user, nat")
 
 
@@ -309,7 +309,7 @@ def test_networking_as_it_should_be(pool: Condor) -> None:
 
 
 def server(pool: Condor, **settings: object) -> Finding:
-    (found,) = condor.server(pool.scene(**settings))
+    (found,) = condor.server(pool.context(**settings))
     return found
 
 
@@ -317,7 +317,7 @@ def test_the_server_is_missing(pool: Condor) -> None:
     found = server(pool, VM_GAHP_SERVER="/usr/sbin/no-such-server")
     assert found.verdict == BAD
     assert "/usr/sbin/no-such-server" in found.seen
-    assert "set VM_GAHP_SERVER" in found.cure
+    assert "set VM_GAHP_SERVER" in found.hint
     assert server(pool, VM_GAHP_SERVER=None).verdict == BAD
     assert "full path" in server(pool, VM_GAHP_SERVER="sbin/it").seen
     assert "not a file" in server(pool, VM_GAHP_SERVER="/").seen
@@ -328,7 +328,7 @@ def test_the_server_cannot_be_executed(pool: Condor) -> None:
     found = server(pool)
     assert found.verdict == BAD
     assert "may not execute" in found.seen
-    assert found.cure == f"chmod 755 {pool.server}"
+    assert found.hint == f"chmod 755 {pool.server}"
 
 
 @as_root
@@ -336,7 +336,7 @@ def test_the_startd_runs_other_types_as_its_own_user(pool: Condor) -> None:
     pool.server.parent.chmod(0o700)
     found = server(pool, CONDOR_IDS=f"{JOB_UID}.{JOB_UID}")
     assert found.verdict == BAD
-    assert found.cure == f"chmod o+x {pool.server.parent}"
+    assert found.hint == f"chmod o+x {pool.server.parent}"
     assert server(pool, VM_TYPE="kvm", CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").verdict == OK, (
         "root passes everywhere"
     )
@@ -351,7 +351,7 @@ def test_a_server_that_others_can_change_is_not_run(pool: Condor) -> None:
     assert (found.verdict, f"Others than root can change {pool.server}" in found.seen) == (OFF, True)
     pool.server.chmod(0o755)
     pool.server.parent.chmod(0o777)
-    assert str(pool.server.parent) in server(pool).cure
+    assert str(pool.server.parent) in server(pool).hint
     assert not proof.exists()
 
 
@@ -379,11 +379,11 @@ def test_what_the_server_is(
 
 
 def test_a_log_that_cannot_be_written(pool: Condor) -> None:
-    assert "not set" in condor.log_file(pool.scene(VM_GAHP_LOG=None)).seen
-    assert "not a directory" in condor.log_file(pool.scene(VM_GAHP_LOG="/nonexistent/log")).seen
+    assert "not set" in condor.log_file(pool.context(VM_GAHP_LOG=None)).seen
+    assert "not a directory" in condor.log_file(pool.context(VM_GAHP_LOG="/nonexistent/log")).seen
     link = pool.directory / "log/VMGahpLog"
     link.symlink_to("/etc/passwd")
-    found = condor.log_file(pool.scene())
+    found = condor.log_file(pool.context())
     assert (found.verdict, "not a regular file" in found.seen) == (OFF, True)
 
 
@@ -399,7 +399,7 @@ SOCKET = {"run__libvirt__libvirt-sock": ""}
 
 @as_root
 @pytest.mark.parametrize(
-    ("files", "seen", "cure"),
+    ("files", "seen", "hint"),
     [
         ({}, "Neither libvirtd nor virtqemud is installed", "libvirt-daemon-system"),
         ({"usr__sbin__libvirtd": ""}, "without its driver for QEMU", "libvirt-daemon-driver-qemu"),
@@ -413,18 +413,18 @@ SOCKET = {"run__libvirt__libvirt-sock": ""}
     ],
 )
 def test_why_libvirt_cannot_be_reached(
-    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, cure: str
+    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str
 ) -> None:
-    said = host.libvirt_cause(pool.scene(tree(tmp_path, **files)))
+    said = host.libvirt_cause(pool.context(tree(tmp_path, **files)))
     assert seen in said[0]
-    assert cure in said[1]
+    assert hint in said[1]
 
 
 def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> None:
     files = {name.replace("libvirtd", "virtqemud"): text for name, text in LIBVIRTD.items()}
-    scene = pool.scene(tree(tmp_path, **files))
-    scene.is_root = True
-    assert "systemctl enable --now virtqemud.socket" in host.libvirt_cause(scene)[1]
+    context = pool.context(tree(tmp_path, **files))
+    context.is_root = True
+    assert "systemctl enable --now virtqemud.socket" in host.libvirt_cause(context)[1]
 
 
 @as_root
@@ -437,7 +437,7 @@ def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
     found = named(done.findings, "libvirt")
     assert found.verdict == BAD
     assert "/nonexistent/libvirt-sock" in found.seen
-    assert found.cure
+    assert found.hint
     assert named(done.findings, "startd")
     assert done.status == doctor.UNFIT
 
@@ -448,7 +448,7 @@ FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "seen", "cure"),
+    ("files", "seen", "hint"),
     [
         ({"proc__cpuinfo": FLAGS.format("vmx")}, "module kvm_intel is not loaded", "modprobe kvm_intel"),
         ({"proc__cpuinfo": FLAGS.format("svm")}, "module kvm_amd is not loaded", "modprobe kvm_amd"),
@@ -463,34 +463,34 @@ FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
     ],
 )
 def test_why_kvm_does_not_work(
-    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, cure: str
+    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str
 ) -> None:
-    said = host.kvm_cause(pool.scene(tree(tmp_path, **files)))
+    said = host.kvm_cause(pool.context(tree(tmp_path, **files)))
     assert seen in said[0]
-    assert cure in said[1]
+    assert hint in said[1]
 
 
 def test_emulation_is_named_as_the_other_way(pool: Condor, tmp_path: Path) -> None:
-    scene = pool.scene(tree(tmp_path, proc__cpuinfo=FLAGS.format("vmx")))
-    bad = host.explain_kvm(scene, Finding("kvm", BAD, "it", "KVM does not work.", "mend KVM."))
-    assert "modprobe kvm_intel" in bad.cure
-    assert "or set VM_ALLOW_EMULATION = True" in bad.cure
-    assert "until then" in host.explain_kvm(scene, bad._replace(verdict=OFF)).cure
+    context = pool.context(tree(tmp_path, proc__cpuinfo=FLAGS.format("vmx")))
+    bad = host.explain_kvm(context, Finding("kvm", BAD, "it", "KVM does not work.", "mend KVM."))
+    assert "modprobe kvm_intel" in bad.hint
+    assert "or set VM_ALLOW_EMULATION = True" in bad.hint
+    assert "until then" in host.explain_kvm(context, bad._replace(verdict=OFF)).hint
 
 
 @as_root
 def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Path) -> None:
-    scene = pool.scene(tree(pool.directory / "machine", dev__kvm=""), VM_TYPE="kvm")
+    context = pool.context(tree(pool.directory / "machine", dev__kvm=""), VM_TYPE="kvm")
     device = pool.directory / "machine/dev/kvm"
     known = access.Capabilities(NOBODY_HERE, ("dac",))
     for mode in (0o660, 0o664, 0o662):
         device.chmod(mode)
-        found = access.kvm_device(scene, known)
+        found = access.kvm_device(context, known)
         assert found is not None
         assert found.verdict == OFF
         assert "examines QEMU anew" in found.seen
     device.chmod(0o666)
-    found = access.kvm_device(scene, known)
+    found = access.kvm_device(context, known)
     assert found is not None
     assert found.verdict == OK
 
@@ -502,17 +502,17 @@ def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Pa
 def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     execute = pool.directory / "execute"
     known = access.Capabilities(NOBODY_HERE, ("dac",))
-    assert access.scratch(pool.scene(), known, "qemu").verdict == OK
+    assert access.scratch(pool.context(), known, "qemu").verdict == OK
     execute.chmod(0o700)
     for as_user in (True, False):
-        found = access.scratch(pool.scene(VM_RUN_AS_JOB_USER=as_user), known, "qemu")
+        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), known, "qemu")
         assert found.verdict == BAD
         assert ("stranger" in found.seen) is not as_user
-        assert found.cure == f"chmod o+x {execute}"
+        assert found.hint == f"chmod o+x {execute}"
     execute.chmod(0o755)
     pool.directory.chmod(0o750)
-    assert f"may not pass {pool.directory} " in access.scratch(pool.scene(), known, "qemu").seen
-    assert "is not a directory" in access.scratch(pool.scene(EXECUTE="/nonexistent"), known, "qemu").seen
+    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), known, "qemu").seen
+    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), known, "qemu").seen
 
 
 @as_root
@@ -520,12 +520,12 @@ def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.Monkey
     describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
     monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
     known = access.Capabilities(NOBODY_HERE, ("dac",))
-    found = access.scratch(pool.scene(), known, "kvm")
+    found = access.scratch(pool.context(), known, "kvm")
     assert found.verdict == OFF
     assert "two groups" in found.seen
-    assert "chmod o+x /var/lib/libvirt/qemu" in found.cure
+    assert "chmod o+x /var/lib/libvirt/qemu" in found.hint
     (pool.directory / "execute").chmod(0o700)
-    found = access.scratch(pool.scene(), known, "kvm")
+    found = access.scratch(pool.context(), known, "kvm")
     assert found.verdict == BAD
     assert "stranger" in found.seen
 
@@ -540,18 +540,18 @@ def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.Monkey
 def test_what_confines_qemu_is_named_as_not_tried(
     pool: Condor, tmp_path: Path, files: dict[str, str], check: str
 ) -> None:
-    scene = pool.scene(tree(tmp_path, **files))
+    context = pool.context(tree(tmp_path, **files))
     known = access.Capabilities(NOBODY_HERE, ("dac", check.lower()))
-    found = access.confinement(scene, known)
+    found = access.confinement(context, known)
     assert (found.check, found.verdict) == (check, UNKNOWN)
     assert "libvirt confines guests by it" in found.seen
     assert "not been tried" in found.seen
-    assert "though libvirt does not" in access.confinement(scene, access.Capabilities(None, ("dac",))).seen
+    assert "though libvirt does not" in access.confinement(context, access.Capabilities(None, ("dac",))).seen
 
 
 def test_nothing_confines_qemu(pool: Condor, tmp_path: Path) -> None:
-    scene = pool.scene(tree(tmp_path, sys__fs__selinux__enforce="0"))
-    assert access.confinement(scene, access.Capabilities(None, ())).verdict == OK
+    context = pool.context(tree(tmp_path, sys__fs__selinux__enforce="0"))
+    assert access.confinement(context, access.Capabilities(None, ())).verdict == OK
 
 
 # Firmware, clock
@@ -565,16 +565,16 @@ def probed(seconds: float = 0.1, **attributes: str) -> probe.Probe:
 
 
 def test_firmware(pool: Condor) -> None:
-    assert host.firmware(pool.scene(), probed(firmware="bios,uefi")).verdict == OK
-    found = host.firmware(pool.scene(), probed(firmware="bios"))
-    assert (found.verdict, "ovmf" in found.cure) == (OFF, True)
-    assert host.firmware(pool.scene(), probed()).verdict == UNKNOWN
+    assert host.firmware(pool.context(), probed(firmware="bios,uefi")).verdict == OK
+    found = host.firmware(pool.context(), probed(firmware="bios"))
+    assert (found.verdict, "ovmf" in found.hint) == (OFF, True)
+    assert host.firmware(pool.context(), probed()).verdict == UNKNOWN
 
 
 @as_root
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.4, OK), (4.0, OFF), (5.5, BAD)])
 def test_the_clock_of_the_probe(pool: Condor, seconds: float, verdict: str) -> None:
-    found = host.clock(pool.scene(), probed(seconds), run_server=False)
+    found = host.clock(pool.context(), probed(seconds), run_server=False)
     assert found.verdict == verdict
     assert f"{seconds:.1f} s" in found.seen
 
@@ -586,20 +586,20 @@ def test_the_startds_probe_is_run_as_the_startd_runs_it(
     words = pool.directory / "words"
     pool.program(f'#!/bin/sh\necho "$@" $(cat /proc/$PPID/comm) > {words}\necho "VM_Type = 1"\n')
     name = Path("/proc/self/comm").read_text()
-    assert host.clock(pool.scene(), probed(), run_server=True).verdict == OK
+    assert host.clock(pool.context(), probed(), run_server=True).verdict == OK
     assert words.read_text().split() == ["-f", "-t", "-M", "0", "vmtype", "simulated", "condor_startd"]
     assert Path("/proc/self/comm").read_text() == name
     pool.program(
         "#!/bin/sh\necho 'No module. To mend it: install it. (who keeps it must act.)' >&2; exit 1\n"
     )
-    found = host.clock(pool.scene(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True)
+    found = host.clock(pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True)
     assert found.verdict == BAD
     assert "run as the user condor, although nothing else was found wrong: No module." in found.seen
-    assert found.cure == "install it."
+    assert found.hint == "install it."
     monkeypatch.setattr(host, "PROBE_DEADLINE", 0.5)
     monkeypatch.setattr(host, "STARTD_PATIENCE", 0.3)
     pool.program("#!/bin/sh\nexec sleep 60\n")
-    assert "waits no longer" in host.clock(pool.scene(), probed(), run_server=True).seen
+    assert "waits no longer" in host.clock(pool.context(), probed(), run_server=True).seen
 
 
 # The startd
@@ -608,7 +608,7 @@ def test_the_startds_probe_is_run_as_the_startd_runs_it(
 def startd(pool: Condor, ad: str | None = None, fit: bool = True, **settings: object) -> Finding:
     if ad is not None:
         pool.ad.write_text(ad)
-    return condor.startd(pool.scene(**settings), fit)
+    return condor.startd(pool.context(**settings), fit)
 
 
 def test_no_startd(pool: Condor) -> None:
@@ -620,7 +620,7 @@ def test_no_startd(pool: Condor) -> None:
     found = startd(pool)
     assert found.verdict == BAD
     assert "No startd runs" in found.seen
-    assert "systemctl start condor" in found.cure
+    assert "systemctl start condor" in found.hint
 
 
 def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
@@ -630,7 +630,7 @@ def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
     assert found.verdict == BAD
     assert "10 minutes ago" in found.seen
     assert "VMGAHP_ERR_\\x1b[31mCRITICAL" in found.seen
-    assert "condor_restart -startd" in found.cure
+    assert "condor_restart -startd" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -650,7 +650,7 @@ def test_what_the_startd_last_saw(
     found = startd(pool, AD.replace(old, new), fit)
     assert found.verdict == verdict
     assert seen in found.seen
-    assert found.cure
+    assert found.hint
 
 
 def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:
@@ -670,12 +670,12 @@ def test_the_last_three_failures(pool: Condor) -> None:
     again = failure(2, "VMGAHP_ERR_CRITICAL: Trouble 2.").replace("10:00", "11:00")
     pool.log("11/20/26 10:00:00 (pid:7) QUIT received", *lines, again, "no line of ours VMGAHP_ERR_")
     pool.log(failure(4, "VMGAHP_ERR_INTERNAL: Trouble 4."), name="VMGahpLog.alice")
-    found = log_history.failures(pool.scene())
+    found = log_history.failures(pool.context())
     assert [finding.verdict for finding in found] == [OFF] * 3
     assert found[0].seen.startswith(
         "2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4."
     )
-    assert found[0].cure == "do 4."
+    assert found[0].hint == "do 4."
     assert "administrator of this machine must act" in found[0].seen
     assert found[1].seen.startswith("2026-11-03 10:00:00: ")
     assert found[2].seen.startswith("2026-11-02 11:00:00, 2 times: ")
@@ -683,7 +683,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
 
 def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> None:
     pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "the job's owner"))
-    (found,) = log_history.failures(pool.scene())
+    (found,) = log_history.failures(pool.context())
     assert found.verdict == OK
     assert "BAD_IMAGE" in found.seen
 
@@ -693,7 +693,7 @@ def test_the_log_is_hostile(pool: Condor) -> None:
     pool.log(failure(2, "VMGAHP_ERR_CRITICAL: Of another file."), name="elsewhere")
     (pool.directory / "log/VMGahpLog.link").symlink_to(pool.directory / "log/elsewhere")
     os.mkfifo(pool.directory / "log/VMGahpLog.fifo")
-    found = log_history.failures(pool.scene())
+    found = log_history.failures(pool.context())
     text = " ".join(finding.seen for finding in found)
     assert "\x1b" not in text
     assert "\\x1b]0;owned\\x07" in text
@@ -704,13 +704,13 @@ def test_the_log_is_hostile(pool: Condor) -> None:
 
 def test_only_the_end_of_a_long_log_is_read(pool: Condor) -> None:
     pool.log(failure(1, "VMGAHP_ERR_CRITICAL: Old."), "x" * (log_history.LONGEST_TAIL + 10))
-    (found,) = log_history.failures(pool.scene())
+    (found,) = log_history.failures(pool.context())
     assert (found.verdict, found.seen) == (OK, "no failure is in it")
 
 
 def test_no_log(pool: Condor) -> None:
-    assert log_history.failures(pool.scene())[0].seen == "there is none yet"
-    assert log_history.failures(pool.scene(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
+    assert log_history.failures(pool.context())[0].seen == "there is none yet"
+    assert log_history.failures(pool.context(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
 
 
 @as_root
@@ -721,4 +721,4 @@ def test_kvm_is_judged_as_it_is_here(pool: Condor) -> None:
     reason = kvm.check()
     assert found.verdict == (OK if reason is None else BAD)
     if reason is not None:
-        assert "VM_ALLOW_EMULATION" in found.cure
+        assert "VM_ALLOW_EMULATION" in found.hint

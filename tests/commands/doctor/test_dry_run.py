@@ -60,8 +60,8 @@ def offers(vm_type: str = "qemu", **attributes: object) -> probe.Probe:
 
 
 def tried(pool: Condor, path: str, offered: probe.Probe | None = None, **settings: object) -> trials.Trial:
-    scene = pool.scene(**{"VM_TYPE": "qemu"} | settings)
-    return trials.try_out(scene, path, offered or offers())
+    context = pool.context(**{"VM_TYPE": "qemu"} | settings)
+    return trials.try_out(context, path, offered or offers())
 
 
 def test_the_directory_of_the_file_is_the_scratch_directory(ad: Ad) -> None:
@@ -78,14 +78,14 @@ def test_only_the_first_ad_of_a_file_counts(ad: Ad) -> None:
 def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
     ad.path.write_text(text)
     found = named(tried(pool, str(ad.path)).findings, "job ad")
-    assert (found.verdict, "condor_q -l" in found.cure) == (BAD, True)
+    assert (found.verdict, "condor_q -l" in found.hint) == (BAD, True)
     assert "cannot be read" in named(tried(pool, "/nonexistent").findings, "job ad").seen
     with pytest.raises(errors.ClientFault):
         trials.read(str(ad.directory))
 
 
 @pytest.mark.parametrize(
-    ("line", "seen", "cure"),
+    ("line", "seen", "hint"),
     [
         ("JobVMMemory = 4096", "VM_MEMORY", "lower vm_memory"),
         ('VMPARAM_vm_Disk = "gone.img:vda:w:raw"', "gone.img", "transfer_input_files"),
@@ -95,12 +95,12 @@ def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
         ('JobVMType = ""', "no JobVMType", "vm_type"),
     ],
 )
-def test_a_wish_that_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, cure: str) -> None:
+def test_a_wish_that_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, hint: str) -> None:
     trial = tried(pool, ad.write(line))
     (found,) = trial.findings
     assert found.verdict == BAD
     assert seen in found.seen
-    assert cure in found.cure
+    assert hint in found.hint
     assert trial.description == ""
 
 
@@ -125,7 +125,7 @@ def test_what_the_machine_does_not_offer_now(
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat"}
     found = named(tried(pool, ad.write(*lines), offers(**attributes), **settings).findings, check)
     assert found.verdict == verdict
-    assert found.cure
+    assert found.hint
 
 
 def test_a_driver_without_a_dry_run(pool: Condor, ad: Ad) -> None:
@@ -199,7 +199,7 @@ class TestLibvirt:
         script.chmod(0o755)
         found = named(tried(pool, ad.write(), LIBVIRT_XML_SCRIPT=script).findings, "dry run")
         assert found.verdict == UNKNOWN
-        assert str(script) in found.cure
+        assert str(script) in found.hint
         assert not proof.exists()
 
     def test_a_network_that_is_not_there(self, pool: Condor, ad: Ad) -> None:

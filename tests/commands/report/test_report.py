@@ -135,7 +135,7 @@ def test_the_page_says_what_happened_and_needs_nothing_else(
 ) -> None:
     write(tmp_path, LIFE)
     monkeypatch.chdir(tmp_path)
-    assert cli.people(["vmgahp", "report"]) == 0
+    assert cli.main(["vmgahp", "report"]) == 0
     assert capsys.readouterr().out == "report.html\n"
     text = text_of(tmp_path / "report.html")
     for words in (
@@ -170,7 +170,7 @@ def test_how_it_ended(tmp_path: Path, content: str, shown: str) -> None:
     write(tmp_path, LIFE)
     (tmp_path / "vm_exit.json").write_text(content)
     made = tmp_path / "out.html"
-    assert cli.people(["vmgahp", "report", str(tmp_path), "-o", str(made)]) == 0
+    assert cli.main(["vmgahp", "report", str(tmp_path), "-o", str(made)]) == 0
     text = text_of(made)
     assert shown in text
     assert ("How it ended" in text) == bool(shown)
@@ -179,7 +179,7 @@ def test_how_it_ended(tmp_path: Path, content: str, shown: str) -> None:
 
 def test_the_picture_alone(tmp_path: Path) -> None:
     made = tmp_path / "picture.svg"
-    assert cli.people(["vmgahp", "report", str(write(tmp_path, LIFE)), "--svg", "-o", str(made)]) == 0
+    assert cli.main(["vmgahp", "report", str(write(tmp_path, LIFE)), "--svg", "-o", str(made)]) == 0
     root = etree.parse(str(made)).getroot()
     assert root.tag == f"{{{chart.SVG}}}svg"
     states = [piece.get("class") for piece in root.iter(f"{{{chart.SVG}}}rect")]
@@ -211,7 +211,7 @@ def test_lines_of_the_log_beside_the_events(tmp_path: Path) -> None:
     told = [text for _, text in log_lines.about(str(log), story)]
     assert told == ["ours by its process id", "destroying alice_lab_7.0 by its name", "ClaimId = <hidden>"]
     made = tmp_path / "out.html"
-    assert cli.people(["vmgahp", "report", str(tmp_path), "--log", str(log), "-o", str(made)]) == 0
+    assert cli.main(["vmgahp", "report", str(tmp_path), "--log", str(log), "-o", str(made)]) == 0
     assert "ours by its process id" in text_of(made)
     assert "somebody else" not in text_of(made)
 
@@ -282,7 +282,7 @@ def test_what_a_job_writes_is_shown_and_never_acted_upon(tmp_path: Path) -> None
     ]
     made = tmp_path / "out.html"
     for more in ([], ["--svg"]):
-        assert cli.people(["vmgahp", "report", str(write(tmp_path, lines)), "-o", str(made), *more]) == 0
+        assert cli.main(["vmgahp", "report", str(write(tmp_path, lines)), "-o", str(made), *more]) == 0
         content = made.read_bytes()
         assert b"<script" not in content
         assert b"\x1b" not in content
@@ -296,7 +296,7 @@ def test_nonsense_is_counted(tmp_path: Path) -> None:
     story = reader.read(str(path))
     assert (len(story.events), len(story.samples), story.bad_lines) == (5, 5, 8)
     made = tmp_path / "out.html"
-    assert cli.people(["vmgahp", "report", str(path), "-o", str(made)]) == 0
+    assert cli.main(["vmgahp", "report", str(path), "-o", str(made)]) == 0
     assert "8 lines of the file make no sense" in text_of(made)
 
 
@@ -360,7 +360,7 @@ def test_nothing_to_report_is_an_error_in_a_sentence(
         path.write_text("\n\n")
     elif kind.startswith("directory"):
         path.mkdir()
-    assert cli.people(["vmgahp", "report", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 1
+    assert cli.main(["vmgahp", "report", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("vmgahp report: ")
     assert NAME in said

@@ -6,7 +6,7 @@ import htcondor2
 import pytest
 
 from tests.commands.submit import samples
-from vmgahp.cli import people
+from vmgahp.cli import main
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import to_attributes
 from vmgahp.domain.job_xml.sanitize import sanitise
@@ -29,7 +29,7 @@ def submit(capsys):
     def run(text, *words, status=0):
         with open("other.xml", "w") as file:
             file.write(text.replace("DIR/", ""))
-        got = people(["vmgahp", "submit", "libvirt-xml", "other.xml", *words, "-o", "-", "--force"])
+        got = main(["vmgahp", "submit", "libvirt-xml", "other.xml", *words, "-o", "-", "--force"])
         out, err = capsys.readouterr()
         assert got == status, err
         return (htcondor2.Submit(out) if out else None), err
@@ -184,6 +184,6 @@ def test_as_it_is_less_what_no_job_may_say(home, submit, device):
 
 def test_an_own_xml_overwrites_nothing(home, capsys):
     (home / "web_server.xml").write_text("mine")
-    assert people(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--as-is"]) == 1
+    assert main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--as-is"]) == 1
     assert (home / "web_server.xml").read_text() == "mine"
     assert "--force" in capsys.readouterr().err

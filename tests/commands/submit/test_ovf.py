@@ -11,7 +11,7 @@ import htcondor2
 import pytest
 
 from tests.commands.submit import samples
-from vmgahp.cli import people
+from vmgahp.cli import main
 from vmgahp.commands.submit import xml_input
 from vmgahp.commands.submit.summary import SubmitError
 
@@ -96,7 +96,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def submit(capsys):
     def run(name, *words, status=0):
-        got = people(["vmgahp", "submit", "ovf", name, *words, "-o", "-"])
+        got = main(["vmgahp", "submit", "ovf", name, *words, "-o", "-"])
         out, err = capsys.readouterr()
         assert got == status, err
         return (htcondor2.Submit(out) if out else None), err

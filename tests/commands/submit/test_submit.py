@@ -8,7 +8,7 @@ import htcondor2
 import pytest
 
 from tests.commands.submit import samples
-from vmgahp.cli import people
+from vmgahp.cli import main
 from vmgahp.commands.submit import submit_file
 from vmgahp.commands.submit.machine import Disk, Machine, Nic, is_device, name_devices, simple_name
 from vmgahp.commands.submit.summary import Report, SubmitError
@@ -31,7 +31,7 @@ def submit(capsys):
     """Runs the command: the submit file as HTCondor's own reader has it (None for none), and what was said."""
 
     def run(*words, status=0):
-        got = people(["vmgahp", "submit", *words, "-o", "-"])
+        got = main(["vmgahp", "submit", *words, "-o", "-"])
         out, err = capsys.readouterr()
         assert got == status, err
         return (htcondor2.Submit(out) if out else None), err
@@ -173,15 +173,15 @@ def test_names_of_others_become_plain_ones():
 
 
 def test_the_file_is_written_and_told_about(home, capsys):
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "2G", "--cpus", "3"]) == 0
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "2G", "--cpus", "3"]) == 0
     read = htcondor2.Submit((home / "disk.sub").read_text())
     assert (read["vm_memory"], read["vm_vcpus"], read["vm_disk"]) == ("2048", "3", "disk.qcow2:vda:w:qcow2")
     assert (read["universe"], read["vm_networking"]) == ("vm", "false")
     assert "Written: disk.sub" in capsys.readouterr().err
     before = (home / "disk.sub").read_bytes()
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G"]) == 1
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G"]) == 1
     assert (home / "disk.sub").read_bytes() == before
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--force"]) == 0
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--force"]) == 0
     assert (home / "disk.sub").read_bytes() != before
 
 
@@ -190,7 +190,7 @@ def test_the_file_is_written_and_told_about(home, capsys):
 )
 def test_senseless_options_are_refused(words):
     with pytest.raises(SystemExit):
-        people(["vmgahp", "submit", "disk", "disk.qcow2", *words])
+        main(["vmgahp", "submit", "disk", "disk.qcow2", *words])
 
 
 def test_a_machine_without_memory_is_no_job(submit):
@@ -207,10 +207,10 @@ def test_lines_can_be_added(submit):
 
 
 def test_strict_writes_nothing_that_loses_something(home, capsys):
-    assert people(["vmgahp", "submit", "vmx", "machine.vmx", "--strict"]) == 1
+    assert main(["vmgahp", "submit", "vmx", "machine.vmx", "--strict"]) == 1
     assert "sound" in capsys.readouterr().err
     assert not list(home.glob("*.sub"))
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--strict"]) == 0
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--strict"]) == 0
 
 
 def test_submit_runs_condor_submit(home, monkeypatch):
@@ -219,7 +219,7 @@ def test_submit_runs_condor_submit(home, monkeypatch):
     script.write_text('#!/bin/sh\ncp "$1" submitted\nexit 7\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 7
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 7
     assert (home / "submitted").read_text() == (home / "disk.sub").read_text()
 
 
@@ -229,7 +229,7 @@ def test_where_there_is_no_condor_submit_the_file_is_still_there(home, monkeypat
     for tool in ("qemu-img", "prlimit"):
         (tools / tool).symlink_to(shutil.which(tool))
     monkeypatch.setenv("PATH", str(tools))
-    assert people(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 1
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 1
     assert "condor_submit" in capsys.readouterr().err
     assert (home / "disk.sub").exists()
 

@@ -22,7 +22,7 @@ NOW = time.time()
 TOP = (
     sys.executable,
     "-c",
-    "import sys; from vmgahp import cli; sys.exit(cli.people(['vmgahp', 'top', *sys.argv[1:]]))",
+    "import sys; from vmgahp import cli; sys.exit(cli.main(['vmgahp', 'top', *sys.argv[1:]]))",
 )
 
 
@@ -143,14 +143,14 @@ def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(
     settings = tmp_path / "settings"
     settings.write_text("VM_LIBVIRT_URI = qemu+unix:///system?socket=/nonexistent/socket\n")
     monkeypatch.setenv("VMGAHP_CONFIG", str(settings))
-    assert cli.people(["vmgahp", "top", "--once", "--execute", str(tmp_path)]) == 1
+    assert cli.main(["vmgahp", "top", "--once", "--execute", str(tmp_path)]) == 1
     assert "libvirt cannot be reached at" in capsys.readouterr().out
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
-    assert cli.people(["vmgahp", "top", "--execute", str(tmp_path)]) == 0, "a pipe gets one table"
+    assert cli.main(["vmgahp", "top", "--execute", str(tmp_path)]) == 0, "a pipe gets one table"
     out = capsys.readouterr().out
     assert re.search(r"^alice_lab_7.0 .* Running +50.0% +2 +64.0 MiB", out, re.MULTILINE), out
     assert "libvirt cannot be reached at" in out
-    assert cli.people(["vmgahp", "top", "--json", "--execute", str(tmp_path)]) == 0
+    assert cli.main(["vmgahp", "top", "--json", "--execute", str(tmp_path)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["cpu_percent"]) for row in told["vms"]] == [("alice_lab_7.0", 50.0)]
     assert len(told["notes"]) == 1

@@ -92,7 +92,7 @@ class Job:
     ) -> etree.Element:
         """What libvirt would be given."""
         settings = Settings(machine or MACHINE)
-        ad = job_xml.bring(self.ad(text, **attributes), settings, WHO)
+        ad = job_xml.load(self.ad(text, **attributes), settings, WHO)
         spec = JobSpec.from_ad(ad, settings, WHO)
         host = domain_xml.Host("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c")
         ours = domain_xml.build(spec, host)
@@ -103,8 +103,8 @@ class Job:
     def refused(self, text: str | bytes, **attributes: str) -> str:
         with pytest.raises(errors.JobFault) as caught:
             self.domain(text, **attributes)
-        assert caught.value.word in errors.HOLDING_WORDS
-        assert caught.value.cure
+        assert caught.value.code in errors.HOLD_CODES
+        assert caught.value.hint
         return caught.value.problem
 
 
@@ -158,9 +158,9 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
 
 def test_a_job_without_xml_is_left_alone(job: Job) -> None:
     ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
-    assert job_xml.bring(ad, Settings(MACHINE), WHO) is ad
-    with_xml = job_xml.bring(job.ad(WHOLE), Settings(MACHINE), WHO)
-    assert job_xml.bring(with_xml, Settings(MACHINE), WHO) is with_xml
+    assert job_xml.load(ad, Settings(MACHINE), WHO) is ad
+    with_xml = job_xml.load(job.ad(WHOLE), Settings(MACHINE), WHO)
+    assert job_xml.load(with_xml, Settings(MACHINE), WHO) is with_xml
 
 
 def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:

@@ -262,7 +262,7 @@ def test_where_no_type_will_do_it_is_the_jobs_fault_and_says_why_of_each(
     assert "vmrun: it does not have VMPARAM_vm_TPM." in problem
     assert "xen: it does not have VMPARAM_vm_TPM." in problem
     assert "kvm: kvm is broken." in problem
-    assert caught.value.cure
+    assert caught.value.hint
     assert files(scratch) == before
 
 
@@ -270,7 +270,7 @@ def test_where_no_type_works_it_is_the_machines_fault(scratch: Path, stand_ins: 
     stand_ins.broken |= {"kvm", "xen", "vmrun", "script"}
     with pytest.raises(MachineFault, match=r"kvm is broken.*script is broken") as caught:
         driver("kvm, script").start(job(scratch))
-    assert caught.value.word not in errors.HOLDING_WORDS
+    assert caught.value.code not in errors.HOLD_CODES
 
 
 def test_a_reason_that_all_types_have_is_told_once(scratch: Path, stand_ins: type[StandIn]) -> None:
@@ -416,7 +416,7 @@ def test_a_format_is_what_the_job_says_or_name_and_header_agree_about(
         return
     with pytest.raises(JobFault, match=expected) as caught:
         driver("kvm, script").start(wanted)
-    assert caught.value.word == errors.INVALID_DISK_PARAM
+    assert caught.value.code == errors.INVALID_DISK_PARAM
 
 
 def test_what_is_no_disk_is_left_to_the_driver(scratch: Path, stand_ins: type[StandIn]) -> None:
@@ -574,7 +574,7 @@ def test_an_image_that_is_no_good_is_the_jobs_fault(
     before = files(scratch)
     with pytest.raises(JobFault) as caught:
         driver("kvm").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
-    assert caught.value.word in (errors.BAD_IMAGE, errors.INVALID_DISK_PARAM)
+    assert caught.value.code in (errors.BAD_IMAGE, errors.INVALID_DISK_PARAM)
     assert "disk.vhdx" in caught.value.problem
     assert files(scratch) == before
 
@@ -682,7 +682,7 @@ def test_room_is_looked_at_first(
     more = {"RequestDisk": request_disk} if request_disk else {}
     with pytest.raises(kind, match="has to be converted") as caught:
         driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", **more))
-    assert words in caught.value.cure
+    assert words in caught.value.hint
     assert files(small) == before
 
 
@@ -690,7 +690,7 @@ def test_room_is_looked_at_first(
 def test_a_file_system_that_is_full_all_the_same(
     small: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vmgahp.drivers.any.conversion._require_room", lambda *_: None)
+    monkeypatch.setattr("vmgahp.drivers.any.conversion._require_free_space", lambda *_: None)
     image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
     with (small / "filler").open("wb") as filler, contextlib.suppress(OSError):
         for _ in range(16):
@@ -747,7 +747,7 @@ def test_with_a_checkpoint_another_type_is_none(scratch: Path, stand_ins: type[S
     before = files(scratch)
     with pytest.raises(JobFault, match="'kvm' before") as caught:
         driver("script, xen").start(wanted)
-    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
     stand_ins.broken.add("kvm")
     with pytest.raises(JobFault, match="kvm is broken"):
         driver("script, kvm").start(wanted)
@@ -798,7 +798,7 @@ def test_a_choice_that_was_tampered_with(scratch: Path, stand_ins: type[StandIn]
     own(scratch / memo.FILE)
     with pytest.raises(JobFault, match=memo.FILE) as caught:
         driver().start(job(scratch))
-    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
     assert (scratch / memo.FILE).read_bytes() == data
 
 

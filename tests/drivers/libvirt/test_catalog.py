@@ -1,4 +1,4 @@
-"""Images of the administrator's catalogue and disks that are made for a job, with real guests."""
+"""Images of the administrator's catalog and disks that are made for a job, with real guests."""
 
 import json
 import os
@@ -32,7 +32,7 @@ INVALID = ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"]
 
 
 class Images:
-    """A catalogue with one image, which counts to `seconds`."""
+    """A catalog with one image, which counts to `seconds`."""
 
     def __init__(self, directory: Path, seconds: int | None = 2, file: str = "base.raw") -> None:
         directory.mkdir()
@@ -135,7 +135,7 @@ def test_two_jobs_run_on_one_image_at_once(
 
 @pytest.fixture
 def copies(images: Images, scratch: Path) -> Images:
-    """The catalogue of another machine: the same image, in another place, written at another time."""
+    """The catalog of another machine: the same image, in another place, written at another time."""
     other = Images(scratch.parent / "copies", file="elsewhere.raw")
     shutil.copyfile(images.base, other.base)
     return other
@@ -223,7 +223,7 @@ def probed(job: Job, **settings: object) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_a_broken_catalogue_takes_no_machine_offline(job: Job, images: Images) -> None:
+def test_a_broken_catalog_takes_no_machine_offline(job: Job, images: Images) -> None:
     images.path.write_text("[counter\n")
     said = probed(job, **images.settings)
     assert "VM_Images" not in said.replace("VM_CATALOG", "")
@@ -234,7 +234,7 @@ def test_a_broken_catalogue_takes_no_machine_offline(job: Job, images: Images) -
 def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewhere: Path) -> None:
     """And a copying guest proves that it reads it: it prints sector 0 of it, which has its own text at the end."""
     text = images.directory / "text.raw"
-    text.write_bytes(b"from the catalogue\r\n\0".ljust(1 << 20, b"\0"))
+    text.write_bytes(b"from the catalog\r\n\0".ljust(1 << 20, b"\0"))
     boot = job.scratch / "boot.raw"
     boot.write_bytes(copying_sector(0x81, 0, 0x80).ljust(1 << 20, b"\0"))
     job.own(boot)
@@ -244,7 +244,7 @@ def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewher
         start(peer, job, disks)
         run_to_its_end(peer, job)
         peer.quit()
-    assert "from the catalogue" in job.console()
+    assert "from the catalog" in job.console()
     assert not {name for name in names(job.scratch) if "catalog" in name or "text" in name}
 
 
@@ -309,7 +309,7 @@ def test_the_doctor_shows_images_and_describes_a_job_without_making_its_disks(
         finding.check: finding
         for title, found in done.sections
         for finding in found
-        if title == "The catalogue of images"
+        if title == "The catalog of images"
     }
     assert shown["images"].seen == "counter"
     assert (shown["image counter"].verdict, shown["image counter"].seen) == (OK, "It counts")

@@ -64,31 +64,31 @@ def origin(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "door", [door for door in fault_table.DOORS if door.example[0]], ids=lambda door: door.name
+    "rule", [rule for rule in fault_table.RULES if rule.example[0]], ids=lambda rule: rule.name
 )
-def test_every_doors_example_comes_to_that_very_door(door: fault_table.Door) -> None:
-    error = Said(code(door.example[0]), origin(door.example[1]), door.example[2])
-    assert faults.judge(error) is door
+def test_every_doors_example_comes_to_that_very_door(rule: fault_table.Rule) -> None:
+    error = Said(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
+    assert faults.judge(error) is rule
     fault = faults.from_libvirt(error, "starting a VM")
-    assert type(fault) is door.fault
-    assert fault.word == door.word
-    assert door.cure in fault.render()
-    assert door.example[2] in fault.problem
+    assert type(fault) is rule.fault
+    assert fault.code == rule.code
+    assert rule.hint in fault.render()
+    assert rule.example[2] in fault.problem
 
 
 @pytest.mark.parametrize("name", sorted(CODES - LEVELS))
 def test_every_code_of_libvirt_has_a_door_of_its_own(name: str) -> None:
     number = getattr(libvirt, name)
-    door = faults.door_of(number, libvirt.VIR_FROM_NONE, "what nobody has ever said")
-    assert number in faults.numbers(door.codes), f"{name} is in no row of the table"
+    rule = faults.rule_of(number, libvirt.VIR_FROM_NONE, "what nobody has ever said")
+    assert number in faults.numbers(rule.codes), f"{name} is in no row of the table"
 
 
 def test_every_door_has_an_example_or_is_known_by_its_code_alone() -> None:
-    assert all(door.example[0] or (door.codes and not door.message) for door in fault_table.DOORS[:-1])
+    assert all(rule.example[0] or (rule.codes and not rule.message) for rule in fault_table.RULES[:-1])
 
 
 def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
-    named = [name for door in fault_table.DOORS if not (door.message or door.origins) for name in door.codes]
+    named = [name for rule in fault_table.RULES if not (rule.message or rule.origins) for name in rule.codes]
     assert sorted(named) == sorted(set(named))
 
 
@@ -96,7 +96,7 @@ def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
 def test_a_code_that_nobody_knows_is_the_hypervisors(number: int | None) -> None:
     fault = faults.from_libvirt(Said(number, None, "what nobody has ever said"), "starting a VM")
     assert type(fault) is errors.HypervisorFault
-    assert fault.word == errors.INTERNAL
+    assert fault.code == errors.INTERNAL
 
 
 def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
@@ -105,19 +105,19 @@ def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [*fault_table.DOORS, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE],
+    [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE],
     ids=lambda row: row.name,
 )
 def test_a_word_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(
-    row: fault_table.Door | fault_cases.Check,
+    row: fault_table.Rule | fault_cases.Check,
 ) -> None:
-    assert (row.word in errors.HOLDING_WORDS) == (row.fault is errors.JobFault)
-    assert row.word.startswith(errors.PREFIX)
+    assert (row.code in errors.HOLD_CODES) == (row.fault is errors.JobFault)
+    assert row.code.startswith(errors.PREFIX)
 
 
-@pytest.mark.parametrize("row", fault_table.DOORS, ids=lambda row: row.name)
-def test_every_door_but_that_of_what_is_gone_has_a_cure(row: fault_table.Door) -> None:
-    assert row.cure or row.fault is errors.ClientFault
+@pytest.mark.parametrize("row", fault_table.RULES, ids=lambda row: row.name)
+def test_every_door_but_that_of_what_is_gone_has_a_cure(row: fault_table.Rule) -> None:
+    assert row.hint or row.fault is errors.ClientFault
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_the_job_chose_does_not_choose_the_door(path: str) -> None:
 def test_a_name_in_an_image_is_the_jobs_too(message: str) -> None:
     """Nobody could cut these out: they are in the header of an image of an image."""
     fault = faults.from_libvirt(Said(1, 10, f"internal error: {message}"), "starting")
-    assert (type(fault), fault.word) == (errors.JobFault, INVALID_DISK)
+    assert (type(fault), fault.code) == (errors.JobFault, INVALID_DISK)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_name_in_an_image_is_the_jobs_too(message: str) -> None:
 )
 def test_what_libvirt_and_qemu_have_said_of_jobs(message: str, number: int, word: str) -> None:
     fault = faults.from_libvirt(Said(number, 10, message), "starting")
-    assert (type(fault), fault.word) == (errors.JobFault, word)
+    assert (type(fault), fault.code) == (errors.JobFault, word)
 
 
 def test_the_page_shows_the_tables(request: pytest.FixtureRequest) -> None:
@@ -272,8 +272,8 @@ def test_every_check_of_a_job_blames_whom_the_table_says(
 
     with pytest.raises(errors.Fault) as caught:
         describe()
-    assert (type(caught.value), caught.value.word) == (check.fault, check.word)
-    assert caught.value.cure
+    assert (type(caught.value), caught.value.code) == (check.fault, check.code)
+    assert caught.value.hint
 
 
 # QEMU's last words
@@ -299,7 +299,7 @@ def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> Non
     (tmp_path / "vm.log").write_text(LOG.format(first="other", last=UUID, words=LOCKED))
     words = qemu_log.last_words("vm", UUID, [str(tmp_path / "none"), str(tmp_path)])
     fault = faults.from_libvirt(Said(code("INTERNAL_ERROR"), origin("QEMU"), BARE), "starting", (), words)
-    assert (type(fault), fault.word) == (errors.JobFault, INVALID_DISK)
+    assert (type(fault), fault.code) == (errors.JobFault, INVALID_DISK)
     assert 'Failed to get "write" lock' in fault.problem
 
 
@@ -331,7 +331,7 @@ def test_a_log_that_comes_late_is_waited_for(tmp_path: Path) -> None:
 
 FAULTS = (
     errors.ClientFault(errors.NO_JOBCLASSAD_INFO, "The job ad is empty."),
-    *(errors.JobFault(word, "The job is wrong.") for word in errors.HOLDING_WORDS),
+    *(errors.JobFault(word, "The job is wrong.") for word in errors.HOLD_CODES),
     errors.MachineFault("The machine is wrong."),
     errors.HypervisorFault("The hypervisor is wrong."),
 )
@@ -345,14 +345,14 @@ def test_every_class_of_fault_is_walked() -> None:
     assert {type(fault) for fault in FAULTS} == ours - {errors.Fault}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.word)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -> None:
     from tests.protocol.test_session import Client
 
     client = Client()
     client.start()
     client.end(fault)
-    assert client.results() == [f"1 1 {fault.word}"]
+    assert client.results() == [f"1 1 {fault.code}"]
     assert any(fault.problem in line for line in client.logged)
 
 

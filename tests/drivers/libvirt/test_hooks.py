@@ -384,4 +384,4 @@ class TestDoctor:
         done = pool.examine(VM_TYPE="simulated", VM_POLICY=stage(policies, "exec cat"))
         found = named(done.findings, "policy")
         assert found.verdict == OFF
-        assert "VM_POLICY_REQUIREMENTS" in found.cure
+        assert "VM_POLICY_REQUIREMENTS" in found.hint

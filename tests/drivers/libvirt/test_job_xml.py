@@ -180,7 +180,7 @@ def test_what_this_machine_has_not_is_the_jobs_fault(subject: WithXml, rest: str
     with pytest.raises(errors.JobFault) as caught:
         subject.driver().start(job)
     assert "VMPARAM_Libvirt_XML" in caught.value.problem
-    assert caught.value.cure
+    assert caught.value.hint
     assert not subject.exists(job)
     assert subject.driver().start(subject.job(2)).status().state == lifecycle.RUNNING
 

@@ -68,7 +68,7 @@ def test_a_choice_that_does_not_work(subject: AnyHypervisor, settings: dict[str,
     bad = findings.first_bad(survey(**settings).findings)
     assert bad is not None
     assert seen in bad.seen
-    assert bad.cure
+    assert bad.hint
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 0.5)
         with pytest.raises(errors.MachineFault, match=seen):
@@ -114,7 +114,7 @@ def test_what_it_cannot_do_is_said(subject: AnyHypervisor) -> None:
     ):
         with pytest.raises(errors.ClientFault, match="test") as caught:
             operation()
-        assert caught.value.word == word
+        assert caught.value.code == word
     assert machine.pid() == 0
     assert machine.status().state == lifecycle.RUNNING
 
@@ -131,7 +131,7 @@ def test_a_pause_that_libvirt_does_not_know_is_the_clients_fault(
     monkeypatch.setattr(libvirt.virDomain, "suspend", unsupported)
     with pytest.raises(errors.ClientFault) as caught:
         machine.soft_suspend()
-    assert caught.value.word == errors.VM_NO_SUPPORT_SUSPEND
+    assert caught.value.code == errors.VM_NO_SUPPORT_SUSPEND
     assert machine.status().state == lifecycle.RUNNING
 
 

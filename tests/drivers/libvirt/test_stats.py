@@ -116,7 +116,7 @@ def test_top_shows_it(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setenv("_CONDOR_VM_LIBVIRT_URI", URI)
 
     def top() -> dict[str, object]:
-        assert cli.people(["vmgahp", "top", "--json", "--execute", str(job.scratch.parent)]) == 0
+        assert cli.main(["vmgahp", "top", "--json", "--execute", str(job.scratch.parent)]) == 0
         rows = json.loads(capsys.readouterr().out)["vms"]
         (row,) = [row for row in rows if row["name"] == job.name]
         return dict(row)

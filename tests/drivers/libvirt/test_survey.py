@@ -85,7 +85,7 @@ def test_kvm_is_offered_only_where_a_guest_runs() -> None:
     assert ("kvm" in found.hypervisors) == works
     if not works:
         assert found.vm_types == []
-        assert "VM_ALLOW_EMULATION" in finding(found, "kvm").cure
+        assert "VM_ALLOW_EMULATION" in finding(found, "kvm").hint
 
 
 def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_cpu_mode_that_this_machine_does_not_have() -> None:
     found = look("qemu", VM_CPU_MODE="host-passthrough")
     assert verdicts(found)["cpu"] == BAD
     assert "host-passthrough" in finding(found, "cpu").looked_at
-    assert "VM_CPU_MODE" in finding(found, "cpu").cure
+    assert "VM_CPU_MODE" in finding(found, "cpu").hint
 
 
 def test_the_administrators_own_xml_has_a_cpu_of_its_own(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
     subprocess.run(["ip", "link", "set", BRIDGE, "down"], check=True)
     found = look("qemu", **settings)
     assert found.networking == ["nat"]
-    assert f"ip link set {BRIDGE} up" in finding(found, "network bridge").cure
+    assert f"ip link set {BRIDGE} up" in finding(found, "network bridge").hint
 
 
 @needs_root
@@ -240,7 +240,7 @@ def test_for_people_as_json(scratch: Path) -> None:
     environ = environment(
         "qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere"
     )
-    program = "import sys; from vmgahp.cli import people; sys.exit(people(sys.argv))"
+    program = "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"
     ended = subprocess.run(
         [sys.executable, "-c", program, "probe", "--type", "qemu", "--json"],
         env=environ,

@@ -135,11 +135,11 @@ def test_a_rejection_is_the_jobs_fault_with_the_scripts_reason(toy: Toy, driver:
     toy.odd("start", "printf 'no \\033[31mred %s' \"$(head -c 2000 /dev/zero | tr '\\0' x)\"; exit 65")
     with pytest.raises(errors.JobFault) as caught:
         driver.start(toy.job())
-    assert caught.value.word in errors.HOLDING_WORDS
+    assert caught.value.code in errors.HOLD_CODES
     assert "\033" not in caught.value.problem
     assert "red xxx" in caught.value.problem
     assert len(caught.value.problem) < 700
-    assert str(toy.script) in caught.value.cure
+    assert str(toy.script) in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_whatever_cannot_be_understood_is_the_machines_fault_and_leaves_nothing(
     toy.odd("start", f"echo running >$vm; {shell}")
     with pytest.raises(errors.MachineFault, match=what) as caught:
         driver.start(toy.job())
-    assert caught.value.word not in errors.HOLDING_WORDS
-    assert caught.value.cure
+    assert caught.value.code not in errors.HOLD_CODES
+    assert caught.value.hint
     assert not toy.exists(toy.job())
 
 
@@ -188,7 +188,7 @@ def test_not_implemented_is_the_clients_to_know(toy: Toy, driver: ScriptDriver) 
         toy.odd(action, "exit 69")
         with pytest.raises(errors.ClientFault, match="not implemented") as caught:
             call()
-        assert caught.value.word == word
+        assert caught.value.code == word
         toy.odd(action, "echo 'not just now'; exit 65")
         with pytest.raises(errors.ClientFault, match="not just now"):
             call()
@@ -204,7 +204,7 @@ def test_a_guest_that_has_just_ended_is_nobodys_fault(toy: Toy, driver: ScriptDr
     toy.power_off(toy.job())
     with pytest.raises(errors.ClientFault, match="is gone") as caught:
         machine.suspend()
-    assert caught.value.word == errors.VM_NOT_FOUND
+    assert caught.value.code == errors.VM_NOT_FOUND
 
 
 def test_a_script_that_knows_no_pid_is_asked_once(toy: Toy, driver: ScriptDriver) -> None:
@@ -490,7 +490,7 @@ def test_a_checkpoint_that_is_not_as_it_was_holds_the_job(
     calls = len(toy.calls())
     with pytest.raises(errors.JobFault, match=what) as caught:
         driver.start(saved)
-    assert caught.value.word == errors.MISMATCHED_CHECKPOINT
+    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
     assert len(toy.calls()) == calls, "the script is not even asked"
 
 

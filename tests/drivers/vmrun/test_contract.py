@@ -106,7 +106,7 @@ class TestWorkstation(DriverContract):
         machine.spec = machine.spec._replace(memory_mib=1 << 40)
         with pytest.raises(errors.MachineFault, match="MiB are free") as caught:
             machine.suspend()
-        assert caught.value.word == "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"
+        assert caught.value.code == "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"
         assert machine.status().state == lifecycle.RUNNING
 
 

@@ -144,7 +144,7 @@ class TestFaults:
     def test_a_vm_that_is_gone(self, message):
         fault = faults.from_vmrun(VmrunError("suspend", message), "suspending it", ["/s/dos_condor.vmx"])
         assert isinstance(fault, errors.ClientFault)
-        assert fault.word == errors.VM_NOT_FOUND
+        assert fault.code == errors.VM_NOT_FOUND
 
     @pytest.mark.parametrize(
         ("message", "word"),
@@ -164,9 +164,9 @@ class TestFaults:
     def test_the_jobs(self, message, word):
         fault = faults.from_vmrun(VmrunError("start", message), "starting it")
         assert isinstance(fault, errors.JobFault)
-        assert fault.word == word
+        assert fault.code == word
         assert message.rstrip(".") in fault.problem
-        assert fault.cure
+        assert fault.hint
 
     @pytest.mark.parametrize(
         "message",
@@ -182,7 +182,7 @@ class TestFaults:
     def test_the_machines(self, message):
         fault = faults.from_vmrun(VmrunError("start", message), "starting it")
         assert type(fault) is errors.MachineFault
-        assert fault.cure
+        assert fault.hint
 
     @pytest.mark.parametrize(
         "message", ["The operation was canceled", "Unknown error", "The snapshot does not exist"]

@@ -158,7 +158,7 @@ class TestDisks:
         disk(**changes)
         with pytest.raises(JobFault) as caught:
             vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
-        assert caught.value.word == errors.BAD_IMAGE
+        assert caught.value.code == errors.BAD_IMAGE
         assert part in caught.value.problem
         assert ATTRIBUTE in caught.value.problem
         assert "'dos.vmdk'" in caught.value.problem
@@ -412,4 +412,4 @@ class TestWorkingCopy:
             build(source)
         assert part in caught.value.problem
         assert "VMPARAM_VMware_VMX_File = 'dos.vmx'" in caught.value.problem
-        assert caught.value.cure
+        assert caught.value.hint

@@ -27,7 +27,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.vsphere.connection import Connection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.inventory import Inventory
-from vmgahp.errors import HOLDING_WORDS, JobFault
+from vmgahp.errors import HOLD_CODES, JobFault
 
 pytestmark = pytest.mark.vsphere
 
@@ -75,7 +75,7 @@ def test_the_server_is_killed_in_the_middle_of_a_start(both: Lab, where: str) ->
         both.sim.reached(where.split()[0])
         both.sim.kill()
         code, word = result(peer)
-        assert (code, word in HOLDING_WORDS) == ("1", False), word
+        assert (code, word in HOLD_CODES) == ("1", False), word
         assert "vSphere" in (both.scratch / "vm_error.txt").read_text()
         assert peer.ask("VERSION").startswith("S $VMGahpVersion")
         peer.quit()
@@ -110,7 +110,7 @@ def test_the_server_is_killed_in_the_middle_of_an_operation(both: Lab, operation
         both.sim.reached(method)
         both.sim.kill()
         code, word = result(peer)
-        assert (code, word in HOLDING_WORDS) == ("1", False), word
+        assert (code, word in HOLD_CODES) == ("1", False), word
         assert peer.ask("VERSION").startswith("S $VMGahpVersion")
         # A new server knows nothing of the VM: its guest has not ended in order, and the job not either.
         both.again()

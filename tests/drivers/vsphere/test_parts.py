@@ -44,7 +44,7 @@ def refusal(job: Job, *more: str) -> errors.JobFault:
     with pytest.raises(errors.JobFault) as caught:
         looked_at(job, *more)
     assert "VMPARAM_VMware" in caught.value.problem
-    assert caught.value.cure
+    assert caught.value.hint
     return caught.value
 
 
@@ -98,7 +98,7 @@ def test_a_descriptor_that_is_no_good(job: Job, old: str, new: str, said: str) -
 )
 def test_a_file_that_is_no_vmdk(job: Job, content: bytes) -> None:
     (job.scratch / "disk.vmdk").write_bytes(content)
-    assert refusal(job).word == errors.BAD_IMAGE
+    assert refusal(job).code == errors.BAD_IMAGE
 
 
 @pytest.mark.parametrize("name", ["disk.vmdk", "disk-flat.vmdk", "machine.vmx"])
@@ -115,7 +115,7 @@ def test_the_files_of_the_job_are_regular_files(job: Job, name: str, kind: str) 
     elif kind == "directory":
         path.mkdir()
     fault = refusal(job)
-    assert fault.word == errors.INVALID_DISK_PARAM
+    assert fault.code == errors.INVALID_DISK_PARAM
     assert "secret" not in fault.problem
 
 

@@ -1,4 +1,4 @@
-"""Images of the administrator's catalogue in a real pool: the machine advertises them, and a job runs on one."""
+"""Images of the administrator's catalog in a real pool: the machine advertises them, and a job runs on one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = job.log
 
 
 def prepare(pool: Pool) -> None:
-    """The catalogue's guest reads the sector in which the drive with the job's file has it."""
+    """The catalog's guest reads the sector in which the drive with the job's file has it."""
     images = pool.directory / "images"
     images.mkdir()
     iso.write(str(images), "same.iso", "JOBDATA", {"in.txt": INPUT}, Identity(0, 0), most_bytes=1 << 20)
@@ -61,7 +61,7 @@ def prepare(pool: Pool) -> None:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     settings = f"VM_CATALOG = {LAB}/images/catalog.toml\n"
-    with pool_of_its_own(tmp_path_factory, "catalogue", settings, prepare) as made:
+    with pool_of_its_own(tmp_path_factory, "catalog", settings, prepare) as made:
         yield made
 
 

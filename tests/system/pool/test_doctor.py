@@ -81,13 +81,13 @@ def test_libvirts_daemon_is_not_there(chamber: Chamber) -> None:
     end_libvirtd(chamber)
     finding = libvirt(chamber)
     assert "libvirtd does not run, although /run/libvirt/libvirt-sock is there" in finding["seen"]
-    assert "systemctl start libvirtd" in finding["cure"]
+    assert "systemctl start libvirtd" in finding["hint"]
     chamber.run("sh", "-c", "rm /run/libvirt/*-sock*")
     assert "nothing listens" in libvirt(chamber)["seen"]
     chamber.run("mv", "/usr/sbin/libvirtd", "/usr/sbin/libvirtd.away")
     finding = libvirt(chamber)
     assert "Neither libvirtd nor virtqemud is installed" in finding["seen"]
-    assert "libvirt-daemon-system" in finding["cure"]
+    assert "libvirt-daemon-system" in finding["hint"]
 
 
 def test_libvirt_has_lost_its_socket_or_hangs(chamber: Chamber) -> None:
@@ -97,7 +97,7 @@ def test_libvirt_has_lost_its_socket_or_hangs(chamber: Chamber) -> None:
     chamber.run("sh", "-c", "rm /run/libvirt/libvirt-sock*")
     finding = libvirt(chamber)
     assert "its socket /run/libvirt/libvirt-sock is missing" in finding["seen"]
-    assert "systemctl restart libvirtd.socket" in finding["cure"]
+    assert "systemctl restart libvirtd.socket" in finding["hint"]
 
 
 def test_libvirt_without_its_qemu_driver(chamber: Chamber) -> None:
@@ -107,7 +107,7 @@ def test_libvirt_without_its_qemu_driver(chamber: Chamber) -> None:
     )
     finding = libvirt(chamber)
     assert "without its driver for QEMU" in finding["seen"]
-    assert "libvirt-daemon-driver-qemu" in finding["cure"]
+    assert "libvirt-daemon-driver-qemu" in finding["hint"]
 
 
 def test_kvms_device_is_missing_or_closed(chamber: Chamber) -> None:
@@ -120,7 +120,7 @@ def test_kvms_device_is_missing_or_closed(chamber: Chamber) -> None:
     _, found = examined(chamber)
     assert found["kvm device"]["verdict"] == "off"
     assert "libvirt-qemu may not open /dev/kvm" in found["kvm device"]["seen"]
-    assert "chmod 666 /dev/kvm" in found["kvm device"]["cure"]
+    assert "chmod 666 /dev/kvm" in found["kvm device"]["hint"]
     with chamber.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_ALLOW_EMULATION = False\n")
     chamber.run("rm", "/dev/kvm")
@@ -138,7 +138,7 @@ def test_execute_is_closed_to_qemus_user(chamber: Chamber) -> None:
         assert finding["verdict"] == "bad"
         assert "may not pass /var/lib/condor " in finding["seen"]
         assert ("libvirt-qemu" in finding["seen"]) is not as_job
-        assert finding["cure"] == "chmod o+x /var/lib/condor"
+        assert finding["hint"] == "chmod o+x /var/lib/condor"
 
 
 def test_names_of_htcondors_configuration_that_are_misspelt(chamber: Chamber) -> None:
@@ -187,7 +187,7 @@ def test_a_plain_user_is_told_what_could_not_be_looked_at(chamber: Chamber) -> N
     unknown = {check for check, finding in found.items() if finding["verdict"] == "unknown"}
     assert {"root", "libvirt", "kvm", "QEMU's user", "clock"} <= unknown
     assert [check for check, finding in found.items() if finding["verdict"] == "bad"] == ["startd"]
-    assert "as root" in found["kvm"]["cure"]
+    assert "as root" in found["kvm"]["hint"]
     end_libvirtd(chamber)
     _, found = examined(chamber, user="alice")
     assert found["libvirt"]["verdict"] == "bad", "that it does not run is to be seen by all"
@@ -252,9 +252,9 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         status, found = examined(pool.chamber)
         assert status == 1
         assert "took this machine out of the VM universe 0 minutes ago" in found["startd"]["seen"]
-        assert "condor_restart -startd" in found["startd"]["cure"]
+        assert "condor_restart -startd" in found["startd"]["hint"]
         assert "VMGAHP_ERR_CRITICAL: libvirt cannot be reached" in found["log"]["seen"]
-        assert "start libvirtd" in found["log"]["cure"]
+        assert "start libvirtd" in found["log"]["hint"]
 
         pool.chamber.run("libvirtd", "-d")
         # VM_RECHECK_INTERVAL is 10 s here.

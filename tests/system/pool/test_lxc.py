@@ -146,8 +146,8 @@ class TestLxc(DriverContract):
         driver = subject.driver(containers(chamber, LIBVIRT_XML_SCRIPT=""))
         with pytest.raises(errors.MachineFault, match="VM_LIBVIRT_DOMAIN_TYPE = lxc") as caught:
             driver.start(subject.changed(job, VMPARAM_vm_Disk=None))
-        assert caught.value.word == errors.CRITICAL
-        assert "LIBVIRT_XML_SCRIPT" in caught.value.cure
+        assert caught.value.code == errors.CRITICAL
+        assert "LIBVIRT_XML_SCRIPT" in caught.value.hint
         bad = findings.first_bad(driver.survey(time.monotonic() + 60).findings)
         assert bad is not None
         assert "exe" in bad.seen

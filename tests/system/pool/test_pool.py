@@ -118,7 +118,7 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     assert counts(console) == list(range(1, LONGER + 1))
     page = job.directory.parent / f"{job.cluster}.html"
     log = next(pool.log.glob("VMGahpLog*"))
-    assert cli.people(["vmgahp", "report", str(job.directory), "--log", str(log), "-o", str(page)]) == 0
+    assert cli.main(["vmgahp", "report", str(job.directory), "--log", str(log), "-o", str(page)]) == 0
     text = page.read_text()
     for words in (
         job.domain,

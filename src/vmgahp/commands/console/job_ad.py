@@ -176,10 +176,10 @@ def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
         source = next((item for item in inputs if os.path.basename(item) == os.path.basename(file)), file)
         source = os.path.join(iwd, source)
         there = os.path.isabs(source) and os.path.exists(source)
-        cure = (
+        hint = (
             f"cp {escape(source)} {escape(working_dir)}/" if there else f"put it into {escape(working_dir)}/"
         )
-        notes.append(f"Its disk {escape(file)} is not in the working directory: {cure}")
+        notes.append(f"Its disk {escape(file)} is not in the working directory: {hint}")
     return notes
 
 
@@ -190,5 +190,5 @@ def public_lines(lines: "tuple[str, ...]") -> list[str]:
     return [redact(line) for line in lines]
 
 
-def _no_ad(problem: str, cure: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
-    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", cure)
+def _no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

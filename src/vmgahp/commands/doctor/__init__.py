@@ -9,7 +9,7 @@ import sys
 
 from vmgahp import errors, findings
 from vmgahp.commands.doctor import access, condor, host, log_history
-from vmgahp.commands.doctor.context import NOBODY, Scene
+from vmgahp.commands.doctor.context import NOBODY, Context
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -36,7 +36,7 @@ _CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _IMAGES, _R
     "QEMU's user and its confinement",
     "The scratch directories",
     "Networks",
-    "The catalogue of images",
+    "The catalog of images",
     "Firmware and the probe's clock",
     "What the startd last saw",
     "The last failures",
@@ -110,51 +110,51 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
 
     `root` is put before the paths of the system, for tests.
     """
-    scene = Scene(environ, vm_type, root)
-    done = Examination(scene.vm_type)
-    server = condor.server(scene)
-    on_libvirt = _is_libvirts(scene.vm_type)
-    known = access.capabilities(scene) if on_libvirt else errors.MachineFault("It is no libvirt.")
-    probed = _probe(scene, isinstance(known, access.Capabilities))
-    parts = _sorted(scene, probed)
+    context = Context(environ, vm_type, root)
+    done = Examination(context.vm_type)
+    server = condor.server(context)
+    on_libvirt = _is_libvirts(context.vm_type)
+    known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
+    probed = _probe(context, isinstance(known, access.Capabilities))
+    parts = _sorted(context, probed)
 
     def add(title: str, *found: Finding | None) -> None:
         done.sections.append((title, [finding for finding in found if finding is not None]))
 
     add(
         _CONDITIONS,
-        condor.installed(scene),
-        *condor.settings(scene),
-        condor.vm_type(scene),
+        condor.installed(context),
+        *condor.settings(context),
+        condor.vm_type(context),
         *server,
         *parts["memory"],
-        condor.networking(scene),
-        condor.log_file(scene),
+        condor.networking(context),
+        condor.log_file(context),
         *parts["policy"],
     )
-    add(_USER, host.root(scene))
+    add(_USER, host.root(context))
     add(_HYPERVISOR, *parts["hypervisor"])
-    device = access.kvm_device(scene, known) if isinstance(known, access.Capabilities) else None
+    device = access.kvm_device(context, known) if isinstance(known, access.Capabilities) else None
     add(_KVM, *parts["kvm"], device, *parts["cpu"])
-    accel = probed.attributes.get(f"VM_{scene.vm_type}_ATTR_accel")
+    accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
     if on_libvirt:
         domain_type = "qemu" if accel == "tcg" else "kvm"
-        reached = (access.scratch(scene, known, domain_type), access.confinement(scene, known))
+        reached = (access.scratch(context, known, domain_type), access.confinement(context, known))
         add(_ACCESS, *reached, *parts["room"])
     else:
         add(_SCRATCH, *parts["room"])
     add(_NETWORKS, *parts["network"])
     if parts["images"]:
         add(_IMAGES, *parts["images"])
-    clock = host.clock(scene, probed, condor.is_ours(server))
-    add(_REST, host.firmware(scene, probed) if on_libvirt else None, clock)
+    clock = host.clock(context, probed, condor.is_ours(server))
+    add(_REST, host.firmware(context, probed) if on_libvirt else None, clock)
     fit = findings.first_bad(done.findings) is None
-    add(_STARTD, condor.startd(scene, fit))
-    add(_LOG, *log_history.failures(scene))
+    add(_STARTD, condor.startd(context, fit))
+    add(_LOG, *log_history.failures(context))
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
 
-        done.trial = try_out(scene, job, probed)
+        done.trial = try_out(context, job, probed)
     return done
 
 
@@ -163,25 +163,27 @@ def _is_libvirts(vm_type: str) -> bool:
     return base.BUILT_IN.get(vm_type, "").startswith("vmgahp.drivers.libvirt:")
 
 
-def _probe(scene: Scene, answers: bool) -> probe.Probe:
+def _probe(context: Context, answers: bool) -> probe.Probe:
     """The startd's probe in this process, with a driver that writes no log."""
     driver: base.Driver
     try:
-        identity = Identity.from_environ(scene.environ)
-        if scene.blind and _is_libvirts(scene.vm_type):
-            driver = _StandIn(scene, base.Survey(host.unseen(scene, answers)))
+        identity = Identity.from_environ(context.environ)
+        if context.blind and _is_libvirts(context.vm_type):
+            driver = _StandIn(context, base.Survey(host.unseen(context, answers)))
         else:
-            driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, scene.notes.append)
+            driver = base.find(context.vm_type)(
+                context.vm_type, context.settings, identity, context.notes.append
+            )
     except errors.Fault as fault:
-        driver = _StandIn(scene, fault)
-    return probe.probe(scene.vm_type, scene.settings, driver)
+        driver = _StandIn(context, fault)
+    return probe.probe(context.vm_type, context.settings, driver)
 
 
 class _StandIn(base.Driver):
     """Takes the place of a driver that cannot be used here, so that the other checks of the probe are made."""
 
-    def __init__(self, scene: Scene, outcome: base.Survey | errors.Fault) -> None:
-        super().__init__(scene.vm_type, scene.settings, Identity(NOBODY, NOBODY), scene.notes.append)
+    def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
+        super().__init__(context.vm_type, context.settings, Identity(NOBODY, NOBODY), context.notes.append)
         self.outcome = outcome
 
     def start(self, job: "JobAd") -> base.Machine:
@@ -196,19 +198,19 @@ class _StandIn(base.Driver):
         return self.outcome
 
 
-def _sorted(scene: Scene, probed: probe.Probe) -> dict[str, list[Finding]]:
+def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
     """The probe's findings by where they are shown, those that are bad with their causes."""
     parts: dict[str, list[Finding]] = {
         name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "room", "images")
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]
-        if name == "memory" and (scene.unread or "VM_MEMORY" in scene.bad_names):
+        if name == "memory" and (context.unread or "VM_MEMORY" in context.bad_names):
             continue  # it is among the settings already
-        if finding.check == "libvirt" and finding.verdict == BAD and _is_libvirts(scene.vm_type):
-            finding = host.explain_libvirt(scene, finding)
+        if finding.check == "libvirt" and finding.verdict == BAD and _is_libvirts(context.vm_type):
+            finding = host.explain_libvirt(context, finding)
         if finding.check == "kvm" and finding.verdict in (BAD, OFF):
-            finding = host.explain_kvm(scene, finding)
+            finding = host.explain_kvm(context, finding)
         if name == "image":
             name = "images"
         parts[name if name in parts else "hypervisor"].append(finding)

@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.commands.doctor.context import NOBODY, Scene, Who, down_to, first_closed, who_is
+from vmgahp.commands.doctor.context import NOBODY, Context, User, down_to, first_closed, who_is
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
 LIBVIRT_DEADLINE = 3.0
@@ -14,13 +14,13 @@ LIBVIRT_DEADLINE = 3.0
 class Capabilities(NamedTuple):
     """What libvirt says of how it keeps guests apart."""
 
-    qemu: Who | None
+    qemu: User | None
     """The user as which it runs QEMU by itself; None where it does not say."""
     models: tuple[str, ...]
     """Its security drivers: dac, apparmor, selinux."""
 
 
-def capabilities(scene: Scene) -> Capabilities | errors.Fault:
+def capabilities(context: Context) -> Capabilities | errors.Fault:
     """Ask libvirtd, which answers every user about this."""
     from xml.etree import ElementTree as etree
 
@@ -30,9 +30,9 @@ def capabilities(scene: Scene) -> Capabilities | errors.Fault:
     from vmgahp.drivers.libvirt.connection import Connection
     from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI
 
-    own = not (scene.is_root or scene.blind)
-    uri = scene.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)
-    connection = Connection(uri, scene.notes.append, read_only=True)
+    own = not (context.is_root or context.blind)
+    uri = context.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)
+    connection = Connection(uri, context.notes.append, read_only=True)
     connection.deadline = LIBVIRT_DEADLINE
     try:
         host = etree.fromstring(connection.call(lambda opened: opened.getCapabilities()))
@@ -61,10 +61,10 @@ def _name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def kvm_device(scene: Scene, known: Capabilities) -> Finding | None:
+def kvm_device(context: Context, known: Capabilities) -> Finding | None:
     """Whether libvirt's own user may open /dev/kvm; None where there is no such thing to look at."""
-    device, place = "/dev/kvm", scene.path("/dev/kvm")
-    if known.qemu is None or not os.path.exists(place) or scene.vm_type == "qemu":
+    device, place = "/dev/kvm", context.path("/dev/kvm")
+    if known.qemu is None or not os.path.exists(place) or context.vm_type == "qemu":
         return None
     looked_at = f"{device}, with the rights of {known.qemu.name}, as whom libvirt runs QEMU"
     closed = first_closed(known.qemu, [place], "-r") or first_closed(known.qemu, [place], "-w")
@@ -84,21 +84,21 @@ def kvm_device(scene: Scene, known: Capabilities) -> Finding | None:
     return Finding("kvm device", OK, looked_at, f"{known.qemu.name} may open it")
 
 
-def scratch(scene: Scene, known: Capabilities | errors.Fault, domain_type: str) -> Finding:
+def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: str) -> Finding:
     """Whether QEMU gets at the jobs' disks in EXECUTE, as the user that it will run as."""
-    execute = scene.settings.string("EXECUTE")
+    execute = context.settings.string("EXECUTE")
     looked_at = "EXECUTE and all directories above it, as QEMU's user"
     if not execute:
         return Finding("QEMU's user", UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
     if not os.path.isdir(execute):
         return Finding(
             "QEMU's user",
-            BAD if os.path.isdir(os.path.dirname(execute)) or scene.is_root else UNKNOWN,
+            BAD if os.path.isdir(os.path.dirname(execute)) or context.is_root else UNKNOWN,
             looked_at,
             f"EXECUTE = {execute} is not a directory.",
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
-    if not scene.is_root:
+    if not context.is_root:
         return Finding(
             "QEMU's user",
             UNKNOWN,
@@ -106,7 +106,7 @@ def scratch(scene: Scene, known: Capabilities | errors.Fault, domain_type: str) 
             "Only root can look as QEMU's user.",
             "run vmgahp doctor as root.",
         )
-    if scene.settings.boolean("VM_RUN_AS_JOB_USER"):
+    if context.settings.boolean("VM_RUN_AS_JOB_USER"):
         from vmgahp.drivers.libvirt.describe import QEMU_DIRECTORY, groups_for_qemu
 
         groups = groups_for_qemu(domain_type)
@@ -116,12 +116,12 @@ def scratch(scene: Scene, known: Capabilities | errors.Fault, domain_type: str) 
                 "/dev/kvm; libvirt gives it one. So it runs as libvirt's own user."
             )
             below = _as_libvirts_user(known, execute, looked_at)
-            cure = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 /dev/kvm)"
+            hint = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 /dev/kvm)"
             if below.verdict != OK:
-                return below._replace(seen=f"{seen} {below.seen}", cure=f"{cure}; or {below.cure}")
-            return Finding("QEMU's user", OFF, looked_at, seen, cure)
+                return below._replace(seen=f"{seen} {below.seen}", hint=f"{hint}; or {below.hint}")
+            return Finding("QEMU's user", OFF, looked_at, seen, hint)
         gid = next(iter(groups), NOBODY)
-        nobody = Who("the job's user", NOBODY, gid, (gid,))
+        nobody = User("the job's user", NOBODY, gid, (gid,))
         return _passes(
             nobody,
             execute,
@@ -141,7 +141,7 @@ def _as_libvirts_user(known: Capabilities | errors.Fault, execute: str, looked_a
     return _passes(known.qemu, execute, looked_at, f"libvirt's own user, {known.qemu.name}")
 
 
-def _passes(who: Who, execute: str, looked_at: str, what: str) -> Finding:
+def _passes(who: User, execute: str, looked_at: str, what: str) -> Finding:
     closed = first_closed(who, down_to(execute))
     if closed is None:
         return Finding("QEMU's user", UNKNOWN, looked_at, f"It could not be looked at as {what}.")
@@ -156,11 +156,11 @@ def _passes(who: Who, execute: str, looked_at: str, what: str) -> Finding:
     return Finding("QEMU's user", OK, looked_at, f"{what}, may pass every directory down to {execute}")
 
 
-def confinement(scene: Scene, known: Capabilities | errors.Fault) -> Finding:
+def confinement(context: Context, known: Capabilities | errors.Fault) -> Finding:
     """AppArmor and SELinux, which have their own say in what QEMU opens."""
     looked_at = "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers"
-    apparmor = scene.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
-    selinux = scene.read("/sys/fs/selinux/enforce").strip() == "1"
+    apparmor = context.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
+    selinux = context.read("/sys/fs/selinux/enforce").strip() == "1"
     models = known.models if isinstance(known, Capabilities) else ()
     if selinux:
         return Finding(

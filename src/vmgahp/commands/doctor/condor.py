@@ -5,7 +5,7 @@ import stat
 import time
 
 from vmgahp import __version__, errors
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Scene, ask, down_to, first_closed
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Context, ask, down_to, first_closed
 from vmgahp.config import check as settings_check
 from vmgahp.config import entries as config_entries
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -29,12 +29,12 @@ _ATTRIBUTES = (
 )
 
 
-def installed(scene: Scene) -> Finding:
+def installed(context: Context) -> Finding:
     """Whether there is an HTCondor at all."""
     looked_at = "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
-    if scene.tool:
-        return Finding("HTCondor", OK, looked_at, f"{scene.tool} is there")
-    if scene.own_settings:
+    if context.tool:
+        return Finding("HTCondor", OK, looked_at, f"{context.tool} is there")
+    if context.own_settings:
         seen = "There is none: the settings are a file's, and jobs are run by hand with vmgahp serve."
         return Finding("HTCondor", OFF, looked_at, seen, "nothing, if that is what you want.")
     return Finding(
@@ -47,37 +47,37 @@ def installed(scene: Scene) -> Finding:
     )
 
 
-def settings(scene: Scene) -> list[Finding]:
+def settings(context: Context) -> list[Finding]:
     """Settings that cannot be read, that are no values, contradict each other, or whose names look misspelt."""
     check, looked_at = settings_check.CHECK, settings_check.LOOKED_AT
-    found = [Finding(check, BAD, looked_at, fault.problem, fault.cure) for fault in scene.faults]
-    if not scene.unread:
+    found = [Finding(check, BAD, looked_at, fault.problem, fault.hint) for fault in context.faults]
+    if not context.unread:
         try:
-            entries = config_entries.read(scene.environ)
-            for values in (scene.loaded, scene.settings):
+            entries = config_entries.read(context.environ)
+            for values in (context.loaded, context.settings):
                 values.locate(entries.where())
         except errors.Fault as fault:
             entries = None
-            found.append(Finding(check, UNKNOWN, looked_at, fault.problem, fault.cure))
-        found += settings_check.check(scene.loaded, scene.vm_type, entries)
+            found.append(Finding(check, UNKNOWN, looked_at, fault.problem, fault.hint))
+        found += settings_check.check(context.loaded, context.vm_type, entries)
     if not found:
-        origin = scene.settings.where("VM_TYPE")
+        origin = context.settings.where("VM_TYPE")
         found.append(Finding(check, OK, looked_at, f"they can be read (VM_TYPE: {origin})"))
     return found
 
 
-def vm_type(scene: Scene) -> Finding:
+def vm_type(context: Context) -> Finding:
     """VM_TYPE, and whether there is a driver for it."""
     from vmgahp.drivers import base
 
-    name = scene.settings.string("VM_TYPE")
+    name = context.settings.string("VM_TYPE")
     looked_at = "VM_TYPE, the one type that the startd offers"
-    if scene.unread:
+    if context.unread:
         return Finding("VM_TYPE", UNKNOWN, looked_at, "The settings cannot be read.")
     if not name:
         return Finding(
             "VM_TYPE",
-            OFF if scene.own_settings else BAD,
+            OFF if context.own_settings else BAD,
             looked_at,
             "VM_TYPE is not set: HTCondor has no VM universe on this machine.",
             "set VM_TYPE = kvm in HTCondor's configuration; then condor_restart -startd.",
@@ -85,30 +85,33 @@ def vm_type(scene: Scene) -> Finding:
     try:
         base.find(name.lower())
     except errors.Fault as fault:
-        return Finding("VM_TYPE", BAD, looked_at, fault.problem, fault.cure)
+        return Finding("VM_TYPE", BAD, looked_at, fault.problem, fault.hint)
     return Finding(
-        "VM_TYPE", OK, looked_at, f"VM_TYPE = {name} ({scene.settings.where('VM_TYPE')}), which has a driver"
+        "VM_TYPE",
+        OK,
+        looked_at,
+        f"VM_TYPE = {name} ({context.settings.where('VM_TYPE')}), which has a driver",
     )
 
 
 # The server program
 
 
-def server(scene: Scene) -> list[Finding]:
+def server(context: Context) -> list[Finding]:
     """VM_GAHP_SERVER: that HTCondor can run it, that nobody else can change it, that it is this one."""
-    path = scene.more.get("VM_GAHP_SERVER", "")
+    path = context.more.get("VM_GAHP_SERVER", "")
     looked_at = "VM_GAHP_SERVER, the program that the startd and each starter run"
-    if not path and scene.own_settings:
+    if not path and context.own_settings:
         return []  # nobody but people starts the server
-    if scene.unread:
+    if context.unread:
         return [Finding("VM_GAHP_SERVER", UNKNOWN, looked_at, "The settings cannot be read.")]
     if not path:
-        cure = f"set VM_GAHP_SERVER = {our_launcher()}"
-        return [Finding("VM_GAHP_SERVER", BAD, looked_at, "VM_GAHP_SERVER is not set.", cure)]
-    reason, cure = _why_not_run(scene, path)
+        hint = f"set VM_GAHP_SERVER = {our_launcher()}"
+        return [Finding("VM_GAHP_SERVER", BAD, looked_at, "VM_GAHP_SERVER is not set.", hint)]
+    reason, hint = _why_not_run(context, path)
     if reason:
         return [
-            Finding("VM_GAHP_SERVER", BAD, looked_at, f"VM_GAHP_SERVER = {path}, and {reason}.", cure),
+            Finding("VM_GAHP_SERVER", BAD, looked_at, f"VM_GAHP_SERVER = {path}, and {reason}.", hint),
         ]
     changeable = _changeable(path)
     if changeable:
@@ -122,7 +125,7 @@ def server(scene: Scene) -> list[Finding]:
                 f"chown root {changeable}; chmod go-w {changeable}",
             )
         ]
-    return [_identify(scene, path, looked_at)]
+    return [_identify(context, path, looked_at)]
 
 
 def is_ours(found: list[Finding]) -> bool:
@@ -138,7 +141,7 @@ def our_launcher() -> str:
     return beside if os.path.exists(beside) or not os.path.exists(PACKAGED) else PACKAGED
 
 
-def _why_not_run(scene: Scene, path: str) -> tuple[str, str]:
+def _why_not_run(context: Context, path: str) -> tuple[str, str]:
     if not path.startswith("/"):
         return "that is not a full path", f"set VM_GAHP_SERVER = {our_launcher()}"
     try:
@@ -151,13 +154,13 @@ def _why_not_run(scene: Scene, path: str) -> tuple[str, str]:
         return "that is not a file", f"set VM_GAHP_SERVER = {our_launcher()}"
     if not mode & 0o111:
         return "root may not execute it", f"chmod 755 {path}"
-    if scene.is_root and not os.access(path, os.X_OK):
+    if context.is_root and not os.access(path, os.X_OK):
         return "root may not execute it", "see whether its file system is mounted with noexec (findmnt -T)."
-    if scene.vm_type not in TYPES_OF_ROOT and scene.condor:
-        closed = first_closed(scene.condor, [*down_to(os.path.dirname(path)), path])
+    if context.vm_type not in TYPES_OF_ROOT and context.condor:
+        closed = first_closed(context.condor, [*down_to(os.path.dirname(path)), path])
         if closed:
             return (
-                f"the startd runs it as the user condor for VM_TYPE = {scene.vm_type}, who may not pass {closed}",
+                f"the startd runs it as the user condor for VM_TYPE = {context.vm_type}, who may not pass {closed}",
                 f"chmod o+x {closed}",
             )
     return "", ""
@@ -177,10 +180,10 @@ def _changeable(path: str) -> str:
     return ""
 
 
-def _identify(scene: Scene, path: str, looked_at: str) -> Finding:
+def _identify(context: Context, path: str, looked_at: str) -> Finding:
     """Ask the program for its version, as the user who will run it."""
-    who = None if scene.vm_type in TYPES_OF_ROOT else scene.condor
-    said = ask([path, "-version"], SERVER_DEADLINE, scene.environ, who)
+    who = None if context.vm_type in TYPES_OF_ROOT else context.condor
+    said = ask([path, "-version"], SERVER_DEADLINE, context.environ, who)
     first = " ".join(said.out.split())[:120]
     if said.status is None:
         seen = f"VM_GAHP_SERVER = {path} did not say its version within {SERVER_DEADLINE:g} s."
@@ -219,22 +222,22 @@ def _beside(path: str) -> str:
 # Other settings
 
 
-def networking(scene: Scene) -> Finding:
+def networking(context: Context) -> Finding:
     """VM_NETWORKING and what belongs to it; whether the networks are there is the probe's to find out."""
     looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
     name = "VM_NETWORKING"
-    ours = scene.settings
+    ours = context.settings
     if not ours.boolean(name):
         seen = "VM_NETWORKING is off: jobs that ask for a network do not match this machine"
         return Finding(name, OK, looked_at, seen)
-    wrong = settings_check.networking(ours, scene.vm_type)
+    wrong = settings_check.networking(ours, context.vm_type)
     offered = ", ".join(ours.networking_types())
     return wrong or Finding(name, OK, looked_at, f"jobs may have: {offered}")
 
 
-def log_file(scene: Scene) -> Finding:
+def log_file(context: Context) -> Finding:
     """Whether there is a log, and whether it can be written; nothing is."""
-    path = scene.settings.string("VM_GAHP_LOG")
+    path = context.settings.string("VM_GAHP_LOG")
     looked_at = "VM_GAHP_LOG"
     if not path.startswith("/") or path == os.devnull:
         return Finding(
@@ -246,38 +249,38 @@ def log_file(scene: Scene) -> Finding:
         )
     directory = os.path.dirname(path)
     if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
-        seen, cure = f"{path} is not a regular file, and nothing is logged.", f"remove {path}."
+        seen, hint = f"{path} is not a regular file, and nothing is logged.", f"remove {path}."
     elif not os.path.isdir(directory):
-        seen, cure = f"{directory} is not a directory, and nothing is logged.", f"mkdir {directory}"
-    elif scene.blind or not scene.is_root:
+        seen, hint = f"{directory} is not a directory, and nothing is logged.", f"mkdir {directory}"
+    elif context.blind or not context.is_root:
         writable = os.access(path if os.path.exists(path) else directory, os.W_OK)
-        verdict = OK if writable and not scene.blind else UNKNOWN
+        verdict = OK if writable and not context.blind else UNKNOWN
         seen = (
             f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
         )
         return Finding("VM_GAHP_LOG", verdict, f"{looked_at} = {path}", seen)
     elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
-        seen, cure = f"root cannot write {path}.", "see whether its file system is mounted read-only."
+        seen, hint = f"root cannot write {path}.", "see whether its file system is mounted read-only."
     else:
         return Finding("VM_GAHP_LOG", OK, looked_at, f"{path} can be written")
-    return Finding("VM_GAHP_LOG", OFF, looked_at, seen, cure)
+    return Finding("VM_GAHP_LOG", OFF, looked_at, seen, hint)
 
 
 # The startd
 
 
-def startd(scene: Scene, fit: bool) -> Finding:
+def startd(context: Context, fit: bool) -> Finding:
     """What the startd of this machine says of VMs; `fit` is whether nothing else was found wrong."""
     looked_at = "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)"
-    if not scene.tool:
+    if not context.tool:
         return Finding("startd", UNKNOWN, looked_at, "There is no HTCondor here.")
-    tool = scene.program("condor_status")
+    tool = context.program("condor_status")
     if not tool:
-        return Finding("startd", UNKNOWN, looked_at, f"There is no condor_status beside {scene.tool}.")
+        return Finding("startd", UNKNOWN, looked_at, f"There is no condor_status beside {context.tool}.")
     start = (
         "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
     )
-    path = scene.more.get("STARTD_ADDRESS_FILE", "")
+    path = context.more.get("STARTD_ADDRESS_FILE", "")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(fd, encoding="ascii", errors="replace") as file:
@@ -291,7 +294,7 @@ def startd(scene: Scene, fit: bool) -> Finding:
     if not address.startswith("<"):
         return Finding("startd", BAD, looked_at, f"{path} has no address in it.", start)
     command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
-    said = ask(command, TOOL_DEADLINE, scene.environ)
+    said = ask(command, TOOL_DEADLINE, context.environ)
     ads = _ads(said.out)
     if not ads:
         first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it has no slots")
@@ -299,11 +302,11 @@ def startd(scene: Scene, fit: bool) -> Finding:
         seen = f"The startd, which should be at {_clean(address)}, does not answer: {why}."
         return Finding("startd", BAD, looked_at, seen, start)
     ad = next((ad for ad in ads if ad.boolean("PartitionableSlot")), ads[0])
-    return _judge_ad(scene, ad, looked_at, fit)
+    return _judge_ad(context, ad, looked_at, fit)
 
 
-def _judge_ad(scene: Scene, ad: "JobAd", looked_at: str, fit: bool) -> Finding:
-    interval = scene.more.get("VM_RECHECK_INTERVAL", "600")
+def _judge_ad(context: Context, ad: "JobAd", looked_at: str, fit: bool) -> Finding:
+    interval = context.more.get("VM_RECHECK_INTERVAL", "600")
     reason = ad.string("VMOfflineReason")
     if reason is not None and not ad.boolean("HasVM"):
         # Only the next start of the startd forgets it (ResMgr::updateExtrasClassAd in HTCondor's
@@ -319,15 +322,15 @@ def _judge_ad(scene: Scene, ad: "JobAd", looked_at: str, fit: bool) -> Finding:
     if not ad.boolean("HasVM"):
         if fit:
             seen = "HasVM is not true, although nothing was found wrong here: the startd looked earlier."
-            cure = (
+            hint = (
                 f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s)."
             )
         else:
             seen = "HasVM is not true: the startd's own probe failed."
-            cure = f"mend what is said above; then condor_restart -startd, or wait up to {interval} s."
-        return Finding("startd", BAD, looked_at, seen, cure)
+            hint = f"mend what is said above; then condor_restart -startd, or wait up to {interval} s."
+        return Finding("startd", BAD, looked_at, seen, hint)
     offered = (ad.string("VM_Type") or "").lower()
-    configured = scene.settings.string("VM_TYPE").lower()
+    configured = context.settings.string("VM_TYPE").lower()
     if configured and offered != configured:
         seen = f"The startd offers VM_Type {_clean(offered)}, and VM_TYPE = {configured} now."
         return Finding("startd", BAD, looked_at, seen, "condor_restart -startd")

@@ -25,7 +25,7 @@ NOBODY = 65534
 _NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 
 
-class Who(NamedTuple):
+class User(NamedTuple):
     """A user of this machine."""
 
     name: str
@@ -34,7 +34,7 @@ class Who(NamedTuple):
     groups: tuple[int, ...]
 
 
-class Said(NamedTuple):
+class Completed(NamedTuple):
     """What a program answered."""
 
     status: int | None
@@ -51,7 +51,7 @@ class Said(NamedTuple):
         return escape(redact(lines[-1]))[:1000].rstrip(".") if lines else ""
 
 
-class Scene:
+class Context:
     """One look at one machine.
 
     `root` is put before the paths of the system (``/sys``, ``/proc``, ``/run``, ``/dev`` and so on), for
@@ -93,18 +93,18 @@ class Scene:
         return not self.is_root and bool(self.tool) and not self.own_settings
 
     @property
-    def condor(self) -> Who | None:
+    def condor(self) -> User | None:
         """The user of HTCondor's daemons, whom CONDOR_IDS or the name condor tells."""
         import pwd
 
         uid, _, gid = self.more.get("CONDOR_IDS", "").partition(".")
         if uid.isdecimal() and gid.isdecimal():
-            return Who("condor", int(uid), int(gid), (int(gid),))
+            return User("condor", int(uid), int(gid), (int(gid),))
         try:
             entry = pwd.getpwnam("condor")
         except KeyError:
             return None
-        return Who("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
+        return User("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
 
     def path(self, path: str) -> str:
         """A path of the system, beneath `root`."""
@@ -152,7 +152,7 @@ class Scene:
         return {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
 
 
-def who_is(name: str, uid: int, gid: int) -> Who:
+def who_is(name: str, uid: int, gid: int) -> User:
     """A user with all groups that the group database gives."""
     import pwd
 
@@ -160,15 +160,15 @@ def who_is(name: str, uid: int, gid: int) -> Who:
         groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except (KeyError, OSError):
         groups = [gid]
-    return Who(name, uid, gid, tuple(groups))
+    return User(name, uid, gid, tuple(groups))
 
 
 def ask(
     command: "Sequence[str]",
     seconds: float,
     environ: "Mapping[str, str] | None" = None,
-    who: Who | None = None,
-) -> Said:
+    who: User | None = None,
+) -> Completed:
     """Run a program to its end, or for so many seconds; as another user where `who` says so and this is root.
 
     One that cannot be run has status 127 and the reason as its error.
@@ -190,10 +190,10 @@ def ask(
             **user,  # type: ignore[call-overload]
         )
     except subprocess.TimeoutExpired:
-        return Said(None, "", "")
+        return Completed(None, "", "")
     except OSError as error:
-        return Said(127, "", f"{command[0]} cannot be run: {error.strerror}")
-    return Said(
+        return Completed(127, "", f"{command[0]} cannot be run: {error.strerror}")
+    return Completed(
         ended.returncode, ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace")
     )
 
@@ -201,7 +201,7 @@ def ask(
 _CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
 
 
-def first_closed(who: Who, paths: "Sequence[str]", flag: str = "-x") -> str | None:
+def first_closed(who: User, paths: "Sequence[str]", flag: str = "-x") -> str | None:
     """The first of some paths that a user may not use (``-x``, ``-r``, ``-w``), empty where all are open.
 
     The kernel decides, asked by a process of that user's, so access lists and all else count. None where it

@@ -3,7 +3,7 @@
 import os
 
 from vmgahp import errors, lifecycle
-from vmgahp.commands.doctor.context import NOBODY, Scene
+from vmgahp.commands.doctor.context import NOBODY, Context
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
@@ -65,55 +65,55 @@ def _no_ad(problem: str) -> errors.ClientFault:
     )
 
 
-def try_out(scene: Scene, path: str, probe: "Probe") -> Trial:
+def try_out(context: Context, path: str, probe: "Probe") -> Trial:
     """Check a job ad as a START would, against what this machine was seen to offer; nothing is started."""
     trial = Trial(path)
     looked_at = f"the job ad in {path}"
     try:
         ad = read(path)
-        identity, user = _user(scene, ad)
-        _type(scene, ad, looked_at, trial.findings)
+        identity, user = _user(context, ad)
+        _type(context, ad, looked_at, trial.findings)
         accepted_types.require(ad)
         choice = accepted_types.is_choice(
-            scene.vm_type
+            context.vm_type
         )  # what the job asks for means something else to each type
         if not choice and ad.expression("VMPARAM_Libvirt_XML") is not None:
             from vmgahp.domain import job_xml
 
-            ad = job_xml.bring(ad, scene.settings, identity)
+            ad = job_xml.load(ad, context.settings, identity)
         if not choice:
-            spec = JobSpec.from_ad(ad, scene.settings, identity)
+            spec = JobSpec.from_ad(ad, context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings.append(Finding("job ad", OK, looked_at, seen))
             trial.findings += _wishes(spec, probe)
-        if scene.settings.string("VM_POLICY_REQUIREMENTS"):
+        if context.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
-            policy.require(scene.settings, ad)
+            policy.require(context.settings, ad)
 
         def log(line: str) -> None:
-            (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else scene.notes).append(line)
+            (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else context.notes).append(line)
 
-        driver = base.find(scene.vm_type)(scene.vm_type, scene.settings, identity, log)
+        driver = base.find(context.vm_type)(context.vm_type, context.settings, identity, log)
         try:
             trial.description = driver.describe(ad)
         finally:
             driver.close()
         seen = "It can be described to the hypervisor, as shown below"
-        trial.findings.append(Finding("dry run", OK, f"the {scene.vm_type} driver", seen))
+        trial.findings.append(Finding("dry run", OK, f"the {context.vm_type} driver", seen))
     except errors.MachineFault as fault:
         verdict = UNKNOWN if "dry run" in fault.problem else BAD
-        trial.findings.append(Finding("dry run", verdict, looked_at, _clean(fault.problem), fault.cure))
+        trial.findings.append(Finding("dry run", verdict, looked_at, _clean(fault.problem), fault.hint))
     except errors.Fault as fault:
         fate = "It would be held" if isinstance(fault, errors.JobFault) else "It cannot be read as a job"
-        seen = f"{fate}, with {fault.word}: {_clean(fault.problem)}"
-        trial.findings.append(Finding("job ad", BAD, looked_at, seen, fault.cure))
+        seen = f"{fate}, with {fault.code}: {_clean(fault.problem)}"
+        trial.findings.append(Finding("job ad", BAD, looked_at, seen, fault.hint))
     return trial
 
 
-def _user(scene: Scene, ad: JobAd) -> tuple[Identity, str]:
+def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
     """The user as whom the job's files are looked at: its owner, else who has its directory, else nobody."""
-    if not scene.is_root:
+    if not context.is_root:
         return Identity(os.geteuid(), os.getegid()), f"user id {os.geteuid()}"
     import pwd
 
@@ -135,7 +135,7 @@ def _user(scene: Scene, ad: JobAd) -> tuple[Identity, str]:
     return Identity(NOBODY, NOBODY), "nobody, for its owner has no account here"
 
 
-def _type(scene: Scene, ad: JobAd, looked_at: str, into: list[Finding]) -> None:
+def _type(context: Context, ad: JobAd, looked_at: str, into: list[Finding]) -> None:
     """Whether the job is of the type that the startd offers."""
     wanted = ad.vm_type()
     if ad.integer("JobUniverse") not in (None, 13):
@@ -148,10 +148,10 @@ def _type(scene: Scene, ad: JobAd, looked_at: str, into: list[Finding]) -> None:
         raise errors.ClientFault(
             errors.NO_JOBCLASSAD_INFO, "The ad has no JobVMType.", "set vm_type in the submit file."
         )
-    if wanted != scene.vm_type:
-        seen = f"JobVMType is {_clean(wanted)}, and this machine offers VM_Type {scene.vm_type}: they do not match."
-        cure = f"set vm_type = {scene.vm_type} in the submit file, or let the job wait for another machine."
-        into.append(Finding("job type", BAD, looked_at, seen, cure))
+    if wanted != context.vm_type:
+        seen = f"JobVMType is {_clean(wanted)}, and this machine offers VM_Type {context.vm_type}: they do not match."
+        hint = f"set vm_type = {context.vm_type} in the submit file, or let the job wait for another machine."
+        into.append(Finding("job type", BAD, looked_at, seen, hint))
 
 
 def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
@@ -160,8 +160,8 @@ def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
     found = []
     looked_at = "the job's wishes beside what the probe advertises"
 
-    def miss(check: str, seen: str, cure: str, verdict: str = BAD) -> None:
-        found.append(Finding(check, verdict, looked_at, seen, cure))
+    def miss(check: str, seen: str, hint: str, verdict: str = BAD) -> None:
+        found.append(Finding(check, verdict, looked_at, seen, hint))
 
     memory = offered.get("VM_Memory")
     if isinstance(memory, int) and spec.memory_mib > memory:

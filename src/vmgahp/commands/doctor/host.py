@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from glob import glob
 
 from vmgahp.commands.doctor import log_history
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Scene, Who, ask
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Context, User, ask
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
 TYPE_CHECKING = False
@@ -34,12 +34,12 @@ _DRIVERS = (
 )
 
 
-def root(scene: Scene) -> Finding:
+def root(context: Context) -> Finding:
     """Whether this is the user who will run the jobs' server."""
     looked_at = "who runs the doctor"
-    if scene.is_root:
+    if context.is_root:
         return Finding("root", OK, looked_at, "root, as HTCondor runs the server")
-    if scene.blind:
+    if context.blind:
         return Finding(
             "root",
             UNKNOWN,
@@ -55,20 +55,20 @@ def root(scene: Scene) -> Finding:
 # libvirt
 
 
-def explain_libvirt(scene: Scene, finding: Finding) -> Finding:
+def explain_libvirt(context: Context, finding: Finding) -> Finding:
     """A finding that libvirt does not answer, with the cause: nothing installed, nothing running, no rights."""
-    seen, cure = libvirt_cause(scene)
+    seen, hint = libvirt_cause(context)
     if not seen:
         return finding
-    return finding._replace(seen=f"{seen} ({finding.seen.rstrip('.')}).", cure=cure)
+    return finding._replace(seen=f"{seen} ({finding.seen.rstrip('.')}).", hint=hint)
 
 
-def libvirt_cause(scene: Scene) -> tuple[str, str]:
+def libvirt_cause(context: Context) -> tuple[str, str]:
     """Why libvirt's QEMU cannot be reached, and what to type; empty where nothing of it shows from here."""
     programs = [
         name
         for name in DAEMONS
-        if any(os.path.exists(scene.path(f"{directory}/{name}")) for directory in _PROGRAM_DIRECTORIES)
+        if any(os.path.exists(context.path(f"{directory}/{name}")) for directory in _PROGRAM_DIRECTORIES)
     ]
     if not programs:
         return (
@@ -76,16 +76,16 @@ def libvirt_cause(scene: Scene) -> tuple[str, str]:
             "apt-get install libvirt-daemon-system qemu-system-x86 (Debian), or dnf install libvirt-daemon-kvm.",
         )
     modular = programs == ["virtqemud"]
-    if not any(glob(scene.path(pattern)) for pattern in _DRIVERS):
+    if not any(glob(context.path(pattern)) for pattern in _DRIVERS):
         return (
             "libvirt is installed without its driver for QEMU (libvirt_driver_qemu.so)",
             "apt-get install libvirt-daemon-driver-qemu (Debian), or dnf install libvirt-daemon-driver-qemu; "
             "then restart libvirt.",
         )
-    if not (scene.is_root or scene.blind):
+    if not (context.is_root or context.blind):
         return "", ""  # one's own libvirtd is started with the first question
-    running = _running(scene)
-    sockets = [path for path in _SOCKETS if os.path.exists(scene.path(path))]
+    running = _running(context)
+    sockets = [path for path in _SOCKETS if os.path.exists(context.path(path))]
     unit = "virtqemud" if modular else "libvirtd"
     if not running and not sockets:
         return (
@@ -102,7 +102,7 @@ def libvirt_cause(scene: Scene) -> tuple[str, str]:
             f"{running[0]} runs, and its socket {_SOCKETS[0]} is missing",
             f"systemctl restart {unit}.socket {unit}; guests survive that.",
         )
-    closed = next((path for path in sockets if not os.access(scene.path(path), os.W_OK)), "")
+    closed = next((path for path in sockets if not os.access(context.path(path), os.W_OK)), "")
     if closed:
         return (
             f"{running[0]} runs, and user id {os.geteuid()} may not use its socket {closed}",
@@ -111,25 +111,25 @@ def libvirt_cause(scene: Scene) -> tuple[str, str]:
     return "", ""
 
 
-def unseen(scene: Scene, answers: bool) -> list[Finding]:
+def unseen(context: Context, answers: bool) -> list[Finding]:
     """What can be said of libvirt and KVM by a user who is not the one that jobs' VMs belong to.
 
     `answers` is whether libvirtd tells this user about itself.
     """
-    cause, cure = ("", "") if answers else libvirt_cause(scene)
+    cause, hint = ("", "") if answers else libvirt_cause(context)
     missing = cause and "may not use" not in cause
     seen = f"{cause}." if cause else "Whether it runs guests, only root can find out."
-    cure = cure or "run vmgahp doctor as root."
-    found = [Finding("libvirt", BAD if missing else UNKNOWN, "libvirt's daemon and socket", seen, cure)]
-    if scene.vm_type != "qemu":
+    hint = hint or "run vmgahp doctor as root."
+    found = [Finding("libvirt", BAD if missing else UNKNOWN, "libvirt's daemon and socket", seen, hint)]
+    if context.vm_type != "qemu":
         seen = "Whether root's guests run at the speed of the hardware, only root can find out."
         found.append(Finding("kvm", UNKNOWN, "/dev/kvm", seen, "run vmgahp doctor as root."))
     return found
 
 
-def _running(scene: Scene) -> list[str]:
+def _running(context: Context) -> list[str]:
     found = []
-    for path in glob(scene.path("/proc/[0-9]*/comm")):
+    for path in glob(context.path("/proc/[0-9]*/comm")):
         try:
             with open(path) as file:
                 name = file.read().strip()
@@ -143,25 +143,25 @@ def _running(scene: Scene) -> list[str]:
 # KVM
 
 
-def explain_kvm(scene: Scene, finding: Finding) -> Finding:
-    """A finding that KVM does not work, with the cause and its own cure."""
-    seen, cure = kvm_cause(scene)
+def explain_kvm(context: Context, finding: Finding) -> Finding:
+    """A finding that KVM does not work, with the cause and its own hint."""
+    seen, hint = kvm_cause(context)
     if finding.verdict == OFF:
-        cure += "; until then VM_ALLOW_EMULATION = True runs jobs by emulation, many times slower"
+        hint += "; until then VM_ALLOW_EMULATION = True runs jobs by emulation, many times slower"
     elif finding.verdict == BAD:
-        cure += "; or set VM_ALLOW_EMULATION = True to run jobs by emulation, many times slower"
+        hint += "; or set VM_ALLOW_EMULATION = True to run jobs by emulation, many times slower"
     already = seen and seen.rstrip(".") in finding.seen
     return finding._replace(
-        seen=finding.seen if already or not seen else f"{finding.seen} {seen}", cure=f"{cure}."
+        seen=finding.seen if already or not seen else f"{finding.seen} {seen}", hint=f"{hint}."
     )
 
 
-def kvm_cause(scene: Scene) -> tuple[str, str]:
-    """A sentence of what is known of the cause, and the cure without its full stop."""
-    flags = _cpu_flags(scene)
+def kvm_cause(context: Context) -> tuple[str, str]:
+    """A sentence of what is known of the cause, and the hint without its full stop."""
+    flags = _cpu_flags(context)
     module = "kvm_intel" if "vmx" in flags else "kvm_amd"
     nested = "hypervisor" in flags
-    device = scene.path("/dev/kvm")
+    device = context.path("/dev/kvm")
     if os.path.exists(device):
         if not os.access(device, os.R_OK | os.W_OK):
             return (
@@ -176,7 +176,7 @@ def kvm_cause(scene: Scene) -> tuple[str, str]:
             )
         return "", "see dmesg for what kvm says; load its module anew (modprobe -r and modprobe)"
     if "vmx" in flags or "svm" in flags:
-        if os.path.isdir(scene.path(f"/sys/module/{module}")):
+        if os.path.isdir(context.path(f"/sys/module/{module}")):
             return (
                 f"The module {module} is loaded and there is no /dev/kvm.",
                 "see dmesg for what kvm says; make the device (udevadm trigger /dev/kvm, or mknod c 10 232)",
@@ -200,8 +200,8 @@ def kvm_cause(scene: Scene) -> tuple[str, str]:
     )
 
 
-def _cpu_flags(scene: Scene) -> list[str]:
-    for line in scene.read("/proc/cpuinfo").splitlines():
+def _cpu_flags(context: Context) -> list[str]:
+    for line in context.read("/proc/cpuinfo").splitlines():
         if line.startswith("flags"):
             return line.split()
     return []
@@ -210,10 +210,10 @@ def _cpu_flags(scene: Scene) -> list[str]:
 # What the probe would say
 
 
-def firmware(scene: Scene, probe: "Probe") -> Finding:
+def firmware(context: Context, probe: "Probe") -> Finding:
     """Which firmware a guest can have, from libvirt's domain capabilities."""
     looked_at = "libvirt's domain capabilities (virsh domcapabilities)"
-    offered = probe.attributes.get(f"VM_{scene.vm_type}_ATTR_firmware")
+    offered = probe.attributes.get(f"VM_{context.vm_type}_ATTR_firmware")
     if not isinstance(offered, str):
         return Finding("firmware", UNKNOWN, looked_at, "The driver did not come so far as to say.")
     if "uefi" in offered.split(","):
@@ -227,43 +227,43 @@ def firmware(scene: Scene, probe: "Probe") -> Finding:
     )
 
 
-def clock(scene: Scene, probe: "Probe", run_server: bool) -> Finding:
+def clock(context: Context, probe: "Probe", run_server: bool) -> Finding:
     """How long the startd's probe takes here, by running it as the startd does where that is safe.
 
     With -t its lines go to standard error and not to the log.
     """
-    server = scene.more.get("VM_GAHP_SERVER", "")
-    if scene.blind:
+    server = context.more.get("VM_GAHP_SERVER", "")
+    if context.blind:
         seen = "Only root can run all of the probe."
         return Finding("clock", UNKNOWN, "the startd's own probe", seen, "run vmgahp doctor as root.")
-    if not (run_server and server and scene.is_root):
+    if not (run_server and server and context.is_root):
         looked_at = "the time that all checks of the probe took"
         return _judge_clock(looked_at, probe.seconds)
     from time import monotonic
 
-    command = [server, "-f", "-t", "-M", "0", "vmtype", scene.vm_type]
+    command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
     looked_at = f"the startd's own probe, {' '.join(command)}"
-    who = None if scene.vm_type in TYPES_OF_ROOT else scene.condor
+    who = None if context.vm_type in TYPES_OF_ROOT else context.condor
     began = monotonic()
     with _called("condor_startd"):
-        said = ask(command, PROBE_DEADLINE, scene.environ, who)
+        said = ask(command, PROBE_DEADLINE, context.environ, who)
     seconds = monotonic() - began
     if said.status is None or seconds > STARTD_PATIENCE:
         return _judge_clock(looked_at, seconds)
     if (said.status != 0 or not said.out.strip()) and probe.trouble is None:
-        problem, _, cure = log_history.parted(said.complaint)
+        problem, _, hint = log_history.parted(said.complaint)
         return Finding(
             "clock",
             BAD,
             looked_at,
             f"It says nothing to the startd{_as(who)}, although nothing else was found wrong: "
             f"{problem.rstrip('.') or 'no word'}.",
-            cure or "run the command by hand and mend what it complains of.",
+            hint or "run the command by hand and mend what it complains of.",
         )
     return _judge_clock(looked_at, seconds)
 
 
-def _as(who: Who | None) -> str:
+def _as(who: User | None) -> str:
     return f", run as the user {who.name}" if who else ""
 
 
@@ -287,13 +287,13 @@ def _called(name: str) -> "Iterator[None]":
 
 
 def _judge_clock(looked_at: str, seconds: float) -> Finding:
-    cure = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
+    hint = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
     if seconds > STARTD_PATIENCE:
         seen = f"It takes more than {STARTD_PATIENCE:g} s ({seconds:.1f} s), and the startd waits no longer."
-        return Finding("clock", BAD, looked_at, seen, cure)
+        return Finding("clock", BAD, looked_at, seen, hint)
     if seconds > CLOSE:
         seen = f"It takes {seconds:.1f} s, and the startd waits {STARTD_PATIENCE:g} s: a busy machine is too slow."
-        return Finding("clock", OFF, looked_at, seen, cure)
+        return Finding("clock", OFF, looked_at, seen, hint)
     return Finding(
         "clock", OK, looked_at, f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits"
     )

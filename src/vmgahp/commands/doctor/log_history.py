@@ -9,7 +9,7 @@ import re
 import time
 from stat import S_ISREG
 
-from vmgahp.commands.doctor.context import Scene
+from vmgahp.commands.doctor.context import Context
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
 from vmgahp.text import escape, redact
 
@@ -20,13 +20,13 @@ LONGEST_SENTENCE = 600
 MOST_FILES = 50
 
 _LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:\d+\) (.*VMGAHP_ERR_.*)", re.ASCII)
-_CURE = " To mend it: "
+_HINT = " To mend it: "
 _WHO = re.compile(r" ?\(([a-z][a-z' ]+) must act\.\)$")
 
 
-def failures(scene: Scene) -> list[Finding]:
+def failures(context: Context) -> list[Finding]:
     """The last failures, the latest first, each once, with when and how often."""
-    path = scene.settings.string("VM_GAHP_LOG")
+    path = context.settings.string("VM_GAHP_LOG")
     looked_at = f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG"
     if not path.startswith("/") or path == os.devnull:
         return [Finding("log", UNKNOWN, looked_at, "There is no log: VM_GAHP_LOG is not the path of a file.")]
@@ -91,17 +91,17 @@ def _failures(text: str) -> list[tuple[float, str]]:
 
 
 def parted(sentence: str) -> tuple[str, str, str]:
-    """What a fault's own rendering (`vmgahp.errors.Fault.render`) says: the problem, who must act, the cure."""
+    """What a fault's own rendering (`vmgahp.errors.Fault.render`) says: the problem, who must act, the hint."""
     who = _WHO.search(sentence)
-    problem, _, cure = _WHO.sub("", sentence).partition(_CURE)
-    return problem[:LONGEST_SENTENCE], who[1] if who else "", cure[:LONGEST_SENTENCE]
+    problem, _, hint = _WHO.sub("", sentence).partition(_HINT)
+    return problem[:LONGEST_SENTENCE], who[1] if who else "", hint[:LONGEST_SENTENCE]
 
 
 def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
-    problem, who, cure = parted(sentence)
+    problem, who, hint = parted(sentence)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     often = f", {times} times" if times > 1 else ""
     # A job's own mistake held that job and says nothing against the machine.
     owners = who in ("the job's owner", "the client")
     acting = f" ({who} must act)" if who else ""
-    return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", cure)
+    return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", hint)

@@ -134,8 +134,8 @@ def run(options: "argparse.Namespace") -> int:
             if os.path.exists(path):
                 os.unlink(path)
         sys.stderr.write(f"vmgahp submit: {printable(str(error))}\n")
-        if error.cure:
-            sys.stderr.write(f"To mend it: {printable(error.cure)}\n")
+        if error.hint:
+            sys.stderr.write(f"To mend it: {printable(error.hint)}\n")
         return 1
 
 

@@ -142,5 +142,5 @@ def _qemu(form: str) -> str:
     return FORMATS[form]
 
 
-def _refused(disk: Disk, problem: str, cure: str) -> SubmitError:
-    return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", cure)
+def _refused(disk: Disk, problem: str, hint: str) -> SubmitError:
+    return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", hint)

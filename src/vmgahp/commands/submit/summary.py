@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class SubmitError(Exception):
-    """No submit file can be written; the text is a sentence, and `cure` one of what to do."""
+    """No submit file can be written; the text is a sentence, and `hint` one of what to do."""
 
-    def __init__(self, problem: str, cure: str = "") -> None:
+    def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
-        self.cure = cure
+        self.hint = hint
 
 
 class Report:

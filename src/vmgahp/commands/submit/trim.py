@@ -54,7 +54,7 @@ def bring(
     try:
         sanitise(data.decode(), name)
     except JobFault as fault:
-        raise SubmitError(f"The execute machine would refuse it: {fault.problem}", fault.cure) from fault
+        raise SubmitError(f"The execute machine would refuse it: {fault.problem}", fault.hint) from fault
     path = os.path.join(directory, name)
     free(path, force)
     with open(path, "wb") as file:

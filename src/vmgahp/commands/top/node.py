@@ -128,7 +128,7 @@ class Node:
         try:
             found = self._ask_libvirt()
         except errors.Fault as fault:
-            look.notes.append(f"{fault.problem} To mend it: {fault.cure}")
+            look.notes.append(f"{fault.problem} To mend it: {fault.hint}")
             found = []
         by_scratch = self._read_files(look, [row.scratch for row in found])
         for row in found:

@@ -48,11 +48,11 @@ class JobAdWithXml(JobAd):
     def explain(self, fault: JobFault) -> JobFault:
         """A fault of the ad's attributes, some of which come from the XML."""
         return JobFault(
-            fault.word, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.cure
+            fault.code, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.hint
         )
 
 
-def bring(ad: JobAd, settings: "Settings", identity: "Identity") -> JobAd:
+def load(ad: JobAd, settings: "Settings", identity: "Identity") -> JobAd:
     """The ad as it is for a job without XML of its own; else with what the XML says.
 
     Raises `JobFault` for XML that says more than it may, contradicts the ad, or is not wanted here.
@@ -81,4 +81,4 @@ def bring(ad: JobAd, settings: "Settings", identity: "Identity") -> JobAd:
     return made
 
 
-__all__ = ["ALLOWED", "ATTRIBUTE", "JobAdWithXml", "bring"]
+__all__ = ["ALLOWED", "ATTRIBUTE", "JobAdWithXml", "load"]

@@ -25,12 +25,12 @@ LARGEST = 256 << 10
 _DECLARATION = re.compile(r"""\s*<\?xml\s+version\s*=\s*["']1\.[01]["'][^?<>]*\?>""")
 
 
-def refused(name: str, problem: str, cure: str = "") -> JobFault:
+def refused(name: str, problem: str, hint: str = "") -> JobFault:
     """The fault for a file `name`; `problem` is a sentence without its end that begins with the place in it."""
     return JobFault(
         errors.MISMATCHED,
         f"{ATTRIBUTE} = {shown(name)}: {problem}.",
-        cure
+        hint
         or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say.",
     )
 

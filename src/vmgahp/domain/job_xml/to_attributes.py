@@ -46,8 +46,8 @@ class _Said:
         self.name = name
         self.added: dict[str, str] = {}
 
-    def refused(self, problem: str, cure: str) -> Exception:
-        return refused(self.name, problem, cure)
+    def refused(self, problem: str, hint: str) -> Exception:
+        return refused(self.name, problem, hint)
 
     def has(self, attribute: str) -> bool:
         return (self.ad.expression(attribute) or "undefined").lower() != "undefined"

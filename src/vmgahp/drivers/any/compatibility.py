@@ -5,7 +5,7 @@ from typing import NamedTuple
 from vmgahp import lifecycle
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.images import qemu_img
-from vmgahp.job.attributes import ATTRIBUTES, WISH_PREFIX
+from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK
 from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN
 from vmgahp.job.vmware import VMX_FILE
@@ -29,7 +29,7 @@ LIBVIRT_XML = "VMPARAM_Libvirt_XML"
 _BOOTS_ITSELF = ("included", "vmx")
 """Values of xen_kernel for a disk that any hypervisor could boot."""
 
-_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, WISH_PREFIX + IGNORE_UNKNOWN)
+_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE_UNKNOWN)
 """Attributes that describe the VM to one hypervisor, and mean nothing to the others."""
 
 _VMDKS = {"vmrun": ("monolithicSparse",), "vsphere": ("monolithicSparse", "streamOptimized")}
@@ -39,7 +39,7 @@ _CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
 """Formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
 
 
-class Fit(NamedTuple):
+class Compatibility(NamedTuple):
     """How a job and a type go together."""
 
     reason: str = ""
@@ -48,30 +48,30 @@ class Fit(NamedTuple):
     """The disks that it needs in another format, and QEMU's name of that."""
 
 
-def fit(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]", identity: "Identity") -> Fit:
+def fit(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]", identity: "Identity") -> Compatibility:
     """Whether the type can run the job, and what has to be converted for that."""
     reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
     if reason:
-        return Fit(reason)
+        return Compatibility(reason)
     needed: list[tuple[AnyDisk, str]] = []
     for disk in disks:
         stays = disk.path and disk.writable and not disk.transferred
         if stays and vm_type in lifecycle.TYPES_WITHOUT_PERIODIC and ad.boolean("JobVMCheckpoint"):
             # The starter takes periodic checkpoints of vm_type any, after which the guest goes on.
-            return Fit(
+            return Compatibility(
                 f"{shown(disk.entry)} is not transferred, and would move on after a periodic checkpoint"
             )
         target = _needs(vm_type, ad, disk, identity)
         if not target:
             continue
         if disk.shared:
-            return Fit(f"{shown(disk.entry)} would have to be converted, and other VMs use it too")
+            return Compatibility(f"{shown(disk.entry)} would have to be converted, and other VMs use it too")
         if stays:
-            return Fit(
+            return Compatibility(
                 f"{shown(disk.entry)} would have to be converted, and what the guest writes is to be in it"
             )
         needed.append((disk, target))
-    return Fit("", tuple(needed))
+    return Compatibility("", tuple(needed))
 
 
 def _not_granted(vm_type: str, ad: "JobAd") -> "Iterator[str]":
@@ -85,8 +85,8 @@ def _not_granted(vm_type: str, ad: "JobAd") -> "Iterator[str]":
         if not row.types or vm_type in row.types or row.name.startswith(_EACH_ITS_OWN):
             continue
         names = [row.name]
-        if row.name.startswith(WISH_PREFIX):
-            wish = row.name.removeprefix(WISH_PREFIX)
+        if row.name.startswith(OPTION_PREFIX):
+            wish = row.name.removeprefix(OPTION_PREFIX)
             names += [f"{GENERAL}{wish}", f"VM_{vm_type}_ATTR_{wish}"]
         for name in names:
             if (ad.expression(name) or "").lower() not in ("", "undefined", "false"):
@@ -147,4 +147,4 @@ def as_they_would_be(disks: "Sequence[AnyDisk]", made: "dict[str, AnyDisk]") -> 
     return ",".join(made.get(disk.path, disk).written() for disk in disks)
 
 
-__all__ = ["QEMU", "VMWARE", "XEN", "Fit", "as_they_would_be", "fit"]
+__all__ = ["QEMU", "VMWARE", "XEN", "Compatibility", "as_they_would_be", "fit"]

@@ -66,7 +66,7 @@ def convert(
     try:
         backing_chain(disk.path, disk.format, identity)  # refuses what is no file of this machine
         size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=MEASURING)
-        _require_room(ad, disk, size, directory)
+        _require_free_space(ad, disk, size, directory)
         log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // _MIB)} MiB")
         qemu_img.convert(
             disk.path,
@@ -117,7 +117,7 @@ def _require_new(directory: str, name: str, disk: "AnyDisk", identity: "Identity
     raise _bad(disk, f"{name}, which it would be converted to, is there already", "rename one of the two.")
 
 
-def _require_room(ad: "JobAd", disk: "AnyDisk", size: int, directory: str) -> None:
+def _require_free_space(ad: "JobAd", disk: "AnyDisk", size: int, directory: str) -> None:
     try:
         status = os.statvfs(directory)
     except OSError as error:
@@ -189,5 +189,5 @@ def _forget(directory: str, name: str, identity: "Identity", log: "Logger") -> N
         log(f"{name} cannot be removed: {error}")
 
 
-def _bad(disk: "AnyDisk", problem: str, cure: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
-    return JobFault(word, f"{DISK}, entry {shown(disk.entry)}: {problem}.", cure)
+def _bad(disk: "AnyDisk", problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
+    return JobFault(word, f"{DISK}, entry {shown(disk.entry)}: {problem}.", hint)

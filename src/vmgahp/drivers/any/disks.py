@@ -29,7 +29,7 @@ class AnyDisk(NamedTuple):
     entry: str
     """As the job writes it."""
     path: str = ""
-    """The image's full path; empty for what is no image that could be looked at, such as one of the catalogue."""
+    """The image's full path; empty for what is no image that could be looked at, such as one of the catalog."""
     device: str = ""
     permission: str = ""
     format: str = ""

@@ -15,7 +15,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.disks import DISK
-from vmgahp.job.options import Wishes
+from vmgahp.job.options import Options
 from vmgahp.job.vmware import VMX_FILE
 from vmgahp.text import shown
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vmgahp.config import Settings
-    from vmgahp.drivers.any.compatibility import Fit
+    from vmgahp.drivers.any.compatibility import Compatibility
     from vmgahp.drivers.any.disks import AnyDisk
     from vmgahp.drivers.base import Logger
     from vmgahp.host.job_user import Identity
@@ -42,7 +42,7 @@ class _Choice(NamedTuple):
     directory: str
     disks: "tuple[AnyDisk, ...]"
     earlier: Memo
-    fits: "dict[str, Fit]"
+    fits: "dict[str, Compatibility]"
     """Types that can run it, in the order in which they are to be tried."""
     reasons: "dict[str, str]"
     """Types that cannot, and why."""
@@ -122,7 +122,7 @@ class AnyDriver(Driver):
         """Raises `JobFault` for what no type could make sense of, `MachineFault` for settings."""
         types = surveys.machine_types(self.settings)
         wishes = accepted_types.wanted(job)
-        Wishes(job, others_know=bool(self.settings.xml_script()))
+        Options(job, others_know=bool(self.settings.xml_script()))
         for name in job.names(f"VM_{accepted_types.ANY}_ATTR_"):
             raise JobFault(
                 errors.MISMATCHED,
@@ -133,7 +133,7 @@ class AnyDriver(Driver):
         job.vm_name()  # raises for a job that no type could name
         earlier = memo.load(directory, self.identity)
         found = disks.read(job, earlier.images, self.identity)
-        fits: dict[str, Fit] = {}
+        fits: dict[str, Compatibility] = {}
         reasons: dict[str, str] = {}
         for vm_type in types:
             if not accepted_types.takes(wishes, vm_type):
@@ -154,7 +154,12 @@ class AnyDriver(Driver):
         return _Choice(job, directory, found, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
 
     def _as_before(
-        self, job: JobAd, before: str, order: list[str], fits: "dict[str, Fit]", reasons: dict[str, str]
+        self,
+        job: JobAd,
+        before: str,
+        order: list[str],
+        fits: "dict[str, Compatibility]",
+        reasons: dict[str, str],
     ) -> list[str]:
         """A checkpoint goes on by the type that made it, and on the images that it was made with."""
         if not job.boolean("JobVMCheckpoint"):
@@ -231,11 +236,11 @@ class AnyDriver(Driver):
         first = next(iter(refusals.values()), None)
         if first is not None and len(set(reasons.values())) == 1:
             return first
-        cure = first.cure if first else "require a machine with the VM type that the job needs (VM_TYPES)."
+        hint = first.hint if first else "require a machine with the VM type that the job needs (VM_TYPES)."
         return JobFault(
-            first.word if first else errors.MISMATCHED,
+            first.code if first else errors.MISMATCHED,
             f"No VM type of this machine can run the job: {_listed(dict(sorted(reasons.items(), key=_in(types))))}",
-            cure,
+            hint,
         )
 
     # One type

@@ -98,8 +98,8 @@ def together(own: str, found: "Mapping[str, Survey]") -> Survey:
         attributes[name] = any(bool(found[vm_type].attributes.get(name)) for vm_type in proved)
     attributes["types"] = ",".join(proved)
     if not told:
-        cure = f"set {SETTING} to the VM types that this machine has, such as kvm."
-        told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", cure))
+        hint = f"set {SETTING} to the VM types that this machine has, such as kvm."
+        told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", hint))
     return Survey(
         told,
         attributes=attributes,

@@ -12,7 +12,7 @@ from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.tpm import PROGRAM
-from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
+from vmgahp.job.devices import ARM, BIOS, UEFI_SEHINT, X86, Devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def require(
     """
     wanted = spec.devices
     firmware = domain_xml.firmware_of(spec, arch_of(spec))
-    if other_hypervisors.is_other(domain_type):
+    if not other_hypervisors.is_qemu(domain_type):
         if wanted != Devices():
             raise _refused(
                 f"The job asks for devices that domains of type {domain_type} do not get here: {_named(wanted)}",
@@ -110,7 +110,7 @@ def require(
         return
     offered = [value.text for value in capabilities.iterfind("os/enum[@name='firmware']/value")]
     secure = [value.text for value in capabilities.iterfind("os/loader/enum[@name='secure']/value")]
-    if "efi" not in offered or (firmware == UEFI_SECURE and "yes" not in secure):
+    if "efi" not in offered or (firmware == UEFI_SEHINT and "yes" not in secure):
         raise _refused(
             f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
             "require a machine that has it (VM_kvm_ATTR_firmware).",
@@ -128,5 +128,5 @@ def _named(wanted: Devices) -> str:
     return ", ".join(name for name, value in wanted._asdict().items() if value)
 
 
-def _refused(problem: str, cure: str) -> errors.JobFault:
-    return errors.JobFault(errors.MISMATCHED, f"{problem}.", cure)
+def _refused(problem: str, hint: str) -> errors.JobFault:
+    return errors.JobFault(errors.MISMATCHED, f"{problem}.", hint)

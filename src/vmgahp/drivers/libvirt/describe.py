@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vmgahp.drivers.base import Logger
     from vmgahp.drivers.libvirt.connection import Connection
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
-    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.host.job_user import Identity
     from vmgahp.images.backing import Layer
     from vmgahp.job.ad import JobAd
@@ -63,27 +63,27 @@ class Describer:
         uuid: str,
         domain_type: str,
         chains: "Mapping[str, tuple[Layer, ...]]",
-        belongings: "Belongings | None",
+        resources: "Resources | None",
     ) -> Described:
         """The domain XML of a job: ours, or that of the administrator's script; and what his policy makes of it.
 
-        The capture of the console begins here, since the socket is in the XML. Without `belongings` the XML is
+        The capture of the console begins here, since the socket is in the XML. Without `resources` the XML is
         only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
         """
         script = self.settings.xml_script()
-        if script and belongings is None:
+        if script and resources is None:
             raise errors.MachineFault(
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
                 f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
             )
-        dry = belongings is None
+        dry = resources is None
         if script:
             return described(
                 self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry
             )
         label = self._dac_label(domain_type)
         offers.require(spec, domain_type, label, self._connection, self.settings, self.identity)
-        if belongings and spec.devices.share != spec.working_dir:
+        if resources and spec.devices.share != spec.working_dir:
             scratch.make_directory(spec.devices.share, self.identity)
         host = domain_xml.Host(
             uuid=uuid,
@@ -91,18 +91,18 @@ class Describer:
             cpu_mode="maximum" if offers.is_foreign(spec) else cpu_mode(self.settings, domain_type),
             dac_label=label,
             console_socket=""
-            if other_hypervisors.is_other(domain_type)
-            else self._listen_to_console(spec, label, belongings),
-            vnc_password="" if not spec.vnc else _password() if belongings else ONE_TIME,
+            if not other_hypervisors.is_qemu(domain_type)
+            else self._listen_to_console(spec, label, resources),
+            vnc_password="" if not spec.vnc else _password() if resources else ONE_TIME,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             backing=chains,
             passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
             arch=offers.arch_of(spec),
-            tpm_socket=self._listen_as_tpm(spec, label, belongings),
-            exit_socket=self._listen_to_exit_port(spec, label, belongings),
+            tpm_socket=self._listen_as_tpm(spec, label, resources),
+            exit_socket=self._listen_to_exit_port(spec, label, resources),
         )
-        xml = job_xml.describe(job, domain_xml.build(spec, host), belongings, self.identity)
+        xml = job_xml.describe(job, domain_xml.build(spec, host), resources, self.identity)
         return described(self.settings, self.log, job, spec, xml, dry=dry)
 
     def _scripted(self, script: str, job: "JobAd", spec: "JobSpec", uuid: str) -> str:
@@ -158,42 +158,42 @@ class Describer:
         gid = needed.pop() if needed else self.identity.gid
         return f"+{self.identity.uid}:+{gid}"
 
-    def _listen_to_console(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
+    def _listen_to_console(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
         """Listen for the serial console and return the socket's path, empty where it is not captured."""
         if not self.settings.boolean("VM_CONSOLE_LOG"):
             return ""
-        if belongings is None:
+        if resources is None:
             return f"/run/vmgahp/{ONE_TIME}/console"
         owner = self._owner(label)
-        belongings.console = ConsoleCapture(
+        resources.console = ConsoleCapture(
             os.path.join(runtime_dir(), "console"),
             lambda: self._open_console_file(spec.working_dir),
             self.settings.size("VM_CONSOLE_LOG_MAX"),
             self.log,
             owner=owner,
         )
-        return belongings.console.path
+        return resources.console.path
 
-    def _listen_as_tpm(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
+    def _listen_as_tpm(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
         """Make the job's TPM and return its socket's path, empty where the job wants none."""
         if not spec.devices.tpm:
             return ""
-        if belongings is None:
+        if resources is None:
             return f"/run/vmgahp/{ONE_TIME}/tpm"
         made = tpm.Tpm(self.identity, self._owner(label))
-        belongings.at_end.append(made.close)
-        belongings.before_restore.append(made.start)
+        resources.at_end.append(made.close)
+        resources.before_restore.append(made.start)
         made.start()
         return made.path
 
-    def _listen_to_exit_port(self, spec: "JobSpec", label: str, belongings: "Belongings | None") -> str:
+    def _listen_to_exit_port(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
         """Listen for the guest's exit code and return the socket's path, empty where the job wants no port."""
         if not spec.devices.exit_port:
             return ""
-        if belongings is None:
+        if resources is None:
             return f"/run/vmgahp/{ONE_TIME}/exit"
-        belongings.exit_port = ExitPort(self._owner(label), self.log)
-        return belongings.exit_port.path
+        resources.exit_port = ExitPort(self._owner(label), self.log)
+        return resources.exit_port.path
 
     def _owner(self, label: str) -> tuple[int, int]:
         """The user and group of the QEMU that gets this label."""
@@ -230,7 +230,7 @@ class Describer:
     # Small things around it
 
     def _has_passt(self, domain_type: str) -> bool:
-        return not other_hypervisors.is_other(domain_type) and has_passt(
+        return other_hypervisors.is_qemu(domain_type) and has_passt(
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
 

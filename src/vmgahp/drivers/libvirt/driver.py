@@ -33,7 +33,7 @@ from vmgahp.drivers.libvirt.describe import (
 )
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.resources import Belongings
+from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
@@ -75,7 +75,7 @@ class LibvirtDriver(Driver):
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
-        job = job_xml.bring(job, self.settings, self.identity)
+        job = job_xml.load(job, self.settings, self.identity)
         try:
             return self._start(job)
         except errors.Fault as fault:
@@ -111,7 +111,7 @@ class LibvirtDriver(Driver):
         return self._launch(job, spec, domain_type, chains, None)
 
     def describe(self, job: "JobAd") -> str:
-        job = job_xml.bring(job, self.settings, self.identity)
+        job = job_xml.load(job, self.settings, self.identity)
         spec, domain_type, chains = self._look_at(job, None)
         spec = self._with_macs(job, spec, dry=True)
         uuid = str(uuids.UUID(int=0))  # that of a start is made for it
@@ -166,10 +166,10 @@ class LibvirtDriver(Driver):
                 made.make(spec)
             chains = provision.chains(spec, self.identity)
         except errors.JobFault:
-            host_checks.require_way_in(job.working_dir(), self.identity)
+            host_checks.require_access(job.working_dir(), self.identity)
             other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
             raise
-        host_checks.require_room(spec.working_dir)
+        host_checks.require_free_space(spec.working_dir)
         if spec.macs:
             self._require_free_macs(spec)
         return spec, domain_type, chains
@@ -204,7 +204,7 @@ class LibvirtDriver(Driver):
 
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
-        if other_hypervisors.is_other(fixed):
+        if not other_hypervisors.is_qemu(fixed):
             other_hypervisors.require(self._connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
@@ -248,25 +248,25 @@ class LibvirtDriver(Driver):
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
         uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
-        belongings = Belongings(self.log)
-        belongings.at_end.append(lambda: self._forget_firmware(spec.name))
+        resources = Resources(self.log)
+        resources.at_end.append(lambda: self._forget_firmware(spec.name))
         self._forget_firmware(spec.name)
         if spec.ignored:
             self.log(f"{spec.name} runs without what nobody knows: {', '.join(spec.ignored)}")
         try:
-            described = self._describer.describe(job, spec, uuid, domain_type, chains, belongings)
+            described = self._describer.describe(job, spec, uuid, domain_type, chains, resources)
             if restart:
                 described = described._replace(xml=self._describe_restart(restart, described.xml))
-            belongings.guardian = Guardian.post(self._kill_command(spec.name, uuid), os.environ)
+            resources.guardian = Guardian.post(self._kill_command(spec.name, uuid), os.environ)
             saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
-            saver.before_restore = belongings.before_restore
+            saver.before_restore = resources.before_restore
             if spec.devices.share:
                 saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
             machine = self.machine(
                 spec.name,
                 uuid,
                 self._connection,
-                belongings,
+                resources,
                 saver,
                 stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
                 log=self.log,
@@ -276,31 +276,31 @@ class LibvirtDriver(Driver):
             machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
             self._create(described, machine, spec, chains, restart)
         except OSError as error:
-            belongings.let_go()
+            resources.release()
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         except BaseException:
-            belongings.let_go()
+            resources.release()
             raise
-        belongings.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
-        belongings.exit = self._exit_record(machine, spec, belongings)
+        resources.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
+        resources.exit = self._exit_record(machine, spec, resources)
         if self.settings.boolean("VM_SCREENSHOT") and has_display(described.xml):
             machine.screenshot = Screenshot(
                 self._connection, spec.name, uuid, spec.working_dir, self.identity, self.log
             ).take
         if spec.no_output_vm:
-            belongings.when_over.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
+            resources.when_over.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
         self._describer.publish_vnc(spec, machine, described.xml)
         self.log(f"started {spec.name} ({uuid}) by {domain_type}")
         return machine
 
-    def _exit_record(self, machine: LibvirtMachine, spec: JobSpec, belongings: Belongings) -> ExitRecord:
+    def _exit_record(self, machine: LibvirtMachine, spec: JobSpec, resources: Resources) -> ExitRecord:
         made = ExitRecord(
             spec.name, spec.working_dir, machine.cpu_seconds, self.settings, self.identity, self.log
         )
-        if belongings.exit_port is not None:
-            made.port = belongings.exit_port.written
-        if belongings.console is not None:
-            made.console = belongings.console.tail
+        if resources.exit_port is not None:
+            made.port = resources.exit_port.written
+        if resources.console is not None:
+            made.console = resources.console.tail
         return made
 
     def _create(
@@ -335,7 +335,7 @@ class LibvirtDriver(Driver):
             machine.undo()
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
-            raise hooks.unlike(machine.name, authors, mismatch) from mismatch
+            raise hooks.mismatch_fault(machine.name, authors, mismatch) from mismatch
         except errors.Fault:
             machine.undo()
             raise
@@ -363,8 +363,8 @@ class LibvirtDriver(Driver):
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
-        fault, door = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
-        if door is DESCRIPTION and hooks.answer_for_refusal(described, self._connection):
+        fault, rule = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
+        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self._connection):
             return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
             return errors.HypervisorFault(

@@ -1,8 +1,8 @@
 """Whose fault an error is: one table, for libvirt's errors and our own checks.
 
 libvirt's error codes say little (most of what a bad disk does to QEMU is ``VIR_ERR_INTERNAL_ERROR``), so the
-message decides where it must, and the code where no message is known. `DOORS` is read from the top, and the
-first door that an error fits is its own:
+message decides where it must, and the code where no message is known. `RULES` is read from the top, and the
+first rule that an error fits is its own:
 
 1. what no job can bring about: the domain is gone, libvirtd is away, or the operating system's own last word
    is that room or memory ran out;
@@ -12,7 +12,7 @@ first door that an error fits is its own:
 4. libvirt's codes, every one of them;
 5. whatever is left, such as a code of a later libvirt: the hypervisor's.
 
-Who must act is the class of the fault, and only a job's door has a word that holds the job.
+Who must act is the class of the fault, and only a job's rule has a word that holds the job.
 """
 
 from typing import NamedTuple
@@ -21,13 +21,13 @@ from vmgahp import errors
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
 
 
-class Door(NamedTuple):
+class Rule(NamedTuple):
     """One row: which errors it takes, and what becomes of them."""
 
     name: str
     fault: type[Fault]
-    word: str
-    cure: str
+    code: str
+    hint: str
     message: str = ""
     """A regular expression that is found in the message; empty takes any."""
     codes: tuple[str, ...] = ()
@@ -42,19 +42,19 @@ _QEMU = ("INTERNAL_ERROR", "QEMU")
 _EXIT = "internal error: qemu unexpectedly closed the monitor: qemu-system-x86_64: "
 _FORMAT = '-blockdev {"node-name":"libvirt-1-format","driver":"qcow2","file":"libvirt-1-storage"}: '
 _STORAGE = '-blockdev {"driver":"file","filename":"*","node-name":"libvirt-1-storage"}: '
-_DISK_CURE = (
+_DISK_HINT = (
     "see that the image exists, that its format is the one in vm_disk, and that the job's owner may use it."
 )
-_FORMAT_CURE = "see what qemu-img check says about the image, and that vm_disk names its true format."
-_DEVICE_CURE = "choose another device name in vm_disk, such as vda."
-_RAM_CURE = "give VMs less memory (VM_MEMORY), or the machine more."
-_LIBVIRTD_CURE = "see that libvirtd runs, and look into its log."
-_LOG_CURE = "look into libvirt's log and QEMU's (/var/log/libvirt/qemu)."
-_SETUP_CURE = f"see what libvirt's set-up on this machine lacks; {_LOG_CURE}"
+_FORMAT_HINT = "see what qemu-img check says about the image, and that vm_disk names its true format."
+_DEVICE_HINT = "choose another device name in vm_disk, such as vda."
+_RAM_HINT = "give VMs less memory (VM_MEMORY), or the machine more."
+_LIBVIRTD_HINT = "see that libvirtd runs, and look into its log."
+_LOG_HINT = "look into libvirt's log and QEMU's (/var/log/libvirt/qemu)."
+_SETUP_HINT = f"see what libvirt's set-up on this machine lacks; {_LOG_HINT}"
 _DISK, _IMAGE = errors.INVALID_DISK_PARAM, errors.BAD_IMAGE
 _OFF, _INTERNAL = errors.CRITICAL, errors.INTERNAL
 
-DESCRIPTION = Door(
+DESCRIPTION = Rule(
     "the description of the VM",
     JobFault,
     _DISK,
@@ -67,10 +67,10 @@ DESCRIPTION = Door(
 )
 """What libvirt does not take, and no message says of what: the job's, unless a script wrote the XML."""
 
-UNKNOWN = Door("anything else", HypervisorFault, _INTERNAL, _LOG_CURE)
+UNKNOWN = Rule("anything else", HypervisorFault, _INTERNAL, _LOG_HINT)
 
 _BEFORE_ALL = (
-    Door(
+    Rule(
         "the domain is gone",
         ClientFault,
         errors.VM_NOT_FOUND,
@@ -78,24 +78,24 @@ _BEFORE_ALL = (
         codes=("NO_DOMAIN",),
         example=("NO_DOMAIN", "QEMU", "Domain not found: no domain with matching name 'alice_lab_7.0'"),
     ),
-    Door(
+    Rule(
         "the way to libvirtd",
         MachineFault,
         _OFF,
-        _LIBVIRTD_CURE,
+        _LIBVIRTD_HINT,
         codes=("RPC", "NO_CONNECT", "INVALID_CONN"),
         example=("RPC", "RPC", "internal error: received hangup event on socket"),
     ),
-    Door(
+    Rule(
         "libvirtd hung up",
         MachineFault,
         _OFF,
-        _LIBVIRTD_CURE,
+        _LIBVIRTD_HINT,
         codes=("INTERNAL_ERROR", "SYSTEM_ERROR"),
         origins=("RPC", "REMOTE"),
         example=("INTERNAL_ERROR", "RPC", "internal error: client socket is closed"),
     ),
-    Door(
+    Rule(
         "no room on a file system",
         MachineFault,
         _OFF,
@@ -103,18 +103,18 @@ _BEFORE_ALL = (
         r"No space left on device$",
         example=("SYSTEM_ERROR", "QEMU", "cannot write data to file '*': No space left on device"),
     ),
-    Door(
+    Rule(
         "no memory",
         MachineFault,
         _OFF,
-        _RAM_CURE,
+        _RAM_HINT,
         r"Cannot allocate memory$",
         example=(*_QEMU, _EXIT + "cannot set up guest memory 'pc.ram': Cannot allocate memory"),
     ),
 )
 
 _OF_THE_JOB = (
-    Door(
+    Rule(
         "a locked image",
         JobFault,
         _DISK,
@@ -122,42 +122,42 @@ _OF_THE_JOB = (
         r"[Ff]ailed to get .*lock",
         example=(*_QEMU, _EXIT + '-device {"id":"virtio-disk0"}: Failed to get "write" lock'),
     ),
-    Door(
+    Rule(
         "a backing file",
         JobFault,
         _DISK,
-        _DISK_CURE,
+        _DISK_HINT,
         r"[Bb]acking (file|store)",
         example=(*_QEMU, _EXIT + _FORMAT + "Could not open backing file: No such file or directory"),
     ),
-    Door(
+    Rule(
         "an image that cannot be opened",
         JobFault,
         _DISK,
-        _DISK_CURE,
+        _DISK_HINT,
         r"Could not (open|read|refresh|reopen) '|Cannot access storage file|Failed to open file '"
         r"|^Path '.*' is not accessible|\"node-name\":\"libvirt-\d+-storage\".*\}: ",
         example=(*_QEMU, _EXIT + _STORAGE + "Could not open '*': Permission denied"),
     ),
-    Door(
+    Rule(
         "an image that is damaged or of another format",
         JobFault,
         _IMAGE,
-        _FORMAT_CURE,
+        _FORMAT_HINT,
         r"not in \w+ format|[Ii]mage is corrupt|[Ii]nvalid (\w+ )?(image|footer|header|magic)"
         r"|Unsupported qcow|\"node-name\":\"libvirt-\d+-format\".*\}: ",
         example=(*_QEMU, _EXIT + _FORMAT + "Active L1 table offset invalid"),
     ),
-    Door(
+    Rule(
         "a device name",
         JobFault,
         _DISK,
-        _DEVICE_CURE,
+        _DEVICE_HINT,
         r"[Dd]isk (target|bus|device|type|name)|target '.*' duplicated|[Ii]nvalid (harddisk )?device name"
         r"|IDE controllers? .*unsupported|Only 1 \w+ controller is supported",
         example=(*_QEMU, "internal error: Only 1 IDE controller is supported"),
     ),
-    Door(
+    Rule(
         "the number of CPUs",
         JobFault,
         errors.MISMATCHED,
@@ -168,7 +168,7 @@ _OF_THE_JOB = (
             "unsupported configuration: Maximum CPUs greater than specified machine type limit 255",
         ),
     ),
-    Door(
+    Rule(
         "a MAC address",
         JobFault,
         errors.MISMATCHED,
@@ -176,7 +176,7 @@ _OF_THE_JOB = (
         r"MAC address|mac address",
         example=("XML_ERROR", "DOMAIN", "XML error: expected unicast mac address, found multicast '*'"),
     ),
-    Door(
+    Rule(
         "the amount of memory",
         JobFault,
         errors.NO_MEMORY_PARAM,
@@ -187,15 +187,15 @@ _OF_THE_JOB = (
 )
 
 _OF_THE_MACHINE = (
-    Door(
+    Rule(
         "memory for the guest",
         MachineFault,
         _OFF,
-        _RAM_CURE,
+        _RAM_HINT,
         r"[Cc]annot allocate memory|[Oo]ut of memory|set up guest memory|hugetlbfs",
         example=("INTERNAL_ERROR", "QEMU", "internal error: hugetlbfs filesystem is not mounted or disabled"),
     ),
-    Door(
+    Rule(
         "a network that is not active",
         MachineFault,
         _OFF,
@@ -206,7 +206,7 @@ _OF_THE_MACHINE = (
             "Requested operation is not valid: network 'default' is not active",
         ),
     ),
-    Door(
+    Rule(
         "a network that is not there",
         MachineFault,
         _OFF,
@@ -214,7 +214,7 @@ _OF_THE_MACHINE = (
         r"[Nn]etwork not found|no network with matching name",
         example=("NO_NETWORK", "NETWORK", "Network not found: no network with matching name 'nowhere'"),
     ),
-    Door(
+    Rule(
         "a bridge",
         MachineFault,
         _OFF,
@@ -222,7 +222,7 @@ _OF_THE_MACHINE = (
         r"Cannot get interface MTU|bridge .* not exist|[Nn]o such device",
         example=("SYSTEM_ERROR", "NONE", "Cannot get interface MTU on 'br0': No such device"),
     ),
-    Door(
+    Rule(
         "KVM",
         MachineFault,
         _OFF,
@@ -231,7 +231,7 @@ _OF_THE_MACHINE = (
         r"|failed to set MSR",
         example=(*_QEMU, _EXIT + "Could not access KVM kernel module: No such file or directory"),
     ),
-    Door(
+    Rule(
         "the CPU of guests",
         MachineFault,
         _OFF,
@@ -243,7 +243,7 @@ _OF_THE_MACHINE = (
             "not supported by hypervisor",
         ),
     ),
-    Door(
+    Rule(
         "QEMU itself",
         MachineFault,
         _OFF,
@@ -251,7 +251,7 @@ _OF_THE_MACHINE = (
         r"QEMU binary|No emulator found|does not support (virt|machine) type|unsupported machine type",
         example=("SYSTEM_ERROR", "QEMU", "Cannot check QEMU binary /nope: No such file or directory"),
     ),
-    Door(
+    Rule(
         "libvirt's own directory",
         MachineFault,
         _OFF,
@@ -263,7 +263,7 @@ _OF_THE_MACHINE = (
             "Permission denied",
         ),
     ),
-    Door(
+    Rule(
         "passt",
         MachineFault,
         _OFF,
@@ -275,7 +275,7 @@ _OF_THE_MACHINE = (
             "XML error: Invalid value for attribute 'type' in 'backend': 'passt'.",
         ),
     ),
-    Door(
+    Rule(
         "the console's socket",
         MachineFault,
         _OFF,
@@ -287,7 +287,7 @@ _OF_THE_MACHINE = (
             "unable to stat: /run/vmgahp/console: No such file or directory",
         ),
     ),
-    Door(
+    Rule(
         "a VM that has the name or the UUID already",
         MachineFault,
         _OFF,
@@ -302,7 +302,7 @@ _OF_THE_MACHINE = (
 
 _BY_CODE = (
     DESCRIPTION,
-    Door(
+    Rule(
         "a number that is too large",
         JobFault,
         errors.NO_MEMORY_PARAM,
@@ -310,21 +310,21 @@ _BY_CODE = (
         codes=("OVERFLOW",),
         example=("OVERFLOW", "NONE", "numerical overflow: value too large"),
     ),
-    Door(
+    Rule(
         "a malformed MAC address",
         JobFault,
         errors.MISMATCHED,
         "leave vm_macaddr out.",
         codes=("INVALID_MAC",),
     ),
-    Door(
+    Rule(
         "memory of libvirtd",
         MachineFault,
         _OFF,
-        _RAM_CURE,
+        _RAM_HINT,
         codes=("NO_MEMORY",),
     ),
-    Door(
+    Rule(
         "what libvirt lets this daemon do",
         MachineFault,
         _OFF,
@@ -339,7 +339,7 @@ _BY_CODE = (
             "authentication unavailable: no polkit agent available to authenticate action",
         ),
     ),
-    Door(
+    Rule(
         "the machine's networks",
         MachineFault,
         _OFF,
@@ -352,11 +352,11 @@ _BY_CODE = (
         ),
         example=("NO_INTERFACE", "INTERFACE", "Interface not found: br0"),
     ),
-    Door(
+    Rule(
         "libvirt's set-up",
         MachineFault,
         _OFF,
-        _SETUP_CURE,
+        _SETUP_HINT,
         codes=(
             *("HOOK_SCRIPT_FAILED", "CONF_SYNTAX", "DBUS_SERVICE", "NO_SECURITY_MODEL", "CPU_INCOMPATIBLE"),
             *("NO_SECRET", "INVALID_SECRET", "NO_SERVER", "NO_CLIENT", "DRIVER_FULL", "DOM_EXIST"),
@@ -366,11 +366,11 @@ _BY_CODE = (
         ),
         example=("HOOK_SCRIPT_FAILED", "HOOK", "Hook script execution failed: /etc/libvirt/hooks/qemu: 1"),
     ),
-    Door(
+    Rule(
         "what QEMU or libvirt could not do",
         HypervisorFault,
         _INTERNAL,
-        _LOG_CURE,
+        _LOG_HINT,
         codes=(
             *("OK", "INTERNAL_ERROR", "SYSTEM_ERROR", "OPERATION_FAILED", "OPERATION_INVALID"),
             *("OPERATION_TIMEOUT", "OPERATION_ABORTED", "OPERATION_UNSUPPORTED", "ARGUMENT_UNSUPPORTED"),
@@ -386,4 +386,4 @@ _BY_CODE = (
     ),
 )
 
-DOORS = (*_BEFORE_ALL, *_OF_THE_JOB, *_OF_THE_MACHINE, *_BY_CODE, UNKNOWN)
+RULES = (*_BEFORE_ALL, *_OF_THE_JOB, *_OF_THE_MACHINE, *_BY_CODE, UNKNOWN)

@@ -1,11 +1,11 @@
-"""Whose fault an error of libvirt is: `doors` has the table, and here it is read."""
+"""Whose fault an error of libvirt is: `rules` has the table, and here it is read."""
 
 import re
 
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt.fault_table import DOORS, Door
+from vmgahp.drivers.libvirt.fault_table import RULES, Rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,25 +81,25 @@ def numbers(names: "Iterable[str]", prefix: str = _CODE) -> frozenset[int]:
     )
 
 
-def _fits(door: Door, code: int | None, origin: int | None, message: str) -> bool:
+def _fits(rule: Rule, code: int | None, origin: int | None, message: str) -> bool:
     return (
-        (not door.codes or code in numbers(door.codes))
-        and (not door.origins or origin in numbers(door.origins, _ORIGIN))
-        and (not door.message or re.search(door.message, message) is not None)
+        (not rule.codes or code in numbers(rule.codes))
+        and (not rule.origins or origin in numbers(rule.origins, _ORIGIN))
+        and (not rule.message or re.search(rule.message, message) is not None)
     )
 
 
-def door_of(code: int | None, origin: int | None, message: str) -> Door:
-    """The first door of the table that an error fits; the last one takes any."""
-    return next(door for door in DOORS if _fits(door, code, origin, message))
+def rule_of(code: int | None, origin: int | None, message: str) -> Rule:
+    """The first rule of the table that an error fits; the last one takes any."""
+    return next(rule for rule in RULES if _fits(rule, code, origin, message))
 
 
-def judge(error: "libvirt.libvirtError", job_values: "Iterable[str]" = (), more: str = "") -> Door:
-    """The door of an error of libvirt; see `from_libvirt` for the rest."""
+def judge(error: "libvirt.libvirtError", job_values: "Iterable[str]" = (), more: str = "") -> Rule:
+    """The rule of an error of libvirt; see `from_libvirt` for the rest."""
     message = message_of(error, more)
     for value in sorted(filter(None, job_values), key=len, reverse=True):
         message = message.replace(value, "*")
-    return door_of(error.get_error_code(), error.get_error_domain(), message)
+    return rule_of(error.get_error_code(), error.get_error_domain(), message)
 
 
 def from_libvirt(
@@ -116,11 +116,11 @@ def from_libvirt(
     )
 
 
-def fault_of(door: Door, problem: str) -> errors.Fault:
-    """The fault that a door makes of a problem."""
-    if issubclass(door.fault, errors.MachineFault):
-        return door.fault(problem, door.cure, door.word)
-    return door.fault(door.word, problem, door.cure)
+def fault_of(rule: Rule, problem: str) -> errors.Fault:
+    """The fault that a rule makes of a problem."""
+    if issubclass(rule.fault, errors.MachineFault):
+        return rule.fault(problem, rule.hint, rule.code)
+    return rule.fault(rule.code, problem, rule.hint)
 
 
 def message_of(error: "libvirt.libvirtError", more: str = "") -> str:
@@ -129,10 +129,10 @@ def message_of(error: "libvirt.libvirtError", more: str = "") -> str:
     return f"{message.rstrip(' :')}: {more}" if more else message
 
 
-def _doors_for(name: str) -> Door:
-    return next(door for door in DOORS if door.name == name)
+def _rule_named(name: str) -> Rule:
+    return next(rule for rule in RULES if rule.name == name)
 
 
-_LOST = numbers(_doors_for("the way to libvirtd").codes)
-_HUNG_UP = _doors_for("libvirtd hung up")
+_LOST = numbers(_rule_named("the way to libvirtd").codes)
+_HUNG_UP = _rule_named("libvirtd hung up")
 _LOST_FROM = numbers(_HUNG_UP.codes), numbers(_HUNG_UP.origins, _ORIGIN)

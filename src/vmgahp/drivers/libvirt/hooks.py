@@ -96,7 +96,7 @@ def require(settings: "Settings", job: "JobAd") -> None:
         policy.require(settings, job)
 
 
-def unlike(name: str, authors: str, mismatch: Exception) -> errors.Fault:
+def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault:
     """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
     problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
     if authors:
@@ -104,7 +104,7 @@ def unlike(name: str, authors: str, mismatch: Exception) -> errors.Fault:
     return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
-def answer_for_refusal(made: Described, connection: "Connection") -> bool:
+def hooks_are_to_blame(made: Described, connection: "Connection") -> bool:
     """Is it the administrator's programs whose XML libvirt did not understand, or was it the job's own wish?
 
     Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must

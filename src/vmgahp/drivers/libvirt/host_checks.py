@@ -21,7 +21,7 @@ _A_NAME = ".vmgahp"
 """Need not be there: that it is not there can be found out only by who may look."""
 
 
-def require_way_in(directory: str, identity: "Identity") -> None:
+def require_access(directory: str, identity: "Identity") -> None:
     """Is the job's user still let into its scratch directory? Raises `errors.MachineFault`.
 
     Asked when a disk of the job cannot be opened, for then it is not the disk's fault.
@@ -44,7 +44,7 @@ def require_way_in(directory: str, identity: "Identity") -> None:
     )
 
 
-def require_room(directory: str) -> None:
+def require_free_space(directory: str) -> None:
     """Is there any room in the scratch directory? Raises `errors.MachineFault`."""
     try:
         status = os.statvfs(directory)

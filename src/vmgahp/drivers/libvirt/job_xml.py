@@ -14,14 +14,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.domain.job_xml import JobAdWithXml
-    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.host.job_user import Identity
     from vmgahp.job.ad import JobAd
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
 """As `vmgahp.domain.job_xml.ATTRIBUTE`, which is imported for jobs that have it alone."""
 
-DOUBTFUL = (
+JOB_XML_MAY_CAUSE = (
     "the description of the VM",
     "the CPU of guests",
     "QEMU itself",
@@ -31,39 +31,39 @@ DOUBTFUL = (
     "what QEMU or libvirt could not do",
     "anything else",
 )
-"""Doors (`fault_table`) that blame the machine, or a disk, for what such a job may have caused by
+"""Rules (`fault_table`) that blame the machine, or a disk, for what such a job may have caused by
 a wish that this libvirt or QEMU does not grant: a machine type, a CPU, a device. A machine that is unfit for every
 job shows it with the next one that brings no XML."""
 
 
-def bring(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
+def load(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
     """The job with what its XML says, or as it is where it brings none. Raises `errors.Fault`."""
     if job.expression(ATTRIBUTE) is None:
         return job
     from vmgahp.domain import job_xml
 
     try:
-        return job_xml.bring(job, settings, identity)
+        return job_xml.load(job, settings, identity)
     except JobFault:
-        host_checks.require_way_in(job.working_dir(), identity)
+        host_checks.require_access(job.working_dir(), identity)
         raise
 
 
-def describe(job: "JobAd", ours: str, belongings: "Belongings | None", identity: "Identity") -> str:
-    """Our domain XML with what the job's XML adds; copies of its kernel go away with the VM's `belongings`.
+def describe(job: "JobAd", ours: str, resources: "Resources | None", identity: "Identity") -> str:
+    """Our domain XML with what the job's XML adds; copies of its kernel go away with the VM's `resources`.
 
-    Without `belongings` the XML is only to be shown. Raises `errors.Fault`.
+    Without `resources` the XML is only to be shown. Raises `errors.Fault`.
     """
     mine = _with_xml(job)
     if mine is None:
         return ours
-    if belongings is None:
+    if resources is None:
         return mine.describe(ours, None, identity)
     from vmgahp.domain.job_xml.boot_files import remove
 
     def make_room() -> str:
         room = runtime_dir()
-        belongings.at_end.append(lambda: remove(room))
+        resources.at_end.append(lambda: remove(room))
         if identity.switching:
             os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
         return room
@@ -80,7 +80,7 @@ def judge(job: "JobAd", fault: errors.Fault) -> errors.Fault:
         return mine.explain(fault)
     cause = fault.__cause__
     doubtful = isinstance(cause, verify.Mismatch) or (
-        isinstance(cause, libvirt.libvirtError) and faults.judge(cause).name in DOUBTFUL
+        isinstance(cause, libvirt.libvirtError) and faults.judge(cause).name in JOB_XML_MAY_CAUSE
     )
     if not (isinstance(fault, errors.MachineFault) and doubtful):
         return fault

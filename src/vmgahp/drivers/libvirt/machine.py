@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from vmgahp.drivers.libvirt.connection import Connection
-    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.drivers.libvirt.save import Saver
     from vmgahp.metrics import Metrics
 
@@ -64,7 +64,7 @@ class LibvirtMachine(Machine):
         name: str,
         uuid: str,
         connection: "Connection",
-        belongings: "Belongings",
+        resources: "Resources",
         saver: "Saver",
         *,
         stop_timeout: float,
@@ -87,7 +87,7 @@ class LibvirtMachine(Machine):
         """Seconds of CPU that the guest had used before it was last restored."""
         self._ip = ""
         self._connection = connection
-        self._belongings = belongings
+        self._resources = resources
         self._stop_timeout = stop_timeout
         self._log = log
         self._meter = Meter(connection, name, uuid)
@@ -102,7 +102,7 @@ class LibvirtMachine(Machine):
     # What the server asks
 
     def status(self) -> Status:
-        if self._belongings.claimed:
+        if self._resources.claimed:
             return Status(lifecycle.STOPPED)
         if self._saved_in:
             return Status(lifecycle.SUSPENDED)
@@ -121,7 +121,7 @@ class LibvirtMachine(Machine):
             raise
         if state == libvirt.VIR_DOMAIN_CRASHED:
             self.screenshot()
-            self._belongings.ended(exit_code.CRASHED)
+            self._resources.ended(exit_code.CRASHED)
             self.destroy()
         elif self._watch.disk_error:
             self._watch.disk_error = False
@@ -149,18 +149,18 @@ class LibvirtMachine(Machine):
         return self._last_report.cpu_seconds if self._last_report else self.cpu_before
 
     def metrics(self) -> "Metrics | None":
-        return None if self._saved_in or self._belongings.claimed else self._meter.read()
+        return None if self._saved_in or self._resources.claimed else self._meter.read()
 
     def saved_bytes(self) -> int:
         return self.saver.size(self._saved_in) if self._saved_in else 0
 
     def stop(self) -> None:
-        self._belongings.to_be_stopped()
+        self._resources.to_be_stopped()
         if not self._saved_in:
             try:
                 self._call(self._ask_to_power_off)
                 if self._watch.gone.wait(self._stop_timeout):
-                    self._belongings.ended(exit_code.POWERED_OFF_WHEN_ASKED)
+                    self._resources.ended(exit_code.POWERED_OFF_WHEN_ASKED)
                 else:
                     self._log(f"{self.name} has not powered off in {self._stop_timeout:g} s: destroying it")
                     self.screenshot()
@@ -174,7 +174,7 @@ class LibvirtMachine(Machine):
         if not self._saved_in:
             try:
                 self._call(lambda domain: domain.destroy())
-                self._belongings.ended(exit_code.DESTROYED)
+                self._resources.ended(exit_code.DESTROYED)
                 self._watch.gone.wait(DESTROY_WAIT)
             except libvirt.libvirtError as error:
                 if not faults.is_no_domain(error):
@@ -187,16 +187,16 @@ class LibvirtMachine(Machine):
             self.destroy()
         except errors.Fault as fault:
             self._log(f"{self.name} is left to its guardian: {fault.problem}")
-            self._belongings.leave_to_guardian()
+            self._resources.leave_to_guardian()
 
     def release(self) -> None:
-        if not self._belongings.claim():
+        if not self._resources.begin_release():
             return
-        self._belongings.ended(exit_code.DESTROYED if self._saved_in else self._watch.how)
+        self._resources.ended(exit_code.DESTROYED if self._saved_in else self._watch.how)
         self._connection.unwatch(self.uuid)
         if self._saved_in and not self._keep_image:
             self.saver.forget(self._saved_in)
-        self._belongings.let_go(kept=self._keep_image)
+        self._resources.release(kept=self._keep_image)
 
     def soft_suspend(self) -> None:
         self._operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
@@ -247,7 +247,7 @@ class LibvirtMachine(Machine):
             _, max_memory, _, _, cpu_nanoseconds = domain.info()
             # libvirtd itself says what the domain is; what is in the file may have been changed by then.
             migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
-            self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable)
+            self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SEHINT | migratable)
             self.description = domain.XMLDesc(migratable)
             self.saver.save(domain, name, max_memory, self._saved_xml, checkpoint=checkpoint)
             self.cpu_before += cpu_nanoseconds / 1e9
@@ -289,7 +289,7 @@ class LibvirtMachine(Machine):
             try:
                 return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
             except libvirt.libvirtError as error:
-                if not (other_hypervisors.is_other(self.domain_type) and faults.is_unknown_flag(error)):
+                if not (not other_hypervisors.is_qemu(self.domain_type) and faults.is_unknown_flag(error)):
                     raise
             return connection.createXML(xml, 0)
 
@@ -311,9 +311,7 @@ class LibvirtMachine(Machine):
         def begin(connection: "libvirt.virConnect") -> None:
             domain = self._domain = make(connection)
             check(connection, domain, domain.XMLDesc())
-            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or not other_hypervisors.is_other(
-                self.domain_type
-            ):
+            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or other_hypervisors.is_qemu(self.domain_type):
                 domain.resume()
             else:
                 self._watch.resumed.set()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 
-OURS = ("kvm", "qemu")
+QEMU_TYPES = ("kvm", "qemu")
 """The domain types of libvirt's driver for QEMU."""
 
 CONNECTING = 1.5
@@ -62,9 +62,9 @@ def wanted_type(vm_type: str, settings: "Settings") -> str:
     return kind
 
 
-def is_other(domain_type: str) -> bool:
+def is_qemu(domain_type: str) -> bool:
     """Whether domains of a type are not QEMU's."""
-    return domain_type not in ("", *OURS)
+    return domain_type in ("", *QEMU_TYPES)
 
 
 def ask(connection: "Connection", domain_type: str, settings: "Settings") -> Hypervisor:
@@ -120,18 +120,18 @@ def require_fit(vm_type: str, connection: "Connection", settings: "Settings") ->
     Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
     """
     domain_type = wanted_type(vm_type, settings)
-    if is_other(domain_type):
+    if not is_qemu(domain_type):
         require(connection, domain_type, settings)
 
 
 def may_be_diskless(vm_type: str, settings: "Settings") -> bool:
     """Whether jobs need not name a disk: a container has the root that the administrator's script gives it."""
-    return is_other(wanted_type(vm_type, settings)) and bool(settings.xml_script())
+    return not is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
 
 
 def no_saving(domain_type: str) -> str:
     """Why a VM's memory cannot be saved to a file; empty where it can."""
-    if not is_other(domain_type):
+    if is_qemu(domain_type):
         return ""
     return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 
@@ -204,8 +204,8 @@ def judge_nat(network: str, active: bool) -> Finding:
     looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
     if active:
         return Finding("network nat", OK, looked_at, f"{network} is active")
-    cure = f"virsh net-start {network}; virsh net-autostart {network}"
-    return Finding("network nat", OFF, looked_at, f"{network} is not active, or not defined.", cure)
+    hint = f"virsh net-start {network}; virsh net-autostart {network}"
+    return Finding("network nat", OFF, looked_at, f"{network} is not active, or not defined.", hint)
 
 
 def is_active(libvirtd: "libvirt.virConnect", network: str) -> bool:

@@ -1,9 +1,9 @@
 """Disks made before a VM's start: overlays, data disks, cloud-init's drive.
 
-A disk of the catalogue that can be written is a layer of the job's own, an empty qcow2 image on the administrator's.
+A disk of the catalog that can be written is a layer of the job's own, an empty qcow2 image on the administrator's.
 It goes home like any disk of the job's, and `RECORD` with it, which says what it is a layer on: on another image it
 would be noise. So a job that comes back with its layer, with a checkpoint or without, is started on a machine whose
-catalogue has the same image under that name, wherever it lies there. What the layer's own header says of the image
+catalog has the same image under that name, wherever it lies there. What the layer's own header says of the image
 beneath is of no account: the job can have written it, and libvirt is told the layers.
 """
 
@@ -17,7 +17,7 @@ from vmgahp.findings import OFF
 from vmgahp.images import iso
 from vmgahp.images.backing import Layer, backing_chain, require_whole
 from vmgahp.job import catalog_disks
-from vmgahp.job.attributes import WISH_PREFIX as PREFIX
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmgahp.checkpoint.files import KeptFile
+    from vmgahp.checkpoint.files import FileState
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Value
     from vmgahp.drivers.libvirt.checkpoint import Chains
@@ -39,7 +39,7 @@ ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
 
 RECORD = "vm_catalog.json"
-"""In the scratch directory: which image of the catalogue each layer is on."""
+"""In the scratch directory: which image of the catalog each layer is on."""
 FORMAT = 1
 
 
@@ -49,14 +49,14 @@ class _Layer(NamedTuple):
     file: str
     """The layer, a name in the scratch directory."""
     image: str
-    """The name in the catalogue."""
-    base: "KeptFile"
+    """The name in the catalog."""
+    base: "FileState"
     """The image as it was when the layer was made."""
 
 
 def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") -> None:
     """Make sure that this machine makes the disks that the job wants made. Raises `JobFault`."""
-    if spec.devices.user_data and other_hypervisors.is_other(domain_type):
+    if spec.devices.user_data and not other_hypervisors.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
             f"{PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get no drive "
@@ -73,12 +73,12 @@ def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") ->
     if not any(disk.is_made or disk.image for disk in spec.disks):
         return
     script = settings.xml_script()
-    if not script and not other_hypervisors.is_other(domain_type):
+    if not script and other_hypervisors.is_qemu(domain_type):
         return
     why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
     raise JobFault(
         errors.INVALID_DISK_PARAM,
-        f"The job wants an image of the catalogue or a disk that is made for it ({DISK}, {PREFIX}{DATA_DISK}, "
+        f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {PREFIX}{DATA_DISK}, "
         f"{PREFIX}{DATA_FILES}), which this machine has not, for {why}.",
         "require a machine that has VM_Images, or transfer the disks.",
     )
@@ -100,7 +100,7 @@ def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
 
 
 def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
-    """What lies beneath an image of the catalogue, which must be as much the administrator's. Raises `JobFault`."""
+    """What lies beneath an image of the catalog, which must be as much the administrator's. Raises `JobFault`."""
     from vmgahp.images import catalog
 
     try:
@@ -115,7 +115,7 @@ def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
 
 
 def survey(settings: "Settings", identity: "Identity") -> object:
-    """The images of the catalogue, for `judge`."""
+    """The images of the catalog, for `judge`."""
     from vmgahp.images import catalog
 
     return catalog.survey(settings, lambda image: of_image(image, identity))
@@ -124,7 +124,7 @@ def survey(settings: "Settings", identity: "Identity") -> object:
 def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
     """What `survey` comes to: machine attributes, and findings of which none keeps the machine from running jobs."""
     if isinstance(outcome, errors.Fault):
-        return {}, [findings.judge("images", "the catalogue of images (VM_CATALOG)", outcome, "", OFF)]
+        return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", OFF)]
     names, found = outcome if isinstance(outcome, tuple) else ([], [])
     return ({ATTRIBUTE: ",".join(names)} if names else {}), found
 
@@ -178,15 +178,15 @@ class Provision:
                 pass  # the directory is gone or full, and the start has a fault of its own
         self._made = []
 
-    # Layers on images of the catalogue
+    # Layers on images of the catalog
 
     def _layer(self, disk: "Disk", image: "Image") -> _Layer:
-        from vmgahp.checkpoint import files as kept_files
+        from vmgahp.checkpoint import files
         from vmgahp.images import qemu_img
 
         name = os.path.basename(disk.path)
         try:
-            base = kept_files.describe(self._identity, self._directory, image.path, elsewhere=True)
+            base = files.describe(self._identity, self._directory, image.path, elsewhere=True)
         except OSError as error:
             raise catalog_disks.unusable(
                 image.name, MachineFault(f"{image.path}: {error.strerror}.")
@@ -217,18 +217,17 @@ class Provision:
             )
 
     def _read_record(self) -> list[_Layer]:
-        from vmgahp.checkpoint import files as kept_files
-        from vmgahp.checkpoint import manifest
+        from vmgahp.checkpoint import files, manifest
 
         try:
-            data = kept_files.load(self._identity, self._directory, RECORD)
+            data = files.load(self._identity, self._directory, RECORD)
             if data is None:
                 return []
             top = manifest.read(data, FORMAT, ("layers",))
             found = []
             for number, item in enumerate(top.items("layers", manifest.MOST_DISKS)):
                 fields = manifest.Fields(item, f"layers[{number}].", _Layer._fields)
-                [base] = kept_files.read(fields, "base", 1)
+                [base] = files.read(fields, "base", 1)
                 found.append(_Layer(fields.text("file", 300), fields.text("image", 100), base))
         except (OSError, ValueError, manifest.Invalid) as error:
             raise _bad(
@@ -350,9 +349,9 @@ def _is_there(directory: str, disk: "Disk", identity: "Identity") -> bool:
     return True
 
 
-def _no_files(problem: str, cure: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{PREFIX}{DATA_FILES}: {problem}.", cure)
+def _no_files(problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{PREFIX}{DATA_FILES}: {problem}.", hint)
 
 
-def _bad(problem: str, cure: str) -> JobFault:
-    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}: {problem}.", cure)
+def _bad(problem: str, hint: str) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}: {problem}.", hint)

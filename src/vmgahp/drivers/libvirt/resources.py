@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vmgahp.host.serial_capture import ConsoleCapture
 
 
-class Belongings(resources.Belongings):
+class Resources(resources.Resources):
     """Those of any VM, the capture of its console, and what a restore needs again."""
 
     def __init__(self, log: "Callable[[str], None]") -> None:
@@ -19,9 +19,9 @@ class Belongings(resources.Belongings):
         self.exit_port: ExitPort | None = None
         self.before_restore: list[Callable[[], None]] = []
 
-    def let_go(self, *, kept: bool = False) -> None:
+    def release(self, *, kept: bool = False) -> None:
         if self.console is not None:
             self.console.close()
         if self.exit_port is not None:
             self.exit_port.close()
-        super().let_go(kept=kept)
+        super().release(kept=kept)

@@ -56,7 +56,7 @@ class Saver:
         if self.cannot:
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"The VM cannot be saved: {self.cannot}.")
         needed = int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA
-        self._require_room(needed)
+        self._require_free_space(needed)
         partial = "." + name + PARTIAL_SUFFIX
         try:
             self.identity.unlink_scratch(self.directory, partial)
@@ -150,7 +150,7 @@ class Saver:
         else:
             domain.saveFlags(path, None, flags)
 
-    def _require_room(self, needed: int) -> None:
+    def _require_free_space(self, needed: int) -> None:
         try:
             status = os.statvfs(self.directory)
         except OSError as error:

@@ -96,7 +96,7 @@ class Surveyor:
             self._fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
             return Survey([findings.judge("domain type", other_hypervisors.SETTING, fault, "")])
-        if other_hypervisors.is_other(self._fixed):
+        if not other_hypervisors.is_qemu(self._fixed):
             return other_hypervisors.survey(
                 self.settings, self._connection, self._fixed, self._look_at_bridge, end
             )
@@ -138,8 +138,8 @@ class Surveyor:
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
-        images, of_catalogue = provision.judge(outcomes.get("images"))
-        found += of_catalogue
+        images, of_catalog = provision.judge(outcomes.get("images"))
+        found += of_catalog
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking),
@@ -217,7 +217,7 @@ class Surveyor:
         try:
             qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
         except errors.Fault as fault:
-            return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.cure)
+            return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
         return Finding("cpu", OK, looked_at, "QEMU starts and answers")
 
     # What is made of them
@@ -231,7 +231,7 @@ class Surveyor:
             found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
             return "kvm"
         emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
-        found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, reason.problem, reason.cure))
+        found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, reason.problem, reason.hint))
         return "qemu" if emulate else ""
 
     def _judge_network(
@@ -247,7 +247,7 @@ class Surveyor:
             )
         if not passt and tried.verdict != OK:
             looked_at = "QEMU's own user networking (slirp)"
-            return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.cure)
+            return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.hint)
         if passt or (passt is None and qemu_check.passt()):
             return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
         return Finding(name, OK, "QEMU's own user networking (slirp)", "QEMU starts with it")

@@ -7,15 +7,15 @@ memory and disks which do not belong together are never brought together.
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import files as kept_files
-from vmgahp.checkpoint.files import KeptFile
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.files import FileState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.drivers.script.spec import ScriptSpec
     from vmgahp.host.job_user import Identity
 
 MANIFEST_FILE = "script_checkpoint.json"
@@ -37,7 +37,7 @@ class Restart(NamedTuple):
     cpu_seconds: float
     note: str
     """The script's own words to itself."""
-    files: tuple[KeptFile, ...]
+    files: tuple[FileState, ...]
 
 
 class Checkpoints:
@@ -48,13 +48,13 @@ class Checkpoints:
         self._directory = directory
         self._log = log
 
-    def find(self, wish: "Wish", hypervisor: str) -> Restart | None:
+    def find(self, wish: "ScriptSpec", hypervisor: str) -> Restart | None:
         """The checkpoint in the scratch directory, or None.
 
         Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
         """
         try:
-            data = kept_files.load(self._identity, self._directory, MANIFEST_FILE)
+            data = files.load(self._identity, self._directory, MANIFEST_FILE)
         except OSError as error:
             raise _unusable(wish, f"{MANIFEST_FILE} cannot be opened: {error.strerror}") from error
         if data is None:
@@ -72,14 +72,14 @@ class Checkpoints:
             if then != now
         ]
         for then_file in found.files:
-            if reason := kept_files.difference(self._identity, self._directory, then_file):
+            if reason := files.difference(self._identity, self._directory, then_file):
                 reasons.append(reason)
         if reasons:
             raise _unusable(wish, "; ".join(reasons))
         return found
 
     def write(
-        self, wish: "Wish", hypervisor: str, cpu_seconds: float, files: "Iterable[str]", note: str
+        self, wish: "ScriptSpec", hypervisor: str, cpu_seconds: float, names: "Iterable[str]", note: str
     ) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
         import json
@@ -88,8 +88,8 @@ class Checkpoints:
 
         try:
             states = [
-                kept_files.describe(self._identity, self._directory, name)._asdict()
-                for name in dict.fromkeys(files)
+                files.describe(self._identity, self._directory, name)._asdict()
+                for name in dict.fromkeys(names)
             ]
             if not states:
                 raise Invalid("the script names no files of it.")
@@ -134,11 +134,11 @@ def _parse(data: bytes) -> Restart:
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
         note=top.text("note", 500, may_be_empty=True),
-        files=kept_files.read(top, "files", _MOST_FILES),
+        files=files.read(top, "files", _MOST_FILES),
     )
 
 
-def _unusable(wish: "Wish", reason: str) -> errors.JobFault:
+def _unusable(wish: "ScriptSpec", reason: str) -> errors.JobFault:
     return errors.JobFault(
         errors.MISMATCHED_CHECKPOINT,
         f"The checkpoint of {wish.name} cannot be used: {reason.rstrip('.')}.",

@@ -12,7 +12,7 @@ from vmgahp.drivers.script.checkpoint import Checkpoints
 from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Malformed, Request
-from vmgahp.drivers.script.spec import Wish
+from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
@@ -32,7 +32,7 @@ class ScriptDriver(Driver):
     # The contract
 
     def start(self, job: "JobAd") -> Machine:
-        wish = Wish.from_ad(job, self.settings)
+        wish = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         checkpoints = Checkpoints(self.identity, wish.directory, self.log)
         restart = checkpoints.find(wish, script.hypervisor) if wish.checkpoint else None
@@ -51,7 +51,7 @@ class ScriptDriver(Driver):
         )
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:
-            machine.belongings.guardian = Guardian.post(
+            machine.resources.guardian = Guardian.post(
                 self._kill_command(wish.directory, request.uuid), os.environ
             )
             self._power_on(machine, script, request, job)
@@ -64,18 +64,16 @@ class ScriptDriver(Driver):
             self._undo(machine)
             raise
         checkpoints.discard()  # from here on the disks change
-        machine.belongings.exit = ExitRecord(
+        machine.resources.exit = ExitRecord(
             wish.name, wish.directory, machine.cpu_seconds, self.settings, self.identity, self.log
         )
         if wish.no_output_vm:
-            machine.belongings.when_over.append(
-                lambda: scratch.empty(wish.directory, self.identity, self.log)
-            )
+            machine.resources.when_over.append(lambda: scratch.empty(wish.directory, self.identity, self.log))
         self.log(f"started {wish.name} ({request.key}) by {script.path}")
         return machine
 
     def describe(self, job: "JobAd") -> str:
-        wish = Wish.from_ad(job, self.settings)
+        wish = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         request = self._request(wish, script, None)._replace(uuid="")
         return request.document(job.public()).decode()
@@ -111,7 +109,7 @@ class ScriptDriver(Driver):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, wish: Wish, script: Program, restart: "Restart | None") -> Request:
+    def _request(self, wish: ScriptSpec, script: Program, restart: "Restart | None") -> Request:
         directory = os.path.realpath(wish.directory)
         return Request(
             protocol.START,
@@ -162,7 +160,7 @@ class ScriptDriver(Driver):
         """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
         try:
             ad = protocol.changed(job, answer.attributes)
-            wish = Wish.from_ad(ad, self.settings)
+            wish = ScriptSpec.from_ad(ad, self.settings)
         except (Malformed, errors.JobFault) as error:
             raise _odd(script, str(error)) from error
         before = machine.wish

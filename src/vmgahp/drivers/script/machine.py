@@ -6,7 +6,7 @@ import time
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
-from vmgahp.drivers.resources import Belongings
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.program import SETTING
 from vmgahp.job.exit_code import DESTROYED
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vmgahp.drivers.script.checkpoint import Checkpoints
     from vmgahp.drivers.script.program import Program
     from vmgahp.drivers.script.protocol import Answer, Request
-    from vmgahp.drivers.script.spec import Wish
+    from vmgahp.drivers.script.spec import ScriptSpec
     from vmgahp.job.ad import JobAd
 
 POLL = 0.5
@@ -40,7 +40,7 @@ class ScriptMachine(Machine):
 
     def __init__(
         self,
-        wish: "Wish",
+        wish: "ScriptSpec",
         script: "Program",
         checkpoints: "Checkpoints",
         request: "Request",
@@ -55,7 +55,7 @@ class ScriptMachine(Machine):
         self.wish = wish
         self.request = request
         """The start; every later request is like it."""
-        self.belongings = Belongings(log)
+        self.resources = Resources(log)
         self.cpu_before = 0.0
         """Seconds of CPU that the guest had used before its checkpoint."""
         self._script = script
@@ -79,7 +79,7 @@ class ScriptMachine(Machine):
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
 
-    def change(self, wish: "Wish", job: "JobAd") -> None:
+    def change(self, wish: "ScriptSpec", job: "JobAd") -> None:
         """The script runs the VM like this instead."""
         self.wish, self._job = wish, job
         self.request = self.request._replace(memory_mib=wish.memory_mib, vcpus=wish.vcpus)
@@ -134,7 +134,7 @@ class ScriptMachine(Machine):
         return self._pid if self._is_the_users(self._pid) else 0
 
     def stop(self) -> None:
-        self.belongings.to_be_stopped()
+        self.resources.to_be_stopped()
         if not self._gone and self._state not in (protocol.SUSPENDED, protocol.STOPPED):
             try:
                 if self._state == protocol.PAUSED:
@@ -151,14 +151,14 @@ class ScriptMachine(Machine):
         self.destroy()
 
     def destroy(self) -> None:
-        self.belongings.ended(DESTROYED)
+        self.resources.ended(DESTROYED)
         if not self._gone:
             self._end()
             self._gone = True
         self.release()
 
     def release(self) -> None:
-        if not self.belongings.claim():
+        if not self.resources.begin_release():
             return
         if not self._gone:
             try:
@@ -166,7 +166,7 @@ class ScriptMachine(Machine):
             except errors.Fault as fault:
                 self._log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
             self._gone = True
-        self.belongings.let_go(kept=self._keep)
+        self.resources.release(kept=self._keep)
 
     def soft_suspend(self) -> None:
         self._do(protocol.PAUSE, self._seconds, errors.VM_NO_SUPPORT_SUSPEND)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vmgahp.job.ad import JobAd
 
 
-class Wish(NamedTuple):
+class ScriptSpec(NamedTuple):
     """The part of a job that is the same for every hypervisor; the script reads the rest in the ad."""
 
     name: str
@@ -25,7 +25,7 @@ class Wish(NamedTuple):
     no_output_vm: bool
 
     @classmethod
-    def from_ad(cls, ad: "JobAd", settings: "Settings") -> "Wish":
+    def from_ad(cls, ad: "JobAd", settings: "Settings") -> "ScriptSpec":
         """Raises `JobFault`, `ClientFault` and `MachineFault` as all drivers do for these attributes."""
         data_disks.refuse(ad)
         networking = nics.networking_type(ad, settings)

@@ -77,8 +77,8 @@ def _actions(answer: "Answer", found: list[Finding]) -> list[str]:
     unknown = [word for word in told if word not in protocol.ACTIONS]
     if unknown:
         seen = f"It names actions that there are not: {', '.join(unknown)[:200]!a}."
-        cure = f"write them as they are called: {', '.join(protocol.ACTIONS)}."
-        found.append(Finding("actions", OFF, "the actions that the script names", seen, cure))
+        hint = f"write them as they are called: {', '.join(protocol.ACTIONS)}."
+        found.append(Finding("actions", OFF, "the actions that the script names", seen, hint))
     return [action for action in protocol.ACTIONS if action in (*protocol.NEEDED, *told)]
 
 
@@ -90,6 +90,6 @@ def _networking(answer: "Answer", settings: "Settings", found: list[Finding]) ->
             offered.append(kind)
         else:
             seen = f"The script has no network of the type {kind}."
-            cure = f"take {kind} out of VM_NETWORKING_TYPE, or teach the script."
-            found.append(Finding(f"network {kind}", OFF, "the networks that the script names", seen, cure))
+            hint = f"take {kind} out of VM_NETWORKING_TYPE, or teach the script."
+            found.append(Finding(f"network {kind}", OFF, "the networks that the script names", seen, hint))
     return offered

@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import files as kept_files
-from vmgahp.checkpoint.files import KeptFile
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.files import FileState
 from vmgahp.checkpoint.store import Unusable
 from vmgahp.job.vmware import read_vmx
 
@@ -50,9 +50,9 @@ class Manifest(NamedTuple):
     memory_mib: int
     vcpus: int
     cpu_seconds: float
-    memory: tuple[KeptFile, ...]
+    memory: tuple[FileState, ...]
     """What VMware keeps of the VM: `state`, and what goes with it."""
-    disks: tuple[KeptFile, ...]
+    disks: tuple[FileState, ...]
 
 
 class Restart(NamedTuple):
@@ -168,7 +168,7 @@ class Checkpoints:
 
     def _load(self) -> Manifest | None:
         try:
-            data = kept_files.load(self._identity, self.directory, MANIFEST_FILE)
+            data = files.load(self._identity, self.directory, MANIFEST_FILE)
         except OSError as error:
             raise Unusable(f"{MANIFEST_FILE} cannot be opened: {error.strerror}.", False) from error
         if data is None:
@@ -197,11 +197,11 @@ class Checkpoints:
         if reasons or changed:
             raise Unusable("; ".join(reasons + changed) + ".", not changed)
 
-    def _difference(self, then: KeptFile) -> str:
-        return kept_files.difference(self._identity, self.directory, then, elsewhere=True)
+    def _difference(self, then: FileState) -> str:
+        return files.difference(self._identity, self.directory, then, elsewhere=True)
 
-    def _describe(self, path: str) -> KeptFile:
-        return kept_files.describe(self._identity, self.directory, path, elsewhere=True)
+    def _describe(self, path: str) -> FileState:
+        return files.describe(self._identity, self.directory, path, elsewhere=True)
 
     def _set_aside(self, names: "Iterable[str]") -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
@@ -234,6 +234,6 @@ def _parse(data: bytes) -> Manifest:
         memory_mib=top.integer("memory_mib", 1, 10**9),
         vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
-        memory=kept_files.read(top, "memory", _MOST_FILES),
-        disks=kept_files.read(top, "disks", _MOST_FILES),
+        memory=files.read(top, "memory", _MOST_FILES),
+        disks=files.read(top, "disks", _MOST_FILES),
     )

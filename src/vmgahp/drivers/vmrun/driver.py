@@ -148,7 +148,7 @@ class VmrunDriver(Driver):
             checkpoints.forget(*state_files(checkpoints.directory, copy.name))
         before = set(os.listdir(checkpoints.directory))
         try:
-            machine.belongings.guardian = Guardian.post(
+            machine.resources.guardian = Guardian.post(
                 self._kill_command(spec.working_dir, machine.uuid), os.environ
             )
             self._write(checkpoints.directory, copy)
@@ -163,11 +163,11 @@ class VmrunDriver(Driver):
             raise
         if spec.checkpoint:
             machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
-        machine.belongings.exit = ExitRecord(
+        machine.resources.exit = ExitRecord(
             spec.name, checkpoints.directory, machine.cpu_seconds, self.settings, self.identity, self.log
         )
         if spec.no_output_vm:
-            machine.belongings.when_over.append(
+            machine.resources.when_over.append(
                 lambda: scratch.empty(checkpoints.directory, self.identity, self.log)
             )
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {vmrun.product}")

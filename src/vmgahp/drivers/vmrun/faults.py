@@ -7,7 +7,7 @@ few files, and those are cut out first. One that nothing here knows is the hyper
 import re
 
 from vmgahp import errors
-from vmgahp.drivers.vmrun.tool import HANGING_CURE, Hanging, VmrunError
+from vmgahp.drivers.vmrun.tool import HANGING_HINT, Hanging, VmrunError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ def from_vmrun(error: VmrunError, doing: str, job_values: "Iterable[str]" = ()) 
     if isinstance(error, Hanging):
         return errors.MachineFault(
             f"vmrun does not answer while {doing} ({error.message}).",
-            HANGING_CURE,
+            HANGING_HINT,
         )
     if is_not_running(error):
         return errors.ClientFault(errors.VM_NOT_FOUND, problem)
-    for pattern, cure in _MACHINE:
+    for pattern, hint in _MACHINE:
         if re.search(pattern, message):
-            return errors.MachineFault(problem, cure)
-    for pattern, word, cure in _JOB:
+            return errors.MachineFault(problem, hint)
+    for pattern, word, hint in _JOB:
         if re.search(pattern, message):
-            return errors.JobFault(word, problem, cure)
+            return errors.JobFault(word, problem, hint)
     return errors.HypervisorFault(problem, "look into vmware.log in the job's scratch directory.")

@@ -5,7 +5,7 @@ import re
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
-from vmgahp.drivers.resources import Belongings
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, Checkpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
@@ -58,7 +58,7 @@ class VmrunMachine(Machine):
         self.vmx_name = vmx_name
         self.vmx = os.path.join(checkpoints.directory, vmx_name)
         """The full path of the working ``.vmx``, without links."""
-        self.belongings = Belongings(log)
+        self.resources = Resources(log)
         self.write_manifest: Callable[[VmrunMachine], None] | None = None
         """Writes down what a checkpoint consists of, once the VM is suspended."""
         self.cpu_before = 0.0
@@ -121,7 +121,7 @@ class VmrunMachine(Machine):
         return process.pid if process else 0
 
     def stop(self) -> None:
-        self.belongings.to_be_stopped()
+        self.resources.to_be_stopped()
         if not self.saved_in:
             try:
                 if self._paused:
@@ -133,18 +133,18 @@ class VmrunMachine(Machine):
         self.destroy()
 
     def destroy(self) -> None:
-        self.belongings.ended(DESTROYED)
+        self.resources.ended(DESTROYED)
         if not self.saved_in:
             end(self._tool, self.vmx, self._uid, self._seconds, self._log)
         self.release()
         self.saved_in = ""
 
     def release(self) -> None:
-        if not self.belongings.claim():
+        if not self.resources.begin_release():
             return
         if self.saved_in and not self._keep_state:
             self._forget_state()
-        self.belongings.let_go(kept=self._keep_state)
+        self.resources.release(kept=self._keep_state)
 
     def soft_suspend(self) -> None:
         try:
@@ -160,7 +160,7 @@ class VmrunMachine(Machine):
         self._paused = True
 
     def suspend(self) -> None:
-        self._require_room()
+        self._require_free_space()
         try:
             if self._paused:
                 self._run("unpause", self._seconds)
@@ -257,7 +257,7 @@ class VmrunMachine(Machine):
             )
         return f"{stem}.vmss" if f"{stem}.vmss" in found else found[0]
 
-    def _require_room(self) -> None:
+    def _require_free_space(self) -> None:
         directory = self._checkpoints.directory
         try:
             status = os.statvfs(directory)

@@ -107,13 +107,13 @@ class Surveyor:
         try:
             output = vmrun.run("listSnapshots", os.path.realpath(trial), seconds=self._left(end))
         except VmrunError as error:
-            cure = "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
+            hint = "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
             if faults.is_not_supported(error):
                 seen = f"VMware {_NAMES[vmrun.product]} makes no snapshots: jobs with snapshot disks do not run here."
-                found.append(Finding("snapshots", OFF, looked_at, seen, cure))
+                found.append(Finding("snapshots", OFF, looked_at, seen, hint))
             else:
                 seen = f"It could not be found out whether there are snapshots: {error.message}."
-                found.append(Finding("snapshots", OFF, looked_at, seen, cure))
+                found.append(Finding("snapshots", OFF, looked_at, seen, hint))
             return False
         works = output.lstrip().startswith("Total snapshots:")
         if works:
@@ -128,9 +128,9 @@ class Surveyor:
         if os.path.exists(device):
             found.append(Finding("vmmon", OK, device, "VMware's kernel module is loaded"))
         elif os.path.isdir(INSTALLED):
-            cure = "build and load it: vmware-modconfig --console --install-all."
+            hint = "build and load it: vmware-modconfig --console --install-all."
             found.append(
-                Finding("vmmon", findings.BAD, device, "VMware's kernel module is not loaded.", cure)
+                Finding("vmmon", findings.BAD, device, "VMware's kernel module is not loaded.", hint)
             )
         else:
             seen = f"There is neither {device} nor {INSTALLED}: this VMware is not one of Linux."
@@ -144,6 +144,6 @@ class Surveyor:
                 found.append(Finding(f"network {kind}", OK, device, "VMware's network is there"))
                 offered.append(kind)
             else:
-                cure = "vmware-networks --start"
-                found.append(Finding(f"network {kind}", OFF, device, "VMware's network is not there.", cure))
+                hint = "vmware-networks --start"
+                found.append(Finding(f"network {kind}", OFF, device, "VMware's network is not there.", hint))
         return offered

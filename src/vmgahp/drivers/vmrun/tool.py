@@ -30,7 +30,7 @@ MOST_COMPLAINTS = 20
 GRACE = 0.5
 """Seconds for the rest of the output once vmrun has ended. A VM that it started may hold the pipe open."""
 
-HANGING_CURE = "see what VMware hangs on (its log is vmware.log beside the .vmx), or restart its services."
+HANGING_HINT = "see what VMware hangs on (its log is vmware.log beside the .vmx), or restart its services."
 
 PRODUCTS = ("ws", "player", "fusion")
 """What vmrun's flag -T knows today, the most able first."""
@@ -209,7 +209,7 @@ def find_product(vmrun: Tool, settings: "Settings", seconds: float) -> str:
         except Hanging as error:
             raise errors.MachineFault(
                 f"vmrun does not answer when it is asked which VMware product is installed ({error.message}).",
-                HANGING_CURE,
+                HANGING_HINT,
             ) from error
         except VmrunError as error:
             said.append(f"-T {product}: {error.message}")

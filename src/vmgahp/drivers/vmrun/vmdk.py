@@ -60,7 +60,7 @@ them, so whatever begins like one and is not of that form is refused."""
 
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 
-_CURE = "convert the disk with VMware or qemu-img: qemu-img convert -O vmdk OLD NEW."
+_HINT = "convert the disk with VMware or qemu-img: qemu-img convert -O vmdk OLD NEW."
 
 
 class VmdkError(ValueError):
@@ -270,9 +270,9 @@ def _write_parent(identity: "Identity", directory: str, name: str, vmdk: Vmdk, p
 
 
 def _bad(attribute: str, name: str, problem: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
-    cure = (
-        _CURE
+    hint = (
+        _HINT
         if word == errors.BAD_IMAGE
         else "send all files of the disk, or make them readable on this machine."
     )
-    return JobFault(word, f"{attribute}: the disk {shown(name)} cannot be used: {problem}.", cure)
+    return JobFault(word, f"{attribute}: the disk {shown(name)} cannot be used: {problem}.", hint)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vmgahp.job.vmware import VmwareSpec
 
 
-class Wish(NamedTuple):
+class Deployment(NamedTuple):
     """A job's VM, looked at and checked before the server hears of it."""
 
     spec: "VmwareSpec"
@@ -33,7 +33,7 @@ class Wish(NamedTuple):
     """By the name in the ``.vmx``."""
 
     @classmethod
-    def of(cls, spec: "VmwareSpec", identity: "Identity") -> "Wish":
+    def of(cls, spec: "VmwareSpec", identity: "Identity") -> "Deployment":
         """Read the job's ``.vmx`` and look at its disks. Raises `errors.JobFault`."""
         found = hardware.read(spec.read_vmx(identity), spec.vmx_file)
         wanted = [device.file for device in found.of_kind(hardware.DISK)]
@@ -72,7 +72,7 @@ class Launcher:
 
     def launch(
         self,
-        wish: Wish,
+        wish: Deployment,
         tag: "Tag",
         network: "vim.vm.device.VirtualDevice.BackingInfo | None",
         end: float,
@@ -102,7 +102,7 @@ class Launcher:
         power.on(self._connection, ref, f"starting {spec.name}")
         return ref
 
-    def _create(self, wish: Wish, tag: "Tag") -> "vim.VirtualMachine":
+    def _create(self, wish: Deployment, tag: "Tag") -> "vim.VirtualMachine":
         place = self._place
         entity = annotations.entity_name(tag.name, tag.id)
         config = config_spec.bare(wish.spec, wish.hardware, entity, tag, place.datastore_name)
@@ -139,7 +139,7 @@ class Launcher:
                 if last:
                     raise
 
-    def _upload_disk(self, wish: Wish, name: str, directory: str, end: float) -> int:
+    def _upload_disk(self, wish: Deployment, name: str, directory: str, end: float) -> int:
         """Upload one disk; its size in bytes."""
         disk, scratch = wish.disks[name], wish.spec.working_dir
         (device,) = (one for one in wish.hardware.devices if one.file == name)

@@ -33,7 +33,7 @@ _EXTENT = re.compile(
     re.MULTILINE,
 )
 _FLAT_TYPES = ("monolithicflat", "vmfs", "vmfspreallocated", "vmfseagerzeroedthick", "vmfsthin")
-_CURE = "convert the disk with qemu-img convert -O vmdk, and transfer all of its files."
+_HINT = "convert the disk with qemu-img convert -O vmdk, and transfer all of its files."
 
 
 class JobDisk(NamedTuple):
@@ -64,7 +64,7 @@ def look(name: str, spec: "VmwareSpec", identity: "Identity") -> JobDisk:
     if head.startswith(_HEAD) and size <= LARGEST_DESCRIPTOR:
         return _from_descriptor(disk, head.decode("utf-8", "replace"), identity)
     if not head.startswith(b"KDMV"):
-        raise bad(name, "it is no .vmdk that can be used here", _CURE, errors.BAD_IMAGE)
+        raise bad(name, "it is no .vmdk that can be used here", _HINT, errors.BAD_IMAGE)
     return disk
 
 
@@ -75,9 +75,9 @@ def _from_descriptor(disk: JobDisk, text: str, identity: "Identity") -> JobDisk:
         raise bad(disk.name, "it is the snapshot of another disk", "send a disk without snapshots.")
     for _, _, _, file, _ in extents:
         if "/" in file or "\\" in file or file in (".", ".."):
-            raise bad(disk.name, f"it keeps its data in {shown(file)}", _CURE)
+            raise bad(disk.name, f"it keeps its data in {shown(file)}", _HINT)
     if not extents:
-        raise bad(disk.name, "it is a descriptor that names no data", _CURE, errors.BAD_IMAGE)
+        raise bad(disk.name, "it is a descriptor that names no data", _HINT, errors.BAD_IMAGE)
     access, sectors, kind, file, offset = extents[0]
     flat = settings.get("createtype", "").lower() in _FLAT_TYPES and kind in ("FLAT", "VMFS")
     if not flat or len(extents) != 1 or access != "RW" or int(offset or 0) != 0:
@@ -106,7 +106,7 @@ def unpack(disk: JobDisk, scratch: str, raw: str, identity: "Identity", seconds:
         chain = backing_chain(path, "vmdk", identity)
     except errors.JobFault as fault:
         raise errors.JobFault(
-            fault.word, fault.problem.replace("VMPARAM_vm_Disk", VMDK_FILES), fault.cure
+            fault.code, fault.problem.replace("VMPARAM_vm_Disk", VMDK_FILES), fault.hint
         ) from fault
     if chain:
         raise bad(disk.name, "it is the snapshot of another disk", "send a disk without snapshots.")
@@ -146,9 +146,9 @@ def descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs
     ).encode()
 
 
-def bad(name: str, problem: str, cure: str, word: str = errors.INVALID_DISK_PARAM) -> errors.JobFault:
+def bad(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> errors.JobFault:
     """The job's disk `name` is no good."""
-    return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", cure)
+    return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", hint)
 
 
 def _open(disk: JobDisk, name: str, identity: "Identity") -> int:
@@ -192,4 +192,4 @@ def _convert(
             raise errors.MachineFault(
                 f"{name} cannot be converted: {error}.", "make room on the file system of EXECUTE."
             ) from error
-        raise bad(name, f"qemu-img cannot convert it ({error})", _CURE, errors.BAD_IMAGE) from error
+        raise bad(name, f"qemu-img cannot convert it ({error})", _HINT, errors.BAD_IMAGE) from error

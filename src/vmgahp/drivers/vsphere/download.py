@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     from vmgahp.drivers.vsphere.connection import Connection
     from vmgahp.drivers.vsphere.datastore import Store
-    from vmgahp.drivers.vsphere.deploy import Wish
+    from vmgahp.drivers.vsphere.deploy import Deployment
     from vmgahp.drivers.vsphere.hardware import Device
     from vmgahp.host.job_user import Identity
 
 
-class Homecoming:
+class Download:
     """Brings the disks, floppies and serial ports' files of one powered-off VM into the scratch directory."""
 
     def __init__(
         self,
         connection: "Connection",
         store: "Store",
-        wish: "Wish",
+        wish: "Deployment",
         identity: "Identity",
         log: "Callable[[str], None]",
     ) -> None:

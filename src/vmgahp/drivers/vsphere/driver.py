@@ -15,8 +15,8 @@ from vmgahp.drivers.vsphere.checkpoint import Checkpoints
 from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import Connection
 from vmgahp.drivers.vsphere.datastore import Store
-from vmgahp.drivers.vsphere.deploy import Launcher, Wish, store_name
-from vmgahp.drivers.vsphere.download import Homecoming
+from vmgahp.drivers.vsphere.deploy import Deployment, Launcher, store_name
+from vmgahp.drivers.vsphere.download import Download
 from vmgahp.drivers.vsphere.inventory import Inventory
 from vmgahp.drivers.vsphere.machine import Context, VsphereMachine
 from vmgahp.drivers.vsphere.survey import Surveyor
@@ -55,7 +55,7 @@ class VsphereDriver(Driver):
     def start(self, job: "JobAd") -> Machine:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
-        wish = Wish.of(spec, self.identity)
+        wish = Deployment.of(spec, self.identity)
         place = self._inventory.place()
         checkpoints = self._checkpoints()
         there = annotations.find(self._connection, place.folder)
@@ -81,11 +81,11 @@ class VsphereDriver(Driver):
         except BaseException:
             self._tidy(context, place, tag)
             raise
-        context.belongings.exit = ExitRecord(
+        context.resources.exit = ExitRecord(
             spec.name, spec.working_dir, lambda: vm.cpu_seconds, self.settings, self.identity, self.log
         )
         if spec.no_output_vm:
-            context.belongings.when_over.append(
+            context.resources.when_over.append(
                 lambda: scratch.empty(spec.working_dir, self.identity, self.log)
             )
         self.log(f"started {spec.name} ({tag.id}) on {self._connection.access}")
@@ -93,7 +93,7 @@ class VsphereDriver(Driver):
 
     def describe(self, job: "JobAd") -> str:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
-        wish = Wish.of(spec, self.identity)
+        wish = Deployment.of(spec, self.identity)
         lines = [
             f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",
             f"memory    {spec.memory_mib} MiB",
@@ -142,7 +142,9 @@ class VsphereDriver(Driver):
 
     # A start
 
-    def _launch(self, wish: Wish, place: "Place", context: Context, tag: Tag, end: float) -> VsphereMachine:
+    def _launch(
+        self, wish: Deployment, place: "Place", context: Context, tag: Tag, end: float
+    ) -> VsphereMachine:
         spec = wish.spec
         network = None
         if spec.networking_type:
@@ -153,7 +155,7 @@ class VsphereDriver(Driver):
         return VsphereMachine(launcher.launch(wish, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self, wish: Wish, context: Context, restart: "tuple[Tagged, Manifest]", tag: Tag
+        self, wish: Deployment, context: Context, restart: "tuple[Tagged, Manifest]", tag: Tag
     ) -> VsphereMachine:
         """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
@@ -206,13 +208,13 @@ class VsphereDriver(Driver):
         except errors.Fault as fault:
             self.log(f"what was made of {tag.name} cannot be removed now: {fault.problem}")
         else:
-            context.belongings.let_go()
+            context.resources.release()
 
-    def _context(self, wish: Wish, place: "Place", tag: Tag) -> Context:
+    def _context(self, wish: Deployment, place: "Place", tag: Tag) -> Context:
         context = self._bare_context(place)
-        context.homecoming = Homecoming(self._connection, context.store, wish, self.identity, self.log)
+        context.homecoming = Download(self._connection, context.store, wish, self.identity, self.log)
         try:
-            context.belongings.guardian = Guardian.post(self._kill_command(tag), os.environ)
+            context.resources.guardian = Guardian.post(self._kill_command(tag), os.environ)
         except OSError as error:
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         return context

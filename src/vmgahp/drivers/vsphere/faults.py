@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 JOB, MACHINE, HYPERVISOR, CLIENT = "job", "machine", "hypervisor", "client"
 
-_VMX_CURE = "change the virtual hardware in the job's .vmx to what this server has."
+_VMX_HINT = "change the virtual hardware in the job's .vmx to what this server has."
 
 TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("vim.fault.InvalidLogin", MACHINE, "", "see VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
@@ -75,10 +75,10 @@ TABLE: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("vim.fault.UnsupportedGuest", JOB, errors.MISMATCHED, "name another guestOS in the job's .vmx."),
     ("vim.fault.MemorySizeNotSupported", JOB, errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
-    ("vim.fault.VirtualHardwareCompatibilityIssue", JOB, errors.MISMATCHED, _VMX_CURE),
+    ("vim.fault.VirtualHardwareCompatibilityIssue", JOB, errors.MISMATCHED, _VMX_HINT),
     ("vim.fault.NumVirtualCpusIncompatible", JOB, errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
-    ("vim.fault.TooManyDevices", JOB, errors.MISMATCHED, _VMX_CURE),
-    ("vim.fault.VmConfigFault", JOB, errors.MISMATCHED, _VMX_CURE),
+    ("vim.fault.TooManyDevices", JOB, errors.MISMATCHED, _VMX_HINT),
+    ("vim.fault.VmConfigFault", JOB, errors.MISMATCHED, _VMX_HINT),
     ("vim.fault.FileLocked", HYPERVISOR, "", "see which host or program has the file open."),
     ("vim.fault.FileFault", HYPERVISOR, "", "look at the datastore, and into the server's log (hostd.log)."),
     (
@@ -97,7 +97,7 @@ TABLE: tuple[tuple[str, str, str, str], ...] = (
         "look into the server's log (hostd.log, vpxd.log), and report it as a defect of the driver.",
     ),
 )
-"""Type of the fault, who is to blame, the word where that is not the class's own, the cure."""
+"""Type of the fault, who is to blame, the word where that is not the class's own, the hint."""
 
 _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
 """In the keys of the messages of a fault about a VM's configuration: the server's trouble after all."""
@@ -121,16 +121,16 @@ def _kind(name: str) -> type:
 def from_vsphere(error: Exception, doing: str) -> errors.Fault:
     """The fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
     problem = f"vSphere failed while {doing}: {describe(error)}."
-    for name, blamed, word, cure in TABLE:
+    for name, blamed, word, hint in TABLE:
         if not isinstance(error, _kind(name)):
             continue
         if blamed == JOB and not _is_the_machines(error):
-            return errors.JobFault(word, problem, cure)
+            return errors.JobFault(word, problem, hint)
         if blamed in (JOB, MACHINE):
-            return errors.MachineFault(problem, cure)
+            return errors.MachineFault(problem, hint)
         if blamed == CLIENT:
             return errors.ClientFault(word, problem)
-        return errors.HypervisorFault(problem, cure)
+        return errors.HypervisorFault(problem, hint)
     return errors.HypervisorFault(problem, "look into the server's log (hostd.log, vpxd.log).")
 
 

@@ -167,5 +167,5 @@ def _word(vmx: "Vmx", name: str, words: tuple[str, ...], default: str, file: str
     return value or default
 
 
-def _bad(file: str, problem: str, cure: str) -> errors.JobFault:
-    return errors.JobFault(errors.MISMATCHED, f"{VMX_FILE} = {shown(file)}: {problem}.", f"{cure}.")
+def _bad(file: str, problem: str, hint: str) -> errors.JobFault:
+    return errors.JobFault(errors.MISMATCHED, f"{VMX_FILE} = {shown(file)}: {problem}.", f"{hint}.")

@@ -14,7 +14,7 @@ from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
-from vmgahp.drivers.resources import Belongings
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.checkpoint import Manifest
 from vmgahp.drivers.vsphere.connection import Gone
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vmgahp.drivers.vsphere.checkpoint import Checkpoints
     from vmgahp.drivers.vsphere.connection import Connection
     from vmgahp.drivers.vsphere.datastore import Store
-    from vmgahp.drivers.vsphere.download import Homecoming
+    from vmgahp.drivers.vsphere.download import Download
     from vmgahp.job.vmware import VmwareSpec
 
 FIGURES = (
@@ -61,8 +61,8 @@ class Context:
         self.store = store
         self.checkpoints = checkpoints
         self.datacenter = datacenter
-        self.homecoming: Homecoming | None = None
-        self.belongings = Belongings(log)
+        self.homecoming: Download | None = None
+        self.resources = Resources(log)
         self.stop_timeout = stop_timeout
         self.log = log
 
@@ -160,14 +160,14 @@ class VsphereMachine(Machine):
         return 0  # the guest runs on another machine
 
     def stop(self) -> None:
-        self._context.belongings.to_be_stopped()
+        self._context.resources.to_be_stopped()
         if not (self._over or self._saved):
             if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
                 self._fetch = None  # it failed before, and nobody has asked since
             try:
                 if self._fetch is None:
                     power.shut_down(self._connection, self._ref, self._context.stop_timeout, self._log)
-                    self._context.belongings.ended(DESTROYED)
+                    self._context.resources.ended(DESTROYED)
                     self._fetch = _Fetch(self._come_home, self.name)
                 self._fetch.wait()
             except Gone:
@@ -181,7 +181,7 @@ class VsphereMachine(Machine):
     def destroy(self) -> None:
         self._context.store.aborted.set()
         if self._fetch is None:
-            self._context.belongings.ended(DESTROYED)
+            self._context.resources.ended(DESTROYED)
         if self._fetch is not None:
             try:
                 self._fetch.wait()
@@ -193,8 +193,8 @@ class VsphereMachine(Machine):
         self.release()
 
     def release(self) -> None:
-        if self._context.belongings.claim():
-            self._context.belongings.let_go(kept=self._saved)
+        if self._context.resources.begin_release():
+            self._context.resources.release(kept=self._saved)
 
     def suspend(self) -> None:
         self._must_run("suspended")

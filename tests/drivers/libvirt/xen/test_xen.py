@@ -147,8 +147,8 @@ def test_the_holding_words_are_xens() -> None:
         (errors.MISMATCHED_CHECKPOINT, "VMGAHP_ERR_JOBCLASSAD_XEN_MISMATCHED_CHECKPOINT"),
         (errors.NO_MEMORY_PARAM, errors.NO_MEMORY_PARAM),
     ):
-        found = xen.in_words_of_xen(errors.JobFault(old, "problem", "cure"))
-        assert (found.word, found.problem, found.cure) == (new, "problem", "cure")
+        found = xen.in_words_of_xen(errors.JobFault(old, "problem", "hint"))
+        assert (found.code, found.problem, found.hint) == (new, "problem", "hint")
 
 
 @pytest.mark.parametrize(

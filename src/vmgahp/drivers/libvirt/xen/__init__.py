@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from vmgahp.drivers.libvirt.checkpoint import Chains, Restart
-    from vmgahp.drivers.libvirt.resources import Belongings
+    from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.images.backing import Layer
     from vmgahp.job.ad import JobAd
     from vmgahp.job.spec import Disk
@@ -70,18 +70,18 @@ class XenDescriber(Describer):
         uuid: str,
         domain_type: str,
         chains: "Mapping[str, tuple[Layer, ...]]",
-        belongings: "Belongings | None",
+        resources: "Resources | None",
     ) -> Described:
         """As `Describer.describe`; what the XML names is held open until the guest is gone."""
         if self.settings.xml_script():
-            return super().describe(job, spec, uuid, domain_type, chains, belongings)
+            return super().describe(job, spec, uuid, domain_type, chains, resources)
         boot = spec.xen
         assert boot is not None
         capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
         domain_xen.require(spec, boot)
         if any(nic.networking_type == "bridge" for nic in spec.nics):
             look_at_bridge(self.settings)
-        ground = self._prepare(spec, boot, belongings)
+        ground = self._prepare(spec, boot, resources)
         host = domain_xen.XenHost(
             uuid=uuid,
             devices=ground.devices,
@@ -91,14 +91,14 @@ class XenDescriber(Describer):
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
         )
         xml = domain_xen.build(spec, boot, host)
-        return described(self.settings, self.log, job, spec, xml, dry=belongings is None)
+        return described(self.settings, self.log, job, spec, xml, dry=resources is None)
 
-    def _prepare(self, spec: JobSpec, boot: XenBoot, belongings: "Belongings | None") -> _Ground:
-        if belongings is None:
+    def _prepare(self, spec: JobSpec, boot: XenBoot, resources: "Resources | None") -> _Ground:
+        if resources is None:
             return _Ground({disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}, ONE_TIME, ONE_TIME)
 
         def keep(descriptor: int) -> int:
-            belongings.at_end.append(lambda: os.close(descriptor))
+            resources.at_end.append(lambda: os.close(descriptor))
             return descriptor
 
         def held(what: str, word: str) -> str:
@@ -120,7 +120,7 @@ class XenDescriber(Describer):
             devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
             keep(descriptor)
         if self.settings.boolean("VM_CONSOLE_LOG"):
-            belongings.console = PtyCapture(
+            resources.console = PtyCapture(
                 os.path.join(runtime_dir(), "console"),
                 lambda: self._open_console_file(spec.working_dir),
                 self.settings.size("VM_CONSOLE_LOG_MAX"),
@@ -273,5 +273,5 @@ class XenDriver(LibvirtDriver):
 
 def in_words_of_xen(fault: JobFault) -> JobFault:
     """The fault of a Xen job: the holding words of HTCondor that name the hypervisor name Xen."""
-    word = fault.word.replace("_KVM_", "_XEN_")
-    return fault if word == fault.word else JobFault(word, fault.problem, fault.cure)
+    word = fault.code.replace("_KVM_", "_XEN_")
+    return fault if word == fault.code else JobFault(word, fault.problem, fault.hint)

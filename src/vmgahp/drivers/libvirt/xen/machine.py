@@ -93,7 +93,7 @@ class XenMachine(LibvirtMachine):
 
     def _follow_console(self, live: str = "") -> None:
         """Keep what the guest says on the terminal that it has now; without that it runs all the same."""
-        console = self._belongings.console
+        console = self._resources.console
         if not isinstance(console, PtyCapture):
             return
         try:

@@ -31,10 +31,10 @@ class XenSurveyor(Surveyor):
         if not isinstance(outcome, other_hypervisors.Hypervisor):
             return Survey([findings.judge("libvirt", looked_at, outcome, "", BAD)])
         if not outcome.os_types:
-            cure = (
+            hint = (
                 "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen)."
             )
-            return Survey([Finding("libvirt", BAD, looked_at, "libvirt has none.", cure)])
+            return Survey([Finding("libvirt", BAD, looked_at, "libvirt has none.", hint)])
         libvirt_version, xen_version = map(
             other_hypervisors.version, (outcome.libvirt_version, outcome.version)
         )
@@ -98,9 +98,9 @@ def _hardware(host: "Hypervisor", settings: "Settings") -> list[Finding]:
     looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
     if "hvm" in host.os_types:
         return [Finding("hvm", OK, looked_at, "Xen has hardware virtualisation")]
-    cure = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
+    hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
     return [
-        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualisation here: such jobs are held.", cure)
+        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualisation here: such jobs are held.", hint)
     ]
 
 
