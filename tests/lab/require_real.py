@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 import pytest
 
-REAL = ("libvirt", "pool", "qemu", "vsphere", "xen")
+REAL = ("libvirt", "podman", "pool", "qemu", "vsphere", "xen")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab import guest
 
-needs_qemu = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="no qemu-system-x86_64")
+is_missing = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="no qemu-system-x86_64")
 
 IDE = "-drive if=ide,format={format},file={disk}"
 VIRTIO = "-drive if=virtio,format={format},file={disk}"
@@ -26,7 +26,8 @@ def boot(disk: Path, machine: str = "pc", drive: str = IDE, format: str = "raw",
     return console.read_bytes().decode("ascii")
 
 
-@needs_qemu
+@pytest.mark.qemu
+@is_missing
 @pytest.mark.parametrize("machine", ["pc", "q35"])
 @pytest.mark.parametrize("drive", [IDE, VIRTIO, SATA], ids=["ide", "virtio", "sata"])
 def test_it_counts_on_console_and_disk_and_powers_off(tmp_path: Path, machine: str, drive: str) -> None:
@@ -39,14 +40,16 @@ def test_it_counts_on_console_and_disk_and_powers_off(tmp_path: Path, machine: s
     assert disk.stat().st_size == 1 << 20
 
 
-@needs_qemu
+@pytest.mark.qemu
+@is_missing
 def test_it_runs_from_qcow2(tmp_path: Path) -> None:
     disk = guest.make_guest(tmp_path / "guest.qcow2", seconds=1, format="qcow2")
     boot(disk, drive=VIRTIO, format="qcow2")
     assert guest.read_count(disk) == 1
 
 
-@needs_qemu
+@pytest.mark.qemu
+@is_missing
 def test_it_says_when_its_disk_cannot_be_written(tmp_path: Path) -> None:
     disk = guest.make_guest(tmp_path / "guest.img", seconds=1)
     console = boot(disk, drive=VIRTIO, extra=",readonly=on")

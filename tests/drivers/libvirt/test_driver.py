@@ -34,6 +34,7 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 pytestmark = pytest.mark.libvirt
 
 
+@pytest.mark.smoke
 def test_a_job_runs_to_its_own_end(job: Job) -> None:
     make_guest(job.disk, seconds=2)
     with serving(job) as peer:
@@ -95,6 +96,7 @@ def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None
     assert job.disk.stat().st_uid == owner
 
 
+@pytest.mark.smoke
 def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)
@@ -120,6 +122,7 @@ def test_pause_and_resume(job: Job) -> None:
 
 
 @pytest.mark.parametrize("as_job_user", [True, False])
+@pytest.mark.smoke
 def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
     """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
     make_guest(job.disk, seconds=6)
@@ -280,6 +283,7 @@ def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.smoke
 def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path, shared: bool) -> None:
     """What HTCondor's own server has not done for years, with the disk transferred and in a shared directory."""
     more = []
@@ -449,6 +453,7 @@ def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> N
     assert job.domain() is None
 
 
+@pytest.mark.smoke
 def test_a_killed_server_leaves_no_guest(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)
@@ -469,6 +474,7 @@ def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
         assert "still runs from an earlier start" in peer.quit()
 
 
+@pytest.mark.smoke
 def test_kill_mode(job: Job) -> None:
     with serving(job) as peer:
         start(peer, job)
@@ -688,6 +694,7 @@ def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Jo
     assert "KVM does not work" in ended.stderr
 
 
+@pytest.mark.smoke
 def test_the_probe(job: Job) -> None:
     ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True), PROBE, "vmtype", "kvm")
     assert ended.stdout.startswith(

@@ -176,9 +176,9 @@ def container_runtime(directory: Path) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return f"podman makes no image here: {done.stderr.strip()}"
-    with pure_cgroups(), tempfile.TemporaryDirectory(prefix="vp-") as home:
+    with pure_cgroups(), podman_home() as home:
         shutil.copyfile(directory / "image.tar", f"{home}/image.tar")
-        for path in (home, f"{home}/image.tar"):
+        for path in (home, home / "image.tar"):
             os.chown(path, JOB_UID, JOB_UID)
         own = f"podman --root {home}/root --runroot {home}/run --storage-driver=vfs"
         options = "--network=none --cgroups=disabled --ulimit=nofile=99:99 --ulimit=nproc=99:99"
@@ -188,7 +188,7 @@ def container_runtime(directory: Path) -> str:
                 "-c",
                 f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true",
             ],
-            env={"HOME": home, "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]},
+            env={"HOME": str(home), "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]},
             stdin=subprocess.DEVNULL,
             cwd="/",
             user=JOB_UID,
@@ -281,24 +281,38 @@ class Podman(Scripted):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("podman")
     reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
     if reason:
         pytest.skip(reason)
-    yield directory / "image.tar"
-    # Rootless podman leaves a process behind that keeps its user namespace.
-    subprocess.run(["pkill", "-KILL", "-u", str(JOB_UID), "podman pause"], check=False)
+    return directory / "image.tar"
 
 
+@contextlib.contextmanager
+def podman_home() -> Iterator[Path]:
+    """A place for rootless podman, which leaves a process behind that keeps its user namespace: until the end of this.
+
+    It is short: podman takes no long path.
+    """
+    with tempfile.TemporaryDirectory(prefix="vp-") as home:
+        try:
+            yield Path(home)
+        finally:
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if f"HOME={home}".encode() in (process / "environ").read_bytes():
+                        os.kill(int(process.name), signal.SIGKILL)
+
+
+@pytest.mark.podman
 class TestPodman(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, image: Path) -> Iterator[Subject]:
         identity = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
         with (
             pure_cgroups(),
-            # Short: podman takes no long path here.
-            tempfile.TemporaryDirectory(prefix="vp-") as base,
-            Podman(scratch.parent, Path(base), image, identity) as subject,
+            podman_home() as base,
+            Podman(scratch.parent, base, image, identity) as subject,
         ):
             yield subject
