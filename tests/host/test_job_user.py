@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -371,6 +372,16 @@ def test_the_users_own_processes_cannot_signal_the_child(user, scratch):
     assert b"not permitted" in done.stderr
 
 
+@pytest.fixture
+def short_turns():
+    """Threads that wait for each other's turns, of 5 ms as a rule, after every call do little else."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0001)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("short_turns")
 def test_many_threads_at_once(user, scratch):
     """Forking among busy threads: nothing deadlocks, nothing is mixed up, nothing is left open."""
     failures = []
