@@ -340,6 +340,7 @@ def test_a_terminal_that_can_be_edited_on(
     shown.type("CLASSAD\r")
     shown.see("classad>")
     shown.type('ClaimId = "topsecret"\r')
+    shown.see("> ClaimId = <hidden>")  # until it has gone, the line is not empty, and Ctrl-D is no end
     shown.see("classad>")
     shown.type("\x04")
     shown.see("vmgahp>")
