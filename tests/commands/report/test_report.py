@@ -12,7 +12,7 @@ from lxml import etree
 
 from vmgahp import cli
 from vmgahp.commands import units
-from vmgahp.commands.report import chart, html, log_lines, reader, series
+from vmgahp.commands.report import chart, html, reader, series
 from vmgahp.metrics.file import LONGEST_LINE, NAME
 
 BEGIN = 1_795_000_000.0
@@ -182,16 +182,18 @@ def test_the_picture_alone(tmp_path: Path) -> None:
     assert cli.main(["vmgahp", "report", str(write(tmp_path, LIFE)), "--svg", "-o", str(made)]) == 0
     root = etree.parse(str(made)).getroot()
     assert root.tag == f"{{{chart.SVG}}}svg"
-    states = [piece.get("class") for piece in root.iter(f"{{{chart.SVG}}}rect")]
-    assert states.count("Running") == 3, "two spans and the legend"
-    assert states.count("Suspended") == 2
+    states = [
+        piece.get("class", "").split()[-1:] for piece in root.iter() if "state" in piece.get("class", "")
+    ]
+    assert states.count(["Running"]) == 3, "two spans and the legend"
+    assert states.count(["Suspended"]) == 2
     titles = [title.text or "" for title in root.iter(f"{{{chart.SVG}}}title")]
     assert any("checkpoint, 6.0 MiB in 3.0 s" in title for title in titles)
     text = "".join(root.itertext())
     assert "100 %" in text
     assert "MiB/s" in text
     assert "local time (" in text
-    assert "Network" not in text, "there is no card"
+    assert "Network" not in text, "there is no NIC"
 
 
 def test_lines_of_the_log_beside_the_events(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_lines_of_the_log_beside_the_events(tmp_path: Path) -> None:
         + "no line at all\n"
     )
     story = reader.read(str(write(tmp_path, LIFE)))
-    told = [text for _, text in log_lines.about(str(log), story)]
+    told = [text for _, text in reader.log_lines(str(log), story)]
     assert told == ["ours by its process id", "destroying alice_lab_7.0 by its name", "ClaimId = <hidden>"]
     made = tmp_path / "out.html"
     assert cli.main(["vmgahp", "report", str(tmp_path), "--log", str(log), "-o", str(made)]) == 0

@@ -1,8 +1,4 @@
-"""``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``.
-
-`reading` makes sense of the file, `log_lines` of the daemon's log, `series` makes rates and states of them,
-`chart` draws those with the axes of `scale`, and `page` puts all of it on a page.
-"""
+"""``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``."""
 
 import os
 import sys
@@ -50,12 +46,12 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     """Make the report; the exit status."""
-    from vmgahp.commands.report import chart, html, log_lines, reader, series
+    from vmgahp.commands.report import chart, html, reader, series
 
     path = reader.find(place)
     try:
         story = reader.read(path)
-        lines = sorted(line for log in logs for line in log_lines.about(log, story))
+        lines = sorted(line for log in logs for line in reader.log_lines(log, story))
     except reader.Unreadable as error:
         sys.stderr.write(f"vmgahp report: {error}\n")
         return 1

@@ -5,12 +5,15 @@ are made printable here, and numbers are finite, so that whoever draws them need
 """
 
 import os
+import re
+import time
 from stat import S_ISREG
+from typing import NamedTuple
 
 from vmgahp.job.exit_code import EXIT_FILE
 from vmgahp.metrics import is_counter
 from vmgahp.metrics.file import LONGEST_LINE, NAME, parse
-from vmgahp.text import escape
+from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,53 +29,73 @@ LATEST = 2**32
 
 LONGEST_NAME, LONGEST_TEXT = 100, 1200
 
+LONGEST_TAIL = 16 << 20
+"""Bytes that are read of a log, from its end."""
+MOST_LINES = 1000
+MARGIN = 30.0
+"""Seconds before the first and after the last line of the metrics that still belong to the VM."""
+
+_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:(\d{1,10})\) (.*)", re.ASCII)
+
 
 class Unreadable(Exception):
     """There is nothing to make a report of; the text says why, and what to do."""
 
 
-class Sample:
-    """What a VM had used at one moment; `disks` are bytes read and written, `cards` bytes received and sent."""
+class Sample(NamedTuple):
+    """What a VM had used at one moment; `disks` are bytes read and written, `nics` bytes received and sent."""
 
-    __slots__ = (
-        "cards",
-        "cpu_seconds",
-        "disks",
-        "max_memory_kib",
-        "memory_kib",
-        "rss_kib",
-        "state",
-        "time",
-        "vcpus",
-    )
+    time: float
+    state: str
+    cpu_seconds: float
+    vcpus: float
+    memory_kib: float
+    rss_kib: float
+    disks: dict[str, tuple[float, float]]
+    nics: dict[str, tuple[float, float]]
 
-    def __init__(self, time: float, line: "Mapping[str, object]") -> None:
-        self.time = time
-        self.state = _text(line.get("state"), LONGEST_NAME)
-        self.cpu_seconds = _number(line.get("cpu_seconds"))
-        self.vcpus = max(1.0, _number(line.get("vcpus")))
-        self.memory_kib = _number(line.get("memory_kib"))
-        self.max_memory_kib = _number(line.get("max_memory_kib"))
-        self.rss_kib = _number(line.get("rss_kib"))
-        self.disks = dict(_pairs(line.get("block"), "read_bytes", "write_bytes"))
-        self.cards = dict(_pairs(line.get("network"), "rx_bytes", "tx_bytes"))
+    @classmethod
+    def of(cls, time: float, line: "Mapping[str, object]") -> "Sample":
+        """The sample that a line of the file is."""
+        return cls(
+            time,
+            _text(line.get("state"), LONGEST_NAME),
+            _number(line.get("cpu_seconds")),
+            max(1.0, _number(line.get("vcpus"))),
+            _number(line.get("memory_kib")),
+            _number(line.get("rss_kib")),
+            dict(_pairs(line.get("block"), "read_bytes", "write_bytes")),
+            dict(_pairs(line.get("network"), "rx_bytes", "tx_bytes")),
+        )
 
 
-class Event:
+class Event(NamedTuple):
     """Something that has happened; `seconds` is how long it took, up to `time`; `size` in bytes, 0 where unknown."""
 
-    __slots__ = ("detail", "error", "name", "pid", "seconds", "size", "state", "time", "vm_name")
+    time: float
+    name: str
+    state: str
+    seconds: float
+    size: float
+    error: str
+    detail: str
+    vm_name: str
+    pid: int
 
-    def __init__(self, time: float, line: "Mapping[str, object]") -> None:
-        self.time = time
-        self.name = _text(line.get("event"), LONGEST_NAME)
-        self.state = _text(line.get("state"), LONGEST_NAME)
-        self.seconds = min(_number(line.get("seconds")), time)
-        self.size = _number(line.get("bytes"))
-        self.error = _text(line.get("error"), LONGEST_TEXT)
-        self.detail = _text(line.get("reason"), LONGEST_TEXT)
-        self.vm_name = _text(line.get("name"), LONGEST_NAME)
-        self.pid = int(_number(line.get("pid")))
+    @classmethod
+    def of(cls, time: float, line: "Mapping[str, object]") -> "Event":
+        """The event that a line of the file is."""
+        return cls(
+            time,
+            _text(line.get("event"), LONGEST_NAME),
+            _text(line.get("state"), LONGEST_NAME),
+            min(_number(line.get("seconds")), time),
+            _number(line.get("bytes")),
+            _text(line.get("error"), LONGEST_TEXT),
+            _text(line.get("reason"), LONGEST_TEXT),
+            _text(line.get("name"), LONGEST_NAME),
+            int(_number(line.get("pid"))),
+        )
 
 
 class Story:
@@ -141,12 +164,12 @@ def read_from(file: "BinaryIO") -> Story:
             story.bad_lines += 1
         elif isinstance(line.get("event"), str):
             if len(story.events) < MOST_EVENTS:
-                story.events.append(Event(float(when), line))  # type: ignore[arg-type]
+                story.events.append(Event.of(float(when), line))  # type: ignore[arg-type]
             else:
                 story.left_out += 1
         elif is_counter(line.get("cpu_seconds")):
             if len(story.samples) < MOST_SAMPLES:
-                story.samples.append(Sample(float(when), line))  # type: ignore[arg-type]
+                story.samples.append(Sample.of(float(when), line))  # type: ignore[arg-type]
             else:
                 story.left_out += 1
         else:
@@ -155,6 +178,40 @@ def read_from(file: "BinaryIO") -> Story:
     story.samples.sort(key=lambda sample: sample.time)
     story.events.sort(key=lambda event: event.time)
     return story
+
+
+def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
+    """When, and what, of the lines of one log of the daemon's that are about a VM. Raises `Unreadable`.
+
+    All servers of a machine write to one log, each with its own process id, which a start's line of the metrics
+    names. What it says is in the words of jobs too, so it is made printable, and secrets are hidden once more.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not S_ISREG(status.st_mode):
+                raise Unreadable(f"{path} is not a regular file.")
+            file.seek(max(0, status.st_size - LONGEST_TAIL))
+            text = file.read(LONGEST_TAIL).decode("utf-8", "replace")
+    except OSError as error:
+        raise Unreadable(
+            f"{path} cannot be read: {error.strerror}. Its readers are the administrators."
+        ) from error
+    pids = {str(event.pid) for event in story.events if event.pid}
+    begin, end = story.begin - MARGIN, story.end + MARGIN
+    found: list[tuple[float, str]] = []
+    for line in text.split("\n"):
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        if match is None or not (match[2] in pids or (story.name and story.name in match[3])):
+            continue
+        try:
+            when = time.mktime(time.strptime(match[1], "%m/%d/%y %H:%M:%S"))
+        except (ValueError, OverflowError):
+            continue
+        if begin <= when <= end and len(found) < MOST_LINES:
+            found.append((when, escape(redact(match[3]))))
+    return found
 
 
 def _ending(path: str) -> tuple[str, str]:

@@ -1,13 +1,15 @@
 """Rates with their gaps, and the VM's states over time, from samples and events."""
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from vmgahp import lifecycle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from vmgahp.commands.report.reader import Event, Sample, Story
 
@@ -26,95 +28,79 @@ ENDS = ("stop", "end")
 ENDS_A_RUN = (*ENDS, "suspend", "checkpoint", "start", "resume")
 
 
-class Rate:
+class Rate(NamedTuple):
     """An average between two samples."""
 
-    __slots__ = ("begin", "end", "value")
-
-    def __init__(self, begin: float, end: float, value: float) -> None:
-        self.begin = begin
-        self.end = end
-        self.value = value
+    begin: float
+    end: float
+    value: float
 
 
+@dataclass
 class Span:
     """A state from `begin` to `end`."""
 
-    __slots__ = ("begin", "end", "state")
-
-    def __init__(self, begin: float, end: float, state: str) -> None:
-        self.begin = begin
-        self.end = end
-        self.state = state
+    begin: float
+    end: float
+    state: str
 
 
 class Figures:
-    """The lines of the report's charts, and the totals."""
+    """The lines of the report's charts, and the totals of all lives of the VM."""
 
     def __init__(self, story: "Story") -> None:
-        samples = story.samples
         self.cpu: list[Rate] = []
         """Per cent of the vCPUs."""
+        self.memory: list[Rate] = []
+        """Bytes that the guest has: known at each sample, and drawn until the next."""
+        self.rss: list[Rate] = []
+        """Bytes that its process occupies."""
         self.disk_read: list[Rate] = []
         self.disk_written: list[Rate] = []
         self.received: list[Rate] = []
         self.sent: list[Rate] = []
         """Bytes a second."""
-        self.memory: list[Rate] = []
-        """Bytes that the guest has: known at each sample, and drawn until the next."""
-        self.rss: list[Rate] = []
-        """Bytes that its process occupies."""
-        self.cpu_seconds = 0.0
-        self.disks: dict[str, tuple[float, float]] = {}
+        counted = [0.0, *(sample.cpu_seconds for sample in story.samples)]
+        self.cpu_seconds = sum(_grown(then, now) for then, now in pairwise(counted))
+        self.disks = _totals(sample.disks for sample in story.samples)
         """Bytes read and written by each disk."""
-        self.cards: dict[str, tuple[float, float]] = {}
-        """Bytes received and sent by each card."""
-        self._sum(samples)
-        drawn = _thinned(samples)
-        usual = _usual_pause(drawn)
+        self.nics = _totals(sample.nics for sample in story.samples)
+        """Bytes received and sent by each NIC."""
+        drawn = _thinned(story.samples)
+        longest = GAP * _usual_pause(drawn)
         breaks = sorted(event.time for event in story.events if event.name in ENDS_A_RUN and not event.error)
         for then, now in pairwise(drawn):
-            seconds = now.time - then.time
-            if seconds <= 0 or seconds > GAP * usual or _between(breaks, then.time, now.time):
-                continue
-            if now.state == then.state == lifecycle.SOFT_SUSPENDED:
-                self._add(self.memory, then, now, then.memory_kib * 1024)
-                self._add(self.rss, then, now, then.rss_kib * 1024)
-                continue
-            self._add(
-                self.cpu, then, now, 100 * _grown(then.cpu_seconds, now.cpu_seconds) / seconds / now.vcpus
-            )
-            self._add(self.memory, then, now, then.memory_kib * 1024)
-            self._add(self.rss, then, now, then.rss_kib * 1024)
-            for place, lines in (
-                ("disks", (self.disk_read, self.disk_written)),
-                ("cards", (self.received, self.sent)),
-            ):
-                for line, grown in zip(
-                    lines, _grown_devices(getattr(then, place), getattr(now, place)), strict=True
-                ):
-                    self._add(line, then, now, grown / seconds)
+            if 0 < now.time - then.time <= longest and not _between(breaks, then.time, now.time):
+                self._draw(then, now)
 
-    @staticmethod
-    def _add(line: list[Rate], then: "Sample", now: "Sample", value: float) -> None:
-        line.append(Rate(then.time, now.time, value))
+    def _draw(self, then: "Sample", now: "Sample") -> None:
+        seconds = now.time - then.time
+        values = [(self.memory, then.memory_kib * 1024), (self.rss, then.rss_kib * 1024)]
+        if not now.state == then.state == lifecycle.SOFT_SUSPENDED:
+            used = _grown(then.cpu_seconds, now.cpu_seconds)
+            disks, nics = _grown_devices(then.disks, now.disks), _grown_devices(then.nics, now.nics)
+            values += [
+                (self.cpu, 100 * used / seconds / now.vcpus),
+                (self.disk_read, disks[0] / seconds),
+                (self.disk_written, disks[1] / seconds),
+                (self.received, nics[0] / seconds),
+                (self.sent, nics[1] / seconds),
+            ]
+        for line, value in values:
+            line.append(Rate(then.time, now.time, value))
 
-    def _sum(self, samples: "Sequence[Sample]") -> None:
-        """The totals of all lives of the VM; a counter that went down has begun anew."""
-        cpu, disks, cards = 0.0, dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
-        for sample in samples:
-            self.cpu_seconds += _grown(cpu, sample.cpu_seconds)
-            cpu = sample.cpu_seconds
-            for totals, last, devices in (
-                (self.disks, disks, sample.disks),
-                (self.cards, cards, sample.cards),
-            ):
-                for name, (one, other) in devices.items():
-                    if name not in totals and len(totals) >= 64:
-                        continue
-                    was, before = last.get(name, (0.0, 0.0)), totals.get(name, (0.0, 0.0))
-                    totals[name] = before[0] + _grown(was[0], one), before[1] + _grown(was[1], other)
-                    last[name] = one, other
+
+def _totals(samples: "Iterable[dict[str, tuple[float, float]]]") -> dict[str, tuple[float, float]]:
+    """What each device has done; a counter that went down has begun anew."""
+    last: dict[str, tuple[float, float]] = {}
+    totals: dict[str, tuple[float, float]] = {}
+    for devices in samples:
+        for name, (one, other) in devices.items():
+            if name in totals or len(totals) < 64:
+                was, total = last.get(name, (0.0, 0.0)), totals.get(name, (0.0, 0.0))
+                totals[name] = total[0] + _grown(was[0], one), total[1] + _grown(was[1], other)
+                last[name] = one, other
+    return totals
 
 
 def spans(story: "Story") -> list[Span]:
@@ -128,28 +114,22 @@ def spans(story: "Story") -> list[Span]:
         elif event.state:
             marks.append((event.time, event.state))
     marks += [(sample.time, sample.state) for sample in story.samples]
+    marks.sort(key=lambda mark: mark[0])
     # A sample may be taken while something is being done, and changes nothing of that.
     busy = sorted((event.time - event.seconds, event.time) for event in story.events if event.seconds)
-    marks.sort(key=lambda mark: mark[0])
-    found: list[Span] = []
     index = 0
-    is_event = {event.time for event in story.events}
+    of_events = {event.time for event in story.events}
+    found: list[Span] = []
     for when, state in marks:
         while index < len(busy) and busy[index][1] <= when:
             index += 1
-        if (
-            state != BUSY
-            and when not in is_event
-            and index < len(busy)
-            and busy[index][0] < when < busy[index][1]
-        ):
-            continue
-        if found and found[-1].state == state:
-            found[-1].end = when
+        meanwhile = index < len(busy) and busy[index][0] < when < busy[index][1]
+        if meanwhile and state != BUSY and when not in of_events:
             continue
         if found:
             found[-1].end = when
-        found.append(Span(when, when, state))
+        if not found or found[-1].state != state:
+            found.append(Span(when, when, state))
     if found:
         found[-1].end = max(found[-1].end, story.end)
     return [span for span in _without_silence(found, story) if span.state != AWAY and span.end > span.begin]
