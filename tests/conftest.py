@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import jobs
 from tests.peer import Peer, environment
 
 JOB_UID = 54321
@@ -74,15 +75,7 @@ def peer(scratch: Path) -> Iterator[Peer]:
 
 
 def simulated_ad(scratch: Path, *more: str) -> list[str]:
-    return [
-        f'VM_WORKING_DIR = "{scratch}"',
-        'JobVMType = "simulated"',
-        "JobVMMemory = 64",
-        "ClusterId = 7",
-        "ProcId = 3",
-        'User = "alice@lab"',
-        *more,
-    ]
+    return jobs.lines(scratch, *more, JobVMType='"simulated"', ProcId=3)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

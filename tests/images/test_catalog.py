@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.job.test_spec import GOOD, Files
+from tests import jobs
+from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import provision
@@ -17,7 +18,7 @@ from vmgahp.images import catalog
 from vmgahp.images.catalog import Entry, Image
 from vmgahp.job.data_disks import refuse
 from vmgahp.job.disks import Disk
-from vmgahp.job.spec import JobAd, JobSpec
+from vmgahp.job.spec import JobSpec
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
 
@@ -277,7 +278,7 @@ def test_a_check_that_was_late_keeps_no_machine_out() -> None:
 def resolved(
     made: Settings, disks: str = "catalog:a:vda:w", files: Files | None = None, **attributes: str
 ) -> tuple[Disk, ...]:
-    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": f'"{disks}"', **attributes}.items())
+    ad = jobs.ad(VMPARAM_vm_Disk=f'"{disks}"', **attributes)
     return JobSpec.from_ad(ad, made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
 
 
@@ -396,7 +397,7 @@ def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
     ],
 )
 def test_other_types_refuse_by_name(line: str) -> None:
-    ad = JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "xen"', line))))
+    ad = jobs.of_lines('JobVMType = "xen"', line)
     with pytest.raises(JobFault) as caught:
         refuse(ad)
     assert line.partition(" ")[0] in caught.value.problem
@@ -405,14 +406,14 @@ def test_other_types_refuse_by_name(line: str) -> None:
 
 @pytest.mark.parametrize("line", ['VMPARAM_vm_Disk = "catalog:vda:w"', "VMPARAM_vm_Data_Disk = undefined"])
 def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
-    refuse(JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "xen"', line)))))
+    refuse(jobs.of_lines('JobVMType = "xen"', line))
 
 
 def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
     from vmgahp.drivers.script.spec import ScriptSpec
     from vmgahp.job.vmware import VmwareSpec
 
-    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": '"catalog:a:vda:w"'}.items())
+    ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
     made = Settings({"VM_MEMORY": "1024"})
     for read in (
         lambda: VmwareSpec.from_ad(ad, made, Files()),  # type: ignore[arg-type]
@@ -427,7 +428,7 @@ def test_domains_that_this_package_does_not_describe_to_qemu(
     place: Path, domain_type: str, script: str
 ) -> None:
     made = one(place)
-    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": '"catalog:a:vda:w"'}.items())
+    ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
     spec = JobSpec.from_ad(ad, made, Files(shared=[str(place / "a")]))  # type: ignore[arg-type]
     provision.require_possible(spec, "kvm", made)
     values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
@@ -444,7 +445,7 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
     (scratch / "in.csv").write_text("1\n")
     (scratch / "user-data").write_text("#cloud-config\n")
     name, _, value = wish.partition(" = ")
-    ad = JobAd({**GOOD, "VM_WORKING_DIR": f'"{scratch}"', name: value}.items())
+    ad = jobs.ad(scratch=scratch, **{name: value})
     made = Settings({"VM_MEMORY": "1024"})
     spec = JobSpec.from_ad(ad, made, Identity(os.getuid(), os.getgid()))
     provision.require_possible(spec, "kvm", made)
@@ -457,7 +458,7 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
 def test_a_container_without_disks_gets_none_made(place: Path) -> None:
     """Its script would not know of it: what the job asks for is never left out in silence."""
     made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
-    ad = JobAd({**GOOD, "VMPARAM_vm_Disk": "undefined", "VMPARAM_vm_Data_Disk": '"vdb:1G"'}.items())
+    ad = jobs.ad(VMPARAM_vm_Disk="undefined", VMPARAM_vm_Data_Disk='"vdb:1G"')
     spec = JobSpec.from_ad(ad, made, Files(), diskless=True)  # type: ignore[arg-type]
     with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
         provision.require_possible(spec, "lxc", made)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.images.test_iso import read
-from tests.job.test_spec import ad
+from tests.jobs import ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.script.spec import ScriptSpec

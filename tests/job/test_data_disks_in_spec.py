@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
 from tests.images.test_catalog import AS_ROOT, one, place, resolved
-from tests.job.test_spec import Files
+from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
@@ -22,7 +23,7 @@ __all__ = ["place"]
 
 
 def made_of(*attributes: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
-    ad = JobAd(filter(None, map(JobAd.parse_line, ('JobVMType = "kvm"', *attributes))))
+    ad = jobs.of_lines('JobVMType = "kvm"', *attributes)
     return data_disks(Options(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.job.test_spec import Files, refusal, spec
+from tests.job.support import refusal, spec
+from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import MachineFault

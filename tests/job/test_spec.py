@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.job.support import refusal, spec
+from tests.jobs import GOOD, MACHINE, Files, ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
@@ -18,57 +20,8 @@ from vmgahp.job.ad import literal, quote
 from vmgahp.job.spec import Disk, JobAd, JobSpec
 from vmgahp.text import has_control
 
-GOOD = {
-    "VM_WORKING_DIR": '"/scratch"',
-    "JobVMType": '"KVM"',
-    "JobVMMemory": "512",
-    "User": '"alice@example.org"',
-    "ClusterId": "17",
-    "ProcId": "0",
-    "VMPARAM_vm_Disk": '"disk.img:vda:w"',
-}
-MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"})
-
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)
 plain_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
-
-
-class Files:
-    """An identity whose user sees these files and no others; `bad` maps a file to why it does not open."""
-
-    def __init__(self, scratch=("disk.img",), shared=(), bad=None):
-        self.scratch, self.shared, self.bad, self.asked = scratch, shared, bad or {}, []
-
-    def open_scratch(self, directory, name, flags, mode=0o600):
-        self.asked.append((directory, name, flags))
-        if name in self.bad:
-            raise OSError(self.bad[name], os.strerror(self.bad[name]))
-        if name not in self.scratch:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return os.open("/dev/null", os.O_RDONLY)
-
-    def check_access(self, path, write):
-        self.asked.append((path, write))
-        return None if path in self.shared else "No such file or directory"
-
-
-def ad(**changes):
-    attributes = {**GOOD, **changes}
-    return JobAd((name, text) for name, text in attributes.items() if text is not None)
-
-
-def spec(settings=MACHINE, files=None, **changes):
-    return JobSpec.from_ad(ad(**changes), settings, files or Files())
-
-
-def refusal(word, *parts, settings=MACHINE, files=None, **changes):
-    with pytest.raises(JobFault) as caught:
-        spec(settings, files, **changes)
-    assert caught.value.code == word
-    assert caught.value.hint
-    for part in parts:
-        assert part in caught.value.problem
-    return caught.value
 
 
 # --- lines

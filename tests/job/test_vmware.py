@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.jobs import BASE, Files, ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
@@ -13,40 +14,22 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import LARGEST, VmwareSpec
 
 MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"})
-GOOD = {
-    "VM_WORKING_DIR": '"/scratch"',
+GOOD = BASE | {
     "JobVMType": '"VMware"',
     "JobVMMemory": "512",
     "User": '"alice@example.org"',
     "ClusterId": "17",
-    "ProcId": "0",
     "VMPARAM_VMware_Dir": r'"C:\vms\dos"',
     "VMPARAM_VMware_Transfer": "true",
     "VMPARAM_VMware_SnapshotDisk": "true",
     "VMPARAM_VMware_VMX_File": '"dos.vmx"',
     "VMPARAM_VMware_VMDK_Files": '"dos.vmdk,dos-s001.vmdk"',
 }
-
-
-class Files:
-    """An identity whose user sees these files in the scratch directory; `bad` says why one does not open."""
-
-    def __init__(self, names=("dos.vmx", "dos.vmdk", "dos-s001.vmdk"), bad=None):
-        self.names, self.bad = names, bad or {}
-
-    def open_scratch(self, directory, name, flags, mode=0o600):
-        assert directory == "/scratch"
-        if name in self.bad:
-            raise OSError(self.bad[name], os.strerror(self.bad[name]))
-        if name not in self.names:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return os.open("/dev/null", os.O_RDONLY)
+FILES = ("dos.vmx", "dos.vmdk", "dos-s001.vmdk")
 
 
 def spec(settings=MACHINE, files=None, **changes):
-    attributes = {**GOOD, **changes}
-    ad = JobAd((name, text) for name, text in attributes.items() if text is not None)
-    return VmwareSpec.from_ad(ad, settings, files or Files())
+    return VmwareSpec.from_ad(ad(GOOD, **changes), settings, files or Files(FILES))
 
 
 def test_a_job_with_all_its_attributes():
@@ -86,9 +69,7 @@ def test_names_are_the_last_part_of_a_path_of_either_system():
 
 
 def test_shared_disks_need_not_be_in_the_scratch_directory():
-    found = spec(
-        VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"', files=Files(names=("dos.vmx",))
-    )
+    found = spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"', files=Files(("dos.vmx",)))
     assert (found.dir, found.transfer, found.snapshot_disk) == ("/net/vms", False, True)
     assert found.vmdk_files == ("dos.vmdk", "dos-s001.vmdk")
 
@@ -164,7 +145,7 @@ def test_a_jobs_mistake_holds_the_job(changes, word, part):
 @pytest.mark.parametrize("error", [errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR])
 def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
     with pytest.raises(JobFault, match=name) as caught:
-        spec(files=Files(bad={name: error}))
+        spec(files=Files(FILES, bad={name: error}))
     assert os.strerror(error) in caught.value.problem
 
 

@@ -9,7 +9,7 @@ from lxml import etree
 
 from tests import REPOSITORY
 from tests.domain.support import disk, spec
-from tests.job.test_spec import Files, ad
+from tests.jobs import Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen
 from vmgahp.errors import JobFault, MachineFault

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests import jobs
 from tests.lab.guest import make_guest, read_count
 
 STAND_IN = Path(__file__).with_name("vmrun")
@@ -116,27 +117,22 @@ class VmwareJob:
         self.own(self.vmx)
 
     def own(self, *paths: Path) -> None:
-        if os.getuid() == 0:
-            status = self.scratch.stat()
-            for path in paths:
-                os.chown(path, status.st_uid, status.st_gid)
+        jobs.own(self.scratch, *paths)
 
     def ad(self, *more: str) -> list[str]:
         vmdks = ",".join(sorted(path.name for path in self.scratch.glob("*.vmdk")))
-        return [
-            f'VM_WORKING_DIR = "{self.scratch}"',
-            'JobVMType = "vmware"',
-            "JobVMMemory = 32",
-            'VMPARAM_VMware_Dir = "/home/alice/vm"',
-            "VMPARAM_VMware_Transfer = true",
-            "VMPARAM_VMware_SnapshotDisk = true",
-            'VMPARAM_VMware_VMX_File = "dos.vmx"',
-            f'VMPARAM_VMware_VMDK_Files = "{vmdks}"',
-            f"ClusterId = {self.cluster}",
-            "ProcId = 0",
-            'User = "alice@lab"',
+        return jobs.lines(
+            self.scratch,
             *more,
-        ]
+            JobVMType='"vmware"',
+            JobVMMemory=32,
+            VMPARAM_VMware_Dir='"/home/alice/vm"',
+            VMPARAM_VMware_Transfer=True,
+            VMPARAM_VMware_SnapshotDisk=True,
+            VMPARAM_VMware_VMX_File='"dos.vmx"',
+            VMPARAM_VMware_VMDK_Files=f'"{vmdks}"',
+            ClusterId=self.cluster,
+        )
 
     def console(self) -> str:
         with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import jobs
 from tests.conftest import JOB_UID, simulated_ad
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import errors, lifecycle
@@ -17,7 +18,6 @@ from vmgahp.config import Settings
 from vmgahp.daemon.sampler import Sampler
 from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
-from vmgahp.job.ad import JobAd
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Totals
 from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
@@ -270,7 +270,7 @@ def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(often: Peer,
 
 def test_a_failure_is_told_with_its_reason(scratch: Path, identity: Identity) -> None:
     call = Call(Vm(1), lifecycle.START, 1, 0.0)
-    call.job = JobAd(pair for line in simulated_ad(scratch) if (pair := JobAd.parse_line(line)))
+    call.job = jobs.of_lines(*simulated_ad(scratch))
     machine = SimulatedMachine(call.job, {})
     sampler = Sampler(Settings({"VM_METRICS_INTERVAL": "1"}), identity, Log())
     machine.found = time.time(), machine.status()
@@ -298,7 +298,7 @@ def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, 
             raise ZeroDivisionError
 
     call = Call(Vm(1), lifecycle.START, 1, 0.0)
-    call.job = JobAd(pair for line in simulated_ad(scratch) if (pair := JobAd.parse_line(line)))
+    call.job = jobs.of_lines(*simulated_ad(scratch))
     machine = Broken(call.job, {})
     sampler = Sampler(Settings(), identity, Log())
     sampler.done(call, None, 0.0, machine)

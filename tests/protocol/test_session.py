@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import jobs
 from tests.conftest import examples
 from vmgahp import errors, lifecycle
 from vmgahp.commands import replay
@@ -15,14 +16,7 @@ from vmgahp.protocol.calls import Call
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
-AD = (
-    'VM_WORKING_DIR = "/scratch"',
-    'JobVMType = "kvm"',
-    "JobVMMemory = 64",
-    "ClusterId = 7",
-    "ProcId = 3",
-    'User = "alice@lab"',
-)
+AD = jobs.lines("/scratch", ProcId=3)
 
 
 class Client:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import jobs
 from tests.conftest import examples
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -75,17 +76,8 @@ class Job:
     def ad(self, text: str | bytes, **attributes: str) -> JobAd:
         path = self.scratch / FILE
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-        ad = {
-            "VM_WORKING_DIR": f'"{self.scratch}"',
-            "JobVMType": '"kvm"',
-            "JobVMMemory": "64",
-            "JobVM_VCPUS": "2",
-            "VMPARAM_Libvirt_XML": f'"{FILE}"',
-            "User": '"alice@lab"',
-            "ClusterId": "7",
-            "ProcId": "0",
-        }
-        return JobAd((ad | attributes).items())
+        ad = jobs.BASE | {"JobVM_VCPUS": "2", "VMPARAM_Libvirt_XML": f'"{FILE}"'}
+        return jobs.ad(ad, self.scratch, **attributes)
 
     def domain(
         self, text: str | bytes, machine: dict[str, str] | None = None, **attributes: str

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from tests import jobs
 from tests.conftest import JOB_UID, examples
 from tests.drivers.support import URI, Emulated
 from tests.lab.guest import BANNER, counts, make_guest, read_count
@@ -91,17 +92,9 @@ _numbers = itertools.count(os.getpid() * 1000)
 
 def job(scratch: Path, disk: str | None = None, **more: str) -> JobAd:
     """An ad; `disk` is the text of vm_disk, `more` are expressions."""
-    ad = {
-        "VM_WORKING_DIR": quote(str(scratch)),
-        "JobVMType": '"any"',
-        "JobVMMemory": "64",
-        "User": '"alice@lab"',
-        "ClusterId": str(next(_numbers)),
-        "ProcId": "0",
-    }
-    if disk is not None:
-        ad["VMPARAM_vm_Disk"] = quote(disk)
-    return JobAd((ad | more).items())
+    disks = {} if disk is None else {"VMPARAM_vm_Disk": quote(disk)}
+    ad = jobs.BASE | {"JobVMType": '"any"', "ClusterId": str(next(_numbers))} | disks
+    return jobs.ad(ad, scratch, **more)
 
 
 def own(*paths: Path) -> None:

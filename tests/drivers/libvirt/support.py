@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as etree
 
+from tests import jobs
 from tests.lab.guest import make_guest
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
@@ -42,22 +43,11 @@ class Job:
         self.own(self.disk)
 
     def own(self, path: Path) -> None:
-        if os.getuid() == 0:
-            status = self.scratch.stat()
-            os.chown(path, status.st_uid, status.st_gid)
+        jobs.own(self.scratch, path)
 
     def ad(self, *more: str) -> list[str]:
-        return [
-            f'VM_WORKING_DIR = "{self.scratch}"',
-            'JobVMType = "kvm"',
-            "JobVMMemory = 64",
-            "JobVM_VCPUS = 1",
-            'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
-            f"ClusterId = {self.cluster}",
-            "ProcId = 0",
-            'User = "alice@lab"',
-            *more,
-        ]
+        disk = '"guest.img:hda:w:raw"'
+        return jobs.lines(self.scratch, *more, JobVM_VCPUS=1, VMPARAM_vm_Disk=disk, ClusterId=self.cluster)
 
     def domain(self) -> "libvirt.virDomain | None":
         import libvirt

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import REPOSITORY
+from tests import REPOSITORY, jobs
 from tests.drivers.libvirt.support import (
     ASKS,
     CONSOLE,
@@ -27,7 +27,6 @@ from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.host.job_user import Identity
 from vmgahp.images import backing
-from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
@@ -234,16 +233,6 @@ def spoil(scratch: Path) -> None:
     (scratch / "secret.img").chmod(0)
 
 
-AD = {
-    "JobVMType": '"kvm"',
-    "JobVMMemory": "64",
-    "VMPARAM_vm_Disk": '"guest.img:hda:w:raw"',
-    "ClusterId": "7",
-    "ProcId": "0",
-    "User": '"alice@lab"',
-}
-
-
 @pytest.mark.parametrize(
     "check", [check for check in fault_cases.OF_THE_JOB if check.example], ids=lambda check: check.wrong
 )
@@ -260,9 +249,8 @@ def test_every_check_of_a_job_blames_whom_the_table_says(
     identity = Identity(owner.st_uid or 54321, owner.st_gid or 54321)
     wishes = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
     settings = config.load(environment("kvm", images_of_all_kinds, **wishes))
-    ad = AD | {"VM_WORKING_DIR": f'"{images_of_all_kinds}"'}
-    ad |= dict(line.split(" = ", 1) for line in check.example)
-    job = JobAd(list(ad.items()))
+    ad = jobs.BASE | {"VMPARAM_vm_Disk": '"guest.img:hda:w:raw"'}
+    job = jobs.ad(ad, images_of_all_kinds, **dict(line.split(" = ", 1) for line in check.example))
 
     def describe() -> None:
         spec = JobSpec.from_ad(job, settings, identity)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import jobs
 from tests.lab.vcsim import PASSWORD, USER, Vcsim
 from tests.peer import DAEMON, DEADLINE, Peer, environment
 from vmgahp.cli import KILL, PROBE
@@ -158,30 +159,24 @@ class Job:
         self.own()
 
     def own(self) -> None:
-        if os.getuid() == 0:
-            status = self.scratch.stat()
-            for path in self.scratch.iterdir():
-                os.chown(path, status.st_uid, status.st_gid)
+        jobs.own(self.scratch)
 
     def disk(self) -> bytes:
         return (self.scratch / "disk-flat.vmdk").read_bytes()
 
     def ad(self, *more: str, scratch: Path | None = None) -> list[str]:
-        return [
-            f'VM_WORKING_DIR = "{scratch or self.scratch}"',
-            'JobVMType = "vsphere"',
-            "JobVMMemory = 64",
-            "JobVM_VCPUS = 2",
-            'VMPARAM_VMware_VMX_File = "machine.vmx"',
-            'VMPARAM_VMware_VMDK_Files = "disk.vmdk,disk-flat.vmdk"',
-            "VMPARAM_VMware_Transfer = TRUE",
-            "VMPARAM_VMware_SnapshotDisk = FALSE",
-            f"ClusterId = {self.cluster}",
-            "ProcId = 0",
-            'User = "alice@lab"',
-            f'GlobalJobId = "schedd.lab#{self.cluster}.0#1700000000"',
+        return jobs.lines(
+            scratch or self.scratch,
             *more,
-        ]
+            JobVMType='"vsphere"',
+            JobVM_VCPUS=2,
+            VMPARAM_VMware_VMX_File='"machine.vmx"',
+            VMPARAM_VMware_VMDK_Files='"disk.vmdk,disk-flat.vmdk"',
+            VMPARAM_VMware_Transfer=True,
+            VMPARAM_VMware_SnapshotDisk=False,
+            ClusterId=self.cluster,
+            GlobalJobId=f'"schedd.lab#{self.cluster}.0#1700000000"',
+        )
 
 
 def settings(sim: Vcsim, password: Path, **more: object) -> dict[str, object]:

@@ -1,0 +1,72 @@
+"""Job ads for tests: what a starter would send, made in one place, and a user who sees the files that a test names."""
+
+import errno
+import os
+from pathlib import Path
+
+from vmgahp.config import Settings
+from vmgahp.job.ad import JobAd
+
+BASE = {
+    "VM_WORKING_DIR": '"/scratch"',
+    "JobVMType": '"kvm"',
+    "JobVMMemory": "64",
+    "User": '"alice@lab"',
+    "ClusterId": "7",
+    "ProcId": "0",
+}
+"""What every job has, as expressions."""
+DISK = {"VMPARAM_vm_Disk": '"disk.img:vda:w"'}
+GOOD = BASE | DISK | {"JobVMMemory": "512", "User": '"alice@example.org"', "ClusterId": "17"}
+MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"})
+
+
+def ad(attributes: dict[str, str] = GOOD, scratch: object = None, **changes: str | None) -> JobAd:
+    """A job ad; `changes` are expressions by name, None leaves an attribute out."""
+    place = {} if scratch is None else {"VM_WORKING_DIR": f'"{scratch}"'}
+    made = {**attributes, **place, **changes}
+    return JobAd([(name, text) for name, text in made.items() if text is not None])
+
+
+def of_lines(*lines: str) -> JobAd:
+    """The job ad of lines ``Name = expression``."""
+    return JobAd([pair for line in lines if (pair := JobAd.parse_line(line))])
+
+
+def lines(scratch: object, *more: str, **changes: object) -> list[str]:
+    """The lines of a job ad without disks, as they are sent; `changes` are expressions, `more` lines after them."""
+    made = BASE | {"VM_WORKING_DIR": f'"{scratch}"'} | {name: str(text) for name, text in changes.items()}
+    return [*(f"{name} = {text}" for name, text in made.items()), *more]
+
+
+def own(scratch: Path, *paths: Path) -> None:
+    """Give files to the user whose scratch directory it is; by default all that is in it."""
+    if os.getuid() == 0:
+        status = scratch.stat()
+        for path in paths or scratch.iterdir():
+            os.chown(path, status.st_uid, status.st_gid)
+
+
+class Files:
+    """An identity whose user sees these files and no others; `bad` maps a file to why it does not open."""
+
+    def __init__(
+        self,
+        scratch: tuple[str, ...] = ("disk.img",),
+        shared: tuple[str, ...] | list[str] = (),
+        bad: dict[str, int] | None = None,
+    ) -> None:
+        self.scratch, self.shared, self.bad = scratch, shared, bad or {}
+        self.asked: list[tuple[object, ...]] = []
+
+    def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
+        self.asked.append((directory, name, flags))
+        if name in self.bad:
+            raise OSError(self.bad[name], os.strerror(self.bad[name]))
+        if name not in self.scratch:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return os.open("/dev/null", os.O_RDONLY)
+
+    def check_access(self, path: str, write: bool) -> str | None:
+        self.asked.append((path, write))
+        return None if path in self.shared else "No such file or directory"
