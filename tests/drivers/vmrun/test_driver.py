@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def start(peer: Peer, job: VmwareJob, *more: str) -> None:
     assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
 
 
+@contextmanager
+def running(job: VmwareJob, host: VMware, *more: str, **settings: object) -> Iterator[Peer]:
+    """A daemon with the job's VM; QUIT at the end."""
+    with serving(job, host, **settings) as peer:
+        start(peer, job, *more)
+        yield peer
+        if peer.process.returncode is None:
+            peer.quit()
+
+
 def refused(peer: Peer, job: VmwareJob, word: str, *more: str) -> str:
     """A START that is refused with this word; the reason that the job's owner reads."""
     assert peer.line().startswith("$VMGahpVersion")
@@ -84,8 +95,7 @@ def in_order(job: VmwareJob) -> bool:
 def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
     job = VmwareJob(scratch, seconds=2)
     before = job.disk.read_bytes()
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert host.pids() == {str(job.working_vmx): pid}
         words = words_of(peer.run("STATUS", 1))
@@ -107,21 +117,18 @@ def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
 
 def test_vmrun_and_the_guest_run_as_the_jobs_user(job: VmwareJob, host: VMware) -> None:
     owner = job.scratch.stat().st_uid
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert os.stat(f"/proc/{pid}").st_uid == owner
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         assert f"HOME={job.scratch}".encode() in environ
         assert b"_CONDOR_" not in environ
-        peer.quit()
     assert {line.split()[0] for line in host.calls()} == {str(owner)}
     assert {path.stat().st_uid for path in job.scratch.iterdir()} == {owner}
 
 
 def test_cpu_time_is_that_of_the_vms_process(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         wait_for_counts(job)
         words = words_of(peer.run("STATUS", 1))
         assert 0 < float(words["CPUTIME"]) < DEADLINE
@@ -129,16 +136,13 @@ def test_cpu_time_is_that_of_the_vms_process(job: VmwareJob, host: VMware) -> No
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         later = words_of(peer.run("STATUS", 1))
         assert float(later["CPUTIME"]) >= float(words["CPUTIME"])
-        peer.quit()
 
 
 def test_stop_ends_a_guest_without_tools(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         assert not host.pids()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
     assert [line.split()[1::2] for line in host.calls() if " stop " in line] == [
         ["stop", "soft"],
         ["stop", "hard"],
@@ -146,8 +150,7 @@ def test_stop_ends_a_guest_without_tools(job: VmwareJob, host: VMware) -> None:
 
 
 def test_pause_and_resume(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         wait_for_counts(job)
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
@@ -159,13 +162,11 @@ def test_pause_and_resume(job: VmwareJob, host: VMware) -> None:
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("STOP", 1) == ["0", "NULL"]
         assert not host.pids()
-        peer.quit()
 
 
 @pytest.mark.parametrize("pause_first", [False, True])
 def test_a_suspended_guest_goes_on_where_it_was(job: VmwareJob, host: VMware, pause_first: bool) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         wait_for_counts(job, beyond=1)
         if pause_first:
             assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
@@ -179,41 +180,34 @@ def test_a_suspended_guest_goes_on_where_it_was(job: VmwareJob, host: VMware, pa
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         wait_for_counts(job, beyond=last)
         assert in_order(job)
-        peer.quit()
     assert not (job.scratch / "dos_condor.vmss").exists()
 
 
 def test_a_suspended_vm_whose_memory_is_gone_has_stopped(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         (job.scratch / "dos_condor.vmss").unlink()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
 
 
 def test_the_memory_of_a_suspended_vm_goes_with_its_end(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert (job.scratch / "dos_condor.vmem").exists()
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
     assert not list(job.scratch.glob("*.vm?m"))
     assert not list(job.scratch.glob("*.vmss"))
 
 
 def vacate(job: VmwareJob, host: VMware, *more: str) -> int:
     """Run a job, checkpoint it and stop it, as for a vacate; the last count on its console."""
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true", *more)
+    with running(job, host, "JobVMCheckpoint = true", *more) as peer:
         wait_for_counts(job, beyond=1)
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         assert not host.pids()
         written = json.loads((job.scratch / "vmware_checkpoint.json").read_text())
         assert written["cpu_seconds"] > 0
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
     return counts(job.console())[-1]
 
 
@@ -235,14 +229,12 @@ def test_a_checkpoint_goes_on_on_another_machine(scratch: Path, host: VMware, vm
     used = json.loads((scratch / "vmware_checkpoint.json").read_text())["cpu_seconds"]
     assert str(scratch).encode() not in (scratch / "dos-000001.vmdk").read_bytes()[:4096]
     move(job, scratch.with_name("dir_2"))
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, host, "JobVMCheckpoint = true") as peer:
         wait_for_counts(job, beyond=last)
         assert in_order(job)
         assert float(words_of(peer.run("STATUS", 1))["CPUTIME"]) > used
         assert not (job.scratch / "vmware_checkpoint.json").exists()
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
     assert count_on(job.scratch / "dos-000001.vmdk") >= last
     assert {name: (job.scratch / name).read_bytes() for name in original} == original
 
@@ -251,17 +243,14 @@ def test_a_checkpoint_without_snapshot_disks_has_the_jobs_own(job: VmwareJob, ho
     last = vacate(job, host, "VMPARAM_VMware_SnapshotDisk = false")
     assert count_on(job.disk) >= last
     move(job, job.scratch.with_name("dir_2"))
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true", "VMPARAM_VMware_SnapshotDisk = false")
+    with running(job, host, "JobVMCheckpoint = true", "VMPARAM_VMware_SnapshotDisk = false"):
         wait_for_counts(job, beyond=last)
         assert in_order(job)
-        peer.quit()
     assert not list(job.scratch.glob("dos-0*.vmdk"))
 
 
 def test_the_guest_goes_on_after_a_periodic_checkpoint(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, host, "JobVMCheckpoint = true") as peer:
         wait_for_counts(job, beyond=1)
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         assert (job.scratch / "vmware_checkpoint.json").exists()
@@ -271,7 +260,6 @@ def test_the_guest_goes_on_after_a_periodic_checkpoint(job: VmwareJob, host: VMw
         wait_for_counts(job, beyond=last)
         assert in_order(job)
         assert not (job.scratch / "vmware_checkpoint.json").exists(), "the disks have moved on"
-        peer.quit()
 
 
 def test_a_damaged_checkpoint_with_snapshot_disks_begins_anew(job: VmwareJob, host: VMware) -> None:
@@ -279,8 +267,7 @@ def test_a_damaged_checkpoint_with_snapshot_disks_begins_anew(job: VmwareJob, ho
     with open(job.scratch / "dos_condor.vmss", "r+b") as file:
         file.write(b"damaged")
     (job.scratch / "serial.txt").unlink()
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, host, "JobVMCheckpoint = true") as peer:
         wait_for_counts(job)
         assert in_order(job)
         log = peer.quit()
@@ -297,8 +284,7 @@ def test_a_checkpoint_of_another_vm_is_not_gone_on_from(
 ) -> None:
     vacate(job, host)
     (job.scratch / "serial.txt").unlink()
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true", change)
+    with running(job, host, "JobVMCheckpoint = true", change) as peer:
         wait_for_counts(job)
         assert in_order(job)
         log = peer.quit()
@@ -326,21 +312,17 @@ def test_a_checkpoint_cannot_smuggle_lines_into_the_vmx(job: VmwareJob, host: VM
         'uuid.location = "56 4d|22|0Ahgfs.linkRootShare = |22TRUE"\n'
     )
     job.own(job.working_vmx)
-    with serving(job, host) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, host, "JobVMCheckpoint = true"):
         vmx = Vmx.decode(job.working_vmx.read_bytes())
         assert "ide1:0.present" not in vmx
         assert "hgfs.linkRootShare" not in vmx
         assert vmx["uuid.location"] == '56 4d"\nhgfs.linkRootShare = "TRUE'
-        peer.quit()
 
 
 def test_checkpoints_are_for_jobs_that_ask_for_them(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        peer.quit()
 
 
 class TestSharedDisks:
@@ -365,11 +347,9 @@ class TestSharedDisks:
     ) -> None:
         job.write_vmx('ide0:0.mode = "independent-persistent"')
         before = job.disk.read_bytes()
-        with serving(job, host) as peer:
-            start(peer, job, *self.ad(shared))
+        with running(job, host, *self.ad(shared)) as peer:
             wait_for_counts(job, beyond=1)
             assert peer.run("STOP", 1) == ["0", "NULL"]
-            peer.quit()
         assert [path.name for path in shared.iterdir()] == ["dos.vmdk"]
         assert job.disk.read_bytes() == before
         assert count_on(job.scratch / "dos-000001.vmdk") > 1
@@ -380,55 +360,52 @@ class TestSharedDisks:
         job.scratch.joinpath("dos.vmdk").write_text("something else")
         job.scratch.rename(job.scratch.with_name("dir_2"))
         job.scratch = job.scratch.with_name("dir_2")
-        with serving(job, host) as peer:
-            start(peer, job, "JobVMCheckpoint = true", *self.ad(shared))
+        with running(job, host, "JobVMCheckpoint = true", *self.ad(shared)):
             wait_for_counts(job, beyond=last)
             assert in_order(job)
-            peer.quit()
 
     def test_a_link_on_the_way_to_them_is_resolved(self, job: VmwareJob, host: VMware, shared: Path) -> None:
         link = shared.with_name("link")
         link.symlink_to(shared)
-        with serving(job, host) as peer:
-            start(peer, job, *self.ad(link))
+        with running(job, host, *self.ad(link)):
             assert str(shared).encode() in (job.scratch / "dos-000001.vmdk").read_bytes()
             assert str(link).encode() not in (job.scratch / "dos-000001.vmdk").read_bytes()
-            peer.quit()
 
 
 def test_a_scratch_directory_behind_a_symbolic_link(job: VmwareJob, host: VMware) -> None:
     link = job.scratch.with_name("link")
     link.symlink_to(job.scratch)
     real, job.scratch = job.scratch, link
-    with serving(job, host) as peer:
-        start(peer, job)
+    with running(job, host) as peer:
         assert list(host.pids()) == [str(real / "dos_condor.vmx")]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        peer.quit()
     assert not host.pids()
 
 
 def test_networking(job: VmwareJob, host: VMware) -> None:
     host.misbehave("tools")
     job.write_vmx('ethernet0.virtualDev = "e1000"', 'ethernet0.connectionType = "custom"')
-    with serving(job, host, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat, bridge") as peer:
-        start(peer, job, "JobVMNetworking = true", 'JobVM_MACADDR = "00:50:56:12:34:56"')
+    with running(
+        job,
+        host,
+        "JobVMNetworking = true",
+        'JobVM_MACADDR = "00:50:56:12:34:56"',
+        VM_NETWORKING=True,
+        VM_NETWORKING_TYPE="nat, bridge",
+    ) as peer:
         words = words_of(peer.run("STATUS", 1))
         assert words["MAC"] == "00:50:56:12:34:56"
         assert words["IP"] == "192.0.2.17"
         vmx = Vmx.decode(job.working_vmx.read_bytes())
         assert vmx["ethernet0.connectionType"] == "nat"
         assert vmx["ethernet0.addressType"] == "static"
-        peer.quit()
 
 
 def test_a_generated_address_is_told(job: VmwareJob, host: VMware) -> None:
-    with serving(job, host, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat") as peer:
-        start(peer, job, "JobVMNetworking = true")
+    with running(job, host, "JobVMNetworking = true", VM_NETWORKING=True, VM_NETWORKING_TYPE="nat") as peer:
         words = words_of(peer.run("STATUS", 1))
         assert words["MAC"].startswith("00:0c:29:")
         assert "IP" not in words
-        peer.quit()
 
 
 def test_what_a_guest_calls_its_address_stays_one_word(job: VmwareJob, host: VMware) -> None:
@@ -439,10 +416,8 @@ def test_what_a_guest_calls_its_address_stays_one_word(job: VmwareJob, host: VMw
     )
     wrapper.chmod(0o755)
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VMWARE_VMRUN": wrapper}
-    with serving(job, host, **settings) as peer:
-        start(peer, job, "JobVMNetworking = true")
+    with running(job, host, "JobVMNetworking = true", **settings) as peer:
         assert "IP" not in words_of(peer.run("STATUS", 1))
-        peer.quit()
 
 
 class TestPlayer:
@@ -457,15 +432,13 @@ class TestPlayer:
         assert sorted(path.name for path in job.scratch.iterdir()) == [*before, "vm_error.txt"]
 
     def test_a_job_without_runs(self, job: VmwareJob, player: VMware) -> None:
-        with serving(job, player) as peer:
-            start(peer, job, "VMPARAM_VMware_SnapshotDisk = false")
+        with running(job, player, "VMPARAM_VMware_SnapshotDisk = false") as peer:
             assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
             wait_for_counts(job, beyond=1)
             assert peer.run("SUSPEND", 1) == ["0", "NULL"]
             last = counts(job.console())[-1]
             assert peer.run("RESUME", 1) == ["0", "NULL"]
             wait_for_counts(job, beyond=last)
-            peer.quit()
         assert in_order(job)
 
 
@@ -474,8 +447,7 @@ class TestTrouble:
 
     def test_noise_and_errors_that_end_with_status_0(self, job: VmwareJob, host: VMware) -> None:
         host.misbehave("noise", "exit0")
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host) as peer:
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             # The soft stop fails with status 0 for want of VMware Tools, and that must not count as done.
             assert peer.run("STOP", 1) == ["0", "NULL"]
@@ -502,25 +474,20 @@ class TestTrouble:
         assert job.disk.read_bytes() == before
 
     def test_a_list_that_hangs_does_not_end_the_job(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host, VMWARE_TIMEOUT=2) as peer:
-            start(peer, job)
+        with running(job, host, VMWARE_TIMEOUT=2) as peer:
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave("hang:list")
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave()
-            peer.quit()
         assert not host.pids()
 
     def test_a_vm_that_is_not_listed_and_has_a_process_runs(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host) as peer:
             host.misbehave("unlisted")
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-            peer.quit()
 
     def test_a_stop_that_hangs_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host, VMWARE_TIMEOUT=2) as peer:
-            start(peer, job)
+        with running(job, host, VMWARE_TIMEOUT=2) as peer:
             host.misbehave("hang:stop")
             assert peer.run("STOP", 1) == ["0", "NULL"]
             assert not host.pids()
@@ -528,12 +495,10 @@ class TestTrouble:
         assert "no answer within 2 s" in log
 
     def test_a_stop_that_does_nothing_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host) as peer:
             host.misbehave("unclean")
             assert peer.run("STOP", 1) == ["0", "NULL"]
             assert not host.pids()
-            peer.quit()
 
     def test_a_start_on_a_vmrun_that_hangs_blames_the_machine(self, job: VmwareJob, host: VMware) -> None:
         host.misbehave("hang:all")
@@ -555,12 +520,10 @@ class TestTrouble:
         assert not [line for line in host.calls() if " start " in line]
 
     def test_a_suspend_that_fails_leaves_the_guest_running(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host) as peer:
             host.misbehave("fail:suspend=The_operation_was_canceled")
             assert peer.run("SUSPEND", 1)[0] == "1"
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-            peer.quit()
 
 
 class TestEndings:
@@ -588,8 +551,7 @@ class TestEndings:
         assert "still runs from an earlier start" in log
 
     def test_the_kill_mode_finds_the_vm_by_its_directory(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host) as peer:
             # As the startd calls it: with its own user, not the job's.
             environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun)
             environ |= {"VMGAHP_USER_UID": "64", "VMGAHP_USER_GID": "64"}
@@ -602,31 +564,26 @@ class TestEndings:
             ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch))
             assert (ended.returncode, host.pids()) == (0, {}), ended.stderr
             assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-            peer.quit()
 
     @pytest.mark.parametrize("uuid", ["another", "its own"])
     def test_a_late_kill_hits_no_other_vm(self, job: VmwareJob, host: VMware, uuid: str) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host):
             if uuid == "its own":
                 uuid = Vmx.decode(job.working_vmx.read_bytes())["vmgahp.uuid"]
             environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun)
             ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch), "uuid", uuid)
             assert ended.returncode == 0
             assert bool(host.pids()) is (uuid == "another")
-            peer.quit()
 
     def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(
         self, job: VmwareJob, host: VMware
     ) -> None:
-        with serving(job, host) as peer:
-            start(peer, job)
+        with running(job, host):
             host.misbehave("hang:all")
             environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun, VMWARE_TIMEOUT=1)
             ended = daemon(environ, KILL, "vmtype", "vmware", "match", str(job.scratch))
             assert (ended.returncode, host.pids()) == (0, {}), ended.stderr
             host.misbehave()
-            peer.quit()
 
     def test_the_guardian_ends_the_vm_of_a_server_that_was_killed(self, job: VmwareJob, host: VMware) -> None:
         with serving(job, host) as peer:
@@ -637,9 +594,7 @@ class TestEndings:
 
     def test_no_output_vm_leaves_nothing(self, scratch: Path, host: VMware) -> None:
         job = VmwareJob(scratch, seconds=1)
-        with serving(job, host) as peer:
-            start(peer, job, "VMPARAM_No_Output_VM = true")
+        with running(job, host, "VMPARAM_No_Output_VM = true") as peer:
             until(lambda: not host.pids(), "the guest powers itself off")
             assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
             assert list(scratch.iterdir()) == []
-            peer.quit()

@@ -7,7 +7,8 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vmgahp.cli import KILL, PROBE
 
 MIB = 1 << 20
 MANIFEST = "vm_vsphere_checkpoint.json"
+CHECKPOINT = "JobVMCheckpoint = TRUE"
 CRITICAL, INTERNAL = "VMGAHP_ERR_CRITICAL", "VMGAHP_ERR_INTERNAL"
 NETWORKS = "nat = VM Network, bridge = DC0_DVPG0"
 
@@ -195,10 +197,10 @@ def settings(sim: Vcsim, password: Path, **more: object) -> dict[str, object]:
     }
 
 
-def start(peer: Peer, job: Job, *more: str) -> None:
+def start(peer: Peer, job: Job, *more: str, scratch: Path | None = None) -> None:
     """START, which succeeds."""
     assert peer.line().startswith("$VMGahpVersion")
-    peer.send_ad(*job.ad(*more))
+    peer.send_ad(*job.ad(*more, scratch=scratch))
     result = peer.run("START", "vsphere")
     assert result == ["0", "1"], f"{result}\n{peer.end_by(9)}"  # type: ignore[arg-type]
 
@@ -209,8 +211,10 @@ def status(peer: Peer, vm_id: int = 1) -> dict[str, str]:
     return dict(word.split("=", 1) for word in result[1:])
 
 
-def serving(scratch: Path, values: dict[str, object]) -> Peer:
-    return Peer(environment("vsphere", scratch, **values))
+def powers_off(peer: Peer, server: Server, vm: Any = None) -> None:
+    """The guest powers off, and its disks are downloaded."""
+    server.guest_powers_off(vm or server.job())
+    until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
 
 
 class Lab:
@@ -224,7 +228,28 @@ class Lab:
         self.quick = {"VSPHERE_RECONNECT_TIMEOUT": 1, "VSPHERE_TASK_TIMEOUT": 2}
 
     def serve(self, scratch: Path | None = None, **more: object) -> Peer:
-        return serving(scratch or self.scratch, settings(self.sim, self.password, **more))
+        return Peer(
+            environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more))
+        )
+
+    @contextmanager
+    def running(
+        self, *more: str, job: Job | None = None, scratch: Path | None = None, **values: object
+    ) -> Iterator[Peer]:
+        """A daemon with the job's VM, in the scratch directory of a later run if one is given; QUIT at the end."""
+        job = job or self.job
+        with self.serve(scratch or job.scratch, **values) as peer:
+            start(peer, job, *more, scratch=scratch)
+            yield peer
+            if peer.process.returncode is None:
+                peer.quit()
+
+    def vacate(self) -> Server:
+        """Run the job, checkpoint it and stop it: the server, where the checkpoint waits."""
+        with self.running(CHECKPOINT) as peer:
+            assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+            assert peer.run("STOP", 1) == ["0", "NULL"]
+        return self.server()
 
     def server(self) -> Server:
         return Server(self.sim)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.vsphere.simulator import (
+    CHECKPOINT,
     CRITICAL,
     INTERNAL,
     MANIFEST,
@@ -32,7 +33,6 @@ from vmgahp.errors import HOLD_CODES, JobFault
 pytestmark = pytest.mark.vsphere
 
 BIG = os.urandom(MIB) * 8
-CHECKPOINT = "JobVMCheckpoint = TRUE"
 
 
 def kept_whole(job: Job) -> None:
@@ -50,29 +50,30 @@ def result(peer: Peer) -> list[str]:
     return line.split(" ")[1:]
 
 
+def start_until(peer: Peer, lab: Lab, method: str) -> None:
+    """A START that is on its way, and has come to this method of the server's."""
+    peer.line()
+    peer.send_ad(*lab.job.ad())
+    peer.request("START", "vsphere")
+    lab.sim.reached(method)
+
+
 # kill -9 of the server
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "PUT hold 3000000",
-        "CreateVM_Task hold",
-        "CreateVM_Task after-hold",
-        "ReconfigVM_Task hold",
-        "ReconfigVM_Task after-hold",
-        "PowerOnVM_Task hold",
-        "PowerOnVM_Task after-hold",
-    ],
-)
+STARTS = ["PUT hold 3000000"] + [
+    f"{method} {when}"
+    for method in ("CreateVM_Task", "ReconfigVM_Task", "PowerOnVM_Task")
+    for when in ("hold", "after-hold")
+]
+
+
+@pytest.mark.parametrize("where", STARTS)
 def test_the_server_is_killed_in_the_middle_of_a_start(both: Lab, where: str) -> None:
     both.job = Job(both.scratch, BIG)
     both.sim.tell(f"at {where}")
     with both.serve(**both.quick) as peer:
-        peer.line()
-        peer.send_ad(*both.job.ad())
-        peer.request("START", "vsphere")
-        both.sim.reached(where.split()[0])
+        start_until(peer, both, where.split()[0])
         both.sim.kill()
         code, word = result(peer)
         assert (code, word in HOLD_CODES) == ("1", False), word
@@ -81,9 +82,8 @@ def test_the_server_is_killed_in_the_middle_of_a_start(both: Lab, where: str) ->
         peer.quit()
     kept_whole(both.job)
     both.again()
-    with both.serve() as peer:
-        start(peer, both.job)
-        peer.quit()
+    with both.running():
+        pass
 
 
 OPERATIONS = {
@@ -103,8 +103,7 @@ OPERATIONS = {
 def test_the_server_is_killed_in_the_middle_of_an_operation(both: Lab, operation: str, when: str) -> None:
     command, method = OPERATIONS[operation]
     both.job = Job(both.scratch, BIG)
-    with both.serve(**both.quick) as peer:
-        start(peer, both.job, CHECKPOINT)
+    with both.running(CHECKPOINT, **both.quick) as peer:
         both.sim.tell(f"at {method} hold 3000000" if method == "GET" else f"at {method} {when}")
         peer.request(command, 1)
         both.sim.reached(method)
@@ -119,13 +118,11 @@ def test_the_server_is_killed_in_the_middle_of_an_operation(both: Lab, operation
             until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "its disks are home")
         else:
             assert (code, word) == ("1", INTERNAL), word
-        peer.quit()
     kept_whole(both.job)
 
 
 def test_a_vm_that_was_removed_is_no_guest_that_has_ended(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         server.wait(server.job().PowerOffVM_Task())
         server.wait(server.job().Destroy_Task())
@@ -137,27 +134,12 @@ def test_a_vm_that_was_removed_is_no_guest_that_has_ended(lab: Lab) -> None:
 # The services of the server restart; its VMs live on
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "PUT hold 3000000",
-        "PUT drop 3000000",
-        "CreateVM_Task hold",
-        "CreateVM_Task after-hold",
-        "ReconfigVM_Task hold",
-        "ReconfigVM_Task after-hold",
-        "PowerOnVM_Task hold",
-        "PowerOnVM_Task after-hold",
-    ],
-)
+@pytest.mark.parametrize("where", [*STARTS, "PUT drop 3000000"])
 def test_a_start_survives_a_restart_of_the_services(both: Lab, where: str) -> None:
     both.job = Job(both.scratch, BIG)
     both.sim.tell(f"at {where}")
     with both.serve() as peer:
-        peer.line()
-        peer.send_ad(*both.job.ad())
-        peer.request("START", "vsphere")
-        both.sim.reached(where.split()[0])
+        start_until(peer, both, where.split()[0])
         both.sim.tell("down")
         both.sim.tell("up")
         assert result(peer) == ["0", "1"]
@@ -177,8 +159,7 @@ def test_a_start_survives_a_restart_of_the_services(both: Lab, where: str) -> No
 def test_an_operation_survives_a_restart_of_the_services(lab: Lab, operation: str, when: str) -> None:
     command, method = OPERATIONS[operation]
     lab.job = Job(lab.scratch, BIG)
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT) as peer:
         lab.sim.tell(f"at {method} hold 3000000" if method == "GET" else f"at {method} {when}")
         peer.request(command, 1)
         lab.sim.reached(method)
@@ -191,14 +172,12 @@ def test_an_operation_survives_a_restart_of_the_services(lab: Lab, operation: st
             assert server.files() == []
         elif command == "SUSPEND":
             assert server.power(server.job()) == "suspended"
-        peer.quit()
     kept_whole(lab.job)
 
 
 def test_a_download_goes_on_where_it_was(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         lab.sim.tell("at GET drop 5000000")
         peer.request("STOP", 1)
         lab.sim.reached("GET")
@@ -209,8 +188,7 @@ def test_a_download_goes_on_where_it_was(lab: Lab) -> None:
 
 
 def test_a_download_that_keeps_failing_is_tried_again_at_the_next_status(lab: Lab) -> None:
-    with lab.serve(**lab.quick) as peer:
-        start(peer, lab.job)
+    with lab.running(**lab.quick) as peer:
         server = lab.server()
         server.guest_powers_off(server.job())
         lab.sim.tell("at GET hold 0")
@@ -221,21 +199,18 @@ def test_a_download_that_keeps_failing_is_tried_again_at_the_next_status(lab: La
         kept_whole(lab.job)
         lab.sim.tell("up")
         until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "the disks are home")
-        peer.quit()
     kept_whole(lab.job)
 
 
 @pytest.mark.parametrize("number", [500, 503, 507])
 def test_an_upload_that_is_refused_once_is_made_again(lab: Lab, number: int) -> None:
     lab.sim.tell(f"at PUT fail {number}")
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         assert f"the server answers {number}" in peer.quit()
 
 
 def test_a_session_that_expires_is_renewed(both: Lab) -> None:
-    with both.serve() as peer:
-        start(peer, both.job)
+    with both.running() as peer:
         for command in ("STATUS", "SUSPEND", "RESUME", "STATUS", "STOP"):
             both.sim.tell("logout")
             assert peer.run(command, 1)[0] == "0", command
@@ -247,10 +222,7 @@ def test_a_session_that_expires_is_renewed(both: Lab) -> None:
 def test_a_session_that_expires_before_a_transfer(lab: Lab, how: str) -> None:
     lab.sim.tell("at CreateVM_Task after-hold")
     with lab.serve() as peer:
-        peer.line()
-        peer.send_ad(*lab.job.ad())
-        peer.request("START", "vsphere")
-        lab.sim.reached("CreateVM_Task")
+        start_until(peer, lab, "CreateVM_Task")
         lab.sim.tell(how)
         lab.sim.tell("go")
         assert result(peer) == ["0", "1"]
@@ -258,12 +230,10 @@ def test_a_session_that_expires_before_a_transfer(lab: Lab, how: str) -> None:
 
 
 def test_a_server_that_hangs_is_not_waited_for(lab: Lab) -> None:
-    with lab.serve(**lab.quick) as peer:
-        start(peer, lab.job)
+    with lab.running(**lab.quick) as peer:
         with lab.sim.hanging():
             assert peer.run("STATUS", 1) == ["1", CRITICAL]
         until(lambda: peer.run("STATUS", 1)[0] == "0", "it answers again")
-        peer.quit()
 
 
 @pytest.mark.parametrize("method", ["CreateVM_Task", "ReconfigVM_Task", "PowerOnVM_Task"])
@@ -344,10 +314,7 @@ def test_a_server_killed_in_the_middle_of_an_upload_leaves_nothing(lab: Lab) -> 
     lab.job = Job(lab.scratch, BIG)
     lab.sim.tell("at PUT hold 3000000")
     with lab.serve() as peer:
-        peer.line()
-        peer.send_ad(*lab.job.ad())
-        peer.request("START", "vsphere")
-        lab.sim.reached("PUT")
+        start_until(peer, lab, "PUT")
         server = lab.server()
         assert any("flat" in name for name in server.files())
         peer.process.kill()
@@ -358,10 +325,7 @@ def test_a_server_killed_in_the_middle_of_an_upload_leaves_nothing(lab: Lab) -> 
 def test_a_start_that_failed_with_its_server_away_is_cleared_by_the_guardian(lab: Lab) -> None:
     with lab.serve(**lab.quick) as peer:
         lab.sim.tell("at PowerOnVM_Task after-hold")
-        peer.line()
-        peer.send_ad(*lab.job.ad())
-        peer.request("START", "vsphere")
-        lab.sim.reached("PowerOnVM_Task")
+        start_until(peer, lab, "PowerOnVM_Task")
         lab.sim.tell("down")
         assert result(peer)[0] == "1"
         lab.sim.tell("up")
@@ -377,8 +341,7 @@ def test_what_a_crash_left_is_cleared_by_the_next_start(both: Lab) -> None:
         crash(peer, both.scratch)
     server = both.server()
     (left,) = server.jobs()
-    with both.serve() as peer:
-        start(peer, both.job)
+    with both.running() as peer:
         assert left not in server.jobs()
         assert len(server.jobs()) == 1
         assert "is still there from an earlier start" in peer.quit()
@@ -386,20 +349,15 @@ def test_what_a_crash_left_is_cleared_by_the_next_start(both: Lab) -> None:
 
 def test_what_a_crash_left_of_another_job_is_cleared_once_its_directory_is_gone(lab: Lab) -> None:
     gone = lab.other_scratch("dir_7")
-    with lab.serve(gone) as peer:
-        start(peer, Job(gone))
+    with lab.running(job=Job(gone)) as peer:
         crash(peer, gone)
     server = lab.server()
     left = server.job()
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running():
         assert left in server.jobs().values(), "the job may still run"
-        peer.quit()
     shutil.rmtree(gone)
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running():
         assert left not in server.jobs().values()
-        peer.quit()
 
 
 def test_kill_mode_by_scratch_directory(both: Lab) -> None:
@@ -420,21 +378,14 @@ def test_kill_mode_by_scratch_directory(both: Lab) -> None:
 
 
 def test_a_late_kill_does_not_hit_the_next_vm_of_the_directory(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         ended = lab.killing(lab.scratch, "uuid", "00000000-0000-0000-0000-000000000000")
         assert ended.returncode == 0
         assert status(peer)["STATUS"] == "Running"
-        peer.quit()
 
 
 def test_an_administrator_removes_a_checkpoint_by_the_name_of_its_vm(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
-    server = lab.server()
+    server = lab.vacate()
     assert len(server.jobs()) == 1
     assert "does not exist" in lab.killing("alice_lab_1.0").stderr
     assert len(server.jobs()) == 1
@@ -454,20 +405,17 @@ def test_what_another_execute_host_runs_is_left_alone(lab: Lab) -> None:
     option = vim.option.OptionValue(key="vmgahp.host", value="elsewhere 0123456789abcdef")
     server.wait(theirs.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=[option])))
     assert lab.killing(lab.scratch).returncode == 0
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running():
         assert theirs in server.jobs().values()
         assert server.power(theirs) == "poweredOn"
-        peer.quit()
     assert server.job() == theirs
 
 
 def test_vms_that_are_no_jobs_are_left_alone(both: Lab) -> None:
     server = both.server()
     theirs = server.vms()
-    with both.serve() as peer:
-        start(peer, both.job)
-        peer.quit()
+    with both.running():
+        pass
     assert server.vms() == theirs
     assert {server.power(vm) for vm in theirs.values()} == {"poweredOn"}
 
@@ -483,12 +431,8 @@ def test_a_killed_server_keeps_the_last_periodic_checkpoint(lab: Lab) -> None:
         until(lambda: server.tags(vm)["state"] == "saved", "the guardian has switched the VM off")
     assert server.power(vm) == "poweredOff"
     elsewhere = lab.other_scratch()
-    with lab.serve(elsewhere) as peer:
-        peer.line()
-        peer.send_ad(*lab.job.ad(CHECKPOINT, scratch=elsewhere))
-        assert peer.run("START", "vsphere") == ["0", "1"]
+    with lab.running(CHECKPOINT, scratch=elsewhere):
         assert server.job() == vm
-        peer.quit()
 
 
 # Who may come in
@@ -507,8 +451,7 @@ def test_a_wrong_password(both: Lab) -> None:
 
 def test_neither_password_nor_session_can_be_seen(lab: Lab) -> None:
     seen = []
-    with lab.serve(VM_GAHP_DEBUG="D_FULLDEBUG") as peer:
-        start(peer, lab.job)
+    with lab.running(VM_GAHP_DEBUG="D_FULLDEBUG") as peer:
         lab.sim.tell("logout")
         status(peer)
         ended = lab.killing(lab.other_scratch())
@@ -556,9 +499,8 @@ def test_a_certificate_that_an_authority_vouches_for(lab: Lab) -> None:
 
 
 def test_verification_can_be_turned_off(lab: Lab) -> None:
-    with lab.serve(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False) as peer:
-        start(peer, lab.job)
-        peer.quit()
+    with lab.running(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False):
+        pass
     _, said = lab.probe(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False)
     assert "not offered: tls" in said
 

@@ -12,7 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.simulator import CRITICAL, MANIFEST, MIB, VMX, Job, Lab, start, status, until
+from tests.drivers.vsphere.simulator import (
+    CHECKPOINT,
+    CRITICAL,
+    MANIFEST,
+    MIB,
+    VMX,
+    Job,
+    Lab,
+    powers_off,
+    start,
+    status,
+    until,
+)
 from tests.lab.vcsim import Vcsim
 from tests.peer import DEADLINE
 
@@ -73,8 +85,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(
             b"written by the guest".ljust(MIB, b"\0")
         )
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         # From this answer on the starter sends the files away.
         assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
         assert server.jobs() == {}
@@ -87,19 +98,15 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
 
 
 def test_the_files_that_come_home_belong_to_the_job_owner(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
-        server.guest_powers_off(server.job())
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server)
         assert (lab.scratch / "disk-flat.vmdk").stat().st_uid == lab.scratch.stat().st_uid
-        peer.quit()
 
 
 def test_it_counts_as_running_until_its_disks_are_home(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         (server.directory(server.job()) / "disk-scsi0-0-flat.vmdk").write_bytes(BIG[::-1])
         lab.sim.tell("at GET hold 3000000")
@@ -113,13 +120,11 @@ def test_it_counts_as_running_until_its_disks_are_home(lab: Lab) -> None:
         lab.sim.tell("go")
         until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
         assert lab.job.disk() == BIG[::-1]
-        peer.quit()
 
 
 def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     for what in ("uploading disk.vmdk", "downloading disk.vmdk"):
@@ -130,8 +135,7 @@ def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
 
 @pytest.mark.parametrize("tools", [True, False], ids=["with Tools", "without Tools"])
 def test_stop_shuts_the_guest_down_and_brings_its_disks_home(both: Lab, tools: bool) -> None:
-    with both.serve() as peer:
-        start(peer, both.job)
+    with both.running() as peer:
         server = both.server()
         vm = server.job()
         if tools:
@@ -147,12 +151,10 @@ def test_stop_shuts_the_guest_down_and_brings_its_disks_home(both: Lab, tools: b
         assert both.job.disk() == b"e" * MIB
         assert server.jobs() == {}
         assert server.files() == []
-        peer.quit()
 
 
 def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         server.set(server.job(), guest__toolsRunningStatus="guestToolsRunning")
         lab.sim.tell("at ShutdownGuest fail ToolsUnavailable")
@@ -162,8 +164,7 @@ def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
 
 
 def test_quit_destroys_the_vm(both: Lab) -> None:
-    with both.serve() as peer:
-        start(peer, both.job)
+    with both.running() as peer:
         server = both.server()
         peer.quit()
         assert server.jobs() == {}
@@ -172,11 +173,9 @@ def test_quit_destroys_the_vm(both: Lab) -> None:
 
 
 def test_a_job_without_output_leaves_nothing_to_send(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, "VMPARAM_No_Output_VM = TRUE")
+    with lab.running("VMPARAM_No_Output_VM = TRUE") as peer:
         server = lab.server()
-        server.guest_powers_off(server.job())
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server)
         assert list(lab.scratch.iterdir()) == []
         assert server.jobs() == {}
         assert "downloading" not in peer.quit()
@@ -209,17 +208,14 @@ def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
 )
 def test_a_name_with_odd_characters(lab: Lab, user: str) -> None:
     escaped = user.replace('"', '\\"')
-    with lab.serve() as peer:
-        start(peer, lab.job, f'User = "{escaped}"')
+    with lab.running(f'User = "{escaped}"') as peer:
         server = lab.server()
         (name, vm) = next(iter(server.jobs().items()))
         assert len(name) <= 80
         assert server.tags(vm)["name"] == f"{user.replace('@', '_')}_{lab.job.cluster}.0"
         assert server.directory(vm).parent == lab.sim.datastore()
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         assert server.files() == []
-        peer.quit()
 
 
 def test_a_shared_disk_comes_home_under_a_name_of_its_own(lab: Lab) -> None:
@@ -233,17 +229,14 @@ def test_a_shared_disk_comes_home_under_a_name_of_its_own(lab: Lab) -> None:
         "VMPARAM_VMware_Transfer = FALSE",
         "VMPARAM_VMware_SnapshotDisk = TRUE",
     ]
-    with lab.serve() as peer:
-        start(peer, lab.job, *more)
+    with lab.running(*more) as peer:
         server = lab.server()
         vm = server.job()
         (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"s" * MIB)
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         assert (shared / "disk-flat.vmdk").read_bytes() == lab.job.content
         assert lab.job.disk() == b"s" * MIB
         assert _content(lab.scratch / "disk.vmdk") == b"s" * MIB
-        peer.quit()
 
 
 def _content(vmdk: Path) -> bytes:
@@ -272,8 +265,7 @@ def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat
         disk = server.directory(server.job()) / "disk-scsi0-0-flat.vmdk"
         assert disk.read_bytes() == raw.read_bytes()
         disk.write_bytes(b"g" * (2 * MIB))
-        server.guest_powers_off(server.job())
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server)
         assert _content(lab.scratch / "disk.vmdk") == b"g" * (2 * MIB)
         assert not list(lab.scratch.glob(".*"))
         peer.quit()
@@ -297,8 +289,7 @@ serial1.fileName = "/dev/ttyS0"
     (lab.scratch / "machine.vmx").write_text(VMX + more)
     (lab.scratch / "tools.iso").write_bytes(b"iso")
     lab.job.own()
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         vm = server.job()
         backings = {
@@ -312,8 +303,7 @@ serial1.fileName = "/dev/ttyS0"
         }
         assert (server.directory(vm) / "cdrom-ide1-0.iso").read_bytes() == b"iso"
         (server.directory(vm) / "serial-serial0.txt").write_text("login:")
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         assert (lab.scratch / "console.txt").read_text() == "login:"
         assert "gets no ide0:0, serial1" in peer.quit()
 
@@ -322,8 +312,7 @@ serial1.fileName = "/dev/ttyS0"
 
 
 def test_suspend_and_resume(both: Lab) -> None:
-    with both.serve() as peer:
-        start(peer, both.job)
+    with both.running() as peer:
         server = both.server()
         vm = server.job()
         assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
@@ -333,15 +322,10 @@ def test_suspend_and_resume(both: Lab) -> None:
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert server.power(vm) == "poweredOn"
         assert status(peer)["STATUS"] == "Running"
-        peer.quit()
-
-
-CHECKPOINT = "JobVMCheckpoint = TRUE"
 
 
 def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
-    with both.serve() as peer:
-        start(peer, both.job, CHECKPOINT)
+    with both.running(CHECKPOINT) as peer:
         server = both.server()
         vm = server.job()
         name = server.get(vm, "name")
@@ -349,7 +333,6 @@ def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
         assert server.power(vm) == "poweredOff"
         (tree,) = server.get(vm, "snapshot").rootSnapshotList
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
     assert list(server.jobs()) == [name], "the checkpoint waits on the server"
     tags = server.tags(vm)
     assert (tags["state"], tags["directory"], tags["host"]) == ("saved", "", "")
@@ -358,17 +341,13 @@ def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
     assert list(server.jobs()) == [name], "no kill of the old directory may hit it"
 
     elsewhere = both.other_scratch()
-    with both.serve(elsewhere) as peer:
-        assert peer.line().startswith("$VMGahpVersion")
-        peer.send_ad(*both.job.ad(CHECKPOINT, scratch=elsewhere))
-        assert peer.run("START", "vsphere") == ["0", "1"]
+    with both.running(CHECKPOINT, scratch=elsewhere) as peer:
         assert list(server.jobs()) == [name], "it is the same VM"
         assert server.power(vm) == "poweredOn"
         assert server.get(vm, "snapshot").currentSnapshot == tree.snapshot
         assert server.tags(vm)["directory"] == str(elsewhere)
         (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"c" * MIB)
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         assert (elsewhere / "disk-flat.vmdk").read_bytes() == b"c" * MIB
         assert not (elsewhere / MANIFEST).exists()
         assert server.jobs() == {}
@@ -376,19 +355,16 @@ def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
 
 
 def test_a_suspended_guest_is_checkpointed(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT) as peer:
         server = lab.server()
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         (tree,) = server.get(server.job(), "snapshot").rootSnapshotList
         assert tree.state == "poweredOn", "a snapshot has the memory of a guest that runs"
-        peer.quit()
 
 
 def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT) as peer:
         server = lab.server()
         lab.sim.tell("at CreateSnapshot_Task fail NoDiskSpace")
         assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
@@ -398,20 +374,16 @@ def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
         assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
         assert server.power(server.job()) == "poweredOn"
         assert not (lab.scratch / MANIFEST).exists()
-        peer.quit()
 
 
 def test_a_job_that_asks_for_no_checkpoint_gets_none(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
         assert status(peer)["STATUS"] == "Running"
-        peer.quit()
 
 
 def test_periodic_checkpoints(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT) as peer:
         server = lab.server()
         vm = server.job()
         seen = []
@@ -425,30 +397,19 @@ def test_periodic_checkpoints(lab: Lab) -> None:
         names = [tree.name for tree in server.get(vm, "snapshot").rootSnapshotList]
         assert names == [seen[1]], "the one before is in nobody's spool directory any more"
         # The daemon is told to end, and the job will come back with the manifest of its last checkpoint.
-        peer.quit()
     assert server.power(vm) == "poweredOff"
     assert server.tags(vm)["state"] == "saved"
     elsewhere = lab.other_scratch()
-    with lab.serve(elsewhere) as peer:
-        peer.line()
-        peer.send_ad(*lab.job.ad(CHECKPOINT, scratch=elsewhere))
-        assert peer.run("START", "vsphere") == ["0", "1"]
+    with lab.running(CHECKPOINT, scratch=elsewhere):
         assert server.job() == vm
-        peer.quit()
 
 
 def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
-        server = lab.server()
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
+    server = lab.vacate()
     victim = server.job()
     elsewhere = lab.other_scratch()
     thief = Job(elsewhere)
-    with lab.serve(elsewhere) as peer:
-        start(peer, thief, CHECKPOINT)
+    with lab.running(CHECKPOINT, job=thief) as peer:
         assert server.power(victim) == "poweredOff"
         assert server.tags(victim)["state"] == "saved"
         assert (elsewhere / f"{MANIFEST}.refused").exists()
@@ -472,39 +433,29 @@ def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
 def test_a_manifest_that_is_none_is_set_aside(lab: Lab, content: bytes) -> None:
     (lab.scratch / MANIFEST).write_bytes(content)
     lab.job.own()
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT):
         assert (lab.scratch / f"{MANIFEST}.refused").read_bytes() == content
-        peer.quit()
 
 
 def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
-    server = lab.server()
+    server = lab.vacate()
     lost = server.job()
     other = lab.other_scratch()
     (other / MANIFEST).unlink()
-    with lab.serve(other) as peer:
-        start(peer, Job(other))
+    with lab.running(job=Job(other)) as peer:
         assert lost in server.jobs().values()
         peer.quit()
     from pyVmomi import vim
 
     option = vim.option.OptionValue(key="vmgahp.expires", value="1")
     server.wait(lost.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=[option])))
-    with lab.serve(other) as peer:
-        start(peer, Job(other))
+    with lab.running(job=Job(other)) as peer:
         assert lost not in server.jobs().values()
         assert "has waited for its job for too long" in peer.quit()
 
 
 def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_afresh(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job, CHECKPOINT)
+    with lab.running(CHECKPOINT) as peer:
         server = lab.server()
         vm = server.job()
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
@@ -513,18 +464,15 @@ def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_afresh(lab: Lab
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
         assert server.power(vm) == "poweredOff"
         until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are home")
-        peer.quit()
 
 
 def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         server.wait(server.job().SuspendVM_Task())
         assert status(peer) == {"STATUS": "Suspended"}
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert server.power(server.job()) == "poweredOn"
-        peer.quit()
 
 
 def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: Path, password: Path) -> None:
@@ -551,20 +499,17 @@ def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: P
             "VSPHERE_FOLDER": "/batch/jobs 1/",
             "VSPHERE_RESOURCE_POOL": "DC0_C0/batch",
         }
-        with lab.serve(**where) as peer:
-            start(peer, lab.job)
+        with lab.running(**where):
             (vm,) = server.get(jobs, "childEntity")
             assert server.get(vm, "resourcePool") == pool
             assert lab.killing(lab.scratch, **where).returncode == 0
             assert not server.get(jobs, "childEntity")
-            peer.quit()
 
 
 def test_a_vm_that_writes_to_another_disk_than_the_uploaded_one_is_not_taken_for_good(lab: Lab) -> None:
     from pyVmomi import vim
 
-    with lab.serve() as peer:
-        start(peer, lab.job)
+    with lab.running() as peer:
         server = lab.server()
         vm = server.job()
         (disk,) = (one for one in server.get(vm, "config.hardware.device") if hasattr(one, "capacityInKB"))
