@@ -57,6 +57,18 @@ def trouble_with_directory(path: str) -> str:
     return _trouble(_way(os.path.join(os.getcwd(), path)), {0, os.geteuid()})
 
 
+def changeable_by_others(path: str) -> str:
+    """The directory, link or file on the way to a file, or that itself, which others than root could change.
+
+    By the rules of `require_trustworthy`; empty for none. Raises OSError.
+    """
+    way = _way(path)
+    for passed in way:
+        if _trouble([passed], {0}):
+            return passed
+    return way[-1] if os.lstat(way[-1]).st_mode & 0o022 else ""
+
+
 def _trouble(way: "Sequence[str]", trusted: set[int]) -> str:
     from stat import S_ISDIR, S_ISVTX
 

@@ -349,6 +349,8 @@ def test_a_server_that_others_can_change_is_not_run(pool: Condor) -> None:
     pool.server.chmod(0o777)
     found = server(pool)
     assert (found.verdict, f"Others than root can change {pool.server}" in found.seen) == (OFF, True)
+    pool.server.chmod(0o775)
+    assert server(pool).verdict == OFF, "a group is others, whoever is in it"
     pool.server.chmod(0o755)
     pool.server.parent.chmod(0o777)
     assert str(pool.server.parent) in server(pool).hint

@@ -4,8 +4,8 @@ import os
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.commands.doctor.context import NOBODY, Context, User, down_to, first_closed, who_is
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.commands.doctor.context import NOBODY, Check, Context, User, down_to, first_closed, who_is
+from vmgahp.findings import OK, Finding
 
 LIBVIRT_DEADLINE = 3.0
 """Seconds to ask libvirtd for its capabilities."""
@@ -66,43 +66,33 @@ def kvm_device(context: Context, known: Capabilities) -> Finding | None:
     device, place = "/dev/kvm", context.path("/dev/kvm")
     if known.qemu is None or not os.path.exists(place) or context.vm_type == "qemu":
         return None
-    looked_at = f"{device}, with the rights of {known.qemu.name}, as whom libvirt runs QEMU"
+    check = Check("kvm device", f"{device}, with the rights of {known.qemu.name}, as whom libvirt runs QEMU")
     closed = first_closed(known.qemu, [place], "-r") or first_closed(known.qemu, [place], "-w")
     if closed is None:
-        return Finding(
-            "kvm device", UNKNOWN, looked_at, "Only root can find that out.", "run vmgahp doctor as root."
-        )
+        return check.unknown("Only root can find that out.", "run vmgahp doctor as root.")
     if closed:
-        return Finding(
-            "kvm device",
-            OFF,
-            looked_at,
+        return check.off(
             f"{known.qemu.name} may not open {device}. libvirt then examines QEMU anew at every call, which "
             "makes each start of a VM 4 to 50 s slower.",
             f"chmod 666 {device} (as udev does), or usermod -aG kvm {known.qemu.name} and restart libvirt.",
         )
-    return Finding("kvm device", OK, looked_at, f"{known.qemu.name} may open it")
+    return check.ok(f"{known.qemu.name} may open it")
 
 
 def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: str) -> Finding:
     """Whether QEMU gets at the jobs' disks in EXECUTE, as the user that it will run as."""
     execute = context.settings.string("EXECUTE")
-    looked_at = "EXECUTE and all directories above it, as QEMU's user"
+    check = Check("QEMU's user", "EXECUTE and all directories above it, as QEMU's user")
     if not execute:
-        return Finding("QEMU's user", UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+        return check.unknown("EXECUTE is not set: there is no HTCondor here.")
     if not os.path.isdir(execute):
-        return Finding(
-            "QEMU's user",
-            BAD if os.path.isdir(os.path.dirname(execute)) or context.is_root else UNKNOWN,
-            looked_at,
+        judge = check.bad if os.path.isdir(os.path.dirname(execute)) or context.is_root else check.unknown
+        return judge(
             f"EXECUTE = {execute} is not a directory.",
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
     if not context.is_root:
-        return Finding(
-            "QEMU's user",
-            UNKNOWN,
-            looked_at,
+        return check.unknown(
             "Only root can look as QEMU's user.",
             "run vmgahp doctor as root.",
         )
@@ -115,72 +105,61 @@ def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: s
                 f"VM_RUN_AS_JOB_USER is on, and QEMU needs two groups at once, for {QEMU_DIRECTORY} and for "
                 "/dev/kvm; libvirt gives it one. So it runs as libvirt's own user."
             )
-            below = _as_libvirts_user(known, execute, looked_at)
+            below = _as_libvirts_user(known, execute, check)
             hint = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 /dev/kvm)"
             if below.verdict != OK:
                 return below._replace(seen=f"{seen} {below.seen}", hint=f"{hint}; or {below.hint}")
-            return Finding("QEMU's user", OFF, looked_at, seen, hint)
+            return check.off(seen, hint)
         gid = next(iter(groups), NOBODY)
         nobody = User("the job's user", NOBODY, gid, (gid,))
         return _passes(
             nobody,
             execute,
-            looked_at,
+            check,
             "the job's user (VM_RUN_AS_JOB_USER), such as nobody, in no group of its own",
         )
-    return _as_libvirts_user(known, execute, looked_at)
+    return _as_libvirts_user(known, execute, check)
 
 
-def _as_libvirts_user(known: Capabilities | errors.Fault, execute: str, looked_at: str) -> Finding:
+def _as_libvirts_user(known: Capabilities | errors.Fault, execute: str, check: Check) -> Finding:
     if isinstance(known, errors.Fault):
-        return Finding(
-            "QEMU's user", UNKNOWN, looked_at, f"Who that is, libvirt did not say: {known.problem}"
-        )
+        return check.unknown(f"Who that is, libvirt did not say: {known.problem}")
     if known.qemu is None:
-        return Finding("QEMU's user", UNKNOWN, looked_at, "libvirt does not say as whom it runs QEMU.")
-    return _passes(known.qemu, execute, looked_at, f"libvirt's own user, {known.qemu.name}")
+        return check.unknown("libvirt does not say as whom it runs QEMU.")
+    return _passes(known.qemu, execute, check, f"libvirt's own user, {known.qemu.name}")
 
 
-def _passes(who: User, execute: str, looked_at: str, what: str) -> Finding:
+def _passes(who: User, execute: str, check: Check, what: str) -> Finding:
     closed = first_closed(who, down_to(execute))
     if closed is None:
-        return Finding("QEMU's user", UNKNOWN, looked_at, f"It could not be looked at as {what}.")
+        return check.unknown(f"It could not be looked at as {what}.")
     if closed:
-        return Finding(
-            "QEMU's user",
-            BAD,
-            looked_at,
+        return check.bad(
             f"QEMU runs as {what}, and may not pass {closed} on the way to the jobs' disks in EXECUTE = {execute}.",
             f"chmod o+x {closed}",
         )
-    return Finding("QEMU's user", OK, looked_at, f"{what}, may pass every directory down to {execute}")
+    return check.ok(f"{what}, may pass every directory down to {execute}")
 
 
 def confinement(context: Context, known: Capabilities | errors.Fault) -> Finding:
     """AppArmor and SELinux, which have their own say in what QEMU opens."""
-    looked_at = "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers"
+    check = Check("confinement", "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers")
     apparmor = context.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
     selinux = context.read("/sys/fs/selinux/enforce").strip() == "1"
     models = known.models if isinstance(known, Capabilities) else ()
     if selinux:
-        return Finding(
-            "SELinux",
-            UNKNOWN,
-            looked_at,
+        return check._replace(name="SELinux").unknown(
             f"SELinux is enforcing{_uses('selinux', models)}. With it this daemon has not been tried.",
             "run a job; when a disk cannot be opened, see ausearch -m avc -ts recent. For images on NFS: "
             "setsebool -P virt_use_nfs on",
         )
     if apparmor:
-        return Finding(
-            "AppArmor",
-            UNKNOWN,
-            looked_at,
+        return check._replace(name="AppArmor").unknown(
             f"AppArmor is on{_uses('apparmor', models)}. With it this daemon has not been tried.",
             "run a job; when a disk cannot be opened, see journalctl -k | grep DENIED, and let what it names "
             "into /etc/apparmor.d/local/abstractions/libvirt-qemu",
         )
-    return Finding("confinement", OK, looked_at, "neither SELinux nor AppArmor enforces anything")
+    return check.ok("neither SELinux nor AppArmor enforces anything")
 
 
 def _uses(model: str, models: tuple[str, ...]) -> str:

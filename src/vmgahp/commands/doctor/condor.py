@@ -5,10 +5,11 @@ import stat
 import time
 
 from vmgahp import __version__, errors
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Context, ask, down_to, first_closed
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Check, Context, ask, down_to, first_closed
 from vmgahp.config import check as settings_check
 from vmgahp.config import entries as config_entries
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import OK, UNKNOWN, Finding
+from vmgahp.host.trust import changeable_by_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,16 +32,16 @@ _ATTRIBUTES = (
 
 def installed(context: Context) -> Finding:
     """Whether there is an HTCondor at all."""
-    looked_at = "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
+    check = Check(
+        "HTCondor",
+        "condor_config_val, beside the daemon that started this, on PATH and in the usual directories",
+    )
     if context.tool:
-        return Finding("HTCondor", OK, looked_at, f"{context.tool} is there")
+        return check.ok(f"{context.tool} is there")
     if context.own_settings:
         seen = "There is none: the settings are a file's, and jobs are run by hand with vmgahp serve."
-        return Finding("HTCondor", OFF, looked_at, seen, "nothing, if that is what you want.")
-    return Finding(
-        "HTCondor",
-        BAD,
-        looked_at,
+        return check.off(seen, "nothing, if that is what you want.")
+    return check.bad(
         "There is no condor_config_val, so no HTCondor whose startd could offer VMs.",
         "install HTCondor, or put the directory of condor_config_val on PATH (set CONDOR_CONFIG where its "
         "configuration is not in /etc/condor).",
@@ -49,8 +50,8 @@ def installed(context: Context) -> Finding:
 
 def settings(context: Context) -> list[Finding]:
     """Settings that cannot be read, that are no values, contradict each other, or whose names look misspelt."""
-    check, looked_at = settings_check.CHECK, settings_check.LOOKED_AT
-    found = [Finding(check, BAD, looked_at, fault.problem, fault.hint) for fault in context.faults]
+    check = Check(settings_check.CHECK, settings_check.LOOKED_AT)
+    found = [check.bad(fault.problem, fault.hint) for fault in context.faults]
     if not context.unread:
         try:
             entries = config_entries.read(context.environ)
@@ -58,11 +59,11 @@ def settings(context: Context) -> list[Finding]:
                 values.locate(entries.where())
         except errors.Fault as fault:
             entries = None
-            found.append(Finding(check, UNKNOWN, looked_at, fault.problem, fault.hint))
+            found.append(check.unknown(fault.problem, fault.hint))
         found += settings_check.check(context.loaded, context.vm_type, entries)
     if not found:
         origin = context.settings.where("VM_TYPE")
-        found.append(Finding(check, OK, looked_at, f"they can be read (VM_TYPE: {origin})"))
+        found.append(check.ok(f"they can be read (VM_TYPE: {origin})"))
     return found
 
 
@@ -71,25 +72,20 @@ def vm_type(context: Context) -> Finding:
     from vmgahp.drivers import base
 
     name = context.settings.string("VM_TYPE")
-    looked_at = "VM_TYPE, the one type that the startd offers"
+    check = Check("VM_TYPE", "VM_TYPE, the one type that the startd offers")
     if context.unread:
-        return Finding("VM_TYPE", UNKNOWN, looked_at, "The settings cannot be read.")
+        return check.unknown("The settings cannot be read.")
     if not name:
-        return Finding(
-            "VM_TYPE",
-            OFF if context.own_settings else BAD,
-            looked_at,
+        judge = check.off if context.own_settings else check.bad
+        return judge(
             "VM_TYPE is not set: HTCondor has no VM universe on this machine.",
             "set VM_TYPE = kvm in HTCondor's configuration; then condor_restart -startd.",
         )
     try:
         base.find(name.lower())
     except errors.Fault as fault:
-        return Finding("VM_TYPE", BAD, looked_at, fault.problem, fault.hint)
-    return Finding(
-        "VM_TYPE",
-        OK,
-        looked_at,
+        return check.bad(fault.problem, fault.hint)
+    return check.ok(
         f"VM_TYPE = {name} ({context.settings.where('VM_TYPE')}), which has a driver",
     )
 
@@ -100,32 +96,32 @@ def vm_type(context: Context) -> Finding:
 def server(context: Context) -> list[Finding]:
     """VM_GAHP_SERVER: that HTCondor can run it, that nobody else can change it, that it is this one."""
     path = context.more.get("VM_GAHP_SERVER", "")
-    looked_at = "VM_GAHP_SERVER, the program that the startd and each starter run"
+    check = Check("VM_GAHP_SERVER", "VM_GAHP_SERVER, the program that the startd and each starter run")
     if not path and context.own_settings:
         return []  # nobody but people starts the server
     if context.unread:
-        return [Finding("VM_GAHP_SERVER", UNKNOWN, looked_at, "The settings cannot be read.")]
+        return [check.unknown("The settings cannot be read.")]
     if not path:
         hint = f"set VM_GAHP_SERVER = {our_launcher()}"
-        return [Finding("VM_GAHP_SERVER", BAD, looked_at, "VM_GAHP_SERVER is not set.", hint)]
+        return [check.bad("VM_GAHP_SERVER is not set.", hint)]
     reason, hint = _why_not_run(context, path)
     if reason:
         return [
-            Finding("VM_GAHP_SERVER", BAD, looked_at, f"VM_GAHP_SERVER = {path}, and {reason}.", hint),
+            check.bad(f"VM_GAHP_SERVER = {path}, and {reason}.", hint),
         ]
-    changeable = _changeable(path)
+    try:
+        changeable = changeable_by_others(path)
+    except OSError as error:
+        return [check.unknown(f"VM_GAHP_SERVER = {path} cannot be looked at: {error.strerror}.")]
     if changeable:
         return [
-            Finding(
-                "VM_GAHP_SERVER",
-                OFF,
-                looked_at,
+            check.off(
                 f"Others than root can change {changeable}, and root runs VM_GAHP_SERVER = {path}. So it was "
                 "not run to see what it is.",
                 f"chown root {changeable}; chmod go-w {changeable}",
             )
         ]
-    return [_identify(context, path, looked_at)]
+    return [_identify(context, path, check)]
 
 
 def is_ours(found: list[Finding]) -> bool:
@@ -166,48 +162,26 @@ def _why_not_run(context: Context, path: str) -> tuple[str, str]:
     return "", ""
 
 
-def _changeable(path: str) -> str:
-    """What of a path somebody other than root could replace; empty where nothing."""
-    for part in (*down_to(os.path.dirname(path)), os.path.realpath(path)):
-        try:
-            found = os.stat(part)
-        except OSError:
-            continue
-        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        group = found.st_mode & 0o020 and found.st_gid != 0
-        if found.st_uid != 0 or ((group or found.st_mode & 0o002) and not sticky):
-            return part
-    return ""
-
-
-def _identify(context: Context, path: str, looked_at: str) -> Finding:
+def _identify(context: Context, path: str, check: Check) -> Finding:
     """Ask the program for its version, as the user who will run it."""
     who = None if context.vm_type in TYPES_OF_ROOT else context.condor
     said = ask([path, "-version"], SERVER_DEADLINE, context.environ, who)
     first = " ".join(said.out.split())[:120]
     if said.status is None:
         seen = f"VM_GAHP_SERVER = {path} did not say its version within {SERVER_DEADLINE:g} s."
-        return Finding("VM_GAHP_SERVER", BAD, looked_at, seen, f"run {path} -version by hand.")
+        return check.bad(seen, f"run {path} -version by hand.")
     if first.startswith("vmgahp "):
         if f"vmgahp {__version__} " not in f"{first} ":
             seen = f"VM_GAHP_SERVER = {path} is {first}, and this doctor is of version {__version__}."
-            return Finding(
-                "VM_GAHP_SERVER", OFF, looked_at, seen, f"run the doctor beside it, {_beside(path)}"
-            )
-        return Finding("VM_GAHP_SERVER", OK, looked_at, f"{path} is this daemon ({first})")
+            return check.off(seen, f"run the doctor beside it, {_beside(path)}")
+        return check.ok(f"{path} is this daemon ({first})")
     if "CondorVersion" in first:
-        return Finding(
-            "VM_GAHP_SERVER",
-            OFF,
-            looked_at,
+        return check.off(
             f"VM_GAHP_SERVER = {path} is HTCondor's own server; what is said here is about vmgahp.",
             f"set VM_GAHP_SERVER = {our_launcher()}; then condor_restart -startd.",
         )
     why = said.complaint or f"it ended with status {said.status} and said nothing"
-    return Finding(
-        "VM_GAHP_SERVER",
-        BAD,
-        looked_at,
+    return check.bad(
         f"VM_GAHP_SERVER = {path} does not start: {why}.",
         f"run {path} -version and mend what it complains of, or set VM_GAHP_SERVER = {our_launcher()}",
     )
@@ -224,26 +198,22 @@ def _beside(path: str) -> str:
 
 def networking(context: Context) -> Finding:
     """VM_NETWORKING and what belongs to it; whether the networks are there is the probe's to find out."""
-    looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
-    name = "VM_NETWORKING"
+    check = Check("VM_NETWORKING", "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE")
     ours = context.settings
-    if not ours.boolean(name):
+    if not ours.boolean(check.name):
         seen = "VM_NETWORKING is off: jobs that ask for a network do not match this machine"
-        return Finding(name, OK, looked_at, seen)
+        return check.ok(seen)
     wrong = settings_check.networking(ours, context.vm_type)
     offered = ", ".join(ours.networking_types())
-    return wrong or Finding(name, OK, looked_at, f"jobs may have: {offered}")
+    return wrong or check.ok(f"jobs may have: {offered}")
 
 
 def log_file(context: Context) -> Finding:
     """Whether there is a log, and whether it can be written; nothing is."""
     path = context.settings.string("VM_GAHP_LOG")
-    looked_at = "VM_GAHP_LOG"
+    check = Check("VM_GAHP_LOG", "VM_GAHP_LOG")
     if not path.startswith("/") or path == os.devnull:
-        return Finding(
-            "VM_GAHP_LOG",
-            OFF,
-            looked_at,
+        return check.off(
             f"VM_GAHP_LOG is {path or 'not set'}: failures are in the starter's log at most.",
             "set VM_GAHP_LOG = $(LOG)/VMGahpLog",
         )
@@ -258,12 +228,12 @@ def log_file(context: Context) -> Finding:
         seen = (
             f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
         )
-        return Finding("VM_GAHP_LOG", verdict, f"{looked_at} = {path}", seen)
+        return Finding(check.name, verdict, f"{check.name} = {path}", seen)
     elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
         seen, hint = f"root cannot write {path}.", "see whether its file system is mounted read-only."
     else:
-        return Finding("VM_GAHP_LOG", OK, looked_at, f"{path} can be written")
-    return Finding("VM_GAHP_LOG", OFF, looked_at, seen, hint)
+        return check.ok(f"{path} can be written")
+    return check.off(seen, hint)
 
 
 # The startd
@@ -271,12 +241,12 @@ def log_file(context: Context) -> Finding:
 
 def startd(context: Context, fit: bool) -> Finding:
     """What the startd of this machine says of VMs; `fit` is whether nothing else was found wrong."""
-    looked_at = "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)"
+    check = Check("startd", "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)")
     if not context.tool:
-        return Finding("startd", UNKNOWN, looked_at, "There is no HTCondor here.")
+        return check.unknown("There is no HTCondor here.")
     tool = context.program("condor_status")
     if not tool:
-        return Finding("startd", UNKNOWN, looked_at, f"There is no condor_status beside {context.tool}.")
+        return check.unknown(f"There is no condor_status beside {context.tool}.")
     start = (
         "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
     )
@@ -287,12 +257,12 @@ def startd(context: Context, fit: bool) -> Finding:
             address = file.readline(8192).strip()
     except FileNotFoundError:
         seen = f"No startd runs on this machine: {path or 'STARTD_ADDRESS_FILE'} is not there."
-        return Finding("startd", BAD, looked_at, seen, start)
+        return check.bad(seen, start)
     except OSError as error:
         seen = f"{path} cannot be read: {error.strerror}."
-        return Finding("startd", UNKNOWN, looked_at, seen, "run vmgahp doctor as root.")
+        return check.unknown(seen, "run vmgahp doctor as root.")
     if not address.startswith("<"):
-        return Finding("startd", BAD, looked_at, f"{path} has no address in it.", start)
+        return check.bad(f"{path} has no address in it.", start)
     command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
     said = ask(command, TOOL_DEADLINE, context.environ)
     ads = _ads(said.out)
@@ -300,21 +270,18 @@ def startd(context: Context, fit: bool) -> Finding:
         first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it has no slots")
         why = "not in time" if said.status is None else _clean(first)
         seen = f"The startd, which should be at {_clean(address)}, does not answer: {why}."
-        return Finding("startd", BAD, looked_at, seen, start)
+        return check.bad(seen, start)
     ad = next((ad for ad in ads if ad.boolean("PartitionableSlot")), ads[0])
-    return _judge_ad(context, ad, looked_at, fit)
+    return _judge_ad(context, ad, check, fit)
 
 
-def _judge_ad(context: Context, ad: "JobAd", looked_at: str, fit: bool) -> Finding:
+def _judge_ad(context: Context, ad: "JobAd", check: Check, fit: bool) -> Finding:
     interval = context.more.get("VM_RECHECK_INTERVAL", "600")
     reason = ad.string("VMOfflineReason")
     if reason is not None and not ad.boolean("HasVM"):
         # Only the next start of the startd forgets it (ResMgr::updateExtrasClassAd in HTCondor's
         # src/condor_startd.V6/ResMgr.cpp): a later probe that succeeds does not.
-        return Finding(
-            "startd",
-            BAD,
-            looked_at,
+        return check.bad(
             f"A starter took this machine out of the VM universe{_ago(ad.integer('VMOfflineTime'))}: "
             f"VMOfflineReason is {_clean(reason)}.",
             "mend the cause (the last failures in the log, below, name it); then condor_restart -startd.",
@@ -328,22 +295,20 @@ def _judge_ad(context: Context, ad: "JobAd", looked_at: str, fit: bool) -> Findi
         else:
             seen = "HasVM is not true: the startd's own probe failed."
             hint = f"mend what is said above; then condor_restart -startd, or wait up to {interval} s."
-        return Finding("startd", BAD, looked_at, seen, hint)
+        return check.bad(seen, hint)
     offered = (ad.string("VM_Type") or "").lower()
     configured = context.settings.string("VM_TYPE").lower()
     if configured and offered != configured:
         seen = f"The startd offers VM_Type {_clean(offered)}, and VM_TYPE = {configured} now."
-        return Finding("startd", BAD, looked_at, seen, "condor_restart -startd")
+        return check.bad(seen, "condor_restart -startd")
     memory, number = ad.integer("VM_Memory"), ad.integer("VM_AvailNum")
     if memory is not None and memory <= 0:
         seen = "VM_Memory is 0 now: the VMs that run have all of VM_MEMORY, and further jobs wait."
-        return Finding("startd", OFF, looked_at, seen, "wait for a job's end, or raise VM_MEMORY.")
+        return check.off(seen, "wait for a job's end, or raise VM_MEMORY.")
     if number is not None and number <= 0:
         seen = "VM_AvailNum is 0 now: as many VMs run as VM_MAX_NUMBER allows, and further jobs wait."
-        return Finding("startd", OFF, looked_at, seen, "wait for a job's end, or raise VM_MAX_NUMBER.")
-    return Finding(
-        "startd", OK, looked_at, f"HasVM is true, VM_Type {_clean(offered)}, {memory} MiB are free"
-    )
+        return check.off(seen, "wait for a job's end, or raise VM_MAX_NUMBER.")
+    return check.ok(f"HasVM is true, VM_Type {_clean(offered)}, {memory} MiB are free")
 
 
 def _ads(text: str) -> "list[JobAd]":

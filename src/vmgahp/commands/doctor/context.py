@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.config import sources
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,25 @@ class User(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...]
+
+
+class Check(NamedTuple):
+    """A check that is being made; each of its methods is the finding that ends it."""
+
+    name: str
+    looked_at: str
+
+    def ok(self, seen: str, hint: str = "") -> Finding:
+        return Finding(self.name, OK, self.looked_at, seen, hint)
+
+    def off(self, seen: str, hint: str = "") -> Finding:
+        return Finding(self.name, OFF, self.looked_at, seen, hint)
+
+    def bad(self, seen: str, hint: str = "") -> Finding:
+        return Finding(self.name, BAD, self.looked_at, seen, hint)
+
+    def unknown(self, seen: str, hint: str = "") -> Finding:
+        return Finding(self.name, UNKNOWN, self.looked_at, seen, hint)
 
 
 class Completed(NamedTuple):

@@ -1,9 +1,10 @@
 """One job ad against this machine: what it would get, and its domain XML."""
 
 import os
+from dataclasses import dataclass, field
 
 from vmgahp import errors, lifecycle
-from vmgahp.commands.doctor.context import NOBODY, Context
+from vmgahp.commands.doctor.context import NOBODY, Check, Context
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
@@ -20,16 +21,16 @@ LARGEST_AD = 1 << 22
 """Bytes of a file that are read; ads have some kilobytes."""
 
 
+@dataclass
 class Trial:
     """What became of one job ad."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.findings: list[Finding] = []
-        self.description = ""
-        """What the hypervisor would be told; empty where the job could not be described."""
-        self.policy: list[str] = []
-        """What the administrator's policy said and changed, in lines."""
+    path: str
+    findings: list[Finding] = field(default_factory=list)
+    description: str = ""
+    """What the hypervisor would be told; empty where the job could not be described."""
+    policy: list[str] = field(default_factory=list)
+    """What the administrator's policy said and changed, in lines."""
 
 
 def read(path: str) -> JobAd:
@@ -68,11 +69,11 @@ def _no_ad(problem: str) -> errors.ClientFault:
 def try_out(context: Context, path: str, probe: "Probe") -> Trial:
     """Check a job ad as a START would, against what this machine was seen to offer; nothing is started."""
     trial = Trial(path)
-    looked_at = f"the job ad in {path}"
+    check = Check("job ad", f"the job ad in {path}")
     try:
         ad = read(path)
         identity, user = _user(context, ad)
-        _type(context, ad, looked_at, trial.findings)
+        trial.findings += _type(context, ad, check)
         accepted_types.require(ad)
         choice = accepted_types.is_choice(
             context.vm_type
@@ -84,8 +85,8 @@ def try_out(context: Context, path: str, probe: "Probe") -> Trial:
         if not choice:
             spec = JobSpec.from_ad(ad, context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
-            trial.findings.append(Finding("job ad", OK, looked_at, seen))
-            trial.findings += _wishes(spec, probe)
+            trial.findings.append(check.ok(seen))
+            trial.findings += _unmet(spec, probe)
         if context.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
@@ -103,11 +104,11 @@ def try_out(context: Context, path: str, probe: "Probe") -> Trial:
         trial.findings.append(Finding("dry run", OK, f"the {context.vm_type} driver", seen))
     except errors.MachineFault as fault:
         verdict = UNKNOWN if "dry run" in fault.problem else BAD
-        trial.findings.append(Finding("dry run", verdict, looked_at, _clean(fault.problem), fault.hint))
+        trial.findings.append(Finding("dry run", verdict, check.looked_at, escape(fault.problem), fault.hint))
     except errors.Fault as fault:
         fate = "It would be held" if isinstance(fault, errors.JobFault) else "It cannot be read as a job"
-        seen = f"{fate}, with {fault.code}: {_clean(fault.problem)}"
-        trial.findings.append(Finding("job ad", BAD, looked_at, seen, fault.hint))
+        seen = f"{fate}, with {fault.code}: {escape(fault.problem)}"
+        trial.findings.append(check.bad(seen, fault.hint))
     return trial
 
 
@@ -135,7 +136,7 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
     return Identity(NOBODY, NOBODY), "nobody, for its owner has no account here"
 
 
-def _type(context: Context, ad: JobAd, looked_at: str, into: list[Finding]) -> None:
+def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
     """Whether the job is of the type that the startd offers."""
     wanted = ad.vm_type()
     if ad.integer("JobUniverse") not in (None, 13):
@@ -148,17 +149,18 @@ def _type(context: Context, ad: JobAd, looked_at: str, into: list[Finding]) -> N
         raise errors.ClientFault(
             errors.NO_JOBCLASSAD_INFO, "The ad has no JobVMType.", "set vm_type in the submit file."
         )
-    if wanted != context.vm_type:
-        seen = f"JobVMType is {_clean(wanted)}, and this machine offers VM_Type {context.vm_type}: they do not match."
-        hint = f"set vm_type = {context.vm_type} in the submit file, or let the job wait for another machine."
-        into.append(Finding("job type", BAD, looked_at, seen, hint))
+    if wanted == context.vm_type:
+        return []
+    seen = f"JobVMType is {escape(wanted)}, and this machine offers VM_Type {context.vm_type}: they do not match."
+    hint = f"set vm_type = {context.vm_type} in the submit file, or let the job wait for another machine."
+    return [check._replace(name="job type").bad(seen, hint)]
 
 
-def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
+def _unmet(spec: JobSpec, probe: "Probe") -> list[Finding]:
     """What the job asks for and this machine, as probed, does not offer."""
     offered = probe.attributes
     found = []
-    looked_at = "the job's wishes beside what the probe advertises"
+    looked_at = "what the job asks for, beside what the probe advertises"
 
     def miss(check: str, seen: str, hint: str, verdict: str = BAD) -> None:
         found.append(Finding(check, verdict, looked_at, seen, hint))
@@ -200,12 +202,8 @@ def _wishes(spec: JobSpec, probe: "Probe") -> list[Finding]:
         if shared:
             miss(
                 "job checkpoint",
-                f"{_clean(shared[0])} is not transferred with the job, so it has no checkpoints under this type.",
+                f"{escape(shared[0])} is not transferred with the job, so it has no checkpoints under this type.",
                 "transfer the disk, or use vm_type = kvm.",
                 OFF,
             )
     return found
-
-
-def _clean(text: str) -> str:
-    return escape(text)

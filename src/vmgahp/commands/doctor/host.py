@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from glob import glob
 
 from vmgahp.commands.doctor import log_history
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Context, User, ask
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Check, Context, User, ask
+from vmgahp.findings import BAD, OFF, UNKNOWN, Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,20 +36,15 @@ _DRIVERS = (
 
 def root(context: Context) -> Finding:
     """Whether this is the user who will run the jobs' server."""
-    looked_at = "who runs the doctor"
+    check = Check("root", "who runs the doctor")
     if context.is_root:
-        return Finding("root", OK, looked_at, "root, as HTCondor runs the server")
+        return check.ok("root, as HTCondor runs the server")
     if context.blind:
-        return Finding(
-            "root",
-            UNKNOWN,
-            looked_at,
+        return check.unknown(
             f"User id {os.geteuid()}, and HTCondor runs the server as root: what only root may look at is not known.",
             "run vmgahp doctor as root (sudo).",
         )
-    return Finding(
-        "root", OK, looked_at, f"user id {os.geteuid()}, whose own session is what VMs would run in"
-    )
+    return check.ok(f"user id {os.geteuid()}, whose own session is what VMs would run in")
 
 
 # libvirt
@@ -212,16 +207,13 @@ def _cpu_flags(context: Context) -> list[str]:
 
 def firmware(context: Context, probe: "Probe") -> Finding:
     """Which firmware a guest can have, from libvirt's domain capabilities."""
-    looked_at = "libvirt's domain capabilities (virsh domcapabilities)"
+    check = Check("firmware", "libvirt's domain capabilities (virsh domcapabilities)")
     offered = probe.attributes.get(f"VM_{context.vm_type}_ATTR_firmware")
     if not isinstance(offered, str):
-        return Finding("firmware", UNKNOWN, looked_at, "The driver did not come so far as to say.")
+        return check.unknown("The driver did not come so far as to say.")
     if "uefi" in offered.split(","):
-        return Finding("firmware", OK, looked_at, f"guests can have: {offered.replace(',', ', ')}")
-    return Finding(
-        "firmware",
-        OFF,
-        looked_at,
+        return check.ok(f"guests can have: {offered.replace(',', ', ')}")
+    return check.off(
         "There is no UEFI for guests; those of a BIOS run.",
         "apt-get install ovmf (Debian), or dnf install edk2-ovmf; then restart libvirt.",
     )
@@ -237,30 +229,26 @@ def clock(context: Context, probe: "Probe", run_server: bool) -> Finding:
         seen = "Only root can run all of the probe."
         return Finding("clock", UNKNOWN, "the startd's own probe", seen, "run vmgahp doctor as root.")
     if not (run_server and server and context.is_root):
-        looked_at = "the time that all checks of the probe took"
-        return _judge_clock(looked_at, probe.seconds)
+        return _judge_clock(Check("clock", "the time that all checks of the probe took"), probe.seconds)
     from time import monotonic
 
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
-    looked_at = f"the startd's own probe, {' '.join(command)}"
+    check = Check("clock", f"the startd's own probe, {' '.join(command)}")
     who = None if context.vm_type in TYPES_OF_ROOT else context.condor
     began = monotonic()
     with _called("condor_startd"):
         said = ask(command, PROBE_DEADLINE, context.environ, who)
     seconds = monotonic() - began
     if said.status is None or seconds > STARTD_PATIENCE:
-        return _judge_clock(looked_at, seconds)
+        return _judge_clock(check, seconds)
     if (said.status != 0 or not said.out.strip()) and probe.trouble is None:
         problem, _, hint = log_history.parted(said.complaint)
-        return Finding(
-            "clock",
-            BAD,
-            looked_at,
+        return check.bad(
             f"It says nothing to the startd{_as(who)}, although nothing else was found wrong: "
             f"{problem.rstrip('.') or 'no word'}.",
             hint or "run the command by hand and mend what it complains of.",
         )
-    return _judge_clock(looked_at, seconds)
+    return _judge_clock(check, seconds)
 
 
 def _as(who: User | None) -> str:
@@ -286,14 +274,12 @@ def _called(name: str) -> "Iterator[None]":
             file.write(before)
 
 
-def _judge_clock(looked_at: str, seconds: float) -> Finding:
+def _judge_clock(check: Check, seconds: float) -> Finding:
     hint = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
     if seconds > STARTD_PATIENCE:
         seen = f"It takes more than {STARTD_PATIENCE:g} s ({seconds:.1f} s), and the startd waits no longer."
-        return Finding("clock", BAD, looked_at, seen, hint)
+        return check.bad(seen, hint)
     if seconds > CLOSE:
         seen = f"It takes {seconds:.1f} s, and the startd waits {STARTD_PATIENCE:g} s: a busy machine is too slow."
-        return Finding("clock", OFF, looked_at, seen, hint)
-    return Finding(
-        "clock", OK, looked_at, f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits"
-    )
+        return check.off(seen, hint)
+    return check.ok(f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits")
