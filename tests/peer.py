@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vmgahp.cli import KILL, PROBE, SERVE
 from vmgahp.protocol.client import DEADLINE, Client
+from vmgahp.protocol.requests import PREFIX, READY
 
 DAEMON = (sys.executable, "-P", "-m", "vmgahp")
 
@@ -35,6 +36,24 @@ class Peer(Client):
         super().__init__(
             [*DAEMON, "-f", "-t", "-M", str(SERVE)], environ, cwd or environ["VMGAHP_WORKING_DIR"]
         )
+
+    def line(self, timeout: float = DEADLINE) -> str:
+        """The next line that is no R."""
+        while (line := self.receive(timeout).line) == READY:
+            pass
+        return line
+
+    def request(self, operation: str, argument: object) -> int:
+        """Send a request that has to be accepted, without waiting for its result: its request id."""
+        number = self.requests.last_id + 1
+        assert self.ask(f"{PREFIX}{operation} {number} {argument}") == "S"
+        return number
+
+    def results(self) -> list[str]:
+        """RESULTS, which also re-arms the R: the result lines as they are."""
+        accepted, count = self.ask("RESULTS").split(" ")
+        assert accepted == "S"
+        return [self.line() for _ in range(int(count))]
 
 
 def daemon(environ: Mapping[str, str], mode: int, *words: str) -> subprocess.CompletedProcess[str]:

@@ -7,21 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests import REPOSITORY
 from tests.conftest import simulated_ad
 from tests.peer import DEADLINE, Peer, environment
-from vmgahp.commands import replay
+from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp.daemon import server
 from vmgahp.protocol import transcript, wire
-
-TRANSCRIPTS = REPOSITORY / "tests" / "protocol" / "transcripts"
 
 
 def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
     recorded = transcript.load(str(TRANSCRIPTS / "protocol.txt"))
     with Peer(environment("kvm", scratch)) as peer:
-        assert replay.Replay(recorded, replay.ClientWire(peer), exact=True).run() == []
+        play_exactly(recorded, peer.write, peer.read_line)
         peer.finish()
+        assert peer.next_line() is None
         assert peer.process.returncode == recorded.exit_status
 
 

@@ -110,7 +110,8 @@ def converse(client: Client, scratch: Path, console: Console, screen: Screen, se
     """The whole conversation of a job that ends by itself; says how the guest was run."""
     client.greeting()
     for request in ("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON"):
-        client.say(request)
+        if not client.ask(request).startswith("S"):
+            raise DemoError(f"{request} was refused")
     client.send_ad(*job_ad(scratch))
     vm = client.call("START", "kvm", timeout=60)
     how = accelerator(int(client.call("GETPID", vm)))

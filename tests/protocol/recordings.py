@@ -1,32 +1,42 @@
-"""The recording of a real starter with this daemon: where it is, and what of it is the same each time."""
+"""Recorded conversations: where they are, how they are played line by line, and what is the same each time."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from vmgahp.protocol import wire
-from vmgahp.protocol.transcript import Transcript
-from vmgahp.protocol.transcript_rules import request_of, steps
+from vmgahp.protocol.transcript import CLIENT, Transcript, steps
 
-STARTER = Path(__file__).parent / "transcripts" / "starter.txt"
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+STARTER = TRANSCRIPTS / "starter.txt"
 """A job that was suspended and continued, and whose guest powered itself off; from the pool's test_transcripts.py."""
+
+
+def play_exactly(
+    recorded: Transcript, send: Callable[[bytes], object], receive: Callable[[], str | None]
+) -> None:
+    """Every line of both sides, each R too, as it is and in the recorded order."""
+    for line in recorded.lines:
+        if line.mark == CLIENT:
+            send(line.data)
+        else:
+            assert receive() == line.text, f"line {line.number}"
 
 
 def outline(conversation: Transcript) -> list[str]:
     """What was asked in which order and with what outcome, however often the starter looked after the VM."""
     found: list[str] = []
-    asked: dict[str, str] = {}
     for step in steps(conversation):
-        if step.is_sent() and not step.in_ad:
-            request = request_of(step.line.text)
-            if request:
-                asked[request[0]] = request[1].decode()
-            elif step.line.text != "RESULTS":
-                found.append(step.line.text)
-        for line in step.results:
-            number, success, *words = wire.words(line.text)
+        asked = step.request if step.is_sent() and not step.in_ad else None
+        if asked and not asked.operation and asked.command != "RESULTS":
+            found.append(step.line.text)
+        for result in step.results:
+            assert result.request
+            operation = result.request.operation
+            _, success, *words = wire.words(result.line.text)
             words = [word for word in words if not word.startswith(("IP=", "MAC="))]
-            outcome = "a pid" if asked[number] == "GETPID" and words[0] != "0" else words[0]
-            row = f"{asked[number]} {success} {outcome}"
+            outcome = "a pid" if operation == "GETPID" and words[0] != "0" else words[0]
+            row = f"{operation} {success} {outcome}"
             if row != "STATUS 0 STATUS=Running" and row not in found[-1:]:
                 found.append(row)
     return found

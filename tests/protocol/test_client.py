@@ -66,10 +66,11 @@ def test_a_result_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_results_of_other_requests_are_kept(tmp_path: Path) -> None:
-    with serve(tmp_path, "1 S", "1 S~R", "1 S 2~2 0 two~1 0 one") as client:
-        first, second = client.request("STATUS", 1), client.request("STATUS", 2)
-        assert client.outcome(first) == ["0", "one"]
-        assert client.outcome(second) == ["0", "two"]
+    with serve(tmp_path, "1 S", "1 S~R", "1 S 2~1 0 one~2 0 two") as client:
+        client.ask("CONDOR_VM_STATUS 1 1")
+        first = client.requests.pending[1]
+        assert client.run("STATUS", 2) == ["0", "two"]
+        assert first.result == ["0", "one"]
 
 
 def test_a_failure_carries_the_word(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_failure_carries_the_word(tmp_path: Path) -> None:
 
 def test_a_refusal_is_an_error(tmp_path: Path) -> None:
     with serve(tmp_path, "1 E") as client, pytest.raises(ProtocolError, match="answered 'E'"):
-        client.say("BOGUS")
+        client.run("BOGUS", 1)
 
 
 def test_a_server_that_speaks_without_being_asked_is_an_error(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_much_is_written_while_the_server_answers() -> None:
     """A server that stops to read until its answers are read holds up nobody for ever."""
     with python("for _ in range(49999): print('S ' + input().strip(), flush=True)") as client:
         client.write(b"0123456789\r\n" * 49999)
-        assert {client.line() for _ in range(49999)} == {"S 0123456789"}
+        assert {client.read_line() for _ in range(49999)} == {"S 0123456789"}
 
 
 def test_a_server_that_reads_nothing_is_given_up() -> None:

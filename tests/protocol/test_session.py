@@ -1,20 +1,16 @@
 """The session without any I/O: replies, results, the order of things, and a model of the states."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import jobs
 from tests.conftest import examples
+from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp import errors, lifecycle
-from vmgahp.commands import replay
 from vmgahp.metrics import Status
 from vmgahp.protocol import session, transcript, wire
 from vmgahp.protocol.calls import Call
-
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
 AD = jobs.lines("/scratch", ProcId=3)
 
@@ -68,20 +64,18 @@ def test_the_recorded_conversation_gives_the_same_lines() -> None:
     buffered: list[str] = []
     client.session._output += wire.GREETING + b"\n"
 
-    class Wire:
-        def send(self, data: bytes) -> None:
-            client.session.receive(data, client.now)
-            if client.session.quitting:
-                client.session.goodbye()
+    def send(data: bytes) -> None:
+        client.session.receive(data, client.now)
+        if client.session.quitting:
+            client.session.goodbye()
 
-        def receive(self, timeout: float) -> str | None:
-            buffered.extend(client.read())
-            return buffered.pop(0) if buffered else None
+    def receive() -> str | None:
+        buffered.extend(client.read())
+        return buffered.pop(0) if buffered else None
 
-        def end(self) -> None:
-            assert client.session.quitting
-
-    assert replay.Replay(recorded, Wire(), exact=True).run() == []
+    play_exactly(recorded, send, receive)
+    assert client.session.quitting
+    assert receive() is None
 
 
 def test_bytes_one_by_one_give_the_same_replies() -> None:

@@ -1,79 +1,57 @@
-"""``vmgahp replay``: plays a recorded client to a server and shows where that differs.
-
-Results are compared by their request id, whenever they come; with `exact`, line by line in the recorded order.
-`vmgahp.commands.replay_as_server` plays the other side.
-"""
+"""``vmgahp replay``: plays the client's side of a recording to a server and shows the differences."""
 
 import os
 import sys
 import time
 from collections import deque
+from typing import NamedTuple, Protocol
 
-from vmgahp.protocol import transcript_rules
-from vmgahp.protocol import wire as gahp
+from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
-from vmgahp.protocol.transcript import STDERR, Transcript, TranscriptError, load
-from vmgahp.protocol.transcript_rules import READY, Difference, Step, alike, command, is_count, request_of
+from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
+from vmgahp.protocol.transcript import Step, Transcript, TranscriptError, alike
 from vmgahp.text import escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
-    from typing import Protocol
-
-    class Wire(Protocol):
-        """The way to a server."""
-
-        def send(self, data: bytes) -> None:
-            """Write bytes; what keeps them from being written shows when the answer is read."""
-
-        def receive(self, timeout: float) -> str | None:
-            """The next line, without its end; None where none came in `timeout` seconds, or ever will."""
-
-        def end(self) -> None:
-            """Close the server's input."""
-
-
-MOST_TOO_MANY = 8
-"""Lines after a wrong one that are looked at to see whether the recorded one still comes."""
+    from collections.abc import Callable
 
 GRACE = 0.3
 """Seconds that the line after a wrong one is waited for: the wrong one may just be one too many."""
 
+MOST_TOO_MANY = 8
+"""Lines after a wrong one that are looked at to see whether the recorded one still comes."""
+
 POLL = 0.2
-"""Seconds between two RESULTS where no ``R`` announces anything."""
+"""Seconds between two RESULTS where no R announces anything."""
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from argparse import SUPPRESS
+
     parser = commands.add_parser(
         "replay",
-        help="play a recorded conversation to a server, or to a client, and show the differences",
+        help="play a recorded conversation to a server, and show the differences",
         description="Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared. The exit status is 0 only "
-        "if nothing differs, 1 if something does, 2 if it could not be tried. With --as-server the other side is "
-        "played, on standard input and output.",
+        "if nothing differs, 1 if something does, 2 if it could not be tried.",
     )
     parser.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
     parser.add_argument(
         "command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --"
     )
-    parser.add_argument("--as-server", action="store_true", help="be the server, to test a client")
-    parser.add_argument(
-        "--exact", action="store_true", help="compare every line as it is, in the recorded order"
-    )
-    parser.add_argument(
-        "--paced", action="store_true", help="wait before each line as long as it took when it was recorded"
-    )
+    for retired in ("--as-server", "--exact", "--paced"):
+        parser.add_argument(retired, action="store_true", help=SUPPRESS)
     parser.add_argument(
         "--timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how long an answer may take (default: 60), or with --as-server the next request (default: 600)",
+        help="how long an answer may take (default: 60)",
     )
     parser.add_argument(
         "--set",
@@ -88,48 +66,38 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _main(options: "argparse.Namespace") -> int:
     try:
-        recorded = load(options.file)
+        if options.as_server:
+            raise ValueError(
+                "--as-server is gone, and nothing was played. Hint: only a client can be played now."
+            )
+        for name in ("exact", "paced"):
+            if getattr(options, name):
+                _complain(f"--{name} is gone and is ignored.")
+        recorded = transcript.load(options.file)
         attributes = {}
         for setting in options.set:
             name, equals, value = setting.partition("=")
             if not equals or not name.strip():
                 raise ValueError(f"--set {setting}: it takes NAME=VALUE")
             attributes[name.strip()] = value.strip()
-        if bool(options.command) == options.as_server:
-            raise ValueError("it takes either a COMMAND, after --, or --as-server")
+        if not options.command:
+            raise ValueError("it takes a COMMAND, after --")
         if attributes or options.vm_type:
-            recorded = transcript_rules.adapted(recorded, attributes, options.vm_type)
-        if options.as_server:
-            from vmgahp.commands import replay_as_server
-
-            return replay_as_server.run(
-                recorded, exact=options.exact, paced=options.paced, timeout=options.timeout
-            )
-        return run(
-            recorded,
-            options.command,
-            exact=options.exact,
-            paced=options.paced,
-            timeout=options.timeout or DEADLINE,
-        )
+            recorded = transcript.adapted(recorded, attributes, options.vm_type)
+        return run(recorded, options.command, options.timeout or DEADLINE)
     except (OSError, TranscriptError, ValueError) as error:
-        what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        sys.stderr.write(f"vmgahp replay: {escape(what)}\n")
+        _complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         return TROUBLE
 
 
-def run(
-    recorded: Transcript,
-    argv: list[str],
-    *,
-    exact: bool = False,
-    paced: bool = False,
-    timeout: float = DEADLINE,
-) -> int:
+def _complain(text: str) -> None:
+    sys.stderr.write(f"vmgahp replay: {escape(text)}\n")
+
+
+def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int:
     """Play to a command and print the differences. Raises OSError where it cannot be started."""
     with Client(argv, os.environ, log=sys.stderr) as client:
-        wire = ClientWire(client)
-        replay = Replay(recorded, wire, exact=exact, paced=paced, timeout=timeout)
+        replay = Replay(recorded, Pipes(client), timeout)
         differences = replay.run()
         try:
             client.finish(timeout)
@@ -148,8 +116,42 @@ def run(
     return DIFFERENT if differences else SAME
 
 
-class ClientWire:
-    """A `Wire` to a process."""
+class Difference(NamedTuple):
+    """Where the server did not say what is recorded."""
+
+    number: int
+    """The line of the recording, 0 where it has none."""
+    recorded: str | None
+    said: str | None
+    request: str = ""
+    """What this answers."""
+
+    def show(self) -> str:
+        """For people: where, then the lines of both sides."""
+        where = f"line {self.number}" if self.number else "at the end"
+        shown = [f"{where}, {escape(self.request)}:" if self.request else f"{where}:"]
+        if self.recorded is not None:
+            shown.append(f"- {escape(self.recorded)}")
+        if self.said is not None:
+            shown.append(f"+ {escape(self.said)}")
+        return "\n".join(shown)
+
+
+class Server(Protocol):
+    """Who is played to."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes; what keeps them from being written shows when the answer is read."""
+
+    def receive(self, timeout: float) -> str | None:
+        """The next line, without its end; None where none came in `timeout` seconds, or ever will."""
+
+    def end(self) -> None:
+        """Close the server's input."""
+
+
+class Pipes:
+    """A `Server` that is a process."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -176,223 +178,169 @@ class ClientWire:
 
 
 class Replay:
-    """The client's side of `recorded`, on a wire; what differs is in `differences`.
+    """The client's side of `recorded`, played to a server; what differs is in `differences`.
 
-    The first answer that does not come ends it; `unplayed` is the number of lines that are left then.
+    Results are compared by their request id, whenever they come. The first answer that does not come ends the
+    play; `unplayed` is the number of lines that are left then.
     """
 
-    def __init__(
-        self,
-        recorded: Transcript,
-        wire: "Wire",
-        *,
-        exact: bool = False,
-        paced: bool = False,
-        timeout: float = DEADLINE,
-    ) -> None:
+    def __init__(self, recorded: Transcript, server: Server, timeout: float = DEADLINE) -> None:
         self.differences: list[Difference] = []
         self.unplayed = 0
-        self._recorded = recorded
-        self._wire = wire
-        self._exact = exact
-        self._paced = paced
+        self._steps = transcript.steps(recorded)
+        self._server = server
         self._timeout = timeout
-        self._began = time.monotonic()
-        self._silent = False
+        self._requests = Requests()
         self._last_sent = ""
-        self._requests: dict[str, bytes] = {}
-        """What each request id was used for last."""
-        self._owed = 0
-        """Answers to what was sent that the recording still has."""
-        self._early: deque[str] = deque()
-        """Lines that were read while something else was waited for."""
+        self._owed: deque[Request] = deque()
+        """What was sent, and is still answered in the recording."""
+        self._unasked: deque[str] = deque()
+        """Lines that answer nothing, the greeting first, and that were not compared yet."""
         self._results: dict[str, deque[str]] = {}
-        """Results that were fetched and are not asked for yet."""
-        self._ready = False
-        self._announces = True
-        """Whether async mode is on."""
+        """Results that were fetched and are not asked for yet, by request id."""
+        self._unknown: set[str] = set()
+        """The ids of results that no request waited for."""
 
     def run(self) -> list[Difference]:
-        for step, left in self._steps():
-            if step.is_sent():
-                self._send(step)
-            elif self._exact or not (step.line.text == READY or step.answers_results()):
-                self._silent = not self._expect(step)
-            elif step.line.text == READY:
-                self._silent = not self._expect_r(step)
-            else:
-                self._silent = not self._expect_results(step)
-            if self._silent:
+        left = sum(1 + len(step.results) for step in self._steps)
+        for step in self._steps:
+            left -= 1 + len(step.results)
+            if not self._play(step):
                 self.unplayed = left
-                break
-        self._wire.end()
-        if not self._silent:
-            self._look_at_the_rest()
+                self._server.end()
+                return self.differences
+        self._server.end()
+        self._wait(lambda: False, self._timeout)
+        for text in (*(request.reply for request in self._owed if request.reply), *self._unasked):
+            self._differ(0, None, text)
+        recorded = {wire.words(line.line.text)[0] for step in self._steps for line in step.results}
+        for number, results in self._results.items():
+            # Nobody fetched the result in the recording; here it was fetched along with another.
+            if number in recorded or number in self._unknown:
+                for text in results:
+                    self._differ(0, None, text, "RESULTS")
         return self.differences
 
-    def _steps(self) -> "Iterator[tuple[Step, int]]":
-        """All steps, each with the number of lines after it; single lines with `exact`."""
-        if self._exact:
-            found = [Step(line) for line in self._recorded.lines if line.mark != STDERR]
-        else:
-            found = list(transcript_rules.steps(self._recorded))
-        left = sum(1 + len(step.results) for step in found)
-        for step in found:
-            left -= 1 + len(step.results)
-            yield step, left
+    def _play(self, step: Step) -> bool:
+        """One step; False where the server has not said anything in time."""
+        if step.is_sent():
+            return self._send(step)
+        if step.line.text == READY:
+            return self._expect_r(step)
+        return self._expect_results(step) if step.answers_results() else self._expect(step)
 
     # The client's lines
 
-    def _send(self, step: Step) -> None:
-        line = step.line
-        if self._paced and line.at is not None:
-            self._listen_until(self._began + line.at)
-        if not step.in_ad and not self._exact:
-            if self._owed == 0:
-                while (text := self._next(0.0)) is not None:
-                    self._differ(line.number, None, text)
-            self._owed += 1
-            if asked := request_of(line.text):
-                self._requests[asked[0]] = asked[1]
-        self._last_sent = line.text
-        self._wire.send(line.data)
+    def _send(self, step: Step) -> bool:
+        assert step.request is not None
+        self._last_sent, last = step.line.text, self._last_sent
+        if not step.in_ad:
+            if not self._owed:
+                self._wait(lambda: False, 0.0)
+                while self._unasked:
+                    self._differ(step.line.number, None, self._unasked.popleft(), last)
+            self._owed.append(Request(step.line.text))
+            self._requests.sent(self._owed[-1])
+        self._server.send(step.line.data)
+        return True
 
-    def _listen_until(self, end: float) -> None:
-        while (left := end - time.monotonic()) > 0:
-            text = self._wire.receive(left)
-            if text is None:
-                return
-            self._early.append(text)
+    def _ask_for_results(self) -> Request:
+        request = Request("RESULTS")
+        self._requests.sent(request)
+        self._server.send(b"RESULTS\r\n")
+        return request
 
     # The server's lines
 
-    def _read(self, timeout: float) -> str | None:
-        return self._early.popleft() if self._early else self._wire.receive(timeout)
-
-    def _next(self, timeout: float) -> str | None:
-        """The next line, but for an ``R``, which is only kept in mind."""
+    def _wait(self, done: "Callable[[], object]", timeout: float) -> bool:
+        """Take in lines until `done`; False where that does not come about in time."""
         end = time.monotonic() + timeout
-        while (text := self._read(max(0.0, end - time.monotonic()))) == READY and not self._exact:
-            self._note_r()
-        return text
-
-    def _note_r(self) -> None:
-        if self._ready or not self._announces:
-            self._differ(0, None, READY, "")
-        self._ready = True
-
-    def _wait_for_r(self, timeout: float) -> bool:
-        """Wait until results are announced; lines that come before are kept."""
-        end = time.monotonic() + timeout
-        others = []
-        while not self._ready:
-            text = self._read(max(0.0, end - time.monotonic()))
-            if text is None:
-                break
-            if text == READY:
-                self._note_r()
-            else:
-                others.append(text)
-        self._early.extendleft(reversed(others))
-        return self._ready
-
-    def _expect(self, step: Step) -> bool:
-        """Read the next line and compare it; False where there is none."""
-        self._owed -= bool(step.request)
-        text = self._next(self._timeout)
-        if text is None:
-            self._differ(step.line.number, step.line.text, None, step.request)
-            return False
-        if not self._is_same(step.line.text, text):
-            self._find_again(step, text)
-        elif command(step.request).startswith(b"ASYNC_MODE_"):
-            self._announces, self._ready = command(step.request).endswith(b"ON"), False
+        while not done():
+            line = self._server.receive(max(0.0, end - time.monotonic()))
+            if line is None:
+                return False
+            self._take(line)
         return True
 
-    def _find_again(self, step: Step, text: str) -> None:
-        """Decide whether a wrong line stands for the recorded one, or is one too many before it."""
-        others: list[str] = []
-        for _ in range(MOST_TOO_MANY):
-            another = self._next(GRACE)
-            if another is None:
-                break
-            if self._is_same(step.line.text, another):
-                for extra in (text, *others):
-                    self._differ(step.line.number, None, extra, step.request)
-                return
-            others.append(another)
-        self._differ(step.line.number, step.line.text, text, step.request)
-        self._early.extendleft(reversed(others))
+    def _take(self, line: str) -> None:
+        if line == READY and (self._requests.ready or not self._requests.asynchronous):
+            self._differ(0, None, READY, "")
+        received = self._requests.received(line)
+        if received.kind in (Kind.GREETING, Kind.UNASKED):
+            self._unasked.append(line)
+        elif received.kind is Kind.RESULT:
+            number = wire.words(line)[0]
+            self._results.setdefault(number, deque()).append(line)
+            if received.request is None:
+                self._unknown.add(number)
 
-    def _is_same(self, recorded: str, said: str) -> bool:
-        return said == recorded or (not self._exact and alike(said) == alike(recorded))
+    def _expect(self, step: Step) -> bool:
+        """Compare a reply, or a line that answers nothing; False where there is none."""
+        line, answered = step.line, step.request.line if step.request is not None else ""
+        request = self._owed.popleft() if step.request is not None else None
+        if request is None:
+            said = self._unasked.popleft() if self._wait(lambda: self._unasked, self._timeout) else None
+        else:
+            self._wait(lambda: request.reply is not None, self._timeout)
+            said = request.reply
+        if said is None:
+            self._differ(line.number, line.text, None, answered)
+        elif alike(said) != alike(line.text):
+            self._find_again(step, said, answered)
+        return said is not None
+
+    def _find_again(self, step: Step, said: str, answered: str) -> None:
+        """Decide whether a wrong line stands for the recorded one, or is one too many before it."""
+        line = step.line
+        wanted = alike(line.text)
+        self._wait(lambda: len(self._unasked) >= MOST_TOO_MANY or wanted in map(alike, self._unasked), GRACE)
+        if wanted not in map(alike, self._unasked):
+            self._differ(line.number, line.text, said, answered)
+            return
+        while alike(said) != wanted:
+            self._differ(line.number, None, said, answered)
+            said = self._unasked.popleft()
 
     def _expect_r(self, step: Step) -> bool:
         # What it announced may have been fetched already, with a RESULTS that the recording does not have.
-        if any(self._results.values()) or self._wait_for_r(self._timeout):
+        if any(self._results.values()) or self._wait(lambda: self._requests.ready, self._timeout):
             return True
         self._differ(step.line.number, READY, None)
         return False
 
     def _expect_results(self, step: Step) -> bool:
         """Read the answer to RESULTS, and ask again until all results that are recorded here have come."""
-        self._owed -= 1
-        if not self._expect_count(step):
+        if not self._fetched(self._owed.popleft(), step):
             return False
-        for line in step.results:
-            request_id = gahp.words(line.text)[0]
-            operation = self._requests.get(request_id, b"")
-            request = f"CONDOR_VM_{operation.decode()} {request_id}"
+        for result in step.results:
+            line, text = result.line, result.line.text
+            number, operation = wire.words(text)[0], result.request.operation if result.request else ""
+            asked = f"CONDOR_VM_{operation} {number}"
             end = time.monotonic() + self._timeout
-            while not self._results.get(request_id):
+            while not self._results.get(number):
                 left = end - time.monotonic()
-                announced = self._wait_for_r(left if self._announces else min(POLL, left))
-                if left <= 0 or (self._announces and not announced):
-                    self._differ(line.number, line.text, None, request)
+                announces = self._requests.asynchronous
+                announced = self._wait(lambda: self._requests.ready, left if announces else min(POLL, left))
+                if left <= 0 or (announces and not announced):
+                    self._differ(line.number, text, None, asked)
                     return False
-                self._wire.send(b"RESULTS\r\n")
-                if not self._expect_count(step):
+                if not self._fetched(self._ask_for_results(), step):
                     return False
-            text = self._results[request_id].popleft()
-            if alike(text, operation) != alike(line.text, operation):
-                self._differ(line.number, line.text, text, request)
+            said = self._results[number].popleft()
+            if alike(said, operation) != alike(text, operation):
+                self._differ(line.number, text, said, asked)
         return True
 
-    def _expect_count(self, step: Step) -> bool:
-        """Read ``S`` and a number, and so many results; False where that is not what comes."""
-        text = self._next(self._timeout)
-        if text is None or not is_count(text):
-            self._differ(step.line.number, step.line.text, text, step.request)
-            return False
-        self._ready = False
-        for number in range(int(text[2:])):
-            result = self._next(self._timeout)
-            if result is None:
-                self._differ(
-                    step.line.number, step.line.text, f"{text} (and only {number} came)", step.request
-                )
-                return False
-            self._results.setdefault(gahp.words(result)[0], deque()).append(result)
-        return True
-
-    # The end
-
-    def _look_at_the_rest(self) -> None:
-        """What the server still says, and results that the recording does not have."""
-        while (text := self._next(self._timeout)) is not None:
-            self._differ(0, None, text)
-        if self._exact:
-            return
-        recorded = {
-            gahp.words(line.text)[0]
-            for step in transcript_rules.steps(self._recorded)
-            for line in step.results
-        }
-        for request_id, results in self._results.items():
-            # Nobody fetched the result in the recording; here it was fetched along with another.
-            if request_id in recorded or request_id not in self._requests:
-                for text in results:
-                    self._differ(0, None, text, "RESULTS")
+    def _fetched(self, request: Request, step: Step) -> bool:
+        """Read S and a number, and so many results; False where that is not what comes."""
+        self._wait(lambda: request.reply is not None, self._timeout)
+        said = request.reply
+        if said is not None and result_count(said) is not None:
+            if self._wait(lambda: not self._requests.results_left, self._timeout):
+                return True
+            said += f" (and {self._requests.results_left} of them did not come)"
+        self._differ(step.line.number, step.line.text, said, "RESULTS")
+        return False
 
     def _differ(
         self, number: int, recorded: str | None, said: str | None, request: str | None = None

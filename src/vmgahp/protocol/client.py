@@ -1,9 +1,9 @@
-"""The client's side of the protocol, as condor_starter speaks it, over a command's pipes.
+"""A client at the pipes of a server, which it starts: what condor_starter says to its vm-gahp.
 
-It keeps to what the real client does: lines end with CR LF, every request waits for its one reply line, an
-``R`` may come between any two lines, and results are fetched with RESULTS and split at unescaped spaces. It
-waits for nothing without an end, and has no threads: whoever has to watch something else at the same time, a
-terminal say, watches `Client.descriptors` too and calls `Client.pump`.
+`vmgahp.protocol.requests` says what each line is. The client keeps to what the real one does: lines end with
+CR LF, every request waits for its reply, and results are fetched when an R announces them. It waits for nothing
+without an end, and has no threads: whoever has to watch something else at the same time, a terminal say, watches
+`Client.descriptors` too and calls `Client.pump`.
 """
 
 import os
@@ -12,23 +12,18 @@ import signal
 import subprocess
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
 
 from vmgahp.protocol import wire
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-    from typing import IO, Self
+from vmgahp.protocol.requests import Kind, Received, Request, Requests, State
 
 DEADLINE = 60.0
 """Seconds that one answer, one result or the server's end may take, unless the caller says otherwise."""
 
 MOST_LOG = 4 << 20
 """Bytes of the server's standard error that are kept; the oldest go first."""
-
-PREFIX = "CONDOR_VM_"
-"""What the commands that take a request id begin with; callers leave it out."""
 
 _IDLE = 0.1
 """Seconds between two calls of `idle`."""
@@ -52,20 +47,18 @@ class Client:
 
     def __init__(
         self,
-        argv: "Sequence[str]",
-        environ: "Mapping[str, str] | None" = None,
-        cwd: "str | Path | None" = None,
-        log: "IO[str] | IO[bytes] | None" = None,
-        heard: "Callable[[str, str], None] | None" = None,
-        idle: "Callable[[], None] | None" = None,
+        argv: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        log: IO[str] | IO[bytes] | None = None,
+        heard: Callable[[str, str], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
-        self.ready = False
-        """Whether an ``R`` has come since the last RESULTS."""
+        self.requests = Requests()
+        """What `ask`, `run` and `call` have sent; `send` and `write` leave nothing here."""
         self.ended = False
         """Whether the server has closed its output."""
-        self._outcomes: dict[int, list[str]] = {}
-        self._last_id = 0
-        self._heard = heard
+        self._heard = heard or (lambda _mark, _line: None)
         self._idle = idle
         self._reader = wire.LineReader()
         self._lines: deque[str] = deque()
@@ -84,7 +77,7 @@ class Client:
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,31 +119,17 @@ class Client:
                 if line is wire.TOO_LONG:
                     raise ProtocolError(f"the server's line is longer than {wire.MAX_REQUEST} bytes")
                 self._lines.append(line.decode("utf-8", "surrogateescape"))
-                self._tell("<", self._lines[-1])
+                self._heard("<", self._lines[-1])
         elif err is not None and not err.closed and descriptor == err.fileno():
             data = os.read(descriptor, 65536)
             if not data:
                 err.close()
             self._log += data
             del self._log[:-MOST_LOG]
-            *lines, self._log_line = (self._log_line + data).split(b"\n")
-            self._log_line = self._log_line[-wire.MAX_REQUEST :]
+            *lines, rest = (self._log_line + data).split(b"\n")
+            self._log_line = rest[-wire.MAX_REQUEST :]
             for line in lines:
-                self._tell("!", line.decode("utf-8", "surrogateescape"))
-
-    def _tell(self, mark: str, line: str) -> None:
-        if self._heard is not None:
-            self._heard(mark, line)
-
-    def _wait(self, end: float, what: str) -> None:
-        """Wait for more of the server until the monotonic clock shows `end`."""
-        left = end - time.monotonic()
-        if left <= 0:
-            raise ProtocolError(f"{what}{self._last_words()}")
-        if self._idle is not None:
-            self._idle()
-            left = min(left, _IDLE)
-        self.pump(left)
+                self._heard("!", line.decode("utf-8", "surrogateescape"))
 
     def _last_words(self) -> str:
         return f"; its log:\n{self.errors()}" if self._log else ""
@@ -162,10 +141,9 @@ class Client:
     # Lines
 
     def send(self, line: str | bytes, timeout: float = DEADLINE) -> None:
-        """Write one line, and its end."""
+        """Write one line, and its end, and wait for nothing."""
         data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
-        if self._heard is not None:
-            self._tell(">", data.decode("utf-8", "surrogateescape"))
+        self._heard(">", data.decode("utf-8", "surrogateescape"))
         self.write(data + b"\r\n", timeout)
 
     def write(self, data: bytes, timeout: float = DEADLINE) -> None:
@@ -185,7 +163,7 @@ class Client:
                 raise ProtocolError(f"the server no longer reads{self._last_words()}") from None
 
     def next_line(self) -> str | None:
-        """A line that has come already, an ``R`` included; None where there is none."""
+        """A line that has come already; None where there is none."""
         return self._lines.popleft() if self._lines else None
 
     def read_line(self, timeout: float = DEADLINE) -> str:
@@ -196,91 +174,82 @@ class Client:
                 self._await_exit(end)
                 status = self.process.returncode
                 raise ProtocolError(f"the server ended its output (exit {status}){self._last_words()}")
-            self._wait(end, f"no line from the server in {timeout:g} s")
+            left = end - time.monotonic()
+            if left <= 0:
+                raise ProtocolError(f"no line from the server in {timeout:g} s{self._last_words()}")
+            if self._idle is not None:
+                self._idle()
+                left = min(left, _IDLE)
+            self.pump(left)
         return self._lines.popleft()
 
-    def line(self, timeout: float = DEADLINE) -> str:
-        """The next line that is no ``R``, which only is kept in mind, as `ready`."""
-        end = time.monotonic() + timeout
-        while (line := self.read_line(max(0.0, end - time.monotonic()))) == "R":
-            self.ready = True
-        return line
-
-    def wait_for_r(self, timeout: float = DEADLINE) -> None:
-        """Wait until results are ready, unless it is known that they are."""
-        while not self.ready:
-            line = self.read_line(timeout)
-            if line != "R":
-                raise ProtocolError(f"the server spoke without being asked, and it was no R: {line!r}")
-            self.ready = True
+    def receive(self, timeout: float = DEADLINE) -> Received:
+        """The next line, and what it is."""
+        return self.requests.received(self.read_line(timeout))
 
     # Requests
 
     def greeting(self, timeout: float = DEADLINE) -> str:
         """The line that comes before any request."""
-        line = self.read_line(timeout)
-        if not line.startswith("$VMGahpVersion "):
+        line = self.receive(timeout).line
+        if not self.requests.greeted:
             raise ProtocolError(f"this is no greeting: {line!r}")
         return line
 
-    def ask(self, line: str) -> str:
-        """Send a request: its reply line as it is."""
-        self.send(line)
-        return self.line()
+    def ask(self, line: str, timeout: float = DEADLINE) -> str:
+        """Send a request, and wait for its reply line."""
+        return self._ask(Request(line), timeout)
 
-    def say(self, line: str) -> list[str]:
-        """Send a request that has to be accepted: the words after the ``S`` of its reply."""
-        reply = self.ask(line)
-        accepted, *rest = wire.words(reply)
-        if accepted != "S":
-            raise ProtocolError(f"{line!r} was answered {reply!r}")
-        return rest
+    def run(self, operation: str, argument: object, timeout: float = DEADLINE) -> list[str]:
+        """Send a request such as STATUS, and wait for its result: the words after the request id."""
+        end = time.monotonic() + timeout
+        request = self.requests.new(operation, argument)
+        self._ask(request, timeout, accepted=True)
+        while request.state is not State.FINISHED:
+            self.wait_for_r(max(0.0, end - time.monotonic()))
+            self._ask(Request("RESULTS"), timeout, accepted=True)
+            while self.requests.results_left:
+                self.receive(timeout)
+        return request.result
+
+    def call(self, operation: str, argument: object, timeout: float = DEADLINE) -> str:
+        """`run` a request that has to succeed: the words of its result. Raises `ProtocolError` if it failed."""
+        success, *words = self.run(operation, argument, timeout)
+        if success != "0":
+            raise ProtocolError(f"{operation} failed: {' '.join(words)}")
+        return " ".join(words)
 
     def send_ad(self, *lines: str) -> None:
         """The CLASSAD block: only its ends are answered."""
-        self.say("CLASSAD")
+        self._ask(Request("CLASSAD"), accepted=True)
         for line in lines:
             self.send(line)
-        self.say("CLASSAD_END")
+        self._ask(Request("CLASSAD_END"), accepted=True)
 
-    def request(self, command: str, argument: object) -> int:
-        """Send a request such as STATUS, without waiting for its result: its request id."""
-        self._last_id += 1
-        self.say(f"{PREFIX}{command} {self._last_id} {argument}")
-        return self._last_id
+    def wait_for_r(self, timeout: float = DEADLINE) -> None:
+        """Wait until results are ready, unless it is known that they are."""
+        while not self.requests.ready:
+            received = self.receive(timeout)
+            if received.kind is not Kind.READY:
+                raise ProtocolError(
+                    f"the server spoke without being asked, and it was no R: {received.line!r}"
+                )
 
-    def results(self) -> list[str]:
-        """RESULTS, which also re-arms the ``R``: the result lines as they are."""
-        [count] = self.say("RESULTS")
-        self.ready = False
-        return [self.line() for _ in range(int(count))]
-
-    def outcome(self, request_id: int, timeout: float = DEADLINE) -> list[str]:
-        """Wait for a result: the words after the request id. Results of other requests are kept."""
+    def _ask(self, request: Request, timeout: float = DEADLINE, *, accepted: bool = False) -> str:
         end = time.monotonic() + timeout
-        while request_id not in self._outcomes:
-            self.wait_for_r(max(0.0, end - time.monotonic()))
-            for line in self.results():
-                number, *words = wire.words(line)
-                self._outcomes[int(number)] = words
-        return self._outcomes.pop(request_id)
-
-    def run(self, command: str, argument: object, timeout: float = DEADLINE) -> list[str]:
-        """Send a request and wait for its result: the words after the request id."""
-        return self.outcome(self.request(command, argument), timeout)
-
-    def call(self, command: str, argument: object, timeout: float = DEADLINE) -> str:
-        """Send a request that has to succeed: the words of its result. Raises `ProtocolError` if it failed."""
-        success, *words = self.run(command, argument, timeout)
-        if success != "0":
-            raise ProtocolError(f"{command} failed: {' '.join(words)}")
-        return " ".join(words)
+        self.send(request.line)
+        self.requests.sent(request)
+        while request.reply is None:
+            self.receive(max(0.0, end - time.monotonic()))
+        if accepted and request.state is State.REFUSED:
+            raise ProtocolError(f"{request.line!r} was answered {request.reply!r}")
+        return request.reply
 
     # The end
 
     def quit(self, timeout: float = DEADLINE) -> str:
         """QUIT, and the server's good end: its log, as `errors`."""
-        self.say("QUIT")
+        self._ask(Request("QUIT"), accepted=True)
         log = self.finish(timeout)
         if self.process.returncode:
             raise ProtocolError(f"the server's exit status is {self.process.returncode}{self._last_words()}")

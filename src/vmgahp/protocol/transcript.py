@@ -6,16 +6,19 @@ that are no plain text, or that end otherwise, stand in quotes right after the m
 ``>"VERSION\n"``. ``@ 1.250`` says when the lines after it went by, in seconds; ``exit N`` is the server's exit
 status, negative for a signal. Lines of any other form are comments. The first line of the server is the
 greeting.
+
+Two servers that mean the same do not say the same: an ``R`` comes when it comes, RESULTS finds what is ready,
+a STATUS has figures in it. So a recording is compared by what the protocol makes of it (`steps`), and without what
+varies from run to run (`alike`).
 """
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from vmgahp.protocol import wire
+from vmgahp.protocol.requests import Kind, Request, Requests, result_count
 from vmgahp.text import escape, is_hidden, redact
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CLIENT, SERVER, STDERR = ">", "<", "!"
 
@@ -27,6 +30,12 @@ MAX_LINE = 1 << 20
 
 HIDDEN = '"<hidden>"'
 """Stands for the value of a secret attribute: a string of ClassAds, so that the line remains an attribute."""
+
+FIGURES = ("CPUTIME", "CPUUTILIZATION", "MEMORY")
+"""Words of a STATUS that must be there; their values are not compared."""
+
+COMES_AND_GOES = ("IP", "MAC")
+"""Words of a STATUS that are not compared at all: they depend on how far the guest has come."""
 
 _ESCAPES = {"n": 10, "r": 13, "t": 9, '"': 34, "\\": 92}
 _NAMES = {number: letter for letter, number in _ESCAPES.items()}
@@ -168,12 +177,12 @@ class Splitter:
         self._searched = 0
         self._dropped = 0
 
-    def feed(self, data: bytes) -> "Iterator[bytes | int]":
+    def feed(self, data: bytes) -> Iterator[bytes | int]:
         """The lines that are whole now; for one that is too long the number of its bytes."""
         self._buffer += data
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:
             self._searched = end + 1
-            if self._escapes and _is_escaped(self._buffer, end):
+            if self._escapes and wire.is_escaped(self._buffer, end):
                 continue
             line = bytes(self._buffer[: end + 1])
             del self._buffer[: end + 1]
@@ -182,7 +191,7 @@ class Splitter:
             yield dropped + len(line) if dropped or len(line) > MAX_LINE else line
         self._searched = len(self._buffer)
         if len(self._buffer) > MAX_LINE:
-            keep = 1 if _is_escaped(self._buffer, len(self._buffer)) else 0
+            keep = 1 if wire.is_escaped(self._buffer, len(self._buffer)) else 0
             self._dropped += len(self._buffer) - keep
             del self._buffer[: len(self._buffer) - keep]
             self._searched = 0
@@ -193,13 +202,6 @@ class Splitter:
         dropped, self._dropped = self._dropped, 0
         self._searched = 0
         return dropped + len(rest) if dropped else rest
-
-
-def _is_escaped(buffer: bytearray, position: int) -> bool:
-    start = position
-    while start and buffer[start - 1] == 0x5C:
-        start -= 1
-    return (position - start) % 2 == 1
 
 
 def redacted(data: bytes) -> bytes:
@@ -224,7 +226,7 @@ class Writer:
     """
 
     def __init__(
-        self, write: "Callable[[str], object]", clock: "Callable[[], float] | None" = time.monotonic
+        self, write: Callable[[str], object], clock: Callable[[], float] | None = time.monotonic
     ) -> None:
         self._write = write
         self._clock = clock
@@ -253,3 +255,108 @@ class Writer:
     def exit(self, status: int) -> None:
         """The server's end, which is the last line."""
         self._write(f"exit {status}\n")
+
+
+# What is compared
+
+
+@dataclass
+class Step:
+    """One line of a recording, and what it is to the protocol."""
+
+    line: Line
+    request: Request | None = None
+    """What the client sent with it, or what it answers."""
+    in_ad: bool = False
+    """Whether it belongs to the job ad, and is not answered."""
+    results: list["Step"] = field(default_factory=list)
+    """The result lines after a reply to RESULTS."""
+
+    def is_sent(self) -> bool:
+        return self.line.mark == CLIENT
+
+    def answers_results(self) -> bool:
+        """Whether this is the reply to RESULTS that says how many there are."""
+        of_results = self.request is not None and self.request.command == "RESULTS"
+        return not self.is_sent() and of_results and result_count(self.line.text) is not None
+
+
+def steps(recorded: Transcript) -> list[Step]:
+    """The conversation, with each reply put to its request and the result lines to their RESULTS."""
+    requests = Requests()
+    found: list[Step] = []
+    fetched: list[Step] = []
+    for line in recorded.lines:
+        if line.mark == CLIENT:
+            request = Request(line.text)
+            found.append(Step(line, request, in_ad=not requests.sent(request)))
+        elif line.mark == SERVER:
+            received = requests.received(line.text)
+            step = Step(line, received.request)
+            if received.kind is Kind.RESULT:
+                fetched.append(step)
+            else:
+                found.append(step)
+                if step.answers_results():
+                    fetched = step.results
+    return found
+
+
+def alike(line: str, operation: str | None = None) -> str:
+    """A line of the server without what may differ; `operation` is that of a result line.
+
+    ======== ===========================================================================================
+    anywhere the text of the version
+    STATUS   the values of `FIGURES`; the words of `COMES_AND_GOES`
+    GETPID   which pid; 0 remains, because it says that there is none
+    ======== ===========================================================================================
+    """
+    if operation is None:
+        before, version, _ = line.partition("$VMGahpVersion ")
+        return before + version
+    words = wire.words(line)
+    if operation == "GETPID" and words[1:2] == ["0"] and words[2:] != ["0"] and words[-1].isdigit():
+        words[2:] = ["(a pid)"]
+    elif operation == "STATUS":
+        named = [(word.partition("=")[0], word) for word in words]
+        words = [
+            f"{name}=(a figure)" if name in FIGURES else word
+            for name, word in named
+            if name not in COMES_AND_GOES
+        ]
+    return " ".join(words)
+
+
+def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = "") -> Transcript:
+    """The recording for another place: attributes of the job ad set, and another VM type asked for.
+
+    An attribute that the ad does not have is added at its end; names are compared without their case.
+    """
+    wanted = {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
+    if vm_type:
+        wanted["jobvmtype"] = f'JobVMType = "{vm_type}"'
+    lines: list[Line] = []
+    missing: dict[str, str] = {}
+
+    def add(line: Line, text: str) -> None:
+        data = text.encode("utf-8", "surrogateescape") + USUAL_END[line.mark]
+        lines.append(line if text == line.text else replace(line, data=data))
+
+    for step in steps(recorded):
+        line, text, request = step.line, step.line.text, step.request
+        if step.in_ad:
+            name = text.partition("=")[0].strip().lower()
+            text = wanted.get(name, text)
+            missing.pop(name, None)
+        elif request is not None and step.is_sent():
+            if request.command == "CLASSAD":
+                missing = dict(wanted)
+            elif request.command == "CLASSAD_END":
+                for added in missing.values():
+                    add(line, added)
+                missing = {}
+            elif request.operation == "START" and vm_type:
+                text = f"CONDOR_VM_START {request.number} {vm_type}"
+        add(line, text)
+        lines += [result.line for result in step.results]
+    return Transcript(lines, recorded.exit_status)

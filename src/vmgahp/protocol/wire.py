@@ -51,7 +51,7 @@ class LineReader:
             if end < 0:
                 break
             self._searched = end + 1
-            if _escaped(buffer, end):
+            if is_escaped(buffer, end):
                 continue
             line = bytes(buffer[:end])
             del buffer[: end + 1]
@@ -63,14 +63,14 @@ class LineReader:
         self._searched = len(buffer)
         if len(buffer) > MAX_REQUEST:
             # Keep a last backslash: whether the newline to come is escaped hangs on it.
-            keep = 1 if _escaped(buffer, len(buffer)) else 0
+            keep = 1 if is_escaped(buffer, len(buffer)) else 0
             del buffer[: len(buffer) - keep]
             self._searched = 0
             self._discarding = True
         return None
 
 
-def _escaped(buffer: bytes | bytearray, position: int) -> bool:
+def is_escaped(buffer: bytes | bytearray, position: int) -> bool:
     """Whether an odd number of backslashes stands right before `position`."""
     start = position
     while start and buffer[start - 1] == 0x5C:
@@ -161,7 +161,7 @@ def reply(*words: str) -> bytes:
             if line:
                 break
             encoded = encoded[:room]
-            if _escaped(encoded, len(encoded)):
+            if is_escaped(encoded, len(encoded)):
                 encoded = encoded[:-1]
         if line:
             line += b" "

@@ -126,7 +126,7 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client:
         began = time.monotonic()
         assert client.call("STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
         assert time.monotonic() - began < REQUEST_TIMEOUT
-        client.say("VERSION")
+        assert client.ask("VERSION").startswith("S ")
         began = time.monotonic()
         with pytest.raises(ProtocolError, match="VMGAHP_ERR_CRITICAL"):
             client.call("SOFT_SUSPEND", "1")

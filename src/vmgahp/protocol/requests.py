@@ -1,0 +1,215 @@
+"""The client's side of the protocol: lines in; replies, results and deadlines out. Pure.
+
+Each line that is sent is a `Request`, which keeps its own state. Each line of the server goes through
+`Requests.received`, which says what it is and to which request it belongs. Whoever has the pipes sends the
+lines (`vmgahp.protocol.client`), shows them in words (the console) or compares them with others (replay).
+"""
+
+from collections import deque
+from enum import Enum, auto
+from typing import NamedTuple
+
+from vmgahp import lifecycle
+from vmgahp.protocol import wire
+from vmgahp.protocol.session import REQUEST_TIMEOUT, START_EXTRA
+
+PREFIX = "CONDOR_VM_"
+"""What the commands that take a request id begin with."""
+
+READY = "R"
+GREETING = "$VMGahpVersion "
+
+GREETING_DEADLINE = 30.0
+"""Seconds that a server has for its greeting."""
+
+REPLY_DEADLINE = 60.0
+"""Seconds that it has for a reply; the one to QUIT comes when the VMs are gone."""
+
+MOST_RESULTS = 1 << 20
+"""A server that announces more result lines than this is not believed."""
+
+
+class State(Enum):
+    """How far a request has come."""
+
+    NEW = auto()
+    SENT = auto()
+    REFUSED = auto()
+    """The reply is not S. This is final."""
+    ACCEPTED = auto()
+    """Of a request with a request id: its result is still to come. Of any other this is final."""
+    OVERDUE = auto()
+    """The result is later than condor_starter would wait for it."""
+    FINISHED = auto()
+
+
+class Request:
+    """One line for the server, and what has become of it."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+        self.state = State.NEW
+        self.sent = 0.0
+        self.reply: str | None = None
+        """The line that answers it."""
+        self.result: list[str] = []
+        """The words after the request id, once `state` is FINISHED."""
+        words = [
+            word.decode("utf-8", "replace") for word in wire.split(line.encode("utf-8", "surrogateescape"))
+        ]
+        self.command = words[0].upper()
+        self.operation = ""
+        """The command without `PREFIX`, of a request that has a request id and one more word."""
+        self.argument = ""
+        self.number: int | None = None
+        if len(words) == 3 and self.command.startswith(PREFIX) and (number := digits(words[1])) is not None:
+            self.operation, self.number, self.argument = self.command.removeprefix(PREFIX), number, words[2]
+
+    def __str__(self) -> str:
+        vm = digits(self.argument)
+        return f"#{self.number} {self.operation}" + ("" if vm is None else f" of VM {vm}")
+
+    def words(self) -> list[str]:
+        """The words of the reply after the S or E."""
+        return wire.words(self.reply or "")[1:]
+
+    def deadline(self) -> float:
+        """When condor_starter gives up on the result."""
+        return self.sent + REQUEST_TIMEOUT + (START_EXTRA if self.operation == lifecycle.START else 0.0)
+
+
+class Kind(Enum):
+    """What a line of the server is."""
+
+    GREETING = auto()
+    """It comes before any request, whatever it says."""
+    READY = auto()
+    REPLY = auto()
+    RESULT = auto()
+    UNASKED = auto()
+
+
+class Received(NamedTuple):
+    """One line of the server, as the protocol understands it."""
+
+    kind: Kind
+    line: str
+    request: Request | None = None
+    """What it answers; None of a result that no request waits for."""
+
+
+class Requests:
+    """All requests to one server. `now` is any clock that counts seconds."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.greeted = False
+        self.ready = False
+        """Whether an R has come since the last RESULTS."""
+        self.asynchronous = True
+        """Whether the server says R."""
+        self.last_id = 0
+        """The highest request id that was used."""
+        self.unanswered: deque[Request] = deque()
+        self.pending: dict[int, Request] = {}
+        """Accepted, and without a result so far, by request id."""
+        self.results_left = 0
+        """Result lines that still belong to the last RESULTS."""
+        self._in_ad = False
+        self._began = now
+
+    def new(self, operation: str, argument: object) -> Request:
+        """A request with a request id that was not used before, not sent yet."""
+        self.last_id += 1
+        return Request(f"{PREFIX}{operation} {self.last_id} {argument}")
+
+    def sent(self, request: Request, now: float = 0.0) -> bool:
+        """Note that a line goes out now; whether it will be answered, which the lines of a job ad are not."""
+        request.sent = now
+        if self._in_ad and request.line.upper() != "CLASSAD_END":
+            return False
+        self._in_ad = request.command == "CLASSAD"
+        request.state = State.SENT
+        self.last_id = max(self.last_id, request.number or 0)
+        self.unanswered.append(request)
+        return True
+
+    def received(self, line: str) -> Received:
+        """Take in a line of the server."""
+        if line == READY:
+            self.ready = True
+            return Received(Kind.READY, line)
+        if self.results_left:
+            self.results_left -= 1
+            return Received(Kind.RESULT, line, self._result(line))
+        if self.unanswered:
+            request = self.unanswered.popleft()
+            self._reply(request, line)
+            return Received(Kind.REPLY, line, request)
+        if self.greeted:
+            return Received(Kind.UNASKED, line)
+        self.greeted = line.startswith(GREETING)
+        return Received(Kind.GREETING, line)
+
+    def _reply(self, request: Request, line: str) -> None:
+        request.reply = line
+        if wire.words(line)[0] != "S":
+            request.state = State.REFUSED
+            if request.command == "CLASSAD":
+                self._in_ad = False
+            return
+        request.state = State.ACCEPTED
+        if request.number is not None:
+            self.pending[request.number] = request
+        elif request.command == "RESULTS" and (count := result_count(line)) is not None:
+            self.ready, self.results_left = False, count
+        elif request.command in ("ASYNC_MODE_ON", "ASYNC_MODE_OFF"):
+            self.ready, self.asynchronous = False, request.command == "ASYNC_MODE_ON"
+
+    def _result(self, line: str) -> Request | None:
+        number, *words = wire.words(line)
+        request = self.pending.pop(digits(number) or 0, None) if words[:1] in (["0"], ["1"]) else None
+        if request is not None:
+            request.state, request.result = State.FINISHED, words
+        return request
+
+    # Deadlines
+
+    def next_deadline(self) -> float | None:
+        """When `broken` or `overdue` will have something to say, at the earliest; None for never."""
+        ends = [request.deadline() for request in self.pending.values() if request.state is State.ACCEPTED]
+        if not self.greeted:
+            ends.append(self._began + GREETING_DEADLINE)
+        if self.unanswered:
+            ends.append(self.unanswered[0].sent + REPLY_DEADLINE)
+        return min(ends, default=None)
+
+    def broken(self, now: float) -> str:
+        """Why this server cannot be talked to any longer; empty while it can."""
+        if not self.greeted and now >= self._began + GREETING_DEADLINE:
+            return f"it said no greeting in {GREETING_DEADLINE:.0f} s"
+        if self.unanswered and now >= self.unanswered[0].sent + REPLY_DEADLINE:
+            return f"it did not answer {self.unanswered[0].command} in {REPLY_DEADLINE:.0f} s"
+        return ""
+
+    def overdue(self, now: float) -> list[Request]:
+        """The requests that condor_starter would give up now, each of them once."""
+        late = [
+            request
+            for request in self.pending.values()
+            if request.state is State.ACCEPTED and now >= request.deadline()
+        ]
+        for request in late:
+            request.state = State.OVERDUE
+        return late
+
+
+def digits(word: str) -> int | None:
+    """A word of a few ASCII digits as a number; None for any other."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= 18 else None
+
+
+def result_count(reply: str) -> int | None:
+    """How many results the reply to RESULTS announces; None where it is no such reply."""
+    accepted, *words = wire.words(reply)
+    count = digits(words[0]) if accepted == "S" and len(words) == 1 else None
+    return None if count is None or count > MOST_RESULTS else count
