@@ -14,7 +14,9 @@ from collections.abc import Generator
 
 import pytest
 
-REAL = ("libvirt", "podman", "pool", "qemu", "vsphere", "xen")
+REAL = ("libvirt", "pool", "qemu", "vsphere", "xen")
+if os.getuid() == 0:  # who becomes the job's user; nobody else's containers are tested
+    REAL += ("podman",)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -121,8 +121,7 @@ def test_pause_and_resume(job: Job) -> None:
         peer.quit()
 
 
-@pytest.mark.parametrize("as_job_user", [True, False])
-@pytest.mark.smoke
+@pytest.mark.parametrize("as_job_user", [pytest.param(True, marks=pytest.mark.smoke), False])
 def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
     """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
     make_guest(job.disk, seconds=6)
@@ -282,8 +281,7 @@ def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
         assert f"{job.name}: QEMU has crashed" in peer.quit()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.smoke
+@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.smoke), True])
 def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path, shared: bool) -> None:
     """What HTCondor's own server has not done for years, with the disk transferred and in a shared directory."""
     more = []
