@@ -9,7 +9,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.devices import PC, Q35, VIRT, Host, add_devices, add_text
-from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SEHINT
+from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SECURE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _FIRMWARE_FEATURES = {
     UEFI: (("enrolled-keys", "no"), ("secure-boot", "no")),
-    UEFI_SEHINT: (("enrolled-keys", "yes"), ("secure-boot", "yes")),
+    UEFI_SECURE: (("enrolled-keys", "yes"), ("secure-boot", "yes")),
 }
 """What libvirt chooses a firmware by (``/usr/share/qemu/firmware``). Left to itself it may take one that boots
 signed systems only, such as Debian's first for aarch64, of which a guest would see no more than "Security
@@ -48,7 +48,7 @@ def build(spec: "JobSpec", host: Host) -> str:
     features = etree.SubElement(domain, "features")
     for feature in ("acpi",) if machine == VIRT else ("acpi", "apic", "pae"):
         etree.SubElement(features, feature)
-    if firmware == UEFI_SEHINT:
+    if firmware == UEFI_SECURE:
         etree.SubElement(features, "smm", state="on")
     _cpu(domain, spec, host)
     # A guest that powers off or panics has ended its job; one that reboots has not. What a panic shows is kept until

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vmgahp.job.cloud_init import Seed
     from vmgahp.job.disks import Disk
 
-BIOS, UEFI, UEFI_SEHINT = "bios", "uefi", "uefi-secure"
-FIRMWARES = (BIOS, UEFI, UEFI_SEHINT)
+BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
+FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
 
 X86, ARM = "x86_64", "aarch64"
 ARCHES = {X86: X86, "amd64": X86, ARM: ARM, "arm64": ARM}
@@ -105,7 +105,7 @@ def _firmware(wishes: Options, arch: str) -> str:
     wanted = wishes.string(FIRMWARE).lower()
     if wanted and wanted not in FIRMWARES:
         raise wishes.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
-    if arch == ARM and wanted in (BIOS, UEFI_SEHINT):
+    if arch == ARM and wanted in (BIOS, UEFI_SECURE):
         raise wishes.refused(
             FIRMWARE,
             f"{wishes.shown(ARCH)} contradicts it, whose firmware is uefi",

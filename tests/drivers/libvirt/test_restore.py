@@ -208,7 +208,7 @@ def test_a_guest_goes_on_elsewhere(
     assert reconcile(described, xml(there)).count("<disk") == ours.count("<disk") == len(files)
     domain = restore(connection, there, ours)
     assert there.count() > before >= 1
-    live = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SEHINT)
+    live = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
     assert str(here.directory) not in live
     assert here.console not in live
     assert "'dir_1'" not in live  # the old password

@@ -12,7 +12,7 @@ from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.tpm import PROGRAM
-from vmgahp.job.devices import ARM, BIOS, UEFI_SEHINT, X86, Devices
+from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def require(
         return
     offered = [value.text for value in capabilities.iterfind("os/enum[@name='firmware']/value")]
     secure = [value.text for value in capabilities.iterfind("os/loader/enum[@name='secure']/value")]
-    if "efi" not in offered or (firmware == UEFI_SEHINT and "yes" not in secure):
+    if "efi" not in offered or (firmware == UEFI_SECURE and "yes" not in secure):
         raise _refused(
             f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
             "require a machine that has it (VM_kvm_ATTR_firmware).",

@@ -247,7 +247,7 @@ class LibvirtMachine(Machine):
             _, max_memory, _, _, cpu_nanoseconds = domain.info()
             # libvirtd itself says what the domain is; what is in the file may have been changed by then.
             migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
-            self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SEHINT | migratable)
+            self._saved_xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable)
             self.description = domain.XMLDesc(migratable)
             self.saver.save(domain, name, max_memory, self._saved_xml, checkpoint=checkpoint)
             self.cpu_before += cpu_nanoseconds / 1e9
