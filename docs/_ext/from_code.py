@@ -16,30 +16,28 @@ from sphinx.util.docutils import SphinxDirective
 import command_line
 import vmgahp
 from command_line import plain
-from vmgahp import cli, errors
+from vmgahp import cli, errors, vm_types
 from vmgahp.config.htcondor import ELSEWHERE, RETIRED
-from vmgahp.config.settings_row import SERVER, Setting
-from vmgahp.config.table import SETTINGS
+from vmgahp.config.table import FOLDED, SERVER, SETTINGS, Setting
 from vmgahp.daemon import transfer_plugin
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
 from vmgahp.protocol import error_words
 
 FAMILIES = {
-    "settings-xen": ("XEN_",),
-    "settings-vmware": ("VMWARE_",),
-    "settings-vsphere": ("VSPHERE_",),
-    "settings-script": ("VM_HYPERVISOR", "VM_SCRIPT"),
+    "settings-xen": vm_types.XEN,
+    "settings-vmware": vm_types.VMRUN,
+    "settings-vsphere": vm_types.VSPHERE,
+    "settings-script": vm_types.SCRIPT,
 }
-"""Part -> how the names of its settings begin."""
+"""Part -> the VM types for which alone its settings are."""
 
 
 def settings_of(part: str) -> list[Setting]:
     """The rows of the table that a part shows; every row is in one part."""
     if part in FAMILIES:
-        return [setting for setting in SETTINGS if setting.name.startswith(FAMILIES[part])]
-    others = tuple(prefix for prefixes in FAMILIES.values() for prefix in prefixes)
+        return [setting for setting in SETTINGS if setting.types == FAMILIES[part]]
     ours = part == "settings-ours"
-    return [s for s in SETTINGS if s.ours == ours and not s.name.startswith(others)]
+    return [s for s in SETTINGS if s.ours == ours and s.types not in FAMILIES.values()]
 
 
 def _settings(part: str) -> str:
@@ -70,9 +68,9 @@ def _attribute(row: JobAttribute) -> str:
     )
 
 
-def _dead() -> str:
+def _past(settings: dict[str, str]) -> str:
     lines = [
-        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(RETIRED.items())
+        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(settings.items())
     ]
     return "\n".join(lines)
 
@@ -127,7 +125,11 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     for part in ("settings-htcondor", "settings-ours", *FAMILIES):
         yield part, lambda part=part: _settings(part)
     yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
-    yield "settings-dead", _dead
+    yield (
+        "settings-folded",
+        lambda: _past({row.name: row.meaning[:1].upper() + row.meaning[1:] for row in FOLDED}),
+    )
+    yield "settings-retired", lambda: _past(RETIRED)
     yield "words-of-ours", lambda: _words(ours=True)
     yield "words-of-others", lambda: _words(ours=False)
     yield "job-attributes", lambda: _attributes(wishes=False)

@@ -12,13 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.peer import daemon, environment
-from vmgahp import cli, config
+from vmgahp import cli, config, vm_types
 from vmgahp.cli import PROBE
 from vmgahp.config import SETTINGS, Settings, htcondor, sources
 from vmgahp.config import check as settings_check
-from vmgahp.config import entries as config_entries
-from vmgahp.config.entries import Entries, Entry
-from vmgahp.config.settings_row import PLUGIN, SERVER, STARTD, STARTER
+from vmgahp.config.sources import Entries, Entry
+from vmgahp.config.table import FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
 from vmgahp.errors import MachineFault
 from vmgahp.findings import BAD, OFF, Finding
 
@@ -73,7 +72,7 @@ def entries(*lines: str, of_htcondor: bool = True) -> Entries:
 
 
 def test_what_htcondors_tool_lists() -> None:
-    found = config_entries.parse(DUMP)
+    found = sources.parse(DUMP)
     assert [entry.name for entry in found] == [
         *(
             "EXECUTE",
@@ -85,7 +84,7 @@ def test_what_htcondors_tool_lists() -> None:
             "VM_NETWORKING",
         ),
     ]
-    assert found[2] == Entry("VM_LINES", "first VM_MEMROY = 5", "/etc/condor/condor_config, line 18")
+    assert (found[2].value, found[2].where) == ("first VM_MEMROY = 5", "/etc/condor/condor_config, line 18")
     assert [entry.is_default for entry in found] == [True, True, False, False, False, False, True]
     where = Entries(found, of_htcondor=True).where()
     assert where["VM_TYPE"] == "/etc/condor/config.d/50-vm.config, line 3"
@@ -96,7 +95,7 @@ def test_what_htcondors_tool_lists() -> None:
 
 @given(st.text(st.sampled_from("VM_=# @at:<Default>\n \t")))
 def test_whatever_the_tool_writes_can_be_read(text: str) -> None:
-    config_entries.parse(text)
+    sources.parse(text)
 
 
 def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
     tool.write_text(f"#!{sys.executable} -I\nimport sys; sys.exit('Configuration Error Line 16')\n")
     tool.chmod(0o755)
     with pytest.raises(MachineFault, match="Line 16"):
-        config_entries.read({"PATH": str(tmp_path)})
+        sources.entries({"PATH": str(tmp_path)})
 
 
 # Values
@@ -139,6 +138,7 @@ def test_a_tool_that_lists_nothing_is_a_fault(tmp_path: Path) -> None:
         ("VM_CPU_MODE", "host-pasthrough", "xen", OFF, "VM_CPU_MODE = host-pasthrough", "host-passthrough"),
         ("MAX_VM_GAHP_LOG", "7 days", "kvm", OFF, "MAX_VM_GAHP_LOG = 7 days", "see what it is about"),
         ("VM_SHARE_SCRATCH", "p9", "kvm", OFF, "VM_SHARE_SCRATCH = p9", "use none or 9p"),
+        ("VM_MEMORY_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_MEMORY_IMAGE_FORMAT = zst", "mean zstd?"),
         ("VM_CHECKPOINT_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_CHECKPOINT_IMAGE_FORMAT = zst", "mean zstd?"),
     ],
 )
@@ -166,18 +166,7 @@ def test_what_stops_jobs_comes_first() -> None:
 
 def test_the_defaults_are_all_right_for_every_type() -> None:
     everything = Settings({setting.name: setting.default for setting in SETTINGS})
-    for vm_type in (
-        "kvm",
-        "qemu",
-        "libvirt",
-        "xen",
-        "vmware",
-        "vmrun",
-        "vsphere",
-        "script",
-        "simulated",
-        "any",
-    ):
+    for vm_type in vm_types.DRIVERS:
         assert settings_check.check(everything, vm_type) == []
         assert settings_check.networking(everything, vm_type) is None
 
@@ -191,29 +180,27 @@ def test_every_word_of_the_table_is_right_in_any_case() -> None:
 # Contradictions
 
 
-@pytest.mark.parametrize(
-    ("values", "vm_type", "seen"),
-    [
-        ({"VM_SHARE_SCRATCH": "9p", "VM_RUN_AS_JOB_USER": "false"}, "kvm", "takes VM_RUN_AS_JOB_USER"),
-        ({"VM_MAC_HOOK_ALWAYS": "true"}, "kvm", "there is no VM_MAC_HOOK"),
-        ({"VM_POLICY": "/p", "VM_POLICY_TIMEOUT": "300"}, "kvm", "not less than VM_GAHP_REQ_TIMEOUT = 300 s"),
-        (
-            {"VSPHERE_TASK_TIMEOUT": "240", "VM_GAHP_REQ_TIMEOUT": "200"},
-            "vsphere",
-            "VSPHERE_TASK_TIMEOUT = 240 s",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other(values: dict[str, str], vm_type: str, seen: str) -> None:
-    [found] = settings_check.check(Settings(values), vm_type)
+def test_settings_that_contradict_each_other() -> None:
+    settings = Settings({"VM_SHARE_SCRATCH": "9p", "VM_RUN_AS_JOB_USER": "false"})
+    [found] = settings_check.check(settings, "kvm")
     assert found.verdict == OFF
-    assert seen in found.seen
+    assert "takes VM_RUN_AS_JOB_USER" in found.seen
     assert found.hint
 
 
-def test_what_a_vm_type_does_not_read_contradicts_nothing() -> None:
-    settings = Settings({"VSPHERE_TASK_TIMEOUT": "240", "VM_GAHP_REQ_TIMEOUT": "200"})
-    assert settings_check.check(settings, "kvm") == []
+@pytest.mark.parametrize("setting", FOLDED, ids=lambda setting: setting.name)
+def test_a_setting_of_the_past_counts_and_is_told(setting: Setting) -> None:
+    value = {"bool": "true", "integer": "5", "size": "1 Mb", "string": "zstd"}[setting.kind]
+    settings = Settings({setting.name: value}, "/etc/x, line 7")
+    assert settings.string(setting.name) == value
+    for vm_type in ("kvm", "script", "any"):
+        [found] = settings_check.check(settings, vm_type)
+        assert found.verdict == OFF
+        assert found.seen.startswith(
+            f"{setting.name} = {value} (/etc/x, line 7) is a setting of earlier releases"
+        )
+        assert found.hint == setting.meaning
+    assert settings_check.names(entries(f"{setting.name} = {value}")) == [], "it is not misspelled"
 
 
 @pytest.mark.parametrize(
@@ -432,7 +419,7 @@ def test_some_settings(given_file: Callable[[str], Path], capsys: pytest.Capture
     assert cli.main(["vmgahp", "config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*"]) == 2
     captured = capsys.readouterr()
     names = [line.partition(" =")[0] for line in captured.out.splitlines() if not line.startswith(" #")]
-    assert names == ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS", "VM_POLICY_TIMEOUT"]
+    assert names == ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS"]
     assert "VM_MEMROY is not a setting; did you mean VM_MEMORY?" in captured.err
     assert "VMWARE_PERL: neither HTCondor nor this daemon reads it" in captured.err
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests import REPOSITORY
 from vmgahp import config
-from vmgahp.config import SETTINGS, Settings, load, sources
+from vmgahp.config import SETTINGS, Settings, htcondor, load, sources
+from vmgahp.config.table import FOLDED, Setting
 from vmgahp.errors import MachineFault
 from vmgahp.host import run
 
@@ -61,6 +62,13 @@ CONDOR = """
 
 
 # --- the table and the getters
+
+
+def test_every_row_has_columns_of_the_table_only():
+    columns = {*Setting.__annotations__, "name", "kind", "default", "meaning"}
+    for row in (*SETTINGS, *FOLDED, *htcondor.ELSEWHERE):
+        assert vars(row).keys() <= columns
+        assert row.name == row.name.upper()
 
 
 def test_every_default_is_a_value_of_its_kind():
@@ -123,7 +131,7 @@ def test_true(text):
 
 @pytest.mark.parametrize("text", ["false", "False", "0", "f", "no"])
 def test_false(text):
-    assert Settings({"VM_CONSOLE_LOG": text}).boolean("VM_CONSOLE_LOG") is False
+    assert Settings({"VM_REPORT_PID": text}).boolean("VM_REPORT_PID") is False
 
 
 def test_expressions_are_htcondors():
@@ -228,6 +236,20 @@ def test_htcondors_own_xml_script_means_none():
     assert Settings({"LIBVIRT_XML_SCRIPT": "/opt/x", "LIBEXEC": "/opt"}).xml_script() == "/opt/x"
 
 
+def test_timeouts_are_shares_of_the_starters_patience():
+    patience = {"VM_GAHP_REQ_TIMEOUT": "200"}
+    assert Settings(patience).timeout(10, "VMWARE_TIMEOUT") == 20
+    assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).timeout(10, "VMWARE_TIMEOUT") == 1
+    assert Settings(patience | {"VMWARE_TIMEOUT": "7"}).timeout(10, "VMWARE_TIMEOUT") == 7
+    assert Settings(patience | {"VMWARE_TIMEOUT": "0"}).timeout(10, "VMWARE_TIMEOUT") == 1
+
+
+def test_how_much_of_the_console_is_kept():
+    assert Settings().console_log_limit() == 16 << 20
+    assert Settings({"VM_CONSOLE_LOG_MAX": "0"}).console_log_limit() == 0
+    assert Settings({"VM_CONSOLE_LOG": "false"}).console_log_limit() == 0
+
+
 # --- a file
 
 
@@ -300,7 +322,7 @@ def test_a_circle_is_named(from_text, text):
 @given(st.text(st.sampled_from("VM_TYPE=$():\\\n # aB.\"'")))
 def test_no_file_raises_anything_but_a_fault(text):
     with contextlib.suppress(MachineFault):
-        sources._from_lines(text, "/x", tuple(config.BY_NAME), {})
+        sources._from_tables(*sources.tables(text, "/x", {}), tuple(config.BY_NAME))
 
 
 def test_a_file_that_is_not_there_or_not_safe(tmp_path):

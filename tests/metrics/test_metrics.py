@@ -161,7 +161,7 @@ def test_it_has_a_limit_and_events_a_little_more_room(scratch: Path, identity: I
     for _ in range(2 * ROOM_FOR_EVENTS // 16):
         file.add({"event": "stop"}, event=True)
     assert (scratch / NAME).stat().st_size <= 100 + ROOM_FOR_EVENTS
-    assert ["VM_METRICS_MAX" in text for text in told] == [True]
+    assert ["reached its limit of 100 bytes" in text for text in told] == [True]
     file.close()
 
 

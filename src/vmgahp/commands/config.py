@@ -5,11 +5,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from vmgahp import config, errors
-from vmgahp.commands import page as show
-from vmgahp.config import check as settings_check
-from vmgahp.config import entries as config_entries
-from vmgahp.config import htcondor, sources
-from vmgahp.config.settings_row import Setting
+from vmgahp.commands.page import Page, page_of_stdout, render
+from vmgahp.config import check, htcondor, sources
+from vmgahp.config.table import FOLDED, Setting
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, Finding, first_bad
 from vmgahp.text import escape, redact
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
-"""The exit status: nothing keeps jobs from running, a setting does, or a name was asked for that is none."""
+"""The exit status: nothing keeps jobs from running, a setting does, or an unknown name was asked for."""
 
 WITH_MEANING = 110
 """From how many columns on a terminal has room for what settings mean."""
@@ -58,12 +56,12 @@ class Row(NamedTuple):
 
 def rows(settings: config.Settings, environ: "Mapping[str, str]", places: "Mapping[str, str]") -> list[Row]:
     """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
+    read = (*config.SETTINGS, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
     found = [
         Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name))
-        for setting in config.SETTINGS
+        for setting in read
     ]
-    names = tuple(htcondor.BY_NAME)
-    values, where, _ = sources.read(names, environ)
+    values, where, _ = sources.read(tuple(htcondor.BY_NAME), environ)
     for setting in htcondor.ELSEWHERE:
         value = values.get(setting.name, "").strip()
         place = places.get(setting.name, where[setting.name]) if value else "default"
@@ -83,22 +81,23 @@ def _shown(setting: Setting, value: str) -> str:
 
 
 def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list[str]]":
-    """The rows of the names and patterns that were asked for, and a sentence for each that is none."""
-    chosen, complaints = [], []
-    names = [row.setting.name for row in found]
+    """The rows of the names and patterns that were asked for, and a complaint about each unknown name."""
+    chosen: list[Row] = []
+    complaints = []
+    past = {setting.name: f"a setting of earlier releases: {setting.meaning}" for setting in FOLDED}
+    past |= {
+        name: f"neither HTCondor nor this daemon reads it any more. {instead}".strip()
+        for name, instead in htcondor.RETIRED.items()
+    }
     for word in wanted:
-        matching = [row for row in found if fnmatchcase(row.setting.name, word.upper())]
+        name = word.upper()
+        matching = [row for row in found if fnmatchcase(row.setting.name, name)]
         chosen += [row for row in matching if row not in chosen]
-        if not matching:
-            near = settings_check.nearest(word.upper(), names)
-            dead = htcondor.RETIRED.get(word.upper())
-            if dead is not None:
-                complaints.append(
-                    f"{word.upper()}: neither HTCondor nor this daemon reads it any more. {dead}".strip()
-                )
-            else:
-                hint = f"; did you mean {near}?" if near else "."
-                complaints.append(f"{word} is not a setting{hint}")
+        if not matching and name in past:
+            complaints.append(f"{name}: {past[name]}")
+        elif not matching:
+            near = check.nearest(name, [row.setting.name for row in found])
+            complaints.append(f"{word} is not a setting{f'; did you mean {near}?' if near else '.'}")
     return chosen, complaints
 
 
@@ -118,15 +117,15 @@ def run(
     """
     try:
         settings = config.load(environ)
-        entries = config_entries.read(environ)
+        entries = sources.entries(environ)
         settings.locate(entries.where())
         found = rows(settings, environ, entries.where())
     except errors.Fault as fault:
         sys.stderr.write(f"vmgahp config: {escape(fault.render())}\n")
         return WRONG
     of_type = vm_type or settings.string("VM_TYPE").lower() or "kvm"
-    network = settings_check.networking(settings, of_type)
-    wrong = [*settings_check.check(settings, of_type, entries), *([network] if network else ())]
+    network = check.networking(settings, of_type)
+    wrong = [*check.check(settings, of_type, entries), *([network] if network else ())]
     try:
         base.find(of_type)
     except errors.Fault as fault:
@@ -135,7 +134,7 @@ def run(
     if wanted:
         found, complaints = _chosen(found, wanted)
     if vm_type:
-        found = [row for row in found if settings_check.is_read(row.setting.name, settings, vm_type)]
+        found = [row for row in found if check.is_read(row.setting.name, settings, vm_type)]
     if changed:
         found = [row for row in found if row.is_changed]
     for complaint in complaints:
@@ -156,12 +155,12 @@ def run(
 
 
 def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: "Mapping[str, str]") -> None:
-    page = show.page_of_stdout(environ)
+    page = page_of_stdout(environ)
     terminal = sys.stdout.isatty()
     if not (terminal and not verbose and _print_table(found, page)):
         sys.stdout.write("".join(page.text(line) + "\n" for row in found for line in _lines(row, verbose)))
     if wrong:
-        text = show.render(page if terminal else show.Page(), [("What is wrong with the settings", wrong)])
+        text = render(page if terminal else Page(), [("What is wrong with the settings", wrong)])
         (sys.stdout if terminal else sys.stderr).write(f"\n{text}" if terminal else text)
 
 
@@ -179,7 +178,7 @@ def _lines(row: Row, verbose: bool) -> list[str]:
     return lines
 
 
-def _print_table(found: list[Row], page: show.Page) -> bool:
+def _print_table(found: list[Row], page: Page) -> bool:
     """Print a table as wide as the terminal; False where the library for that is not installed."""
     try:
         from rich.console import Console

@@ -7,8 +7,7 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 
 import os
 
-from vmgahp.config.settings_row import Setting
-from vmgahp.config.table import BY_NAME, SETTINGS
+from vmgahp.config.table import BY_NAME, SETTINGS, Setting
 from vmgahp.errors import MachineFault
 
 TYPE_CHECKING = False
@@ -118,6 +117,16 @@ class Settings:
             return Settings({name: default}).size(name)
         factor: int = 1024**power
         return int(text[:digits]) * factor
+
+    def timeout(self, percent: int, folded: str) -> int:
+        """A share of VM_GAHP_REQ_TIMEOUT, in seconds; where it is set, the `folded` setting counts instead."""
+        if self.where(folded) != "default":
+            return max(1, self.integer(folded))
+        return max(1, self.integer("VM_GAHP_REQ_TIMEOUT") * percent // 100)
+
+    def console_log_limit(self) -> int:
+        """How many bytes of the serial console are kept; 0: there is no vm_console.log."""
+        return self.size("VM_CONSOLE_LOG_MAX") if self.boolean("VM_CONSOLE_LOG") else 0
 
     def networking_types(
         self, kinds: "Sequence[str]" = NETWORKING_TYPES, own_bridge: bool = False

@@ -6,15 +6,15 @@ needs. A finding is bad only where jobs of the VM type would fail for it.
 
 from vmgahp import errors
 from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
-from vmgahp.config.settings_row import PLUGIN, SERVER, STARTD, STARTER, Setting
-from vmgahp.config.table import BY_NAME
+from vmgahp.config.table import BY_NAME, FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
+from vmgahp.vm_types import ANY, VMWARE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from vmgahp.config.entries import Entries, Entry
+    from vmgahp.config.sources import Entries, Entry
 
 CHECK = "settings"
 LOOKED_AT = "all settings of this daemon"
@@ -22,30 +22,6 @@ LOOKED_AT = "all settings of this daemon"
 _LIKE_OURS = ("VM_", "VMGAHP", "MAX_VM", "LIBVIRT_", "VMWARE_", "VSPHERE_", "XEN_")
 _CLOSE, _CLOSEST = 0.6, 0.8
 """How alike two names are that may be meant for each other: in a file of our own, and among a site's own names."""
-
-_VMWARE, _LIBVIRT = ("vmrun", "vmware"), ("kvm", "qemu", "libvirt", "xen")
-_TYPES = (
-    (("VSPHERE_",), ("vsphere",)),
-    (("VMWARE_",), _VMWARE),
-    (("VM_SCRIPT", "VM_HYPERVISOR"), ("script",)),
-    (("XEN_",), ("xen",)),
-    (
-        ("LIBVIRT_", "VM_LIBVIRT_", "VM_POLICY_TIMEOUT", "VM_MAC_HOOK", "VM_SUSPEND_", "VM_CHECKPOINT_"),
-        _LIBVIRT,
-    ),
-    (("VM_CPU_MODE", "VM_SHARE_SCRATCH", "VM_ALLOW_EMULATION"), ("kvm", "qemu", "libvirt")),
-)
-"""The VM types whose drivers alone read settings with these beginnings."""
-
-_ONLY_WITH = {
-    "VM_MAC_HOOK_ALWAYS": ("VM_MAC_HOOK",),
-    "VM_POLICY_TIMEOUT": ("VM_POLICY", "VM_MAC_HOOK"),
-}
-"""Settings that are read only where another one is set."""
-
-_FATAL_WORDS = ("VM_CPU_MODE", "VMWARE_PRODUCT")
-_FATAL_LEAST = ("VM_POLICY_TIMEOUT", "VSPHERE_TASK_TIMEOUT")
-"""A word that is none, a number that is too small: these make every job fail, the others are done without."""
 
 _COMMENT = "put the comment on a line of its own: behind a value it is a part of the value."
 
@@ -58,7 +34,7 @@ def check(settings: Settings, vm_type: str, entries: "Entries | None" = None) ->
 
     What is wrong with the networks is left to `networking`.
     """
-    found = [*values(settings, vm_type), *contradictions(settings, vm_type)]
+    found = [*values(settings, vm_type), *contradictions(settings)]
     if entries is not None:
         found += [*names(entries), *elsewhere(entries)]
     found += [Finding(CHECK, OFF, LOOKED_AT, one, "see what it is about.") for one in settings.warnings]
@@ -69,53 +45,61 @@ def check(settings: Settings, vm_type: str, entries: "Entries | None" = None) ->
 
 
 def values(settings: Settings, vm_type: str) -> list[Finding]:
-    """The values that are none: not of their kind, no word that anybody knows, too small."""
+    """The invalid values: not of their kind, an unknown word, too small a number; and what is set of the past."""
     found = []
-    for setting in SETTINGS:
-        if settings.where(setting.name) == "default":
-            continue
-        matters = SERVER in setting.readers and is_read(setting.name, settings, vm_type)
-        try:
-            number = _value(setting, settings)
-        except errors.MachineFault as fault:
-            hint = fault.hint
-            if " #" in settings.string(setting.name):
-                hint = _COMMENT
-            elif setting.kind == "bool":
-                hint = _meant(settings.string(setting.name).lower(), (*TRUE_WORDS, *FALSE_WORDS)) + hint
-            found.append(Finding(CHECK, BAD if matters else OFF, LOOKED_AT, fault.problem, hint))
-            continue
-        said = f"{setting.name} = {settings.string(setting.name)} ({settings.where(setting.name)})"
-        if " #" in settings.string(setting.name) and setting.kind not in ("arguments", "expression"):
-            found.append(
-                Finding(CHECK, OFF, LOOKED_AT, f"{said} has a # in it, and what follows it.", _COMMENT)
-            )
-            continue
-        if number is not None and number < setting.least:
-            verdict = BAD if matters and setting.name in _FATAL_LEAST else OFF
-            hint = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
-            found.append(Finding(CHECK, verdict, LOOKED_AT, f"{said} is less than {setting.least}.", hint))
-        unknown = _unknown_words(setting, settings)
-        if unknown:
-            verdict = BAD if matters and setting.name in _FATAL_WORDS else OFF
-            seen = f"{said} is not {_either(setting.words, 'or')}."
-            hint = f"{_meant(unknown[0], setting.words)}use {_either(setting.words, 'or')}."
-            found.append(Finding(CHECK, verdict, LOOKED_AT, seen, hint))
+    for setting in (*SETTINGS, *FOLDED):
+        if settings.where(setting.name) != "default":
+            matters = SERVER in setting.readers and is_read(setting.name, settings, vm_type)
+            wrong = _wrong_value(setting, settings)
+            if wrong is not None:
+                is_bad, seen, hint = wrong
+                found.append(Finding(CHECK, BAD if matters and is_bad else OFF, LOOKED_AT, seen, hint))
     return found
+
+
+def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] | None:
+    """Whether jobs fail for a setting's value where they read it, what was seen, and a hint; None: it is valid."""
+    text = settings.string(setting.name)
+    said = f"{setting.name} = {text} ({settings.where(setting.name)})"
+    try:
+        number = _value(setting, settings)
+    except errors.MachineFault as fault:
+        hint = fault.hint
+        if " #" in text:
+            hint = _COMMENT
+        elif setting.kind == "bool":
+            hint = _meant(text.lower(), (*TRUE_WORDS, *FALSE_WORDS)) + hint
+        return True, fault.problem, hint
+    if " #" in text and setting.kind not in ("arguments", "expression"):
+        return False, f"{said} has a # in it, and what follows it.", _COMMENT
+    if number is not None and number < setting.least:
+        default = f", {setting.default}" if setting.default else ""
+        hint = f"set it to {setting.least} or more, or remove it for the default{default}."
+        return setting.fatal, f"{said} is less than {setting.least}.", hint
+    unknown = _unknown_words(setting, settings)
+    if unknown:
+        words = _either(setting.words, "or")
+        return setting.fatal, f"{said} is not {words}.", f"{_meant(unknown[0], setting.words)}use {words}."
+    if setting in FOLDED:
+        return (
+            False,
+            f"{said} is a setting of earlier releases, and counts in this one for the last time.",
+            setting.meaning,
+        )
+    return None
 
 
 def is_read(name: str, settings: Settings, vm_type: str) -> bool:
     """Whether a job of a VM type comes to read a setting."""
-    if name in _ONLY_WITH and not any(settings.string(other) for other in _ONLY_WITH[name]):
+    setting = BY_NAME.get(name)
+    if setting is None:
+        return True
+    if setting.needs and not any(settings.string(other) for other in setting.needs):
         return False
     if name == "VM_CPU_MODE" and settings.xml_script():  # which describes a CPU of its own
         return False
     wanted = vm_type.replace(",", " ").split()
-    if "any" in wanted:
-        return True
-    return all(
-        any(one in types for one in wanted) for beginnings, types in _TYPES if name.startswith(beginnings)
-    )
+    return not setting.types or ANY in wanted or any(one in setting.types for one in wanted)
 
 
 def _value(setting: Setting, settings: Settings) -> int | None:
@@ -137,34 +121,17 @@ def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
     return [word for word in given if word and word not in setting.words]
 
 
-def contradictions(settings: Settings, vm_type: str) -> list[Finding]:
+def contradictions(settings: Settings) -> list[Finding]:
     """Settings that cannot both have effect; what is wrong with one alone is left to `values`."""
-    found = []
-    for seen, hint in _contradictions(settings, vm_type):
-        found.append(Finding(CHECK, OFF, LOOKED_AT, seen, hint))
-    return found
-
-
-def _contradictions(settings: Settings, vm_type: str) -> "Iterable[tuple[str, str]]":
-    if settings.string("VM_SHARE_SCRATCH").lower() == "9p" and _is(settings, "VM_RUN_AS_JOB_USER") is False:
-        yield (
-            "VM_SHARE_SCRATCH = 9p takes VM_RUN_AS_JOB_USER, which is off: no directory is shared with a VM.",
-            "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.",
-        )
-    if _is(settings, "VM_MAC_HOOK_ALWAYS") and not settings.string("VM_MAC_HOOK"):
-        yield (
-            "VM_MAC_HOOK_ALWAYS is on, and there is no VM_MAC_HOOK to ask.",
-            "set VM_MAC_HOOK to the full path of a program, or take VM_MAC_HOOK_ALWAYS out.",
-        )
-    patience = _number(settings, "VM_GAHP_REQ_TIMEOUT")
-    for name in ("VM_POLICY_TIMEOUT", "VM_SCRIPT_TIMEOUT", "VMWARE_TIMEOUT", "VSPHERE_TASK_TIMEOUT"):
-        number = _number(settings, name)
-        if number >= patience > 0 and is_read(name, settings, vm_type):
-            yield (
-                f"{name} = {number} s is not less than VM_GAHP_REQ_TIMEOUT = {patience} s, after which condor_starter "
-                "gives the VM up.",
-                f"set {name} to less than {patience}, or VM_GAHP_REQ_TIMEOUT to more than {number}.",
-            )
+    if (
+        settings.string("VM_SHARE_SCRATCH").lower() != "9p"
+        or _is(settings, "VM_RUN_AS_JOB_USER") is not False
+    ):
+        return []
+    seen = "VM_SHARE_SCRATCH = 9p takes VM_RUN_AS_JOB_USER, which is off: no directory is shared with a VM."
+    return [
+        Finding(CHECK, OFF, LOOKED_AT, seen, "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.")
+    ]
 
 
 def networking(settings: Settings, vm_type: str) -> Finding | None:
@@ -173,7 +140,7 @@ def networking(settings: Settings, vm_type: str) -> Finding | None:
         return None
     kinds = BY_NAME["VM_NETWORKING_TYPE"].words
     given = [word.strip("\"'").lower() for word in settings.strings("VM_NETWORKING_TYPE")]
-    offered = settings.networking_types(own_bridge=vm_type in (*_VMWARE, "vsphere"))
+    offered = settings.networking_types(own_bridge=vm_type in VMWARE)
     unknown = [word for word in given if word not in kinds]
     default = settings.string("VM_NETWORKING_DEFAULT_TYPE").lower()
     if not given:
@@ -199,13 +166,6 @@ def _is(settings: Settings, name: str) -> bool | None:
         return settings.boolean(name)
     except errors.MachineFault:
         return None
-
-
-def _number(settings: Settings, name: str) -> int:
-    try:
-        return settings.integer(name)
-    except errors.MachineFault:
-        return 0
 
 
 # Names

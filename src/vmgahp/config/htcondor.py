@@ -3,84 +3,34 @@
 From ``src/condor_utils/param_info.in`` of HTCondor, and the code of its startd and starter that reads them.
 """
 
-from vmgahp.config.settings_row import STARTD, STARTER, Setting
+from functools import partial
 
+from vmgahp.config.table import STARTD, STARTER, Setting
 
-def _theirs(
-    name: str,
-    kind: str,
-    default: str,
-    meaning: str,
-    readers: "tuple[str, ...]",
-    unit: str = "",
-    least: int = 0,
-) -> Setting:
-    return Setting(name, kind, default, meaning, unit, readers=readers, least=least)
+_startd, _starter = (partial(Setting, ours=False, readers=(reader,)) for reader in (STARTD, STARTER))
 
-
+# fmt: off
 ELSEWHERE = (
-    _theirs(
-        "VM_GAHP_SERVER",
-        "path",
-        "$(SBIN)/condor_vm-gahp",
+    Setting("VM_GAHP_SERVER", "path", "$(SBIN)/condor_vm-gahp",
         "The program that runs VMs: this daemon's condor_vm-gahp, by its full path.",
-        (STARTD, STARTER),
-    ),
-    _theirs(
-        "VM_MAX_NUMBER",
-        "integer",
-        "",
-        "How many VMs may run at once; empty: as many as there are.",
-        (STARTD,),
-    ),
-    _theirs(
-        "VM_RECHECK_INTERVAL",
-        "integer",
-        "600",
-        "After how long the startd looks again at a machine that could run no VM.",
-        (STARTD,),
-        "seconds",
-    ),
-    _theirs(
-        "VM_KILLING_TIMEOUT",
-        "integer",
-        "60",
+        ours=False, readers=(STARTD, STARTER)),
+    _startd("VM_MAX_NUMBER", "integer", "", "How many VMs may run at once; empty: as many as there are."),
+    _startd("VM_RECHECK_INTERVAL", "integer", "600",
+        "After how long the startd looks again at a machine that could run no VM.", unit="seconds"),
+    _startd("VM_KILLING_TIMEOUT", "integer", "60",
         "How long the startd waits for the kill mode of VM_GAHP_SERVER, which clears away what a job left.",
-        (STARTD,),
-        "seconds",
-    ),
-    _theirs(
-        "VM_STATUS_INTERVAL",
-        "integer",
-        "60",
-        "How often the starter asks for a VM's state; less than 30 counts as 30.",
-        (STARTER,),
-        "seconds",
-        least=30,
-    ),
-    _theirs(
-        "VM_STATUS_MAX_ERROR",
-        "integer",
-        "5",
-        "How many of these questions may fail one after the other before the starter gives the VM up.",
-        (STARTER,),
-    ),
-    _theirs(
-        "VM_GAHP_SEND_ALL_CLASSAD",
-        "bool",
-        "true",
+        unit="seconds"),
+    _starter("VM_STATUS_INTERVAL", "integer", "60",
+        "How often the starter asks for a VM's state; less than 30 counts as 30.", unit="seconds", least=30),
+    _starter("VM_STATUS_MAX_ERROR", "integer", "5",
+        "How many of these questions may fail one after the other before the starter gives the VM up."),
+    _starter("VM_GAHP_SEND_ALL_CLASSAD", "bool", "true",
         "Whether the starter hands on the whole job ad. Where it does not, VM_POLICY_REQUIREMENTS and "
-        "LIBVIRT_XML_SCRIPT see a few of its attributes only.",
-        (STARTER,),
-    ),
-    _theirs(
-        "MEMORY_USAGE_METRIC_VM",
-        "expression",
-        "((ImageSize+1023)/1024)",
-        "How MemoryUsage of a VM job is worked out.",
-        (STARTER,),
-    ),
+        "LIBVIRT_XML_SCRIPT see a few of its attributes only."),
+    _starter("MEMORY_USAGE_METRIC_VM", "expression", "((ImageSize+1023)/1024)",
+        "How MemoryUsage of a VM job is worked out."),
 )
+# fmt: on
 
 RETIRED = {
     "VM_GAHP_CONFIG": "Settings of the VM universe are in the configuration itself since HTCondor 7.4.",

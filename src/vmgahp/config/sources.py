@@ -3,8 +3,13 @@
 HTCondor's configuration is a language with conditions, includes and templates, so HTCondor's own tool
 reads it: ``condor_config_val -subsystem VM_GAHP NAME NAME …`` answers in 5 ms with one value a line on
 standard output, and says ``Not defined: NAME`` on standard error for each name that has none or an empty
-one. A file of our own knows comments, continued lines and ``$(NAME)``, as ``config.cpp`` in HTCondor's
-``src/condor_utils`` has them.
+one. With ``-dump -verbose`` it lists all names: a line ``NAME = value`` as the value is written, and beneath it
+``# at:`` with the file and the line, in which ``<Default>`` stands for a default of HTCondor's own.
+
+A file of our own, for machines without HTCondor, has comments, continued lines and ``$(NAME)``, as
+``config.cpp`` in HTCondor's ``src/condor_utils`` has them. HTCondor's Python module could read it too, but
+takes 150 ms and 20 MiB, ends the process at a malformed line, knows no line numbers, and adds the defaults of
+an HTCondor that is not there (``EXECUTE = /execute``).
 """
 
 import os
@@ -26,9 +31,42 @@ HTCONDOR, ENVIRONMENT = "HTCondor's configuration", "the environment"
 """Where a value came from, for people, where no more is known."""
 
 _TOOL = "condor_config_val"
+_AT = " # at: "
 _NOT_DEFINED = "Not defined: "
 NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
 """How condor_config_val begins to say that HTCondor is installed and has no configuration."""
+
+
+class Entry:
+    """A name with a value; neither is expanded, and the name has what stands before it: ``STARTER.VM_MEMORY``.
+
+    `is_default` says that it is set nowhere, and HTCondor has that default.
+    """
+
+    __slots__ = ("is_default", "name", "value", "where")
+
+    def __init__(self, name: str, value: str, where: str, is_default: bool = False) -> None:
+        self.name, self.value, self.where, self.is_default = name, value, where, is_default
+
+
+class Entries:
+    """All that the configuration sets: HTCondor's, which has a site's own names too, or a file of this daemon's."""
+
+    def __init__(self, entries: list[Entry], of_htcondor: bool = False) -> None:
+        self.all = entries
+        self.of_htcondor = of_htcondor
+
+    def where(self) -> dict[str, str]:
+        """Where each setting's value comes from: its plain name to the place."""
+        set_here = {entry.name: entry.where for entry in self.all if not entry.is_default and entry.value}
+        places = {name: place for name, place in set_here.items() if "." not in name}
+        for name, place in set_here.items():
+            if name.startswith(f"{SUBSYSTEM}."):
+                places[name.removeprefix(f"{SUBSYSTEM}.")] = place
+        for entry in self.all:
+            if entry.is_default and entry.value:
+                places.setdefault(entry.name, "HTCondor's default")
+        return places
 
 
 def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
@@ -41,15 +79,50 @@ def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
 
     Raises `MachineFault` for a source that is there and cannot be read.
     """
-    path = environ.get("VMGAHP_CONFIG", "")
-    if path:
-        return _from_lines(read_file(path), path, names, environ)
-    tool = find_tool(environ)
-    answer = _from_tool(tool, names, environ) if tool else _from_bindings(names, environ)
-    if answer is not None:
-        return answer
-    path = own_file(environ)
-    return _from_lines(read_file(path) if path else "", path, names, environ)
+    if not environ.get("VMGAHP_CONFIG"):
+        tool = find_tool(environ)
+        answer = _from_tool(tool, names, environ) if tool else _from_bindings(names, environ)
+        if answer is not None:
+            return answer
+    return _from_tables(*_own_tables(environ), names)
+
+
+def entries(environ: "Mapping[str, str]") -> Entries:
+    """Every name that is set, and where, from the source that `read` reads; for people, not for the server.
+
+    Raises `MachineFault` for a source that is there and cannot be read.
+    """
+    if not environ.get("VMGAHP_CONFIG"):
+        tool = find_tool(environ)
+        out, err = run([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
+        if tool and NO_CONFIGURATION not in err:
+            if not out:
+                raise MachineFault(
+                    f"HTCondor's configuration cannot be listed: {tool} says: {' '.join(err.split())[:500]}.",
+                    f"run {tool} -dump and mend what it complains of.",
+                )
+            return Entries(parse(out), of_htcondor=True)
+    table, origin = _own_tables(environ)
+    return Entries([Entry(name, value, origin[name]) for name, value in table.items()])
+
+
+def parse(text: str) -> list[Entry]:
+    """The entries in what ``condor_config_val -dump -verbose`` writes (without ``-verbose``: and no places)."""
+    found: list[Entry] = []
+    for line in text.splitlines():
+        if line.startswith(_AT) and found:
+            place = line.removeprefix(_AT).strip()
+            found[-1].is_default = place in ("<Default>", "<Detected>")
+            found[-1].where = ENVIRONMENT if place == "<Environment>" else place
+        elif line.startswith("   ") and found:  # a value of several lines: NAME @=end, lines, @end
+            found[-1].value = f"{found[-1].value} {line.strip()}".strip()
+        elif line[:1] not in ("", " ", "#", "@", "="):
+            name, equals, value = line.partition("=")
+            if equals:
+                lines = name.endswith(" @")
+                name = name.removesuffix("@").strip().upper()
+                found.append(Entry(name, "" if lines else value.strip(), HTCONDOR))
+    return found
 
 
 def own_file(environ: "Mapping[str, str]") -> str:
@@ -189,8 +262,12 @@ def read_file(path: str) -> str:
     return text
 
 
-def _from_lines(text: str, path: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
-    table, origin = tables(text, path, environ)
+def _own_tables(environ: "Mapping[str, str]") -> tuple[dict[str, str], dict[str, str]]:
+    path = environ.get("VMGAHP_CONFIG") or own_file(environ)
+    return tables(read_file(path) if path else "", path, environ)
+
+
+def _from_tables(table: "Mapping[str, str]", origin: "Mapping[str, str]", names: "Sequence[str]") -> "Answer":
     values, where = {}, {}
     for name in names:
         key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name

@@ -5,8 +5,7 @@ import sys
 from time import monotonic
 
 from vmgahp import config, errors, findings
-from vmgahp.config import check as settings_check
-from vmgahp.config import entries as config_entries
+from vmgahp.config import check, sources
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
@@ -16,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from vmgahp.config.entries import Entries
+    from vmgahp.config.sources import Entries
     from vmgahp.drivers.base import Value
 
     Attributes = dict[str, Value]
@@ -33,8 +32,7 @@ RESERVE = 0.3
 
 MIB = 1 << 20
 
-_POLICY_OF_LIBVIRT = ("VM_POLICY", "VM_MAC_HOOK")
-_POLICY = (*_POLICY_OF_LIBVIRT, "VM_POLICY_REQUIREMENTS")
+_POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 
 
 class Probe:
@@ -96,11 +94,11 @@ def probe(
     if entries is not None:
         listed = outcomes["settings"]
         found.findings += _judge_settings(
-            vm_type, settings, listed if isinstance(listed, config_entries.Entries) else None
+            vm_type, settings, listed if isinstance(listed, sources.Entries) else None
         )
     usable = _judge_memory(memory, outcomes["memory"], found.findings)
     if policy:
-        found.findings.append(_judge_policy(policy, vm_type, outcomes["policy"]))
+        found.findings.append(_judge_policy(policy, vm_type, settings, outcomes["policy"]))
     survey = outcomes["driver"]
     if isinstance(survey, base.Survey):
         found.findings += survey.findings
@@ -142,8 +140,8 @@ def _judge_settings(vm_type: str, settings: config.Settings, entries: "Entries |
     """What is wrong with the settings; `entries` is None where they could not be listed in time."""
     if entries is not None:
         settings.locate(entries.where())
-    found = settings_check.check(settings, vm_type, entries)
-    network = settings_check.networking(settings, vm_type)
+    found = check.check(settings, vm_type, entries)
+    network = check.networking(settings, vm_type)
     return [*found, network] if network else found
 
 
@@ -153,16 +151,16 @@ def _inspect_policy(settings: config.Settings) -> str:
     return inspect(settings)
 
 
-def _judge_policy(names: list[str], vm_type: str, outcome: object) -> Finding:
+def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, outcome: object) -> Finding:
     """Whether the administrator's own policy can be used: no job runs here without it."""
     looked_at = f"{', '.join(names)}: files, their owners and modes"
-    libvirts = "vmgahp.drivers.libvirt"
-    if vm_type != "any" and not base.BUILT_IN.get(vm_type, "").startswith(libvirts):
-        for name in names:
-            if name in _POLICY_OF_LIBVIRT:
-                seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
-                hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
-                return Finding("policy", OFF, looked_at, seen, hint)
+    for name in names:
+        if not check.is_read(name, settings, vm_type):
+            seen = (
+                f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
+            )
+            hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
+            return Finding("policy", OFF, looked_at, seen, hint)
     # The startd probes some types as its own user, who may not be able to look.
     verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
     return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
@@ -246,13 +244,13 @@ def look(vm_type: str, environ: "Mapping[str, str]", log: Log, *, to_stderr: boo
     try:
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
-        wrong = settings_check.values(settings, vm_type)
+        wrong = check.values(settings, vm_type)
         if findings.first_bad(wrong):
             found = Probe(vm_type)
             found.findings += wrong
             return found
         driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
-        return probe(vm_type, settings, driver, entries=lambda: config_entries.read(environ))
+        return probe(vm_type, settings, driver, entries=lambda: sources.entries(environ))
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))
@@ -279,7 +277,7 @@ def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json:
     trouble = found.trouble
     for finding in found.findings:
         if finding.verdict == OFF and finding is not trouble:
-            what = "" if finding.check == settings_check.CHECK else "not offered: "
+            what = "" if finding.check == check.CHECK else "not offered: "
             log.always(f"{what}{finding.check}: {finding.seen}")
     if trouble is not None:
         fault = errors.MachineFault(trouble.seen, trouble.hint)

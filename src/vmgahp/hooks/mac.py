@@ -56,7 +56,7 @@ def choose(
         label,
         [hook, str(card), given or saved],
         json.dumps(job.values()).encode() + b"\n",
-        float(settings.integer("VM_POLICY_TIMEOUT")),
+        float(settings.timeout(10, "VM_POLICY_TIMEOUT")),
         log,
         {NAME_VARIABLE: name} | standing(dry),
     )

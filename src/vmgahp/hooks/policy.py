@@ -124,7 +124,7 @@ class Policy:
     ) -> None:
         """`debug` is told of stages that change nothing. Programs are told of a `dry` run, and must keep nothing."""
         self.stages = _stages(settings)
-        self._deadline = float(settings.integer("VM_POLICY_TIMEOUT"))
+        self._deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
         self._job = job
         self._log = log
         self._debug = debug

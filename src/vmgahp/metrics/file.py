@@ -64,9 +64,7 @@ class MetricsFile:
             try:
                 size = os.fstat(self._fd).st_size
                 if size + len(data) > self._limit + (ROOM_FOR_EVENTS if event else 0):
-                    self._tell(
-                        "limit", f"{NAME} has reached its limit of {self._limit} bytes: see VM_METRICS_MAX"
-                    )
+                    self._tell("limit", f"{NAME} has reached its limit of {self._limit} bytes")
                     return
                 if self._torn:  # the last line went in half, as when a disk runs full
                     data = b"\n" + data

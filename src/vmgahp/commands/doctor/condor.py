@@ -7,7 +7,7 @@ import time
 from vmgahp import __version__, errors
 from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Check, Context, ask, down_to, first_closed
 from vmgahp.config import check as settings_check
-from vmgahp.config import entries as config_entries
+from vmgahp.config import sources
 from vmgahp.findings import OK, UNKNOWN, Finding
 from vmgahp.host.trust import changeable_by_others
 
@@ -54,7 +54,7 @@ def settings(context: Context) -> list[Finding]:
     found = [check.bad(fault.problem, fault.hint) for fault in context.faults]
     if not context.unread:
         try:
-            entries = config_entries.read(context.environ)
+            entries = sources.entries(context.environ)
             for values in (context.loaded, context.settings):
                 values.locate(entries.where())
         except errors.Fault as fault:

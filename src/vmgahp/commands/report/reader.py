@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 LARGEST_FILE = 64 << 20
-"""Bytes that are read; VM_METRICS_MAX is a quarter of it unless the administrator has said otherwise."""
+"""Bytes that are read, four times what vm_metrics.jsonl may become."""
 
 MOST_SAMPLES, MOST_EVENTS, MOST_DEVICES = 250_000, 5_000, 64
 LATEST = 2**32

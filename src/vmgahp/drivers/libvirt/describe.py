@@ -160,7 +160,8 @@ class Describer:
 
     def _listen_to_console(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
         """Listen for the serial console and return the socket's path, empty where it is not captured."""
-        if not self.settings.boolean("VM_CONSOLE_LOG"):
+        limit = self.settings.console_log_limit()
+        if not limit:
             return ""
         if resources is None:
             return f"/run/vmgahp/{ONE_TIME}/console"
@@ -168,7 +169,7 @@ class Describer:
         resources.console = ConsoleCapture(
             os.path.join(runtime_dir(), "console"),
             lambda: self._open_console_file(spec.working_dir),
-            self.settings.size("VM_CONSOLE_LOG_MAX"),
+            limit,
             self.log,
             owner=owner,
         )

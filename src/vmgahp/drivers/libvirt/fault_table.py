@@ -279,7 +279,7 @@ _OF_THE_MACHINE = (
         "the console's socket",
         MachineFault,
         _OFF,
-        "see who may enter the directory of the socket, or set VM_CONSOLE_LOG = False.",
+        "see who may enter the directory of the socket, or set VM_CONSOLE_LOG_MAX = 0.",
         r"-chardev |^unable to stat: ",
         example=(
             "SYSTEM_ERROR",

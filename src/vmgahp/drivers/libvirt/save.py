@@ -141,10 +141,13 @@ class Saver:
         flags = 0
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
             flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
-        image_format = self._settings.string(f"VM_{kind}_IMAGE_FORMAT")
+        name = "VM_MEMORY_IMAGE_FORMAT"
+        if self._settings.string(f"VM_{kind}_IMAGE_FORMAT"):
+            name = f"VM_{kind}_IMAGE_FORMAT"
+        image_format = self._settings.string(name)
         parameter = getattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", None)
         if image_format and parameter is None:
-            self._log(f"VM_{kind}_IMAGE_FORMAT = {image_format} is ignored: this libvirt cannot be told")
+            self._log(f"{name} = {image_format} is ignored: this libvirt cannot be told")
         if image_format and parameter is not None:
             domain.saveParams({"file": path, parameter: image_format}, flags)
         else:

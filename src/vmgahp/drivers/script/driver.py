@@ -101,7 +101,7 @@ class ScriptDriver(Driver):
     # A start
 
     def _seconds(self) -> float:
-        return max(1, self.settings.integer("VM_SCRIPT_TIMEOUT"))
+        return self.settings.timeout(10, "VM_SCRIPT_TIMEOUT")
 
     def _long_seconds(self) -> float:
         return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))

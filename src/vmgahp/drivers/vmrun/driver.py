@@ -92,7 +92,7 @@ class VmrunDriver(Driver):
     # A start
 
     def _seconds(self) -> float:
-        return max(1, self.settings.integer("VMWARE_TIMEOUT"))
+        return self.settings.timeout(10, "VMWARE_TIMEOUT")
 
     def _long_seconds(self) -> float:
         return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))

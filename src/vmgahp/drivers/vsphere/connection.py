@@ -60,7 +60,7 @@ class Connection:
     def __init__(self, settings: "Settings", log: "Callable[[str], None]") -> None:
         self.deadline = float(settings.integer("VSPHERE_RECONNECT_TIMEOUT"))
         """Seconds that a call goes on trying to reach the server."""
-        self._task_deadline = float(settings.integer("VSPHERE_TASK_TIMEOUT"))
+        self._task_deadline = float(settings.timeout(80, "VSPHERE_TASK_TIMEOUT"))
         self.timeout = max(SHORTEST_CALL, min(LONGEST_CALL, self.deadline))
         self._settings = settings
         self._log = log

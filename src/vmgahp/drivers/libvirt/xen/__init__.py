@@ -119,11 +119,12 @@ class XenDescriber(Describer):
         for disk in spec.disks:
             devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
             keep(descriptor)
-        if self.settings.boolean("VM_CONSOLE_LOG"):
+        limit = self.settings.console_log_limit()
+        if limit:
             resources.console = PtyCapture(
                 os.path.join(runtime_dir(), "console"),
                 lambda: self._open_console_file(spec.working_dir),
-                self.settings.size("VM_CONSOLE_LOG_MAX"),
+                limit,
                 self.log,
             )
         return _Ground(devices, kernel, initrd)
