@@ -10,19 +10,16 @@ import threading
 import time
 
 from vmgahp import errors, lifecycle
-from vmgahp.metrics import Totals
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Machine
+from vmgahp.host.job_user import Identity
+from vmgahp.log import Log
+from vmgahp.metrics import Status, Totals
 from vmgahp.metrics.file import MetricsFile
+from vmgahp.protocol.calls import Call
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Machine
-    from vmgahp.host.job_user import Identity
-    from vmgahp.log import Log
-    from vmgahp.metrics import Status
-    from vmgahp.protocol.calls import Call
+Outcome = Status | int | errors.Fault | None
 
-    Outcome = Status | int | errors.Fault | None
 
 BEFORE_WAIT = 0.5
 """Seconds that an operation which ends a run waits for the run's last figures."""
@@ -47,7 +44,7 @@ SAVES = (lifecycle.SUSPEND, lifecycle.CHECKPOINT)
 class _Watched:
     """One VM whose figures are kept."""
 
-    def __init__(self, machine: "Machine", file: MetricsFile) -> None:
+    def __init__(self, machine: Machine, file: MetricsFile) -> None:
         self.machine = machine
         self.file = file
         self.totals = Totals(file.last_sample())
@@ -63,7 +60,7 @@ class _Watched:
 class Sampler:
     """Reads the VMs of one server, and writes down what happens to them."""
 
-    def __init__(self, settings: "Settings", identity: "Identity", log: "Log") -> None:
+    def __init__(self, settings: Settings, identity: Identity, log: Log) -> None:
         self._interval = float(settings.integer("VM_METRICS_INTERVAL"))
         self._limit = settings.size("VM_METRICS_MAX")
         self._identity = identity
@@ -74,7 +71,7 @@ class Sampler:
 
     # What the workers tell
 
-    def before(self, call: "Call") -> None:
+    def before(self, call: Call) -> None:
         """An operation is about to be carried out."""
         if call.operation not in ENDS_A_RUN:
             return
@@ -87,7 +84,7 @@ class Sampler:
             self._changed.notify_all()
             self._changed.wait_for(lambda: watched.readings >= goal, BEFORE_WAIT)
 
-    def done(self, call: "Call", outcome: "Outcome", began: float, machine: "Machine | None") -> None:
+    def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
         """An operation that began at `began` (seconds since 1970) has been carried out, or has failed.
 
         Raises nothing: the client waits for its answer.
@@ -97,7 +94,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 - a bug here must not leave a request unanswered
             self._log.always(f"{call.operation} is not in the metrics: {type(error).__name__}: {error}")
 
-    def _note(self, call: "Call", outcome: "Outcome", began: float, machine: "Machine | None") -> None:
+    def _note(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
         if (
             call.operation == lifecycle.START
             and machine is not None
@@ -135,7 +132,7 @@ class Sampler:
             watched.due = 0.0
             self._changed.notify_all()
 
-    def end(self, machine: "Machine", reason: str) -> None:
+    def end(self, machine: Machine, reason: str) -> None:
         """The server ends, and the VM with it."""
         for watched in list(self._vms.values()):
             if watched.machine is machine:
@@ -145,7 +142,7 @@ class Sampler:
 
     # What is kept
 
-    def _add(self, call: "Call", machine: "Machine") -> None:
+    def _add(self, call: Call, machine: Machine) -> None:
         assert call.job is not None
         file = MetricsFile(self._identity, call.job.working_dir(), self._limit, self._log.always)
         with self._changed:
@@ -154,7 +151,7 @@ class Sampler:
                 self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
                 self._thread.start()
 
-    def _end(self, watched: _Watched, line: "dict[str, object]") -> None:
+    def _end(self, watched: _Watched, line: dict[str, object]) -> None:
         self._write(watched, line)
         with self._changed:
             self._vms = {number: other for number, other in self._vms.items() if other is not watched}
@@ -162,7 +159,7 @@ class Sampler:
         watched.file.close()
 
     @staticmethod
-    def _write(watched: _Watched, line: "dict[str, object]") -> None:
+    def _write(watched: _Watched, line: dict[str, object]) -> None:
         watched.file.add({"time": round(time.time(), 3)} | line, event=True)
 
     # The thread

@@ -6,16 +6,12 @@ has both.
 """
 
 import re
+from collections.abc import Sequence
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.job.ad import JobAd
 
 ANY = "any"
 TYPES = "VMPARAM_vm_Types"
@@ -33,7 +29,7 @@ def is_choice(vm_type: str) -> bool:
     return vm_type == ANY or "," in vm_type
 
 
-def wanted(ad: "JobAd") -> tuple[str, ...]:
+def wanted(ad: JobAd) -> tuple[str, ...]:
     """The types that the job takes, in its order; empty where it takes any. Raises `JobFault`."""
     vm_type = ad.vm_type()
     listed = "," in vm_type
@@ -53,12 +49,12 @@ def wanted(ad: "JobAd") -> tuple[str, ...]:
     return _words(TYPES, text)
 
 
-def takes(wishes: "Sequence[str]", vm_type: str) -> bool:
+def takes(wishes: Sequence[str], vm_type: str) -> bool:
     """Whether a machine's `vm_type` is one of what `wanted` returns."""
     return not wishes or any(vm_type in STANDS_FOR.get(word, (word,)) for word in wishes)
 
 
-def require(ad: "JobAd") -> None:
+def require(ad: JobAd) -> None:
     """Make sure that a job of one type is of a type that it takes. Raises `JobFault`."""
     vm_type = ad.vm_type()
     if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(wanted(ad), vm_type):

@@ -1,25 +1,21 @@
 """What ``catalog:<name>`` in vm_disk stands for on this machine."""
 
 import os
+from collections.abc import Iterable, Sequence
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images.catalog import SETTING, Catalog, read
 from vmgahp.job.disks import DISK, Disk
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
 
 MOST_NAMED = 20
 """Names of images that a sentence lists."""
 
 
 def resolve(
-    disks: "Sequence[Disk]", settings: "Settings", identity: "Identity", working_dir: str, memory_mib: int
+    disks: Sequence[Disk], settings: Settings, identity: Identity, working_dir: str, memory_mib: int
 ) -> tuple[Disk, ...]:
     """The disks of a job, some of them of the catalog, with the images in place of their names.
 
@@ -43,7 +39,7 @@ def _resolve(
     disk: Disk,
     name: str,
     catalog: Catalog | None,
-    identity: "Identity",
+    identity: Identity,
     working_dir: str,
     memory_mib: int,
 ) -> Disk:
@@ -80,7 +76,7 @@ def unusable(name: str, fault: errors.Fault) -> JobFault:
     return _refused(name, "that image cannot be used on this machine", fault.problem)
 
 
-def _unknown(name: str, names: "Iterable[str]") -> JobFault:
+def _unknown(name: str, names: Iterable[str]) -> JobFault:
     import difflib
 
     listed = sorted(names)

@@ -14,22 +14,17 @@ goes when the VM does, and no word of its content is in any message.
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
+from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import Disk, free_device
-from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
+from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import has_control
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
-    from vmgahp.job.options import Options
 
 SEED_FILE = "vm_cidata.iso"
 LABEL = "cidata"
@@ -60,7 +55,7 @@ class Seed(NamedTuple):
     host_name: str
 
 
-def wanted(wishes: "Options", ad: "JobAd", identity: "Identity") -> Seed | None:
+def wanted(wishes: Options, ad: JobAd, identity: Identity) -> Seed | None:
     """What the job wants to tell cloud-init, checked; None for nothing. Raises `JobFault`."""
     names = {wish: wishes.string(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)}
     if not names[USER_DATA]:
@@ -96,7 +91,7 @@ def wanted(wishes: "Options", ad: "JobAd", identity: "Identity") -> Seed | None:
     )
 
 
-def drive(seed: Seed | None, disks: "Sequence[Disk]", working_dir: str) -> tuple[Disk, ...]:
+def drive(seed: Seed | None, disks: Sequence[Disk], working_dir: str) -> tuple[Disk, ...]:
     """The drive with the seed, behind the job's `disks`. Raises `JobFault`."""
     if seed is None:
         return ()
@@ -110,7 +105,7 @@ def drive(seed: Seed | None, disks: "Sequence[Disk]", working_dir: str) -> tuple
     )
 
 
-def write(seed: Seed, working_dir: str, identity: "Identity") -> None:
+def write(seed: Seed, working_dir: str, identity: Identity) -> None:
     """Make the drive, anew where there is one. Raises `JobFault` and `MachineFault`."""
     opened: list[int] = []
     try:
@@ -142,13 +137,13 @@ def write(seed: Seed, working_dir: str, identity: "Identity") -> None:
             os.close(descriptor)
 
 
-def forget(seed: Seed | None, working_dir: str, identity: "Identity") -> None:
+def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
     """Remove the drive, if there was one: what is in it is nobody's business any more. Raises OSError."""
     if seed is not None:
         identity.unlink_scratch(working_dir, SEED_FILE)
 
 
-def _read(wishes: "Options", wish: str, name: str, working_dir: str, identity: "Identity") -> bytes:
+def _read(wishes: Options, wish: str, name: str, working_dir: str, identity: Identity) -> bytes:
     if not name or name == SEED_FILE or has_control(name):
         raise wishes.refused(
             wish,
@@ -171,7 +166,7 @@ def _read(wishes: "Options", wish: str, name: str, working_dir: str, identity: "
     return data
 
 
-def _check_user_data(wishes: "Options", data: bytes) -> None:
+def _check_user_data(wishes: Options, data: bytes) -> None:
     """By its first line cloud-init knows what user data is, and what it does not know it drops."""
     start = data[:64].lstrip().lower()
     if not start:

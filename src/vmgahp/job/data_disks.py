@@ -7,12 +7,15 @@ that lie ready on the machine and know nothing of the job.
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host import scratch
+from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.catalog import CATALOG
+from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, Disk, device_of, free_device
 from vmgahp.job.options import (
@@ -26,13 +29,6 @@ from vmgahp.job.options import (
     Options,
 )
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
 
 LABEL = "JOBDATA"
 """The name of the volume with the job's files."""
@@ -55,7 +51,7 @@ _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 
 
 def data_disks(
-    wishes: Options, others: "Sequence[Disk]", identity: "Identity", directory: str
+    wishes: Options, others: Sequence[Disk], identity: Identity, directory: str
 ) -> tuple[Disk, ...]:
     """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
     found = list(others)
@@ -107,7 +103,7 @@ def _data_disk(wishes: Options, entry: str, directory: str) -> Disk:
 
 
 def _files_disk(
-    wishes: Options, names: "Sequence[str]", others: "Iterable[Disk]", identity: "Identity", directory: str
+    wishes: Options, names: Sequence[str], others: Iterable[Disk], identity: Identity, directory: str
 ) -> Disk:
     device = free_device(others)
     if not device:
@@ -131,7 +127,7 @@ def _files_disk(
     )
 
 
-def _files(wishes: Options, name: str, identity: "Identity", directory: str) -> list[str]:
+def _files(wishes: Options, name: str, identity: Identity, directory: str) -> list[str]:
     """A file of the scratch directory by its name, or all that are in a directory of that name."""
     try:
         try:
@@ -152,7 +148,7 @@ def _files(wishes: Options, name: str, identity: "Identity", directory: str) -> 
     return [f"{name}/{file}" for file in beneath]
 
 
-def _require_own_files(disks: "Iterable[Disk]") -> None:
+def _require_own_files(disks: Iterable[Disk]) -> None:
     """No disk that is made may be in the file of another."""
     taken: dict[str, Disk] = {}
     for disk in disks:
@@ -166,7 +162,7 @@ def _require_own_files(disks: "Iterable[Disk]") -> None:
             )
 
 
-def refuse(ad: "JobAd") -> None:
+def refuse(ad: JobAd) -> None:
     """For VM types that make no disks nor ports and have no catalog of images: no job there may ask for them.
 
     Raises `JobFault`.

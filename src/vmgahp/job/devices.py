@@ -6,19 +6,18 @@ has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the 
 
 import os
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.disks import Disk
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # loaded for the jobs that have user data
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.config import Settings
     from vmgahp.job.cloud_init import Seed
-    from vmgahp.job.disks import Disk
 
 BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
 FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
@@ -61,7 +60,7 @@ class Devices(NamedTuple):
     """What its cloud-init is told; the drive with it is one of the job's disks."""
 
 
-def devices(wishes: Options, settings: "Settings", vcpus: int, working_dir: str) -> Devices:
+def devices(wishes: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
     """Read and check. Raises `JobFault`, and `MachineFault` for a setting that is wrong."""
     arch = _arch(wishes)
     return Devices(
@@ -74,7 +73,7 @@ def devices(wishes: Options, settings: "Settings", vcpus: int, working_dir: str)
     )
 
 
-def contradictions(found: Devices, disks: "Sequence[Disk]", wishes: Options, *, checkpoint: bool) -> None:
+def contradictions(found: Devices, disks: Sequence[Disk], wishes: Options, *, checkpoint: bool) -> None:
     """Make sure that nothing of it makes a checkpoint useless that the job asks for too. Raises `JobFault`."""
     if not checkpoint:
         return
@@ -134,7 +133,7 @@ def _topology(wishes: Options, vcpus: int) -> Topology | None:
     return topology
 
 
-def _share(wishes: Options, settings: "Settings", working_dir: str) -> str:
+def _share(wishes: Options, settings: Settings, working_dir: str) -> str:
     """The directory to share: true means all of the scratch directory, a name a directory in it."""
     name = wishes.string(SHARE) if wishes.is_text(SHARE) else ""
     if not name and not wishes.boolean(SHARE):

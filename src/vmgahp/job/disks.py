@@ -6,21 +6,16 @@ A disk that the hypervisor cannot open would be blamed on the machine.
 import errno
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images.catalog import CATALOG, Image
 from vmgahp.images.formats import FORMATS
 from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vmgahp.host.job_user import Identity
-
 
 DISK = "VMPARAM_vm_Disk"
 DISK_HINT = (
@@ -63,7 +58,7 @@ class Disk(NamedTuple):
         return bool(self.size or self.files or (self.image and self.writable))
 
 
-def disks(ad: JobAd, identity: "Identity") -> tuple[Disk, ...]:
+def disks(ad: JobAd, identity: Identity) -> tuple[Disk, ...]:
     """All disks of the job, in its order. Raises `JobFault`."""
     text = ad.string(DISK)
     if text is None:
@@ -95,7 +90,7 @@ def device_of(text: str) -> tuple[str, str] | None:
     return found[1], found[2]
 
 
-def free_device(disks: "Iterable[Disk]") -> str:
+def free_device(disks: Iterable[Disk]) -> str:
     """A device for one more read-only drive; empty where there is none left.
 
     It is of the kind that the guest's first disk is, for which it has a driver: Debian's kernel for clouds knows
@@ -109,7 +104,7 @@ def free_device(disks: "Iterable[Disk]") -> str:
     return next((name for name in names if name not in taken and device_of(name)), "")
 
 
-def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
+def _disk(entry: str, working_dir: str, identity: Identity) -> Disk:
     """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalog."""
     fields = [field.strip() for field in entry.split(":")]
     if has_control(entry):
@@ -141,12 +136,12 @@ def _disk(entry: str, working_dir: str, identity: "Identity") -> Disk:
     return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
 
 
-def _is_of_catalog(fields: "list[str]") -> bool:
+def _is_of_catalog(fields: list[str]) -> bool:
     """``catalog:vda:w`` and ``catalog:vda:w:qcow2`` are of a file of that name."""
     return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
 
 
-def _of_catalog(entry: str, fields: "list[str]") -> Disk:
+def _of_catalog(entry: str, fields: list[str]) -> Disk:
     """One ``catalog:name:device:permission``; what the image is, the catalog knows (`vmgahp.images.catalog`)."""
     if len(fields) != 4 or not all(fields):
         problem = "is not of the form catalog:name:device:permission; the catalog knows the format"
@@ -174,7 +169,7 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
 
 
 def _find_image(
-    entry: str, file: str, working_dir: str, identity: "Identity", writable: bool
+    entry: str, file: str, working_dir: str, identity: Identity, writable: bool
 ) -> tuple[str, bool]:
     """Where the image is, and whether it came with the job; that its user may open it is made sure of.
 

@@ -12,9 +12,7 @@ import os
 import re
 from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 EXIT_FILE = "vm_exit.json"
 PORT = "org.vmgahp.exit"
@@ -107,7 +105,7 @@ def render(ending: Ending) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
 
 
-def tail_of(identity: "Identity", directory: str, name: str, start: int = 0) -> bytes:
+def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> bytes:
     """The end of a file of the scratch directory, as the job's user sees it, from the offset `start` on at most.
 
     Empty where there is no such file or it cannot be read.
@@ -131,7 +129,7 @@ def tail_of(identity: "Identity", directory: str, name: str, start: int = 0) -> 
 # The job ad
 
 
-def tell_starter(code: int | None, directory: str, libexec: str, identity: "Identity") -> str:
+def tell_starter(code: int | None, directory: str, libexec: str, identity: Identity) -> str:
     """Put the exit code into the job ad; without one, make sure that none of an earlier run stands there.
 
     By HTCondor's own condor_chirp, in LIBEXEC, as the job's user: it is of the starter's own release, and on every
@@ -156,7 +154,7 @@ def tell_starter(code: int | None, directory: str, libexec: str, identity: "Iden
     return "" if not all(problems) else f"the job ad does not get the exit code: {problems[-1]}"
 
 
-def _run(words: list[str], directory: str, identity: "Identity") -> str:
+def _run(words: list[str], directory: str, identity: Identity) -> str:
     """Run condor_chirp; why it failed, or empty."""
     import subprocess
 

@@ -5,19 +5,15 @@ order, each with its kind of network and, in any order, a MAC address, a model a
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.options import NICS, Options
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.config import Settings
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 """The models of card that a job can choose. virtio is the fastest and the one that a job gets by itself; the
@@ -46,7 +42,7 @@ class Nic(NamedTuple):
 
 
 def nics(
-    ad: JobAd, settings: "Settings", wishes: Options, kinds: "Sequence[str] | None" = None
+    ad: JobAd, settings: Settings, wishes: Options, kinds: Sequence[str] | None = None
 ) -> tuple[Nic, ...]:
     """All network cards of the VM, none for a VM without a network. Raises `JobFault`.
 
@@ -76,7 +72,7 @@ def nics(
     return tuple(cards)
 
 
-def networking_type(ad: JobAd, settings: "Settings", kinds: "Sequence[str] | None" = None) -> str:
+def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:
     """The kind of network the VM gets, empty for none.
 
     The job's own wish, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else what there is: each only
@@ -133,7 +129,7 @@ def _address(text: str) -> tuple[str, str]:
     return ":".join(octet.zfill(2) for octet in octets), ""
 
 
-def _nic(entry: str, wishes: Options, offered: "Sequence[str]") -> Nic:
+def _nic(entry: str, wishes: Options, offered: Sequence[str]) -> Nic:
     """Read and check one entry of the list."""
 
     def refused(problem: str, hint: str = _NICS_HINT) -> JobFault:

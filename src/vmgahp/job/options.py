@@ -8,13 +8,10 @@ that misspells its wish would otherwise run without it; ``VMPARAM_vm_Ignore_Unkn
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.attributes import OPTIONS
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.ad import JobAd
 
 GENERAL = "VM_ATTR_"
 
@@ -46,7 +43,7 @@ class Options:
     Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), unknown names are his: `others_know`.
     """
 
-    def __init__(self, ad: "JobAd", *, others_know: bool = False) -> None:
+    def __init__(self, ad: JobAd, *, others_know: bool = False) -> None:
         self._ad = ad
         self._attributes: dict[str, str] = {}
         """Wish, in lower case -> the attribute that counts."""

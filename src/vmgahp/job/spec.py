@@ -5,10 +5,13 @@ its value and the hint: the person who reads it sees nothing else. Disks, networ
 are read in `job_disks`, `job_nics` and `job_devices`; here they become one `JobSpec`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, contradictions, devices
 from vmgahp.job.disks import DISK, Disk, disks
@@ -16,12 +19,8 @@ from vmgahp.job.nics import Nic, mac, networking_type, nics
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # what follows is loaded for the jobs that need it
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
     from vmgahp.job.xen import XenBoot
 
 __all__ = ["Devices", "Disk", "JobAd", "JobSpec", "Nic", "Topology", "mac", "networking_type"]
@@ -72,11 +71,11 @@ class JobSpec(NamedTuple):
     def from_ad(
         cls,
         ad: JobAd,
-        settings: "Settings",
-        identity: "Identity",
+        settings: Settings,
+        identity: Identity,
         *,
         diskless: bool = False,
-        networks: "Sequence[str] | None" = None,
+        networks: Sequence[str] | None = None,
     ) -> "JobSpec":
         """Read and check everything. A job that may be `diskless` need not name a disk.
 
@@ -109,7 +108,7 @@ class JobSpec(NamedTuple):
         return made
 
 
-def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Options) -> JobSpec:
+def _with_seed(made: JobSpec, ad: JobAd, identity: Identity, wishes: Options) -> JobSpec:
     """The same with what cloud-init is told, if the job says anything about that."""
     if not any(wishes.has(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
@@ -120,7 +119,7 @@ def _with_seed(made: JobSpec, ad: JobAd, identity: "Identity", wishes: Options) 
     return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
 
 
-def _require_our_description(settings: "Settings", wishes: Options) -> None:
+def _require_our_description(settings: Settings, wishes: Options) -> None:
     """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
     for wish in (USER_DATA, EXIT_PORT):
         if settings.xml_script() and wishes.has(wish):
@@ -133,7 +132,7 @@ def _require_our_description(settings: "Settings", wishes: Options) -> None:
 
 
 def _disks(
-    ad: JobAd, settings: "Settings", identity: "Identity", wishes: Options, memory: int, *, diskless: bool
+    ad: JobAd, settings: Settings, identity: Identity, wishes: Options, memory: int, *, diskless: bool
 ) -> tuple[Disk, ...]:
     """Those of vm_disk, then those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
@@ -148,7 +147,7 @@ def _disks(
     return found
 
 
-def memory_mib(ad: JobAd, settings: "Settings") -> int:
+def memory_mib(ad: JobAd, settings: Settings) -> int:
     """JobVMMemory, else RequestMemory, MiB.
 
     Too much is answered with the word for a missing value: the one that says "too much" takes the machine
@@ -197,7 +196,7 @@ def vcpus(ad: JobAd) -> int:
     return max(number or 1, 1)
 
 
-def _hardware_vt(ad: JobAd, settings: "Settings") -> bool:
+def _hardware_vt(ad: JobAd, settings: Settings) -> bool:
     wanted = bool(ad.boolean("JobVMHardwareVT"))
     if wanted and not settings.boolean("VM_HARDWARE_VT"):
         raise JobFault(

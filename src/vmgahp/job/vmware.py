@@ -11,17 +11,14 @@ import os
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job import data_disks, nics
 from vmgahp.job import spec as job
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
 
 DIR = "VMPARAM_VMware_Dir"
 TRANSFER = "VMPARAM_VMware_Transfer"
@@ -75,7 +72,7 @@ class VmwareSpec(NamedTuple):
         return bool(self.networking_type)
 
     @classmethod
-    def from_ad(cls, ad: JobAd, settings: "Settings", identity: "Identity") -> "VmwareSpec":
+    def from_ad(cls, ad: JobAd, settings: Settings, identity: Identity) -> "VmwareSpec":
         """Read and check everything but the content of the ``.vmx``.
 
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
@@ -110,12 +107,12 @@ class VmwareSpec(NamedTuple):
             vmdk_files=_vmdk_files(ad, working_dir if transfer else "", identity),
         )
 
-    def read_vmx(self, identity: "Identity") -> Vmx:
+    def read_vmx(self, identity: Identity) -> Vmx:
         """The job's ``.vmx``, read as the job's user. Raises `JobFault`."""
         return read_vmx(identity, self.working_dir, self.vmx_file)
 
 
-def read_vmx(identity: "Identity", directory: str, name: str) -> Vmx:
+def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
     """A ``.vmx`` of the scratch directory, read as the job's user. Raises `JobFault`."""
     try:
         data = _read(identity, directory, name)
@@ -131,7 +128,7 @@ def read_vmx(identity: "Identity", directory: str, name: str) -> Vmx:
         ) from error
 
 
-def _read(identity: "Identity", directory: str, name: str) -> bytes:
+def _read(identity: Identity, directory: str, name: str) -> bytes:
     descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(LARGEST + 1)
@@ -168,7 +165,7 @@ def _dir(ad: JobAd, transfer: bool) -> str:
     return directory
 
 
-def _vmx_file(ad: JobAd, working_dir: str, identity: "Identity") -> str:
+def _vmx_file(ad: JobAd, working_dir: str, identity: Identity) -> str:
     text = (ad.string(VMX_FILE) or "").strip()
     if not text:
         raise JobFault(
@@ -196,7 +193,7 @@ def _vmx_file(ad: JobAd, working_dir: str, identity: "Identity") -> str:
     return name
 
 
-def _vmdk_files(ad: JobAd, scratch: str, identity: "Identity") -> tuple[str, ...]:
+def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
     """The names of the list; with `scratch`, each is made sure to be a regular file there."""
     text = ad.string(VMDK_FILES)
     if text is None and ad.expression(VMDK_FILES) is not None:

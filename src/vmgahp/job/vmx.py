@@ -9,11 +9,7 @@ Pure: text in, text out.
 """
 
 import re
-from collections.abc import MutableMapping
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 LARGEST = 1 << 20
 """Bytes of a ``.vmx``; one of VMware's has some thousands."""
@@ -52,7 +48,7 @@ class Vmx(MutableMapping[str, str]):
 
     __slots__ = ("_lines", "_places")
 
-    def __init__(self, pairs: "dict[str, str] | None" = None) -> None:
+    def __init__(self, pairs: dict[str, str] | None = None) -> None:
         self._lines: list[tuple[str, str, str] | None] = []
         """Name, value and comment of each line, the name empty for a line that has only a comment, None for
         one that was deleted."""
@@ -146,7 +142,7 @@ class Vmx(MutableMapping[str, str]):
         word = value.strip().lower()
         return word in ("true", "yes", "on", "t", "y") or (word.isdecimal() and int(word[:20]) != 0)
 
-    def under(self, prefix: str) -> "Iterator[tuple[str, str]]":
+    def under(self, prefix: str) -> Iterator[tuple[str, str]]:
         """The names that begin with `prefix`, in any case, and their values."""
         start = prefix.lower()
         return ((name, value) for name, value in list(self.items()) if name.lower().startswith(start))
@@ -171,7 +167,7 @@ class Vmx(MutableMapping[str, str]):
     def __delitem__(self, name: str) -> None:
         self._lines[self._places.pop(name.lower())] = None
 
-    def __iter__(self) -> "Iterator[str]":
+    def __iter__(self) -> Iterator[str]:
         return iter([line[0] for line in self._lines if line is not None and line[0]])
 
     def __len__(self) -> int:
@@ -210,12 +206,12 @@ def _check_value(name: str, value: str) -> None:
         raise VmxError(f"the value of {name[:80]!a} is not text: {error}") from error
 
 
-def _escape(found: "re.Match[str]") -> str:
+def _escape(found: re.Match[str]) -> str:
     return "".join(f"|{byte:02X}" for byte in found[0].encode())
 
 
 def _unescape(text: str, encoding: str) -> str:
-    def undo(found: "re.Match[str]") -> str:
+    def undo(found: re.Match[str]) -> str:
         data = bytes.fromhex(found[0].replace("|", ""))
         try:
             return data.decode(encoding)

@@ -10,14 +10,11 @@ import os
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
 
 KERNEL, INITRD = "VMPARAM_Xen_Kernel", "VMPARAM_Xen_Initrd"
 ROOT, PARAMS = "VMPARAM_Xen_Root", "VMPARAM_Xen_Kernel_Params"
@@ -40,7 +37,7 @@ class BootFile(NamedTuple):
     """The full path; of a transferred one, in the scratch directory."""
     transferred: bool
 
-    def open(self, working_dir: str, identity: "Identity") -> int:
+    def open(self, working_dir: str, identity: Identity) -> int:
         """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
         if self.transferred:
             return identity.open_scratch(working_dir, os.path.basename(self.path), os.O_RDONLY)
@@ -59,7 +56,7 @@ class XenBoot(NamedTuple):
     """Of a kernel of the job's own: the root device and the job's parameters."""
 
     @classmethod
-    def from_ad(cls, ad: JobAd, settings: "Settings", identity: "Identity") -> "XenBoot":
+    def from_ad(cls, ad: JobAd, settings: Settings, identity: Identity) -> "XenBoot":
         """Read and check everything. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:
@@ -88,7 +85,7 @@ class XenBoot(NamedTuple):
         )
 
 
-def _bootloader(settings: "Settings") -> str:
+def _bootloader(settings: Settings) -> str:
     path = settings.string(BOOTLOADER).strip("\"'")
     if not path:
         raise JobFault(
@@ -109,7 +106,7 @@ def require_bootloader(path: str) -> None:
         )
 
 
-def _file(name: str, value: str, word: str, ad: JobAd, identity: "Identity") -> BootFile:
+def _file(name: str, value: str, word: str, ad: JobAd, identity: Identity) -> BootFile:
     """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
     if has_control(value):
         raise JobFault(word, f"{name} = {shown(value)} has a control character.", "name a file.")

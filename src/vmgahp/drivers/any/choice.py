@@ -8,15 +8,11 @@ import errno
 import json
 import os
 import re
+from collections.abc import Mapping
 
 from vmgahp import errors
+from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import CONVERTIBLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.host.job_user import Identity
 
 FILE = "vm_choice.json"
 FORMAT = 1
@@ -28,14 +24,14 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
 class Memo:
     """An earlier choice, or none."""
 
-    def __init__(self, vm_type: str = "", images: "Mapping[str, tuple[str, str]] | None" = None) -> None:
+    def __init__(self, vm_type: str = "", images: Mapping[str, tuple[str, str]] | None = None) -> None:
         self.vm_type = vm_type
         """Empty where nothing was chosen yet."""
         self.images = dict(images or {})
         """Name of the job's image -> name and format of the one that was made of it."""
 
 
-def load(directory: str, identity: "Identity") -> Memo:
+def load(directory: str, identity: Identity) -> Memo:
     """What an earlier start has written; nothing where there is no such file.
 
     Raises `errors.JobFault` for one that cannot be read: without it nobody knows on which image the guest has been.
@@ -60,7 +56,7 @@ def load(directory: str, identity: "Identity") -> Memo:
         raise _odd(str(error)[:200]) from error
 
 
-def store(directory: str, identity: "Identity", memo: Memo) -> None:
+def store(directory: str, identity: Identity, memo: Memo) -> None:
     """Write it down, all or nothing. Raises OSError."""
     document = {"format": FORMAT, "vm_type": memo.vm_type, "images": memo.images}
     data = json.dumps(document, indent=1).encode() + b"\n"

@@ -1,22 +1,18 @@
 """What of a job each VM type can do: all of it as it is, all of it with other images, or not."""
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp import lifecycle
 from vmgahp.drivers.any.disks import AnyDisk
+from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
+from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK
 from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN
 from vmgahp.job.vmware import VMX_FILE
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
 
 QEMU = ("kvm", "libvirt", "qemu")
 XEN = ("xen",)
@@ -48,7 +44,7 @@ class Compatibility(NamedTuple):
     """The disks that it needs in another format, and QEMU's name of that."""
 
 
-def fit(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]", identity: "Identity") -> Compatibility:
+def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Compatibility:
     """Whether the type can run the job, and what has to be converted for that."""
     reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
     if reason:
@@ -74,7 +70,7 @@ def fit(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]", identity: "Identi
     return Compatibility("", tuple(needed))
 
 
-def _not_granted(vm_type: str, ad: "JobAd") -> "Iterator[str]":
+def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
     """What the job asks for that the type does not have."""
     if vm_type not in QEMU + XEN + VMWARE:
         return
@@ -93,7 +89,7 @@ def _not_granted(vm_type: str, ad: "JobAd") -> "Iterator[str]":
                 yield f"it does not have {name}"
 
 
-def _no_description(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]") -> str:
+def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
     """Why the type would not know what VM the job means; empty where it does."""
     has_vmx = ad.expression(VMX_FILE) is not None
     has_disks = ad.expression(DISK) is not None or ad.expression(LIBVIRT_XML) is not None
@@ -112,7 +108,7 @@ def _no_description(vm_type: str, ad: "JobAd", disks: "Sequence[AnyDisk]") -> st
     return ""
 
 
-def _needs(vm_type: str, ad: "JobAd", disk: AnyDisk, identity: "Identity") -> str:
+def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
     """The format that the type needs the disk in; empty where it can use it as it is."""
     if not disk.path or disk.format == "iso":
         return ""
@@ -130,7 +126,7 @@ def _needs(vm_type: str, ad: "JobAd", disk: AnyDisk, identity: "Identity") -> st
     return ""
 
 
-def _vmdk_kind(disk: AnyDisk, identity: "Identity") -> str:
+def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
     """VMware's word for the kind of a VMDK; ``streamOptimized`` are those of an OVA, to which no guest can write."""
     if disk.format != "vmdk":
         return ""
@@ -142,7 +138,7 @@ def _vmdk_kind(disk: AnyDisk, identity: "Identity") -> str:
     return str(data.get("create-type", ""))
 
 
-def as_they_would_be(disks: "Sequence[AnyDisk]", made: "dict[str, AnyDisk]") -> str:
+def as_they_would_be(disks: Sequence[AnyDisk], made: dict[str, AnyDisk]) -> str:
     """The job's vm_disk with the disks of `made` (by the paths of what they were made of) in their places."""
     return ",".join(made.get(disk.path, disk).written() for disk in disks)
 

@@ -5,25 +5,25 @@ home. Both take room while the job runs, so the room is looked at first.
 """
 
 import os
+from collections.abc import Callable
 from time import monotonic
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.any import choice
+from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
+from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import DISK
 from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.any.disks import AnyDisk
     from vmgahp.drivers.base import Logger
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
+
 
 STARTING = 60.0
 """Seconds that are kept, of those that the client waits for a START, for the start itself."""
@@ -45,14 +45,14 @@ _OPTIONS = {"vmdk": ("subformat=monolithicSparse",)}
 _MIB = 1 << 20
 
 
-def patience(settings: "Settings") -> float:
+def patience(settings: Settings) -> float:
     """Seconds that the conversions of one start may take together."""
     return max(LEAST, settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - STARTING)
 
 
 def convert(
-    disk: "AnyDisk", to_format: str, ad: "JobAd", identity: "Identity", log: "Logger", end: float
-) -> "AnyDisk":
+    disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: "Logger", end: float
+) -> AnyDisk:
     """Make the new image and return the disk that it is; to be done when the monotonic clock shows `end`.
 
     Raises `JobFault` for an image that is no good, or that does not fit into what the job has asked for, and
@@ -94,7 +94,7 @@ def convert(
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
 
 
-def _teller(what: str, log: "Logger") -> "Callable[[float], None]":
+def _teller(what: str, log: "Logger") -> Callable[[float], None]:
     """Writes a line at every `STEP` per cent."""
     told = 0.0
 
@@ -107,7 +107,7 @@ def _teller(what: str, log: "Logger") -> "Callable[[float], None]":
     return tell
 
 
-def _require_new(directory: str, name: str, disk: "AnyDisk", identity: "Identity") -> None:
+def _require_new(directory: str, name: str, disk: AnyDisk, identity: Identity) -> None:
     try:
         os.close(identity.open_scratch(directory, name, os.O_RDONLY))
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def _require_new(directory: str, name: str, disk: "AnyDisk", identity: "Identity
     raise _bad(disk, f"{name}, which it would be converted to, is there already", "rename one of the two.")
 
 
-def _require_free_space(ad: "JobAd", disk: "AnyDisk", size: int, directory: str) -> None:
+def _require_free_space(ad: JobAd, disk: AnyDisk, size: int, directory: str) -> None:
     try:
         status = os.statvfs(directory)
     except OSError as error:
@@ -130,7 +130,7 @@ def _require_free_space(ad: "JobAd", disk: "AnyDisk", size: int, directory: str)
         raise _no_room(ad, disk, size, f"{free // _MIB} MiB are free")
 
 
-def _no_room(ad: "JobAd", disk: "AnyDisk", size: int, seen: str) -> errors.Fault:
+def _no_room(ad: JobAd, disk: AnyDisk, size: int, seen: str) -> errors.Fault:
     """Whose fault it is that the new image has no room: of the machine only where it has promised as much."""
     request = ad.integer("RequestDisk") or 0
     needed = size + SPARE + (_size_of(disk.path) if disk.transferred else 0)
@@ -155,7 +155,7 @@ def _size_of(path: str) -> int:
         return 0
 
 
-def _judge(error: qemu_img.Trouble, ad: "JobAd", disk: "AnyDisk", size: int) -> errors.Fault:
+def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> errors.Fault:
     """Whose fault a failure of qemu-img is."""
     if isinstance(error, qemu_img.NotInstalled):
         return MachineFault(
@@ -182,12 +182,12 @@ def _judge(error: qemu_img.Trouble, ad: "JobAd", disk: "AnyDisk", size: int) -> 
     )
 
 
-def _forget(directory: str, name: str, identity: "Identity", log: "Logger") -> None:
+def _forget(directory: str, name: str, identity: Identity, log: "Logger") -> None:
     try:
         identity.unlink_scratch(directory, name)
     except (OSError, errors.Fault) as error:
         log(f"{name} cannot be removed: {error}")
 
 
-def _bad(disk: "AnyDisk", problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
+def _bad(disk: AnyDisk, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
     return JobFault(word, f"{DISK}, entry {shown(disk.entry)}: {problem}.", hint)

@@ -5,20 +5,16 @@ says in its own words.
 """
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
+from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import DISK
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
 
 _PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
 
@@ -67,7 +63,7 @@ class AnyDisk(NamedTuple):
         return ":".join((place, self.device, self.permission, self.format))
 
 
-def read(ad: "JobAd", earlier: "Mapping[str, tuple[str, str]]", identity: "Identity") -> tuple[AnyDisk, ...]:
+def read(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> tuple[AnyDisk, ...]:
     """The job's disks, without those that make no sense.
 
     `earlier` are images that an earlier start made of the job's, and the guest has written to since: name of the
@@ -79,7 +75,7 @@ def read(ad: "JobAd", earlier: "Mapping[str, tuple[str, str]]", identity: "Ident
 
 
 def _disk(
-    entry: str, working_dir: str, earlier: "Mapping[str, tuple[str, str]]", identity: "Identity"
+    entry: str, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity
 ) -> AnyDisk:
     fields = [field.strip() for field in entry.split(":")]
     if len(fields) == 4 and not fields[3]:

@@ -2,16 +2,21 @@
 
 import os
 from _thread import allocate_lock
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.any import choice as memo
 from vmgahp.drivers.any import compatibility, conversion, disks, surveys, vmx_writer
 from vmgahp.drivers.any.choice import Memo
+from vmgahp.drivers.any.compatibility import Compatibility
+from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.disks import DISK
@@ -21,13 +26,8 @@ from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.any.compatibility import Compatibility
-    from vmgahp.drivers.any.disks import AnyDisk
     from vmgahp.drivers.base import Logger
-    from vmgahp.host.job_user import Identity
+
 
 _Result = TypeVar("_Result")
 
@@ -40,18 +40,18 @@ class _Choice(NamedTuple):
 
     job: JobAd
     directory: str
-    disks: "tuple[AnyDisk, ...]"
+    disks: tuple[AnyDisk, ...]
     earlier: Memo
-    fits: "dict[str, Compatibility]"
+    fits: dict[str, Compatibility]
     """Types that can run it, in the order in which they are to be tried."""
-    reasons: "dict[str, str]"
+    reasons: dict[str, str]
     """Types that cannot, and why."""
 
 
 class AnyDriver(Driver):
     """VM type any, and every list of types."""
 
-    def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
         self._drivers: dict[str, Driver] = {}
         self._lock = allocate_lock()
@@ -158,7 +158,7 @@ class AnyDriver(Driver):
         job: JobAd,
         before: str,
         order: list[str],
-        fits: "dict[str, Compatibility]",
+        fits: dict[str, Compatibility],
         reasons: dict[str, str],
     ) -> list[str]:
         """A checkpoint goes on by the type that made it, and on the images that it was made with."""
@@ -179,7 +179,7 @@ class AnyDriver(Driver):
 
     # The choice
 
-    def _first(self, choice: _Choice, attempt: "Callable[[str], _Result]") -> "_Result":
+    def _first(self, choice: _Choice, attempt: Callable[[str], _Result]) -> _Result:
         """What comes of the first type that is proved and that does not refuse the job."""
         refusals: dict[str, JobFault] = {}
         unproved: dict[str, str] = {}
@@ -279,7 +279,7 @@ class AnyDriver(Driver):
             # Where it is not proved now, it may not even be there to ask.
             self.log(f"{before} cannot say whether it still has the VM of an earlier start: {fault.problem}")
 
-    def _changed(self, choice: _Choice, vm_type: str, made: "dict[str, AnyDisk]") -> JobAd:
+    def _changed(self, choice: _Choice, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
         """The job as the type's driver is to see it. Raises `JobFault`."""
         changes = {"JobVMType": quote(vm_type)}
         if choice.disks:
@@ -304,7 +304,7 @@ class AnyDriver(Driver):
         except OSError as error:
             raise memo.unwritable(name, error) from error
 
-    def _undo(self, choice: _Choice, vm_type: str, made: "dict[str, AnyDisk]") -> None:
+    def _undo(self, choice: _Choice, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """A start that failed leaves the scratch directory as it was."""
         names = [disk.name for disk in made.values()]
         if vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None:
@@ -331,9 +331,9 @@ class AnyDriver(Driver):
         return base.find(vm_type)(vm_type, self.settings, self.identity, self.log)
 
 
-def _listed(reasons: "dict[str, str]") -> str:
+def _listed(reasons: dict[str, str]) -> str:
     return " ".join(f"{vm_type}: {reason.rstrip('.')}." for vm_type, reason in reasons.items())
 
 
-def _in(types: "Sequence[str]") -> "Callable[[tuple[str, str]], int]":
+def _in(types: Sequence[str]) -> Callable[[tuple[str, str]], int]:
     return lambda pair: types.index(pair[0])

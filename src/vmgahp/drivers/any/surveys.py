@@ -2,19 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.drivers import base
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Driver, Survey
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.job.accepted_types import is_choice
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Driver
 
 SETTING = "VM_ANY_TYPES"
 
@@ -25,7 +20,7 @@ RESERVE = 0.2
 """Seconds that the surveys leave for putting together what they found."""
 
 
-def machine_types(settings: "Settings") -> tuple[str, ...]:
+def machine_types(settings: Settings) -> tuple[str, ...]:
     """The VM types of this machine in the administrator's order.
 
     Those of VM_ANY_TYPES; else the one that the machine offers; else all whose needs are here, so far as the
@@ -53,12 +48,10 @@ def machine_types(settings: "Settings") -> tuple[str, ...]:
     return tuple(vm_type for vm_type, here in needs.items() if here)
 
 
-def surveys(
-    types: "tuple[str, ...]", driver_for: "Callable[[str], Driver]", end: float
-) -> "dict[str, Survey]":
+def surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: float) -> dict[str, Survey]:
     """What each type's driver finds, all of them at once; a driver that cannot be loaded is a finding too."""
 
-    def look(vm_type: str) -> "Callable[[], object]":
+    def look(vm_type: str) -> Callable[[], object]:
         return lambda: driver_for(vm_type).survey(end - RESERVE)
 
     outcomes = findings.side_by_side({vm_type: look(vm_type) for vm_type in types}, end)
@@ -76,7 +69,7 @@ def why_not(survey: Survey) -> str:
     return trouble.seen if trouble else ""
 
 
-def together(own: str, found: "Mapping[str, Survey]") -> Survey:
+def together(own: str, found: Mapping[str, Survey]) -> Survey:
     """One survey of all: what is wrong with one type is no more than a pity, where another works.
 
     `own` is the VM type for all of them.

@@ -4,18 +4,15 @@ It says no more than which disks there are and where the console goes: the drive
 network into the working copy, as they do for every job.
 """
 
+from collections.abc import Sequence
+
 from vmgahp import errors
+from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.job.ad import quote
 from vmgahp.job.disks import DISK
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.drivers.any.disks import AnyDisk
 
 FILE = "vm_choice.vmx"
 CONSOLE = "vm_console.log"
@@ -25,7 +22,7 @@ _SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
 """Seven is the controller itself."""
 
 
-def describe(disks: "Sequence[AnyDisk]") -> Vmx:
+def describe(disks: Sequence[AnyDisk]) -> Vmx:
     """The virtual machine with these disks, all of them in the scratch directory. Raises `errors.JobFault`."""
     vmx = Vmx({".encoding": "UTF-8", "config.version": "8", "virtualHW.version": "10", "guestOS": "other-64"})
     vmx["scsi0.present"] = "TRUE"
@@ -49,7 +46,7 @@ def describe(disks: "Sequence[AnyDisk]") -> Vmx:
     return vmx
 
 
-def attributes(disks: "Sequence[AnyDisk]") -> dict[str, str]:
+def attributes(disks: Sequence[AnyDisk]) -> dict[str, str]:
     """What the job's ad says of it, as expressions."""
     return {
         VMX_FILE: quote(FILE),

@@ -4,19 +4,19 @@ The script makes the files and says which they are; the manifest, written last, 
 memory and disks which do not belong together are never brought together.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import FileState
+from vmgahp.drivers.script.spec import ScriptSpec
+from vmgahp.host.job_user import Identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.script.spec import ScriptSpec
-    from vmgahp.host.job_user import Identity
+
 
 MANIFEST_FILE = "script_checkpoint.json"
 FORMAT = 1
@@ -43,12 +43,12 @@ class Restart(NamedTuple):
 class Checkpoints:
     """Finds and makes the checkpoint of one scratch directory."""
 
-    def __init__(self, identity: "Identity", directory: str, log: "Logger") -> None:
+    def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
         self._identity = identity
         self._directory = directory
         self._log = log
 
-    def find(self, wish: "ScriptSpec", hypervisor: str) -> Restart | None:
+    def find(self, wish: ScriptSpec, hypervisor: str) -> Restart | None:
         """The checkpoint in the scratch directory, or None.
 
         Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
@@ -79,7 +79,7 @@ class Checkpoints:
         return found
 
     def write(
-        self, wish: "ScriptSpec", hypervisor: str, cpu_seconds: float, names: "Iterable[str]", note: str
+        self, wish: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str
     ) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
         import json
@@ -138,7 +138,7 @@ def _parse(data: bytes) -> Restart:
     )
 
 
-def _unusable(wish: "ScriptSpec", reason: str) -> errors.JobFault:
+def _unusable(wish: ScriptSpec, reason: str) -> errors.JobFault:
     return errors.JobFault(
         errors.MISMATCHED_CHECKPOINT,
         f"The checkpoint of {wish.name} cannot be used: {reason.rstrip('.')}.",

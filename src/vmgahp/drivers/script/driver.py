@@ -8,20 +8,15 @@ from vmgahp import errors
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.script import program, protocol
-from vmgahp.drivers.script.checkpoint import Checkpoints
+from vmgahp.drivers.script.checkpoint import Checkpoints, Restart
 from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
-from vmgahp.drivers.script.protocol import Malformed, Request
+from vmgahp.drivers.script.protocol import Answer, Malformed, Request
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.script.checkpoint import Restart
-    from vmgahp.drivers.script.protocol import Answer
-    from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import JobAd
 
 LEAST_LONG_SECONDS = 30
 
@@ -31,7 +26,7 @@ class ScriptDriver(Driver):
 
     # The contract
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         wish = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         checkpoints = Checkpoints(self.identity, wish.directory, self.log)
@@ -72,7 +67,7 @@ class ScriptDriver(Driver):
         self.log(f"started {wish.name} ({request.key}) by {script.path}")
         return machine
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         wish = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         request = self._request(wish, script, None)._replace(uuid="")
@@ -109,7 +104,7 @@ class ScriptDriver(Driver):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, wish: ScriptSpec, script: Program, restart: "Restart | None") -> Request:
+    def _request(self, wish: ScriptSpec, script: Program, restart: Restart | None) -> Request:
         directory = os.path.realpath(wish.directory)
         return Request(
             protocol.START,
@@ -128,19 +123,19 @@ class ScriptDriver(Driver):
             note=restart.note if restart else "",
         )
 
-    def _clear_leftovers(self, script: Program, request: Request, job: "JobAd") -> None:
+    def _clear_leftovers(self, script: Program, request: Request, job: JobAd) -> None:
         """Whatever an earlier server left behind under this key, but not a checkpoint's files."""
         leftover = request._replace(action=protocol.DESTROY, uuid="", keep=request.restart)
         if self._destroy(script, leftover, job):
             self.log(f"{request.key} still ran from an earlier start: it was destroyed")
 
-    def _destroy(self, script: Program, request: Request, job: "JobAd | None") -> bool:
+    def _destroy(self, script: Program, request: Request, job: JobAd | None) -> bool:
         answer = script.call(request, job, self._seconds())
         if answer.outcome != protocol.DONE:
             raise refused(answer, script, request.action)
         return answer.fields.get("existed") is not False
 
-    def _power_on(self, machine: ScriptMachine, script: Program, request: Request, job: "JobAd") -> None:
+    def _power_on(self, machine: ScriptMachine, script: Program, request: Request, job: JobAd) -> None:
         """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
         answer = script.call(request, job, self._long_seconds())
         if answer.outcome == protocol.REJECTED:
@@ -156,7 +151,7 @@ class ScriptDriver(Driver):
         if answer.outcome == protocol.MODIFIED:
             self._accept(machine, script, job, answer)
 
-    def _accept(self, machine: ScriptMachine, script: Program, job: "JobAd", answer: "Answer") -> None:
+    def _accept(self, machine: ScriptMachine, script: Program, job: JobAd, answer: Answer) -> None:
         """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
         try:
             ad = protocol.changed(job, answer.attributes)

@@ -3,24 +3,19 @@
 import os
 import re
 import time
+from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.program import SETTING
+from vmgahp.drivers.script.checkpoint import Checkpoints
+from vmgahp.drivers.script.program import SETTING, Program
+from vmgahp.drivers.script.protocol import Answer, Request
+from vmgahp.drivers.script.spec import ScriptSpec
+from vmgahp.job.ad import JobAd
 from vmgahp.job.exit_code import DESTROYED
 from vmgahp.metrics import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.script.checkpoint import Checkpoints
-    from vmgahp.drivers.script.program import Program
-    from vmgahp.drivers.script.protocol import Answer, Request
-    from vmgahp.drivers.script.spec import ScriptSpec
-    from vmgahp.job.ad import JobAd
 
 POLL = 0.5
 """Seconds between two looks at a guest that was asked to power off."""
@@ -40,16 +35,16 @@ class ScriptMachine(Machine):
 
     def __init__(
         self,
-        wish: "ScriptSpec",
-        script: "Program",
-        checkpoints: "Checkpoints",
-        request: "Request",
-        job: "JobAd",
+        wish: ScriptSpec,
+        script: Program,
+        checkpoints: Checkpoints,
+        request: Request,
+        job: JobAd,
         *,
         seconds: float,
         long_seconds: float,
         stop_timeout: float,
-        log: "Callable[[str], None]",
+        log: Callable[[str], None],
     ) -> None:
         self.name = wish.name
         self.wish = wish
@@ -74,12 +69,12 @@ class ScriptMachine(Machine):
 
     # What the driver says
 
-    def started(self, answer: "Answer") -> None:
+    def started(self, answer: Answer) -> None:
         """What the script answered to the start."""
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
 
-    def change(self, wish: "ScriptSpec", job: "JobAd") -> None:
+    def change(self, wish: ScriptSpec, job: JobAd) -> None:
         """The script runs the VM like this instead."""
         self.wish, self._job = wish, job
         self.request = self.request._replace(memory_mib=wish.memory_mib, vcpus=wish.vcpus)
@@ -212,13 +207,13 @@ class ScriptMachine(Machine):
 
     # What helps
 
-    def _ask(self, action: str, seconds: float) -> "Answer":
+    def _ask(self, action: str, seconds: float) -> Answer:
         request = self.request._replace(
             action=action, state=self._state, keep=self._keep and action == protocol.DESTROY, restart=False
         )
         return self._script.call(request, self._job, seconds)
 
-    def _do(self, action: str, seconds: float, word: str) -> "Answer":
+    def _do(self, action: str, seconds: float, word: str) -> Answer:
         """What a script need not know how to do, and may refuse. Raises `errors.ClientFault` with the word."""
         if self._gone:
             raise self._not_found()
@@ -281,7 +276,7 @@ class ScriptMachine(Machine):
             return 0.0
 
 
-def refused(answer: "Answer", script: "Program", action: str) -> errors.MachineFault:
+def refused(answer: Answer, script: Program, action: str) -> errors.MachineFault:
     """The fault for an outcome that no job can be blamed for."""
     reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
     return errors.MachineFault(

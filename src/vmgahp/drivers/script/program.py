@@ -7,18 +7,19 @@ rights than the server: as the job's user, who owns what it works on.
 import os
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
 from vmgahp.host import trust
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import AD_DESCRIPTOR, converse, environment
+from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.job.ad import JobAd
+
 
 HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USER", "VM_SCRIPT_LIMITS"
 JOB, CONDOR, ROOT = "job", "condor", "root"
@@ -42,7 +43,7 @@ _BY_HAND = (
 class Program:
     """The script of the settings, for one user. Raises `errors.MachineFault` where it may not be run at all."""
 
-    def __init__(self, settings: "Settings", user: Identity, log_line: "Logger") -> None:
+    def __init__(self, settings: Settings, user: Identity, log_line: "Logger") -> None:
         self.hypervisor = hypervisor(settings)
         self.path = settings.string(SETTING)
         self.user = user
@@ -55,7 +56,7 @@ class Program:
             )
         trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
 
-    def call(self, request: Request, ad: "JobAd | None", seconds: float) -> Answer:
+    def call(self, request: Request, ad: JobAd | None, seconds: float) -> Answer:
         """Run the script once and read its answer.
 
         Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an answer
@@ -134,7 +135,7 @@ class Program:
         return environ | {"HOME": home, "USER": name, "LOGNAME": name, "LC_ALL": "C.UTF-8"}
 
 
-def hypervisor(settings: "Settings") -> str:
+def hypervisor(settings: Settings) -> str:
     """VM_HYPERVISOR, which becomes part of the names of attributes. Raises `errors.MachineFault`."""
     name = settings.string(HYPERVISOR)
     plain = name.replace("_", "a")
@@ -146,7 +147,7 @@ def hypervisor(settings: "Settings") -> str:
     return name
 
 
-def limits(settings: "Settings") -> list[str]:
+def limits(settings: Settings) -> list[str]:
     """VM_SCRIPT_LIMITS as prlimit takes them. Raises `errors.MachineFault`."""
     found = []
     for word in settings.strings(LIMITS):
@@ -160,7 +161,7 @@ def limits(settings: "Settings") -> list[str]:
     return found
 
 
-def user_for(settings: "Settings", job: Identity) -> Identity:
+def user_for(settings: Settings, job: Identity) -> Identity:
     """Who runs the script for a job of the user `job`, as VM_SCRIPT_USER says. Raises `errors.MachineFault`."""
     found = named_user(settings, job)
     if os.geteuid() not in (0, found.uid):
@@ -171,7 +172,7 @@ def user_for(settings: "Settings", job: Identity) -> Identity:
     return found
 
 
-def named_user(settings: "Settings", job: Identity) -> Identity:
+def named_user(settings: Settings, job: Identity) -> Identity:
     """Whom VM_SCRIPT_USER means, whether or not this server can be that user. Raises `errors.MachineFault`."""
     word = settings.string(USER)
     if word == JOB:

@@ -9,17 +9,14 @@ checked for its kind, and whatever is not understood is `Malformed` and never gu
 import json
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, NoReturn
 
 from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.text import has_control, is_private
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
+Value = str | int | float | bool
 
-    Value = str | int | float | bool
 
 PROBE, START, STATUS, PID, STOP, DESTROY = "probe", "start", "status", "pid", "stop", "destroy"
 PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT = "pause", "unpause", "suspend", "resume", "checkpoint"
@@ -46,7 +43,7 @@ MOST_FILES = 1000
 UNCHANGEABLE = ("vm_working_dir", "jobvmtype", "user", "owner", "clusterid", "procid", "globaljobid")
 """What a script may not change in a job ad, in lower case: whose job it is, and where."""
 
-_FIELDS: "dict[str, dict[str, str]]" = {
+_FIELDS: dict[str, dict[str, str]] = {
     PROBE: {"version": "text", "actions": "list", "networking": "list"},
     START: {"id": "text", "pid": "integer"},
     STATUS: {
@@ -125,8 +122,8 @@ class Answer(NamedTuple):
     outcome: str
     reason: str
     """One line for people, cut, and with whatever characters the script has put there."""
-    fields: "dict[str, object]"
-    attributes: "dict[str, Value]"
+    fields: dict[str, object]
+    attributes: dict[str, Value]
 
     def text(self, name: str) -> str:
         value = self.fields.get(name, "")
@@ -184,7 +181,7 @@ def decode(action: str, output: bytes, status: int) -> Answer:
     return Answer(outcome, " ".join(reason.split())[:LONGEST_TEXT], fields, checked)
 
 
-def changed(ad: JobAd, attributes: "Mapping[str, Value]") -> JobAd:
+def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
     """The ad with what a script has modified. Raises `Malformed` for what it may not touch."""
     for name in attributes:
         if name.lower() in UNCHANGEABLE or is_private(name):
@@ -192,7 +189,7 @@ def changed(ad: JobAd, attributes: "Mapping[str, Value]") -> JobAd:
     return JobAd([*ad.pairs(), *((name, _expression(value)) for name, value in attributes.items())])
 
 
-def difference(ad: JobAd, attributes: "Mapping[str, Value]") -> list[str]:
+def difference(ad: JobAd, attributes: Mapping[str, Value]) -> list[str]:
     """What a script has modified, as lines of a diff."""
     lines = []
     for name, value in sorted(attributes.items()):
@@ -203,20 +200,20 @@ def difference(ad: JobAd, attributes: "Mapping[str, Value]") -> list[str]:
     return lines
 
 
-def _expression(value: "Value") -> str:
+def _expression(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return quote(value) if isinstance(value, str) else repr(value)
 
 
 def _json(text: str) -> dict[str, object]:
-    def unique(pairs: "list[tuple[str, object]]") -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             raise ValueError("a name comes twice")
         return found
 
-    def constant(name: str) -> "NoReturn":
+    def constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")
 
     try:
@@ -228,7 +225,7 @@ def _json(text: str) -> dict[str, object]:
     return said
 
 
-def _class_ad(text: str) -> "dict[str, object] | None":
+def _class_ad(text: str) -> dict[str, object] | None:
     """Lines ``Name = literal``; None for what is no such text."""
     found: dict[str, object] = {}
     for line in text.splitlines():
@@ -244,7 +241,7 @@ def _class_ad(text: str) -> "dict[str, object] | None":
     return found
 
 
-def _sort(action: str, pairs: "dict[str, object]") -> "tuple[dict[str, object], dict[str, object]]":
+def _sort(action: str, pairs: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Tell an answer's own words, which may be written in any case, from attributes of ads."""
     own = ("outcome", "reason", *_FIELDS.get(action, {}))
     said = {name.lower(): value for name, value in pairs.items() if name.lower() in own}
@@ -291,7 +288,7 @@ def _checked(name: str, kind: str, value: object) -> object:
     return value
 
 
-def _attributes(found: object) -> "dict[str, Value]":
+def _attributes(found: object) -> dict[str, Value]:
     if not isinstance(found, dict) or len(found) > MOST_ATTRIBUTES:
         raise Malformed(f"its attributes are no object of at most {MOST_ATTRIBUTES} values")
     checked: dict[str, Value] = {}

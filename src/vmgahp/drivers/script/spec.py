@@ -2,13 +2,10 @@
 
 from typing import NamedTuple
 
+from vmgahp.config import Settings
 from vmgahp.job import data_disks, nics
 from vmgahp.job import spec as job
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import JobAd
 
 
 class ScriptSpec(NamedTuple):
@@ -25,7 +22,7 @@ class ScriptSpec(NamedTuple):
     no_output_vm: bool
 
     @classmethod
-    def from_ad(cls, ad: "JobAd", settings: "Settings") -> "ScriptSpec":
+    def from_ad(cls, ad: JobAd, settings: Settings) -> "ScriptSpec":
         """Raises `JobFault`, `ClientFault` and `MachineFault` as all drivers do for these attributes."""
         data_disks.refuse(ad)
         networking = nics.networking_type(ad, settings)

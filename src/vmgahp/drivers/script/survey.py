@@ -4,19 +4,19 @@ import os
 from time import monotonic
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.machine import refused
 from vmgahp.drivers.script.program import SETTING, Program
-from vmgahp.drivers.script.protocol import Request
+from vmgahp.drivers.script.protocol import Answer, Request, Value
 from vmgahp.findings import OFF, OK, Finding
+from vmgahp.host.job_user import Identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.script.protocol import Answer, Value
-    from vmgahp.host.job_user import Identity
+
 
 ABILITIES = {
     "soft_suspend": (protocol.PAUSE, protocol.UNPAUSE),
@@ -26,7 +26,7 @@ ABILITIES = {
 """What the machine advertises, and which actions it takes."""
 
 
-def survey(vm_type: str, settings: "Settings", identity: "Identity", log: "Logger", end: float) -> Survey:
+def survey(vm_type: str, settings: Settings, identity: Identity, log: "Logger", end: float) -> Survey:
     """All checks; see `vmgahp.drivers.base.Driver.survey`."""
     looked_at = f"{SETTING} = {settings.string(SETTING) or '(not set)'}, asked to probe"
     try:
@@ -71,7 +71,7 @@ def survey(vm_type: str, settings: "Settings", identity: "Identity", log: "Logge
     )
 
 
-def _actions(answer: "Answer", found: list[Finding]) -> list[str]:
+def _actions(answer: Answer, found: list[Finding]) -> list[str]:
     """The actions that there are; one that nobody knows is a mistake in the script."""
     told = [word.lower() for word in answer.words("actions")]
     unknown = [word for word in told if word not in protocol.ACTIONS]
@@ -82,7 +82,7 @@ def _actions(answer: "Answer", found: list[Finding]) -> list[str]:
     return [action for action in protocol.ACTIONS if action in (*protocol.NEEDED, *told)]
 
 
-def _networking(answer: "Answer", settings: "Settings", found: list[Finding]) -> list[str]:
+def _networking(answer: Answer, settings: Settings, found: list[Finding]) -> list[str]:
     told = [word.lower() for word in answer.words("networking")]
     offered = []
     for kind in settings.networking_types():

@@ -7,23 +7,22 @@ says what they were like; memory and disks that do not belong together would des
 
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import FileState
 from vmgahp.checkpoint.store import Unusable
-from vmgahp.job.vmware import read_vmx
+from vmgahp.drivers.vmrun.vmdk import Layer
+from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import VmwareSpec, read_vmx
+from vmgahp.job.vmx import Vmx
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.vmrun.vmdk import Layer
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.vmware import VmwareSpec
-    from vmgahp.job.vmx import Vmx
+
 
 MANIFEST_FILE = "vmware_checkpoint.json"
 FORMAT = 1
@@ -59,7 +58,7 @@ class Restart(NamedTuple):
     """A checkpoint that may be gone on from."""
 
     manifest: Manifest
-    saved: "Vmx"
+    saved: Vmx
     """The working copy that came with it, which is the job's to change."""
 
 
@@ -74,12 +73,12 @@ def state_files(directory: str, vmx_name: str) -> list[str]:
 class Checkpoints:
     """Finds and makes the checkpoints of one scratch directory."""
 
-    def __init__(self, identity: "Identity", directory: str, log: "Logger") -> None:
+    def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
         self._identity = identity
         self.directory = directory
         self._log = log
 
-    def find(self, spec: "VmwareSpec", vmx_name: str) -> Restart | None:
+    def find(self, spec: VmwareSpec, vmx_name: str) -> Restart | None:
         """The checkpoint in the scratch directory; None where there is none, or none that can be used.
 
         Raises `errors.JobFault` as `refuse` does.
@@ -97,7 +96,7 @@ class Checkpoints:
             self.refuse(spec, unusable)
             return None
 
-    def refuse(self, spec: "VmwareSpec", unusable: Unusable) -> None:
+    def refuse(self, spec: VmwareSpec, unusable: Unusable) -> None:
         """Keep a checkpoint aside and say why.
 
         Raises `errors.JobFault` where the guest writes to its own disks and these are not as they were: what a
@@ -117,12 +116,12 @@ class Checkpoints:
 
     def write(
         self,
-        spec: "VmwareSpec",
+        spec: VmwareSpec,
         vmx_name: str,
         uuid: str,
         state: str,
         cpu_seconds: float,
-        disks: "Iterable[tuple[Layer, ...]]",
+        disks: Iterable[tuple[Layer, ...]],
     ) -> None:
         """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
         import json
@@ -180,7 +179,7 @@ class Checkpoints:
         except Invalid as error:
             raise Unusable(f"{MANIFEST_FILE} cannot be read: {error}", False) from error
 
-    def _check(self, content: Manifest, spec: "VmwareSpec") -> None:
+    def _check(self, content: Manifest, spec: VmwareSpec) -> None:
         """Whether everything is as it was. Raises `Unusable`."""
         changed = [reason for state in content.disks if (reason := self._difference(state))]
         reasons = []
@@ -203,7 +202,7 @@ class Checkpoints:
     def _describe(self, path: str) -> FileState:
         return files.describe(self._identity, self.directory, path, elsewhere=True)
 
-    def _set_aside(self, names: "Iterable[str]") -> list[str]:
+    def _set_aside(self, names: Iterable[str]) -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
         made = []
         for name in (MANIFEST_FILE, *names):

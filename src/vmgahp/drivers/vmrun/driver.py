@@ -13,15 +13,12 @@ from vmgahp.drivers.vmrun.checkpoint import Checkpoints, Restart, state_files
 from vmgahp.drivers.vmrun.ending import end
 from vmgahp.drivers.vmrun.machine import VmrunMachine
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
+from vmgahp.drivers.vmrun.working_copy import WorkingCopy
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.vmrun.working_copy import WorkingCopy
-    from vmgahp.job.ad import JobAd
 
 SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""
@@ -34,7 +31,7 @@ class VmrunDriver(Driver):
 
     # The contract
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
         directory = os.path.realpath(spec.working_dir)
@@ -52,7 +49,7 @@ class VmrunDriver(Driver):
                 return machine
         return self._launch(spec, vmrun, checkpoints, None)
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         directory = os.path.realpath(spec.working_dir)
         source = spec.read_vmx(self.identity)
@@ -175,7 +172,7 @@ class VmrunDriver(Driver):
 
     def _working_copy(
         self, spec: VmwareSpec, checkpoints: Checkpoints, restart: Restart | None
-    ) -> "WorkingCopy":
+    ) -> WorkingCopy:
         source = spec.read_vmx(self.identity)
         directory = checkpoints.directory
         uuid = str(uuids.uuid4())
@@ -189,7 +186,7 @@ class VmrunDriver(Driver):
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault
 
-    def _write(self, directory: str, copy: "WorkingCopy") -> None:
+    def _write(self, directory: str, copy: WorkingCopy) -> None:
         try:
             self.identity.write_scratch(directory, copy.name, copy.encode())
         except OSError as error:
@@ -198,7 +195,7 @@ class VmrunDriver(Driver):
                 "see that the job's user can write to its scratch directory, and that there is room.",
             ) from error
 
-    def _take_snapshot(self, machine: VmrunMachine, vmrun: Tool, copy: "WorkingCopy") -> None:
+    def _take_snapshot(self, machine: VmrunMachine, vmrun: Tool, copy: WorkingCopy) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
         try:
             vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self._long_seconds())
@@ -222,7 +219,7 @@ class VmrunDriver(Driver):
                 )
 
     def _power_on(
-        self, machine: VmrunMachine, spec: VmwareSpec, copy: "WorkingCopy", restart: Restart | None
+        self, machine: VmrunMachine, spec: VmwareSpec, copy: WorkingCopy, restart: Restart | None
     ) -> None:
         doing = f"{'resuming' if restart else 'starting'} {spec.name}"
         try:
@@ -246,7 +243,7 @@ class VmrunDriver(Driver):
             made = set(os.listdir(checkpoints.directory)) - before
             checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
 
-    def _write_manifest(self, machine: VmrunMachine, checkpoints: Checkpoints, copy: "WorkingCopy") -> None:
+    def _write_manifest(self, machine: VmrunMachine, checkpoints: Checkpoints, copy: WorkingCopy) -> None:
         """Write down what the suspended VM consists of, with the disks that it has now."""
         saved = machine.current()
         now = working_copy.restored(
@@ -287,6 +284,6 @@ class VmrunDriver(Driver):
             return ""
 
 
-def _paths(copy: "WorkingCopy") -> list[str]:
+def _paths(copy: WorkingCopy) -> list[str]:
     """What the job chose, in an error of vmrun's."""
     return [name for layers in copy.disks.values() for layer in layers for name in layer.files]

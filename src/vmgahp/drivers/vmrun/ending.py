@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.base import Logger
 
+
 PROCESS_WAIT = 5.0
 """Seconds in which the process of a VM that vmrun has stopped must be gone."""
 

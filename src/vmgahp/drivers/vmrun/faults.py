@@ -5,13 +5,10 @@ few files, and those are cut out first. One that nothing here knows is the hyper
 """
 
 import re
+from collections.abc import Iterable
 
 from vmgahp import errors
 from vmgahp.drivers.vmrun.tool import HANGING_HINT, Hanging, VmrunError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _NOT_RUNNING = re.compile(
     r"virtual machine is not powered on|virtual machine needs to be powered on"
@@ -80,7 +77,7 @@ def is_not_supported(error: VmrunError) -> bool:
     return _NOT_SUPPORTED.search(error.message) is not None
 
 
-def from_vmrun(error: VmrunError, doing: str, job_values: "Iterable[str]" = ()) -> errors.Fault:
+def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) -> errors.Fault:
     """The fault for an error of vmrun met while `doing` something ("starting alice_lab_7.0").
 
     `job_values` are texts that the job chose, its paths above all: they are cut out before the message is

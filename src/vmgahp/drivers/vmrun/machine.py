@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
@@ -9,18 +10,12 @@ from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, Checkpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
+from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.job.exit_code import DESTROYED
-from vmgahp.job.vmware import read_vmx
+from vmgahp.job.vmware import VmwareSpec, read_vmx
+from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.vmrun.processes import Process
-    from vmgahp.job.vmware import VmwareSpec
-    from vmgahp.job.vmx import Vmx
 
 LEAVING_WAIT = 2.0
 """Seconds in which the process of a VM that is no longer listed may end."""
@@ -42,7 +37,7 @@ class VmrunMachine(Machine):
 
     def __init__(
         self,
-        spec: "VmwareSpec",
+        spec: VmwareSpec,
         tool: Tool,
         checkpoints: Checkpoints,
         vmx_name: str,
@@ -50,7 +45,7 @@ class VmrunMachine(Machine):
         seconds: float,
         long_seconds: float,
         stop_timeout: float,
-        log: "Callable[[str], None]",
+        log: Callable[[str], None],
     ) -> None:
         self.name = spec.name
         self.uuid = ""
@@ -211,7 +206,7 @@ class VmrunMachine(Machine):
         """Power the VM on, or let it go on from the state that its ``.vmx`` names. Raises `VmrunError`."""
         self._run("start", self._long_seconds, "nogui")
 
-    def current(self) -> "Vmx":
+    def current(self) -> Vmx:
         """The working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""
         return read_vmx(self._tool.identity, self._checkpoints.directory, self.vmx_name)
 
@@ -277,7 +272,7 @@ class VmrunMachine(Machine):
             CANNOT_SAVE,
         )
 
-    def _find_process(self) -> "Process | None":
+    def _find_process(self) -> Process | None:
         if self._process is None or not processes.is_still(self._process):
             self._process = processes.find(self.vmx, self._uid)
         return self._process

@@ -7,11 +7,8 @@ the VM belongs to.
 import os
 import select
 import signal
+from collections.abc import Iterator
 from typing import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME = "vmware-vmx"
 """How the processes' names begin; a debugging build is vmware-vmx-debug."""
@@ -95,7 +92,7 @@ def _ends(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def _all() -> "Iterator[Process]":
+def _all() -> Iterator[Process]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             found = _process(int(name))

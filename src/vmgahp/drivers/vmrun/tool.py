@@ -10,16 +10,16 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 
 from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.host.job_user import Identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.host.job_user import Identity
+
 
 LARGEST_OUTPUT = 1 << 20
 """Bytes that are kept of what a call prints; a list of a thousand VMs has some 100,000."""
@@ -56,7 +56,7 @@ class Hanging(VmrunError):
 class Tool:
     """vmrun, for one user and one home directory."""
 
-    def __init__(self, path: str, product: str, identity: "Identity", home: str, log: "Logger") -> None:
+    def __init__(self, path: str, product: str, identity: Identity, home: str, log: "Logger") -> None:
         self.path = path
         self.product = product
         self.identity = identity
@@ -126,7 +126,7 @@ class Tool:
         return {"PATH": SAFE_PATH, "HOME": self.home, "USER": name, "LOGNAME": name, "LC_ALL": "C"}
 
 
-def _read(process: "subprocess.Popen[bytes]", end: float) -> tuple[str, str]:
+def _read(process: subprocess.Popen[bytes], end: float) -> tuple[str, str]:
     """What the process prints until it ends, whoever else holds its pipes. Raises TimeoutError at `end`."""
     assert process.stdout is not None
     assert process.stderr is not None
@@ -174,7 +174,7 @@ def _text(data: bytearray) -> str:
     return text
 
 
-def find(settings: "Settings", environ: "Mapping[str, str]" = os.environ) -> str:
+def find(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """The path of vmrun: VMWARE_VMRUN, or the one on the daemon's PATH. Raises `errors.MachineFault`."""
     import shutil
 
@@ -189,7 +189,7 @@ def find(settings: "Settings", environ: "Mapping[str, str]" = os.environ) -> str
     return path
 
 
-def find_product(vmrun: Tool, settings: "Settings", seconds: float) -> str:
+def find_product(vmrun: Tool, settings: Settings, seconds: float) -> str:
     """What -T has to say: VMWARE_PRODUCT, or the first product that answers. Raises `errors.Fault`."""
     named = settings.string("VMWARE_PRODUCT").lower()
     if named:

@@ -16,11 +16,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.host.job_user import Identity
 
 LARGEST = 1 << 20
 """Bytes of a description; one with a thousand extents has some 50,000."""
@@ -150,7 +147,7 @@ def _name(name: bytes) -> str:
 
 
 def in_scratch(
-    identity: "Identity",
+    identity: Identity,
     directory: str,
     name: str,
     attribute: str,
@@ -195,7 +192,7 @@ def in_scratch(
     return layers
 
 
-def elsewhere(identity: "Identity", path: str, attribute: str, most: int = MOST_LAYERS) -> list[Layer]:
+def elsewhere(identity: Identity, path: str, attribute: str, most: int = MOST_LAYERS) -> list[Layer]:
     """The disk of a full path, its links resolved, and its parents, nearest first; nothing is changed.
 
     Raises `JobFault`, which names `attribute`.
@@ -227,7 +224,7 @@ def elsewhere(identity: "Identity", path: str, attribute: str, most: int = MOST_
     return layers
 
 
-def _open_and_read(identity: "Identity", directory: str, name: str) -> Vmdk:
+def _open_and_read(identity: Identity, directory: str, name: str) -> Vmdk:
     descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     try:
         return read(descriptor)
@@ -241,7 +238,7 @@ def _last_part(path: str) -> str:
     return "" if name in (".", "..") or has_control(name) else name
 
 
-def _is_in_scratch(identity: "Identity", directory: str, name: str) -> bool:
+def _is_in_scratch(identity: Identity, directory: str, name: str) -> bool:
     try:
         os.close(identity.open_scratch(directory, name, os.O_RDONLY))
     except (FileNotFoundError, IsADirectoryError):
@@ -253,7 +250,7 @@ def _is_in_scratch(identity: "Identity", directory: str, name: str) -> bool:
     return True
 
 
-def _write_parent(identity: "Identity", directory: str, name: str, vmdk: Vmdk, parent: str) -> None:
+def _write_parent(identity: Identity, directory: str, name: str, vmdk: Vmdk, parent: str) -> None:
     """Replace the parent's path by `parent`: inside a disk in the room that its description has."""
     written = os.fsencode(parent)
     text = _PARENT.sub(lambda found: found[1] + written + found[3], vmdk.text)

@@ -10,18 +10,14 @@ import re
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import vmdk
+from vmgahp.drivers.vmrun.vmdk import Layer
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX
+from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.vmrun.vmdk import Layer
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.vmware import VmwareSpec
 
 UUID = "vmgahp.uuid"
 """Ours, to tell this VM from the next one in the same directory; VMware keeps what it does not know."""
@@ -57,7 +53,7 @@ class WorkingCopy(NamedTuple):
     name: str
     """Its file name, in the scratch directory."""
     vmx: Vmx
-    disks: dict[str, "tuple[Layer, ...]"]
+    disks: dict[str, tuple[Layer, ...]]
     """The disks by their devices, such as ``scsi0:0``, each with its parents."""
 
     def encode(self) -> bytes:
@@ -72,11 +68,11 @@ def name_for(vmx_file: str) -> str:
 
 def build(
     source: Vmx,
-    spec: "VmwareSpec",
+    spec: VmwareSpec,
     directory: str,
     uuid: str,
-    settings: "Settings",
-    identity: "Identity",
+    settings: Settings,
+    identity: Identity,
     *,
     dry: bool = False,
 ) -> WorkingCopy:
@@ -139,7 +135,7 @@ def _devices(source: Vmx) -> list[str]:
 class _Places:
     """Where the files are that the job's ``.vmx`` names."""
 
-    def __init__(self, spec: "VmwareSpec", directory: str, identity: "Identity", dry: bool) -> None:
+    def __init__(self, spec: VmwareSpec, directory: str, identity: Identity, dry: bool) -> None:
         self.spec = spec
         self.directory = directory
         self.identity = identity
@@ -179,7 +175,7 @@ class _Places:
         )
 
 
-def _disk(source: Vmx, device: str, vmx: Vmx, spec: "VmwareSpec", places: _Places) -> "tuple[Layer, ...]":
+def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places) -> tuple[Layer, ...]:
     value = source.get(f"{device}.fileName", "")
     where = _line(spec, device)
     layers: list[Layer] = []
@@ -223,7 +219,7 @@ def _port(source: Vmx, device: str, vmx: Vmx) -> None:
     vmx[f"{device}.present"] = "TRUE"
 
 
-def _machine(vmx: Vmx, spec: "VmwareSpec", uuid: str) -> None:
+def _machine(vmx: Vmx, spec: VmwareSpec, uuid: str) -> None:
     """What this daemon decides."""
     vmx["memsize"] = str(spec.memory_mib // MEMORY_STEP * MEMORY_STEP)
     vmx["numvcpus"] = str(spec.vcpus)
@@ -237,7 +233,7 @@ def _machine(vmx: Vmx, spec: "VmwareSpec", uuid: str) -> None:
     vmx[UUID] = uuid
 
 
-def _network(vmx: Vmx, spec: "VmwareSpec", settings: "Settings") -> None:
+def _network(vmx: Vmx, spec: VmwareSpec, settings: Settings) -> None:
     if not spec.networking:
         vmx.pop("ethernet0.virtualDev", None)
         vmx["ethernet0.present"] = "FALSE"
@@ -252,14 +248,14 @@ def _network(vmx: Vmx, spec: "VmwareSpec", settings: "Settings") -> None:
         vmx["ethernet0.addressType"] = "generated"
 
 
-def connection_type(kind: str, settings: "Settings") -> str:
+def connection_type(kind: str, settings: Settings) -> str:
     """VMware's word for a kind of network: the settings', else ``nat`` or ``bridged``."""
     setting = "VMWARE_BRIDGE_NETWORKING_TYPE" if kind == "bridge" else "VMWARE_NAT_NETWORKING_TYPE"
     own = settings.string(setting) or settings.string("VMWARE_NETWORKING_TYPE")
     return own or ("bridged" if kind == "bridge" else "nat")
 
 
-def _add_local_settings(vmx: Vmx, settings: "Settings") -> None:
+def _add_local_settings(vmx: Vmx, settings: Settings) -> None:
     """The lines of the administrator's VMWARE_LOCAL_SETTINGS_FILE, which win. Raises `MachineFault`."""
     path = settings.string("VMWARE_LOCAL_SETTINGS_FILE")
     if not path:
@@ -275,12 +271,12 @@ def _add_local_settings(vmx: Vmx, settings: "Settings") -> None:
     vmx.update(local)
 
 
-def _line(spec: "VmwareSpec", device: str) -> str:
+def _line(spec: VmwareSpec, device: str) -> str:
     return f"{VMX_FILE} = {shown(spec.vmx_file)}, {device}.fileName"
 
 
 def restored(
-    fresh: WorkingCopy, saved: Vmx, state: str, spec: "VmwareSpec", directory: str, identity: "Identity"
+    fresh: WorkingCopy, saved: Vmx, state: str, spec: VmwareSpec, directory: str, identity: Identity
 ) -> WorkingCopy:
     """The working copy that goes on from a checkpoint, whose memory is in the file `state`.
 

@@ -13,20 +13,16 @@ import os
 import re
 import time
 import uuid as uuids
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import annotations, faults, power
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from pyVmomi import vim
-
-    from vmgahp.drivers.vsphere.annotations import Tag, Tagged
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.host.job_user import Identity
+from vmgahp.drivers.vsphere.annotations import Tag, Tagged
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.host.job_user import Identity
 
 MANIFEST_FILE = "vm_vsphere_checkpoint.json"
 FORMAT = 1
@@ -52,7 +48,7 @@ class Checkpoints:
     """Makes and finds the checkpoints of one driver's jobs."""
 
     def __init__(
-        self, connection: "Connection", identity: "Identity", days: int, log: "Callable[[str], None]"
+        self, connection: Connection, identity: Identity, days: int, log: Callable[[str], None]
     ) -> None:
         self._connection = connection
         self._identity = identity
@@ -86,7 +82,7 @@ class Checkpoints:
                 "look at the file system of EXECUTE; the VM goes on running.",
             ) from error
 
-    def waiting(self, tag: "Tag") -> "Tag":
+    def waiting(self, tag: Tag) -> Tag:
         """The tag of a VM that from now on is a checkpoint and no host's."""
         expires = time.time() + self._days * DAY if self._days else 0.0
         return tag._replace(state=annotations.SAVED, directory="", host="", expires=expires)
@@ -143,8 +139,8 @@ class Checkpoints:
     # Finding one
 
     def find(
-        self, directory: str, job: str, name: str, vms: "Iterable[Tagged]"
-    ) -> "tuple[Tagged, Manifest] | None":
+        self, directory: str, job: str, name: str, vms: Iterable[Tagged]
+    ) -> tuple[Tagged, Manifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
         try:
             manifest = self._read(directory)

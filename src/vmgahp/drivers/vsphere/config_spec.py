@@ -5,18 +5,14 @@ the server thereby chooses and makes its directory. When the files are there, th
 added.
 """
 
+from collections.abc import Mapping
+
 from pyVmomi import vim
 
 from vmgahp.drivers.vsphere import hardware
-from vmgahp.drivers.vsphere.hardware import CDROM, DISK, FLOPPY, SERIAL
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.drivers.vsphere.annotations import Tag
-    from vmgahp.drivers.vsphere.hardware import Device, Hardware
-    from vmgahp.job.vmware import VmwareSpec
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.hardware import CDROM, DISK, FLOPPY, SERIAL, Device, Hardware
+from vmgahp.job.vmware import VmwareSpec
 
 _device = vim.vm.device
 
@@ -42,9 +38,7 @@ _NICS = {
 OTHER_GUEST = "otherGuest64"
 
 
-def bare(
-    spec: "VmwareSpec", found: "Hardware", entity: str, tag: "Tag", datastore: str
-) -> "vim.vm.ConfigSpec":
+def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> "vim.vm.ConfigSpec":
     """The VM without its disks, for CreateVM_Task."""
     config = vim.vm.ConfigSpec(
         name=entity,
@@ -64,12 +58,12 @@ def bare(
 
 
 def devices(
-    found: "Hardware",
-    files: "Mapping[str, str]",
-    sizes: "Mapping[str, int]",
-    spec: "VmwareSpec",
+    found: Hardware,
+    files: Mapping[str, str],
+    sizes: Mapping[str, int],
+    spec: VmwareSpec,
     network: "vim.vm.device.VirtualDevice.BackingInfo | None",
-    keys: "Mapping[tuple[str, int], int]",
+    keys: Mapping[tuple[str, int], int],
 ) -> "vim.vm.ConfigSpec":
     """What is added when the files are there, for ReconfigVM_Task.
 
@@ -115,7 +109,7 @@ def guest_id(name: str) -> str:
     return _guests().get(_plain(name), OTHER_GUEST)
 
 
-def adapter(device: "Device", found: "Hardware") -> str:
+def adapter(device: Device, found: Hardware) -> str:
     """What a disk's descriptor says of its controller."""
     if device.bus == "scsi":
         return "buslogic" if found.scsi[device.controller] == "buslogic" else "lsilogic"
@@ -141,7 +135,7 @@ def _added(new: "list[vim.vm.device.VirtualDevice]") -> "list[vim.vm.device.Virt
     return [_device.VirtualDeviceSpec(operation=add, device=device) for device in new]
 
 
-def _controllers(found: "Hardware") -> "list[vim.vm.device.VirtualDevice]":
+def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
     used = sorted(
         {(device.bus, device.controller) for device in found.devices if device.bus in hardware.BUSES}
     )
@@ -159,10 +153,10 @@ def _controllers(found: "Hardware") -> "list[vim.vm.device.VirtualDevice]":
 
 
 def _drive(
-    device: "Device",
+    device: Device,
     path: str,
-    sizes: "Mapping[str, int]",
-    keys: "Mapping[tuple[str, int], int]",
+    sizes: Mapping[str, int],
+    keys: Mapping[tuple[str, int], int],
     number: int,
 ) -> "vim.vm.device.VirtualDevice":
     defaults = {"scsi": SCSI_KEY, "sata": SATA_KEY, "nvme": NVME_KEY, "ide": IDE_KEY}
@@ -191,7 +185,7 @@ def _drive(
 
 
 def _nic(
-    found: "Hardware", spec: "VmwareSpec", network: "vim.vm.device.VirtualDevice.BackingInfo"
+    found: Hardware, spec: VmwareSpec, network: "vim.vm.device.VirtualDevice.BackingInfo"
 ) -> "vim.vm.device.VirtualDevice":
     card = _NICS[found.nic](key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
     card.connectable = _device.VirtualDevice.ConnectInfo(

@@ -9,25 +9,21 @@ expired is not an exception there but stands in the answer's list of what is mis
 import ssl
 import threading
 import time
+from collections.abc import Callable, Iterable
 from http.client import HTTPException
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.parsers.expat import ExpatError
 
 from pyVmomi import SoapStubAdapter, vim, vmodl
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.credentials import Access, read_password, tls_context
 from vmgahp.drivers.vsphere.faults import Lost
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
+Properties = dict[str, Any]
 
-    from vmgahp.config import Settings
-
-    Properties = dict[str, Any]
 
 Result = TypeVar("Result")
 
@@ -57,7 +53,7 @@ class Gone(errors.ClientFault):
 class Connection:
     """One session with the server of the settings, shared by all machines of a driver; safe from any thread."""
 
-    def __init__(self, settings: "Settings", log: "Callable[[str], None]") -> None:
+    def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
         self.deadline = float(settings.integer("VSPHERE_RECONNECT_TIMEOUT"))
         """Seconds that a call goes on trying to reach the server."""
         self._task_deadline = float(settings.timeout(80, "VSPHERE_TASK_TIMEOUT"))
@@ -75,7 +71,7 @@ class Connection:
         """Where we are logged in, once we are."""
         self.tls: ssl.SSLContext | None = None
 
-    def call(self, function: "Callable[[vim.ServiceInstanceContent], Result]") -> "Result":
+    def call(self, function: "Callable[[vim.ServiceInstanceContent], Result]") -> Result:
         """Call `function` with the server's service content, and again when the server or the session went away.
 
         Only for what may be done twice. Raises `vmodl.MethodFault` for what the server answers, and
@@ -99,7 +95,7 @@ class Connection:
                 self._log(f"the vSphere server did not answer, asking again: {error or type(error).__name__}")
                 waiting.wait(RETRY_INTERVAL)
 
-    def once(self, function: "Callable[[vim.ServiceInstanceContent], Result]", doing: str) -> "Result":
+    def once(self, function: "Callable[[vim.ServiceInstanceContent], Result]", doing: str) -> Result:
         """Call `function` once: for what must not be done twice, such as to create a VM.
 
         Raises as `call`, and `Lost` where the server went away in the middle.
@@ -154,7 +150,7 @@ class Connection:
             waiting.wait(pause)
             pause = min(pause * 1.5, SLOWEST_POLL)
 
-    def properties(self, ref: "vim.ManagedObject", *paths: str) -> "Properties":
+    def properties(self, ref: "vim.ManagedObject", *paths: str) -> Properties:
         """Some properties of an object, those that are set. Raises `Gone`, and as `call`."""
         found = self.call(lambda content: _retrieve(content, [ref], paths))
         if not found:
@@ -255,7 +251,7 @@ class Connection:
 
 
 def _retrieve(
-    content: "vim.ServiceInstanceContent", refs: "list[vim.ManagedObject]", paths: "tuple[str, ...]"
+    content: "vim.ServiceInstanceContent", refs: "list[vim.ManagedObject]", paths: tuple[str, ...]
 ) -> "list[tuple[vim.ManagedObject, Properties]]":
     """RetrievePropertiesEx, page by page; raises NotAuthenticated where that is why something is missing."""
     query = vmodl.query.PropertyCollector

@@ -10,11 +10,8 @@ import ssl
 from stat import S_ISREG
 from typing import NamedTuple
 
+from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
 
 LONGEST_PASSWORD = 4096
 HTTPS = 443
@@ -32,7 +29,7 @@ class Access(NamedTuple):
     """HTCondor's log directory, which belongs to HTCondor's user; empty where it is not known."""
 
     @classmethod
-    def from_settings(cls, settings: "Settings") -> "Access":
+    def from_settings(cls, settings: Settings) -> "Access":
         """Raises `MachineFault` for what is missing or no address."""
         text = _needed(settings, "VSPHERE_HOST", "the name of the ESXi host or vCenter")
         host, port = text, str(HTTPS)
@@ -58,7 +55,7 @@ class Access(NamedTuple):
         return self.host if self.port == HTTPS else f"{self.host}:{self.port}"
 
 
-def _needed(settings: "Settings", name: str, what: str) -> str:
+def _needed(settings: Settings, name: str, what: str) -> str:
     value = settings.string(name)
     if not value:
         raise MachineFault(
@@ -151,7 +148,7 @@ class _Pinned(ssl.SSLContext):
         return secured
 
 
-def tls_context(settings: "Settings") -> ssl.SSLContext:
+def tls_context(settings: Settings) -> ssl.SSLContext:
     """How the server proves who it is: by VSPHERE_TLS_PIN, else by this machine's certificate authorities, else,
     with VSPHERE_TLS_VERIFY off, not at all. Raises `MachineFault` for a pin that cannot be used."""
     pin = settings.string("VSPHERE_TLS_PIN")

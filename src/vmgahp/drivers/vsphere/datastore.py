@@ -8,22 +8,16 @@ import json
 import os
 import threading
 import time
-from http.client import HTTPException, HTTPSConnection
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import quote, urlencode
 
 from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from http.client import HTTPResponse
-
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.inventory import Place
+from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, Connection
+from vmgahp.drivers.vsphere.inventory import Place
 
 CHUNK = 1 << 20
 TRIES = 4
@@ -52,7 +46,7 @@ class _Short(Exception):
 class Progress:
     """Says in the log how a transfer goes on: at its beginning, at each tenth, at its end with the speed."""
 
-    def __init__(self, what: str, size: int, log: "Callable[[str], None]") -> None:
+    def __init__(self, what: str, size: int, log: Callable[[str], None]) -> None:
         self._what = what
         self._size = size
         self._log = log
@@ -75,7 +69,7 @@ class Progress:
 class Store:
     """The file service, for the datastore of one `Place`."""
 
-    def __init__(self, connection: "Connection", place: "Place", log: "Callable[[str], None]") -> None:
+    def __init__(self, connection: Connection, place: Place, log: Callable[[str], None]) -> None:
         self._connection = connection
         self._place = place
         self._log = log
@@ -226,7 +220,7 @@ class Store:
 
     # Around the attempts
 
-    def _attempts(self, attempt: "Callable[[HTTPSConnection], None]", doing: str) -> None:
+    def _attempts(self, attempt: Callable[[HTTPSConnection], None], doing: str) -> None:
         waiting = self.aborted
         for left in reversed(range(TRIES)):
             connection = None
@@ -272,7 +266,7 @@ class Store:
         return f"/folder/{quote(target)}?{query}"
 
 
-def _check(response: "HTTPResponse", target: str) -> None:
+def _check(response: HTTPResponse, target: str) -> None:
     """Raise for an answer that is none: FileNotFoundError, PermissionError for a session, OSError otherwise."""
     if response.status in (200, 201, 204, 206):
         return

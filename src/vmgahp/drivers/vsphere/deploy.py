@@ -2,45 +2,41 @@
 
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import annotations, config_spec, disks, faults, hardware, power
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.disks import JobDisk
 from vmgahp.drivers.vsphere.faults import Lost
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.vsphere.annotations import Tag
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.datastore import Store
-    from vmgahp.drivers.vsphere.disks import JobDisk
-    from vmgahp.drivers.vsphere.hardware import Device, Hardware
-    from vmgahp.drivers.vsphere.inventory import Place
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.vmware import VmwareSpec
+from vmgahp.drivers.vsphere.hardware import Device, Hardware
+from vmgahp.drivers.vsphere.inventory import Place
+from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import VmwareSpec
 
 
 class Deployment(NamedTuple):
     """A job's VM, looked at and checked before the server hears of it."""
 
-    spec: "VmwareSpec"
-    hardware: "Hardware"
-    disks: "dict[str, JobDisk]"
+    spec: VmwareSpec
+    hardware: Hardware
+    disks: dict[str, JobDisk]
     """By the name in the ``.vmx``."""
 
     @classmethod
-    def of(cls, spec: "VmwareSpec", identity: "Identity") -> "Deployment":
+    def of(cls, spec: VmwareSpec, identity: Identity) -> "Deployment":
         """Read the job's ``.vmx`` and look at its disks. Raises `errors.JobFault`."""
         found = hardware.read(spec.read_vmx(identity), spec.vmx_file)
         wanted = [device.file for device in found.of_kind(hardware.DISK)]
         return cls(spec, found, {name: disks.look(name, spec, identity) for name in wanted})
 
 
-def store_name(device: "Device") -> str:
+def store_name(device: Device) -> str:
     """What a device's file is called in the VM's directory. None of it is the job's to choose: its name could
     otherwise be that of the VM's own files."""
     place = device.place.replace(":", "-")
@@ -58,11 +54,11 @@ class Launcher:
 
     def __init__(
         self,
-        connection: "Connection",
-        place: "Place",
-        store: "Store",
-        identity: "Identity",
-        log: "Callable[[str], None]",
+        connection: Connection,
+        place: Place,
+        store: Store,
+        identity: Identity,
+        log: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._place = place
@@ -73,7 +69,7 @@ class Launcher:
     def launch(
         self,
         wish: Deployment,
-        tag: "Tag",
+        tag: Tag,
         network: "vim.vm.device.VirtualDevice.BackingInfo | None",
         end: float,
     ) -> "vim.VirtualMachine":
@@ -102,7 +98,7 @@ class Launcher:
         power.on(self._connection, ref, f"starting {spec.name}")
         return ref
 
-    def _create(self, wish: Deployment, tag: "Tag") -> "vim.VirtualMachine":
+    def _create(self, wish: Deployment, tag: Tag) -> "vim.VirtualMachine":
         place = self._place
         entity = annotations.entity_name(tag.name, tag.id)
         config = config_spec.bare(wish.spec, wish.hardware, entity, tag, place.datastore_name)
@@ -163,7 +159,7 @@ class Launcher:
         self._store.upload_bytes(text, f"{directory}/{target}")
         return size
 
-    def _upload_image(self, spec: "VmwareSpec", device: "Device", directory: str, end: float) -> None:
+    def _upload_image(self, spec: VmwareSpec, device: Device, directory: str, end: float) -> None:
         if spec.transfer:
             opened = self._open_scratch(device.file, spec.working_dir, device.file)
         else:

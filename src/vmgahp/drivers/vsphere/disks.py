@@ -12,15 +12,11 @@ import secrets
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
-from vmgahp.job.vmware import VMDK_FILES
+from vmgahp.job.vmware import VMDK_FILES, VmwareSpec
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.vmware import VmwareSpec
 
 SECTOR = 512
 LARGEST_DESCRIPTOR = 64 << 10
@@ -47,12 +43,12 @@ class JobDisk(NamedTuple):
     extent: str
     """The file with the plain content; empty where the disk has to be converted first."""
 
-    def open(self, identity: "Identity") -> int:
+    def open(self, identity: Identity) -> int:
         """The open file with the plain content, as the job's user. Raises `errors.JobFault`."""
         return _open(self, self.extent, identity)
 
 
-def look(name: str, spec: "VmwareSpec", identity: "Identity") -> JobDisk:
+def look(name: str, spec: VmwareSpec, identity: Identity) -> JobDisk:
     """What kind of disk `name` is. Raises `errors.JobFault` where no VM could use it."""
     if "/" in name or "\\" in name or name in ("", ".", ".."):
         raise bad(name, "a disk is named by its name alone, without a directory", "rename it in the .vmx.")
@@ -68,7 +64,7 @@ def look(name: str, spec: "VmwareSpec", identity: "Identity") -> JobDisk:
     return disk
 
 
-def _from_descriptor(disk: JobDisk, text: str, identity: "Identity") -> JobDisk:
+def _from_descriptor(disk: JobDisk, text: str, identity: Identity) -> JobDisk:
     settings = {name.lower(): value for name, value in _SETTING.findall(text)}
     extents = _EXTENT.findall(text)
     if settings.get("parentcid", "ffffffff").lower() != "ffffffff" or "parentfilenamehint" in settings:
@@ -96,7 +92,7 @@ def _from_descriptor(disk: JobDisk, text: str, identity: "Identity") -> JobDisk:
     return disk
 
 
-def unpack(disk: JobDisk, scratch: str, raw: str, identity: "Identity", seconds: float) -> None:
+def unpack(disk: JobDisk, scratch: str, raw: str, identity: Identity, seconds: float) -> None:
     """Write the plain content of a disk that is not flat into the file `raw` of the scratch directory.
 
     Raises `errors.JobFault` for a disk that qemu-img cannot read, or not within `seconds`.
@@ -113,7 +109,7 @@ def unpack(disk: JobDisk, scratch: str, raw: str, identity: "Identity", seconds:
     _convert(path, os.path.join(scratch, raw), ("vmdk", "raw"), disk.name, identity, seconds)
 
 
-def pack(disk: JobDisk, scratch: str, raw: str, target: str, identity: "Identity") -> None:
+def pack(disk: JobDisk, scratch: str, raw: str, target: str, identity: Identity) -> None:
     """The reverse: make `target` in the scratch directory, one growing file, from the plain content in `raw`."""
     source, made = os.path.join(scratch, raw), os.path.join(scratch, target)
     options = ("subformat=monolithicSparse",)
@@ -151,7 +147,7 @@ def bad(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK_PARA
     return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", hint)
 
 
-def _open(disk: JobDisk, name: str, identity: "Identity") -> int:
+def _open(disk: JobDisk, name: str, identity: Identity) -> int:
     try:
         if disk.transferred:
             return identity.open_scratch(disk.directory, name, os.O_RDONLY)
@@ -170,7 +166,7 @@ def _convert(
     target: str,
     formats: tuple[str, str],
     name: str,
-    identity: "Identity",
+    identity: Identity,
     seconds: float,
     options: tuple[str, ...] = (),
 ) -> None:

@@ -5,22 +5,17 @@ what breaks off leaves the job's disk as it was.
 """
 
 import os
+from collections.abc import Callable
 
 from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import config_spec, disks, faults, hardware, power
-from vmgahp.drivers.vsphere.deploy import flat, store_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.datastore import Store
-    from vmgahp.drivers.vsphere.deploy import Deployment
-    from vmgahp.drivers.vsphere.hardware import Device
-    from vmgahp.host.job_user import Identity
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.deploy import Deployment, flat, store_name
+from vmgahp.drivers.vsphere.hardware import Device
+from vmgahp.host.job_user import Identity
 
 
 class Download:
@@ -28,11 +23,11 @@ class Download:
 
     def __init__(
         self,
-        connection: "Connection",
-        store: "Store",
-        wish: "Deployment",
-        identity: "Identity",
-        log: "Callable[[str], None]",
+        connection: Connection,
+        store: Store,
+        wish: Deployment,
+        identity: Identity,
+        log: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._store = store
@@ -85,7 +80,7 @@ class Download:
                     "see who has changed the VM, or made snapshots of it.",
                 )
 
-    def _disk(self, device: "Device", source: str) -> None:
+    def _disk(self, device: Device, source: str) -> None:
         disk = self._wish.disks[device.file]
         part = self._part(device.file)
         size = self._fetch(source, device.file, part)
@@ -105,7 +100,7 @@ class Download:
             self._rename(part, extent)
             self._identity.write_scratch(self._scratch, device.file, text)
 
-    def _file(self, device: "Device", source: str) -> None:
+    def _file(self, device: Device, source: str) -> None:
         part = self._part(device.file)
         if self._fetch(source, device.file, part, missing_is_fine=device.kind == hardware.SERIAL) is None:
             self._forget(part)

@@ -4,37 +4,34 @@ import os
 import sys
 import time
 import uuid as uuids
+from collections.abc import Iterable
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
-from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.checkpoint import Checkpoints
+from vmgahp.drivers.vsphere.annotations import Tag, Tagged
+from vmgahp.drivers.vsphere.checkpoint import Checkpoints, Manifest
 from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import Connection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.deploy import Deployment, Launcher, store_name
 from vmgahp.drivers.vsphere.download import Download
-from vmgahp.drivers.vsphere.inventory import Inventory
+from vmgahp.drivers.vsphere.inventory import Inventory, Place
 from vmgahp.drivers.vsphere.machine import Context, VsphereMachine
 from vmgahp.drivers.vsphere.survey import Surveyor
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import VmwareSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.vsphere.annotations import Tagged
-    from vmgahp.drivers.vsphere.checkpoint import Manifest
-    from vmgahp.drivers.vsphere.inventory import Place
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
+
 
 START_EXTRA, RESERVE = 120, 60
 """Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
@@ -44,7 +41,7 @@ HTCondor's ``src/condor_starter.V6.1``), and those kept of the whole for what co
 class VsphereDriver(Driver):
     """VM type vsphere."""
 
-    def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
         self._connection = Connection(settings, log)
         self._inventory = Inventory(self._connection, settings)
@@ -52,7 +49,7 @@ class VsphereDriver(Driver):
 
     # The contract
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         wish = Deployment.of(spec, self.identity)
@@ -91,7 +88,7 @@ class VsphereDriver(Driver):
         self.log(f"started {spec.name} ({tag.id}) on {self._connection.access}")
         return vm
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         wish = Deployment.of(spec, self.identity)
         lines = [
@@ -143,7 +140,7 @@ class VsphereDriver(Driver):
     # A start
 
     def _launch(
-        self, wish: Deployment, place: "Place", context: Context, tag: Tag, end: float
+        self, wish: Deployment, place: Place, context: Context, tag: Tag, end: float
     ) -> VsphereMachine:
         spec = wish.spec
         network = None
@@ -155,7 +152,7 @@ class VsphereDriver(Driver):
         return VsphereMachine(launcher.launch(wish, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self, wish: Deployment, context: Context, restart: "tuple[Tagged, Manifest]", tag: Tag
+        self, wish: Deployment, context: Context, restart: tuple[Tagged, Manifest], tag: Tag
     ) -> VsphereMachine:
         """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
@@ -168,7 +165,7 @@ class VsphereDriver(Driver):
         self.log(f"{tag.name} goes on from its checkpoint {manifest.snapshot}")
         return vm
 
-    def _clear(self, job: "JobAd", spec: VmwareSpec, place: "Place", there: "Iterable[Tagged]") -> None:
+    def _clear(self, job: JobAd, spec: VmwareSpec, place: Place, there: Iterable[Tagged]) -> None:
         """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
         whose time is over.
 
@@ -199,7 +196,7 @@ class VsphereDriver(Driver):
                     raise
                 self.log(f"{tag.name} cannot be removed: {fault.problem}")
 
-    def _tidy(self, context: Context, place: "Place", tag: Tag) -> None:
+    def _tidy(self, context: Context, place: Place, tag: Tag) -> None:
         """A start failed: leave nothing behind. What cannot be removed now is the guardian's."""
         try:
             for found in annotations.find(self._connection, place.folder):
@@ -210,7 +207,7 @@ class VsphereDriver(Driver):
         else:
             context.resources.release()
 
-    def _context(self, wish: Deployment, place: "Place", tag: Tag) -> Context:
+    def _context(self, wish: Deployment, place: Place, tag: Tag) -> Context:
         context = self._bare_context(place)
         context.homecoming = Download(self._connection, context.store, wish, self.identity, self.log)
         try:
@@ -219,7 +216,7 @@ class VsphereDriver(Driver):
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         return context
 
-    def _bare_context(self, place: "Place") -> Context:
+    def _bare_context(self, place: Place) -> Context:
         return Context(
             self._connection,
             Store(self._connection, place, self.log),

@@ -5,15 +5,12 @@ decides. The table goes from the special to the general, for vSphere's faults in
 fault that nothing here knows is the hypervisor's: it holds no job and says what it was.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyVmomi import vim, vmodl
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JOB, MACHINE, HYPERVISOR, CLIENT = "job", "machine", "hypervisor", "client"
 
@@ -171,7 +168,7 @@ def unreachable(where: str, error: Exception) -> errors.MachineFault:
 
 
 @contextmanager
-def explained(doing: str) -> "Iterator[None]":
+def explained(doing: str) -> Iterator[None]:
     """Turn what vSphere answers into the fault that it is."""
     try:
         yield

@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.job.vmware import VMX_FILE
+from vmgahp.job.vmx import Vmx
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.vmx import Vmx
 
 BUSES = {"scsi": (4, 16), "sata": (4, 30), "nvme": (4, 15), "ide": (2, 2)}
 """Kinds of controllers: how many a VM can have, and how many devices each."""
@@ -73,7 +70,7 @@ class Hardware(NamedTuple):
         return [device for device in self.devices if device.kind == kind]
 
 
-def read(vmx: "Vmx", file: str) -> Hardware:
+def read(vmx: Vmx, file: str) -> Hardware:
     """The hardware in a ``.vmx`` called `file`. Raises `errors.JobFault`."""
     devices: dict[tuple[str, int, int], Device] = {}
     left_out: list[str] = []
@@ -114,7 +111,7 @@ def read(vmx: "Vmx", file: str) -> Hardware:
     )
 
 
-def _drive(vmx: "Vmx", found: "re.Match[str]", file: str, left_out: list[str]) -> Device | None:
+def _drive(vmx: Vmx, found: re.Match[str], file: str, left_out: list[str]) -> Device | None:
     bus, controller, unit = found[1].lower(), int(found[2]), int(found[3])
     place = f"{bus}{controller}:{unit}"
     controllers, units = BUSES[bus]
@@ -131,7 +128,7 @@ def _drive(vmx: "Vmx", found: "re.Match[str]", file: str, left_out: list[str]) -
     return Device(DISK, bus, controller, unit, _file(name, place, file), mode != "independent-nonpersistent")
 
 
-def _image(vmx: "Vmx", place: str, kind: str, unit: int, file: str, left_out: list[str]) -> Device | None:
+def _image(vmx: Vmx, place: str, kind: str, unit: int, file: str, left_out: list[str]) -> Device | None:
     if vmx.get(f"{place}.fileType", "").strip().lower() != "file" or (
         kind == SERIAL and unit >= MOST_SERIAL_PORTS
     ):
@@ -153,14 +150,14 @@ def _file(name: str, place: str, vmx_file: str) -> str:
     return name
 
 
-def _scsi(vmx: "Vmx", file: str) -> dict[int, str]:
+def _scsi(vmx: Vmx, file: str) -> dict[int, str]:
     return {
         number: _word(vmx, f"scsi{number}.virtualDev", SCSI_CONTROLLERS, "lsilogic", file)
         for number in range(BUSES["scsi"][0])
     }
 
 
-def _word(vmx: "Vmx", name: str, words: tuple[str, ...], default: str, file: str) -> str:
+def _word(vmx: Vmx, name: str, words: tuple[str, ...], default: str, file: str) -> str:
     value = vmx.get(name, "").strip().lower()
     if value and value not in words:
         raise _bad(file, f"{name} = {shown(value)} is not known", f"use one of: {', '.join(words)}")

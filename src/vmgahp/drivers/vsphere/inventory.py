@@ -4,20 +4,16 @@ On an ESXi host there is one of most of them, and the settings may be empty. Whe
 guesses: the fault lists their names.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from pyVmomi import vim
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import faults
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import Connection
 
 DEEPEST = 10
 """Folders within folders that are looked into for data centres and compute resources."""
@@ -38,7 +34,7 @@ class Place(NamedTuple):
 class Inventory:
     """Finds the objects of the settings; nothing is remembered, for an administrator may move them."""
 
-    def __init__(self, connection: "Connection", settings: "Settings") -> None:
+    def __init__(self, connection: Connection, settings: Settings) -> None:
         self._connection = connection
         self._settings = settings
 
@@ -173,7 +169,7 @@ class Inventory:
         )
 
 
-def network_map(settings: "Settings") -> dict[str, str]:
+def network_map(settings: Settings) -> dict[str, str]:
     """VSPHERE_NETWORK_MAP: ``nat = VM Network, bridge = Lab`` as a mapping. Raises `errors.MachineFault`."""
     answer = {}
     text = settings.string("VSPHERE_NETWORK_MAP")
@@ -206,6 +202,6 @@ def _missing(setting: str, wanted: str, what: str, there: list[str]) -> errors.M
     )
 
 
-def _list(found: "Sequence[tuple[object, str]]") -> str:
+def _list(found: Sequence[tuple[object, str]]) -> str:
     names = [path for _, path in found]
     return f": {', '.join(names[:20])}" if names else ""

@@ -9,6 +9,7 @@ again.
 
 import threading
 import time
+from collections.abc import Callable
 
 from pyVmomi import vim
 
@@ -16,21 +17,14 @@ from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
-from vmgahp.drivers.vsphere.checkpoint import Manifest
-from vmgahp.drivers.vsphere.connection import Gone
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.checkpoint import Checkpoints, Manifest
+from vmgahp.drivers.vsphere.connection import Connection, Gone
+from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.download import Download
 from vmgahp.job.exit_code import DESTROYED
+from vmgahp.job.vmware import VmwareSpec
 from vmgahp.metrics import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.vsphere.annotations import Tag
-    from vmgahp.drivers.vsphere.checkpoint import Checkpoints
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.datastore import Store
-    from vmgahp.drivers.vsphere.download import Download
-    from vmgahp.job.vmware import VmwareSpec
 
 FIGURES = (
     "runtime.powerState",
@@ -50,12 +44,12 @@ class Context:
 
     def __init__(
         self,
-        connection: "Connection",
-        store: "Store",
-        checkpoints: "Checkpoints",
+        connection: Connection,
+        store: Store,
+        checkpoints: Checkpoints,
         datacenter: "vim.Datacenter",
         stop_timeout: float,
-        log: "Callable[[str], None]",
+        log: Callable[[str], None],
     ) -> None:
         self.connection = connection
         self.store = store
@@ -70,7 +64,7 @@ class Context:
 class _Fetch:
     """The end of a guest, in a thread of its own: its disks come home, its VM is removed."""
 
-    def __init__(self, work: "Callable[[], None]", name: str) -> None:
+    def __init__(self, work: Callable[[], None], name: str) -> None:
         self.fault: errors.Fault | None = None
         self._work = work
         self._thread = threading.Thread(target=self._run, name=f"{name} comes home", daemon=True)
@@ -100,7 +94,7 @@ class _Fetch:
 class VsphereMachine(Machine):
     """A VM that this daemon created, or took up from a checkpoint."""
 
-    def __init__(self, ref: "vim.VirtualMachine", tag: "Tag", spec: "VmwareSpec", context: Context) -> None:
+    def __init__(self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: Context) -> None:
         self.name = tag.name
         self.uuid = tag.id
         self.cpu_seconds = 0.0
@@ -292,7 +286,7 @@ class VsphereMachine(Machine):
                 errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off."
             )
 
-    def _retag(self, tag: "Tag") -> None:
+    def _retag(self, tag: Tag) -> None:
         annotations.write(self._connection, self._ref, tag)
         self._tag = tag
 
@@ -302,7 +296,7 @@ class VsphereMachine(Machine):
             self._log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
         self._question = text
 
-    def _figures(self, seen: "dict[str, object]") -> Status:
+    def _figures(self, seen: dict[str, object]) -> Status:
         stats = seen.get("summary.quickStats")
         vcpus = _number(seen.get("config.hardware.numCPU")) or self._spec.vcpus
         most = _number(seen.get("summary.runtime.maxCpuUsage"))
@@ -323,7 +317,7 @@ class VsphereMachine(Machine):
         )
 
 
-def retire(context: Context, ref: "vim.VirtualMachine", tag: "Tag") -> None:
+def retire(context: Context, ref: "vim.VirtualMachine", tag: Tag) -> None:
     """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
 
     The job may have gone on without its disks, but its spool directory still has the manifest of its last

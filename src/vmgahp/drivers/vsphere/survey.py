@@ -1,25 +1,24 @@
 """Whether jobs can run on the vSphere server, and what they get there."""
 
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
+from pyVmomi import vim
+
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.vsphere import annotations, faults
-from vmgahp.drivers.vsphere.inventory import network_map
+from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.inventory import Inventory, network_map
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.job.vmware import NETWORKING_TYPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyVmomi import vim
-
-    from vmgahp.config import Settings
     from vmgahp.drivers.base import Value
-    from vmgahp.drivers.vsphere.connection import Connection
-    from vmgahp.drivers.vsphere.inventory import Inventory
+
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -41,7 +40,7 @@ class Surveyor:
     """Looks at one server for one execute machine."""
 
     def __init__(
-        self, vm_type: str, settings: "Settings", connection: "Connection", inventory: "Inventory"
+        self, vm_type: str, settings: Settings, connection: Connection, inventory: Inventory
     ) -> None:
         self.vm_type = vm_type
         self.settings = settings
