@@ -8,6 +8,7 @@ is left even where the test run was killed. Only the exchange directory (``/lab`
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -229,3 +232,14 @@ def build_wheel(directory: str | Path) -> Path:
             raise LabError(f"the wheel cannot be built:\n{done.stdout}{done.stderr}")
         [wheel] = Path(fresh).glob("vmgahp-*.whl")
         return wheel.rename(Path(directory) / wheel.name)
+
+
+def wheel_of(factory: pytest.TempPathFactory) -> Path:
+    """The wheel for all tests of a run: built once, whichever of the workers of pytest-xdist wants it first."""
+    directory = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    with open(directory / "wheel.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = list(directory.glob("vmgahp-*.whl"))
+        return built[0] if built else build_wheel(directory)

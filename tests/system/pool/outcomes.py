@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from tests.lab.namespace import build_wheel, why_not
+from tests.lab.namespace import wheel_of, why_not
 from tests.lab.pool import Job, Pool
 
 START = 120
@@ -24,7 +24,7 @@ def pool_of_its_own(
         pytest.skip(reason)
     pool = Pool(factory.mktemp(f"{name}-pool"), settings=settings)
     try:
-        pool.start(build_wheel(factory.mktemp("wheel")), prepare)
+        pool.start(wheel_of(factory), prepare)
         yield pool
     finally:
         pool.stop()

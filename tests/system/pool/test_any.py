@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, DONE, counts, make_guest
-from tests.lab.namespace import build_wheel, why_not
+from tests.lab.namespace import wheel_of, why_not
 from tests.lab.pool import Job, Pool
 from tests.lab.vmware import convert, count_on
 
@@ -61,7 +61,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         pytest.skip(reason)
     pool = Pool(tmp_path_factory.mktemp("any-pool"), settings=CONFIG)
     try:
-        pool.start(build_wheel(tmp_path_factory.mktemp("wheel")))
+        pool.start(wheel_of(tmp_path_factory))
         yield pool
     finally:
         pool.stop()

@@ -106,6 +106,7 @@ def periodic(pool: Pool) -> Iterator[Pool]:
         pool.wait_until("the machine to offer kvm", lambda: pool.machine().get("VM_Type") == "kvm", 120)
 
 
+@pytest.mark.xdist_group("periodic")  # in a pool of its own: the startd is restarted for it
 def test_a_job_restarts_from_a_periodic_checkpoint(periodic: Pool) -> None:
     """The execute side is killed after one: the job goes on from there, with its disk as it was then."""
     pool = periodic

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Chamber, build_wheel, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, Chamber, wheel_of, why_not
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    return wheel_of(tmp_path_factory)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Chamber, build_wheel, wait_until, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, Chamber, wait_until, wheel_of, why_not
 
 from vmgahp.protocol.client import Client, ProtocolError
 
@@ -27,7 +27,7 @@ def chamber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chamber]:
     if reason:
         pytest.skip(reason)
     with Chamber(tmp_path_factory.mktemp("chamber")) as chamber:
-        chamber.install(build_wheel(tmp_path_factory.mktemp("wheel")))
+        chamber.install(wheel_of(tmp_path_factory))
         chamber.start_libvirt()
         yield chamber
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, counts, make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, build_wheel, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, wheel_of, why_not
 from tests.lab.pool import Pool
 from tests.protocol.recordings import STARTER, for_everybody, outline
 
@@ -41,7 +41,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         pytest.skip(reason)
     pool = Pool(tmp_path_factory.mktemp("recorded-pool"), server=f"{LAB}/recorded-vm-gahp")
     try:
-        pool.start(build_wheel(tmp_path_factory.mktemp("wheel")), install)
+        pool.start(wheel_of(tmp_path_factory), install)
         yield pool
     finally:
         pool.stop()

@@ -12,7 +12,7 @@ import classad2
 import pytest
 from tests.commands.submit.samples import SOURCES, write_sources
 from tests.lab.guest import counts, make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, build_wheel, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, wheel_of, why_not
 from tests.lab.pool import USER, Job, Pool
 
 pytestmark = pytest.mark.pool
@@ -53,7 +53,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     images.mkdir()
     make_guest(images / "base.raw", 8)
     try:
-        made.start(build_wheel(tmp_path_factory.mktemp("wheel")))
+        made.start(wheel_of(tmp_path_factory))
         made.wait_until("the machine to have VMs", lambda: made.machine().get("HasVM"), 60)
         yield made
     finally:

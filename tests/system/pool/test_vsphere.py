@@ -128,6 +128,7 @@ def test_a_job_ends_with_its_guest_and_gets_its_disk(vsphere: VspherePool) -> No
     assert vsphere.disks(job) == []
 
 
+@pytest.mark.xdist_group("vsphere-checkpoint")  # as long as all the others together
 def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool) -> None:
     pool = vsphere.pool
     job = vsphere.submit("vacated", os.urandom(MIB))

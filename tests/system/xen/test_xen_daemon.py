@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab import guest
-from tests.lab.namespace import build_wheel
+from tests.lab.namespace import wheel_of
 from tests.lab.xen import INITRD, KERNEL, OUR_SERVER, USER, XenHost
 from tests.system.xen.guests import START
 
@@ -29,7 +29,7 @@ SETTINGS = "/etc/vmgahp.conf"
 
 @pytest.fixture(scope="module")
 def dom0(xen: XenHost, tmp_path_factory: pytest.TempPathFactory) -> XenHost:
-    xen.install(build_wheel(tmp_path_factory.mktemp("wheel")))
+    xen.install(wheel_of(tmp_path_factory))
     xen.write(SETTINGS, b"")
     return xen
 

@@ -10,7 +10,7 @@ from typing import Any
 import libvirt
 import pytest
 from tests.lab import guest
-from tests.lab.namespace import LabError, build_wheel
+from tests.lab.namespace import LabError, wheel_of
 from tests.lab.xen import OUR_SERVER, USER, XenHost
 from tests.system.xen.guests import START, Events, Guest
 
@@ -53,8 +53,10 @@ def test_files_go_in_and_come_out_as_they_are(xen: XenHost, tmp_path: Path) -> N
         xen.run("false")
 
 
-def test_our_package_runs_in_dom0(xen: XenHost, tmp_path: Path) -> None:
-    xen.install(build_wheel(tmp_path))
+def test_our_package_runs_in_dom0(
+    xen: XenHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    xen.install(wheel_of(tmp_path_factory))
     xen.write("/etc/vmgahp.conf", b"")
     env = {"VMGAHP_CONFIG": "/etc/vmgahp.conf", "VMGAHP_VMTYPE": "simulated"}
     env |= {"_CONDOR_VM_MEMORY": "1024"}
