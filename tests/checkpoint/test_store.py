@@ -16,7 +16,7 @@ from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, Unusable
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import Layer
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have files that the user may not read")
@@ -38,7 +38,7 @@ class Job:
         self.data = self.put(self.shared / "data.img", os.urandom(300_000))
         self.memory = self.put(scratch / MEMORY_FILE, image(rest=os.urandom(3_000_000)))
         self.disks = [self.disk(self.overlay, "vda", format="qcow2"), self.disk(self.data, "sdb")]
-        self.chains = {str(self.overlay): (Layer(str(self.template), "raw"),)}
+        self.chains = {str(self.overlay): (BackingFile(str(self.template), "raw"),)}
 
     def put(self, path: Path, content: bytes) -> Path:
         path.write_bytes(content)
@@ -157,7 +157,7 @@ def test_another_machine_with_another_scratch_directory(job: Job) -> None:
     os.utime(there / "root.qcow2", (1, 1))  # a transfer gives the files new times
     job.scratch = there
     job.disks[0] = job.disk(there / "root.qcow2", "vda", format="qcow2")
-    job.chains = {str(there / "root.qcow2"): (Layer(str(job.template), "raw"),)}
+    job.chains = {str(there / "root.qcow2"): (BackingFile(str(job.template), "raw"),)}
     job.check()
 
 

@@ -15,7 +15,7 @@ from tests.domain.support import TPM_SOCKET, disk, host, spec
 from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import devices
-from vmgahp.images.backing import Layer
+from vmgahp.images.backing import BackingFile
 from vmgahp.images.catalog import Image
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
@@ -53,8 +53,8 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         host(
             backing={
                 "/scratch/root.qcow2": (
-                    Layer("/shared/base.qcow2", "qcow2"),
-                    Layer("/shared/old.img", "raw"),
+                    BackingFile("/shared/base.qcow2", "qcow2"),
+                    BackingFile("/shared/old.img", "raw"),
                 ),
             }
         ),
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
             )
         ),
         host(
-            backing={"/scratch/vda-debian-12.qcow2": (Layer("/srv/images/debian-12.qcow2", "qcow2"),)},
+            backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)},
         ),
     ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),

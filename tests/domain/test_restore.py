@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain.restore import LARGEST, MOST_DEVICES, Mismatch, reconcile
-from vmgahp.images.backing import Layer
+from vmgahp.domain.restore import LARGEST, MOST_DEVICES, SavedMismatch, reconcile
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
@@ -116,7 +116,7 @@ def host(**changes: object) -> domain_xml.Host:
         dac_label="+54321:+54321",
         console_socket="/run/vmgahp/new/console",
         vnc_password="newsecre",
-        backing={"/scratch/root.qcow2": (Layer("/shared/base.img", "raw"),)},
+        backing={"/scratch/root.qcow2": (BackingFile("/shared/base.img", "raw"),)},
     )
     return plain._replace(**changes)  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ def result(saved: str = SAVED, ours: str = OURS) -> etree._Element:
 
 
 def refused(saved: str, ours: str = OURS) -> str:
-    with pytest.raises(Mismatch) as raised:
+    with pytest.raises(SavedMismatch) as raised:
         reconcile(saved, ours)
     return str(raised.value)
 
@@ -391,7 +391,7 @@ def test_nothing_else_comes_in(extra: str) -> None:
     saved = changed("<clock", f"{extra}<clock")
     try:
         assert reconcile(saved, OURS) == reconcile(SAVED, OURS)
-    except Mismatch as mismatch:
+    except SavedMismatch as mismatch:
         assert "hostdev" in str(mismatch)  # noqa: PT017 - either answer is right
 
 
@@ -527,7 +527,7 @@ def test_no_text_of_the_saved_xml_reaches_the_host(place: tuple[int, str], text:
         element.text = text
     try:
         made = result(etree.tostring(domain, encoding="unicode"))
-    except Mismatch:
+    except SavedMismatch:
         return
     plain = result()
     for path in (
@@ -556,6 +556,6 @@ def test_any_damage(junk: bytes, at: int, cut: int) -> None:
     saved = SAVED[:at] + junk.decode("latin-1") + SAVED[at + cut :]
     try:
         made = reconcile(saved, OURS)
-    except Mismatch:
+    except SavedMismatch:
         return
     assert etree.fromstring(made).findtext("name") == "alice_lab_7.3"

@@ -9,8 +9,7 @@ import pytest
 from tests.domain.support import TPM_SOCKET, disk, host, spec
 from vmgahp import errors
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain.restore import Mismatch as SavedMismatch
-from vmgahp.domain.restore import reconcile
+from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")

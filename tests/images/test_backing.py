@@ -8,7 +8,7 @@ import pytest
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import Layer, backing_chain
+from vmgahp.images.backing import BackingFile, backing_chain
 
 pytestmark = pytest.mark.libvirt
 
@@ -46,7 +46,10 @@ def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
     base = create(scratch / "base", image_format="raw")
     middle = create(scratch / "middle", "-b", str(base), "-F", "raw")
     top = create(scratch / "top", "-b", "middle", "-F", "qcow2")
-    assert backing_chain(str(top), "qcow2", user) == (Layer(str(middle), "qcow2"), Layer(str(base), "raw"))
+    assert backing_chain(str(top), "qcow2", user) == (
+        BackingFile(str(middle), "qcow2"),
+        BackingFile(str(base), "raw"),
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can have a file that the job's user cannot read")

@@ -15,7 +15,7 @@ from vmgahp.errors import Fault, JobFault, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
 from vmgahp.images import catalog
-from vmgahp.images.catalog import Entry, Image
+from vmgahp.images.catalog import CatalogEntry, Image
 from vmgahp.job.data_disks import refuse
 from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
@@ -72,8 +72,8 @@ def test_every_key_is_read(place: Path) -> None:
     found = catalog.read(made)
     assert found is not None
     assert found.entries == {
-        "a": Entry("a", f"{place}/a.qcow2", "qcow2", "disk", "one", 512),
-        "cd": Entry("cd", f"{place.parent}/cd.iso", "raw", "cdrom"),
+        "a": CatalogEntry("a", f"{place}/a.qcow2", "qcow2", "disk", "one", 512),
+        "cd": CatalogEntry("cd", f"{place.parent}/cd.iso", "raw", "cdrom"),
     }
 
 

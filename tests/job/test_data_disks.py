@@ -15,7 +15,7 @@ from vmgahp.checkpoint.manifest import DiskState
 from vmgahp.drivers.libvirt.provision import RECORD, Provision, chains
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import Layer, backing_chain
+from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.catalog import Image
 from vmgahp.job.spec import JobSpec
 
@@ -82,12 +82,14 @@ def test_a_layer_and_its_record(place: Place) -> None:
     assert place.names() == {LAYER, RECORD}
     [layer] = json.loads((place.scratch / RECORD).read_text())["layers"]
     assert (layer["file"], layer["image"], layer["base"][0]["size"]) == (LAYER, "a", 1 << 20)
-    assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (Layer(str(place.base), "raw"),)
+    assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (
+        BackingFile(str(place.base), "raw"),
+    )
     assert {(place.scratch / name).stat().st_uid for name in place.names()} == {place.who.uid}
 
 
 def test_what_lies_beneath_is_known_before_and_after(place: Place) -> None:
-    wanted = {str(place.scratch / LAYER): (Layer(str(place.base), "raw", "catalog:a"),)}
+    wanted = {str(place.scratch / LAYER): (BackingFile(str(place.base), "raw", "catalog:a"),)}
     assert chains(place.spec(), place.who) == wanted
     place.make(place.spec())
     assert chains(place.spec(), place.who) == wanted
@@ -174,7 +176,7 @@ def test_a_header_is_not_followed(place: Place) -> None:
     layer = place.scratch / LAYER
     qemu_img("rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", layer)
     place.make(place.spec())
-    assert chains(place.spec(), place.who)[str(layer)] == (Layer(str(place.base), "raw", "catalog:a"),)
+    assert chains(place.spec(), place.who)[str(layer)] == (BackingFile(str(place.base), "raw", "catalog:a"),)
 
 
 def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-class FileState(NamedTuple):
+class CheckpointFile(NamedTuple):
     """One file as it was; only pieces of a large one are looked at (`checkpoint.sample`)."""
 
     path: str
@@ -27,7 +27,7 @@ class FileState(NamedTuple):
     sample: str
 
 
-def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool = False) -> FileState:
+def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool = False) -> CheckpointFile:
     """The file as it is, in the scratch `directory`, or by a full path where it may be `elsewhere`.
 
     Raises OSError, and `errors.MachineFault` where a full path's file system hangs.
@@ -38,12 +38,12 @@ def describe(identity: "Identity", directory: str, path: str, *, elsewhere: bool
         descriptor = identity.open_scratch(directory, path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
-        return FileState(path, size, checkpoint.sample(descriptor, size))
+        return CheckpointFile(path, size, checkpoint.sample(descriptor, size))
     finally:
         os.close(descriptor)
 
 
-def difference(identity: "Identity", directory: str, then: FileState, *, elsewhere: bool = False) -> str:
+def difference(identity: "Identity", directory: str, then: CheckpointFile, *, elsewhere: bool = False) -> str:
     """In what the file is not as it was; empty where it is."""
     try:
         now = describe(identity, directory, then.path, elsewhere=elsewhere)
@@ -70,15 +70,15 @@ def load(identity: "Identity", directory: str, name: str) -> bytes | None:
         return file.read(LARGEST + 1)
 
 
-def read(top: "Fields", where: str, most: int) -> tuple[FileState, ...]:
+def read(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ...]:
     """The files, `most` at most, in the field `where` of a manifest. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     from vmgahp.checkpoint.manifest import Fields
 
     found = []
     for number, item in enumerate(top.items(where, most)):
-        file = Fields(item, f"{where}[{number}].", FileState._fields)
+        file = Fields(item, f"{where}[{number}].", CheckpointFile._fields)
         found.append(
-            FileState(
+            CheckpointFile(
                 path=file.text("path", 4096),
                 size=file.integer("size", 0, 2**63 - 1),
                 sample=file.form("sample", _SHA256),

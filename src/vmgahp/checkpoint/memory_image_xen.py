@@ -30,7 +30,7 @@ _HEAD = struct.Struct("=16sII40x")
 _CHUNK = 1 << 20
 
 
-class Head(NamedTuple):
+class XenHead(NamedTuple):
     """What libvirt wrote before Xen's stream."""
 
     xml: str
@@ -39,7 +39,7 @@ class Head(NamedTuple):
     """Where Xen's stream begins, in bytes."""
 
 
-def inspect(fd: int) -> Head:
+def inspect(fd: int) -> XenHead:
     """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
     start = os.pread(fd, _HEAD.size, 0)
     if len(start) < _HEAD.size:
@@ -56,7 +56,7 @@ def inspect(fd: int) -> Head:
     if os.pread(fd, len(STREAM), end) != STREAM:
         raise Damaged("what follows its domain XML is not Xen's.")
     try:
-        return Head(xml[:-1].decode(), end)
+        return XenHead(xml[:-1].decode(), end)
     except UnicodeDecodeError as error:
         raise Damaged("its domain XML is not UTF-8.") from error
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vmgahp.checkpoint.manifest import DiskState, FileState, Manifest, MemoryState
     from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.spec import Disk
 
 MEMORY_FILE = "vm_checkpoint.mem"
@@ -58,7 +58,7 @@ def describe_disks(
     identity: "Identity",
     directory: str,
     disks: "Iterable[Disk]",
-    chains: "Mapping[str, Sequence[Layer]]",
+    chains: "Mapping[str, Sequence[BackingFile]]",
 ) -> "tuple[DiskState, ...]":
     """The state of the disks and of all their backing files, read as the job's user.
 
@@ -149,7 +149,7 @@ def check(
     qemu_version: int,
     memory_mib: int,
     disks: "Sequence[Disk]",
-    chains: "Mapping[str, Sequence[Layer]]",
+    chains: "Mapping[str, Sequence[BackingFile]]",
 ) -> int:
     """Whether the checkpoint can be restored here, for this job, on its disks as they are.
 
@@ -214,7 +214,7 @@ def _differences(
     directory: str,
     saved: "Sequence[DiskState]",
     disks: "Sequence[Disk]",
-    chains: "Mapping[str, Sequence[Layer]]",
+    chains: "Mapping[str, Sequence[BackingFile]]",
 ) -> list[str]:
     """What is other than it was at the checkpoint, as parts of a sentence."""
     then, now = {disk.device: disk for disk in saved}, {disk.device: disk for disk in disks}

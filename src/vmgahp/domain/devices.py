@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.spec import Disk, JobSpec, Nic
 
 PC, Q35, VIRT = "pc", "q35", "virt"
@@ -44,7 +44,7 @@ class Host(NamedTuple):
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
-    backing: "Mapping[str, Sequence[Layer]]" = {}
+    backing: "Mapping[str, Sequence[BackingFile]]" = {}
     """The backing files of each image, by its path (`vmgahp.images.backing.backing_chain`)."""
     passt: bool = False
     """User networking by passt; otherwise by QEMU's own slirp."""

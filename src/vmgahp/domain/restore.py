@@ -9,7 +9,7 @@ and written anew; nothing is copied as it is. libvirt compares the result with t
 (``virDomainDefCheckABIStability``) and refuses what the guest would notice.
 
 Every device of the saved VM must be one of ours, or one that libvirt adds to any VM; and every one of ours
-must be there. Otherwise there is a `Mismatch`, which names the device.
+must be there. Otherwise there is a `SavedMismatch`, which names the device.
 """
 
 import os
@@ -104,7 +104,7 @@ _ADDED: "Mapping[str, Mapping[str, str]]" = {
 are known. A display adapter is added to a VM with graphics only, the iTCO watchdog to those of type q35."""
 
 
-class Mismatch(Exception):
+class SavedMismatch(Exception):
     """The saved VM is not the one that the job and this machine's settings make; the text says why."""
 
 
@@ -112,7 +112,7 @@ def reconcile(saved: str, ours: str) -> str:
     """Our domain XML with the hardware of the saved one.
 
     `saved` is not trusted, `ours` is what `vmgahp.domain.build` or the administrator's script made for this
-    start. Raises `Mismatch`.
+    start. Raises `SavedMismatch`.
     """
     theirs, domain = _parse(saved), etree.fromstring(ours)
     _same("domain type", theirs.get("type"), domain.get("type"))
@@ -151,7 +151,7 @@ def macs(saved: str) -> list[str]:
     """The MAC addresses of a saved VM's network cards in their order, empty where one has none that it can have."""
     try:
         cards = _parse(saved).findall("devices/interface")
-    except Mismatch:
+    except SavedMismatch:
         return []
     addresses = [_attribute(card, "mac", "address").lower() for card in cards]
     return [address if re.fullmatch(_MAC, address, re.ASCII) else "" for address in addresses]
@@ -163,22 +163,22 @@ def macs(saved: str) -> list[str]:
 def _parse(text: str) -> etree._Element:
     # A document type is the way to entities; no XML of libvirt has one.
     if len(text) > LARGEST or "<!DOCTYPE" in text:
-        raise Mismatch("the saved XML is too long, or it has a document type.")
+        raise SavedMismatch("the saved XML is too long, or it has a document type.")
     parser = etree.XMLParser(
         encoding="utf-8", resolve_entities=False, no_network=True, remove_comments=True, remove_pis=True
     )
     try:
         domain = etree.fromstring(text.encode(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        raise Mismatch(f"the saved XML cannot be read: {_shown(str(error))}.") from error
+        raise SavedMismatch(f"the saved XML cannot be read: {_shown(str(error))}.") from error
     if domain.tag != "domain":
-        raise Mismatch("the saved XML is not that of a domain.")
+        raise SavedMismatch("the saved XML is not that of a domain.")
     return domain
 
 
 def _same(what: str, saved: object, ours: object) -> None:
     if saved != ours:
-        raise Mismatch(f"the saved VM's {what} is {_shown(saved)}, and the job's is {_shown(ours)} now.")
+        raise SavedMismatch(f"the saved VM's {what} is {_shown(saved)}, and the job's is {_shown(ours)} now.")
 
 
 def _text(element: etree._Element, path: str) -> str:
@@ -193,7 +193,7 @@ def _mebibytes(domain: etree._Element) -> int:
     power = " KMGT".find(unit[:1].upper()) if unit not in ("b", "bytes") else 0
     amount = _checked("memory", _text(domain, "memory"), _NUMBER + r"[0-9]{0,6}")
     if power < 0:
-        raise Mismatch(f"the saved VM's memory is in the unit {_shown(unit)}, which nobody knows.")
+        raise SavedMismatch(f"the saved VM's memory is in the unit {_shown(unit)}, which nobody knows.")
     return -(-int(amount) * int(scale**power) // (1 << 20))
 
 
@@ -210,7 +210,7 @@ def _take_uuid(theirs: etree._Element, domain: etree._Element) -> None:
 def _take_machine(theirs: etree._Element, domain: etree._Element) -> None:
     saved, our = theirs.find("os/type"), domain.find("os/type")
     if saved is None or our is None:
-        raise Mismatch("the saved VM has no operating system type.")
+        raise SavedMismatch("the saved VM has no operating system type.")
     _same("operating system type", saved.text, our.text)
     _same("architecture", saved.get("arch"), our.get("arch") or os.uname().machine)
     # Which firmware it is libvirt chooses anew, and what the guest has written into it is in the image.
@@ -220,7 +220,7 @@ def _take_machine(theirs: etree._Element, domain: etree._Element) -> None:
         _same(f"{path[3:]} (present)", theirs.find(path) is not None, ours)
     machine, wanted = saved.get("machine", ""), our.get("machine", "")
     if not _MACHINE.fullmatch(machine):
-        raise Mismatch(f"the saved VM's machine type is {_shown(machine)}.")
+        raise SavedMismatch(f"the saved VM's machine type is {_shown(machine)}.")
     if wanted and machine != wanted and not machine.startswith(_FAMILIES.get(wanted, f"{wanted}-")):
         _same("machine type", machine, wanted)
     our.set("arch", saved.get("arch", ""))
@@ -236,14 +236,16 @@ def _take_cpu(theirs: etree._Element, domain: etree._Element) -> None:
     saved, our = theirs.find("cpu"), domain.find("cpu")
     if saved is None:
         if our is not None and our.get("mode", "custom") != "custom":
-            raise Mismatch(f"the saved VM has QEMU's default CPU, and the job's is {our.get('mode')} now.")
+            raise SavedMismatch(
+                f"the saved VM has QEMU's default CPU, and the job's is {our.get('mode')} now."
+            )
         return
     mode = saved.get("mode", "custom")
     wanted = mode if our is None else our.get("mode", "custom")
     if mode not in _CPU_MODES or (mode != wanted and (mode, wanted) != ("custom", "host-model")):
         _same("CPU mode", mode, wanted)
     if our is None and mode != "custom":
-        raise Mismatch(f"the saved VM's CPU is {mode}, and the job's is QEMU's default now.")
+        raise SavedMismatch(f"the saved VM's CPU is {mode}, and the job's is QEMU's default now.")
     if our is not None and wanted == "custom":
         _same("CPU model", _text(saved, "model"), _text(our, "model"))
     made = etree.Element("cpu", {"mode": mode} | _facts(saved, _CPU, "CPU"))
@@ -260,7 +262,7 @@ def _take_cpu(theirs: etree._Element, domain: etree._Element) -> None:
             made.append(deepcopy(part))
         elif not any(_says(taken, part) for taken in made):
             named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
-            raise Mismatch(f"the saved VM's CPU has not the {named} that the job's has now.")
+            raise SavedMismatch(f"the saved VM's CPU has not the {named} that the job's has now.")
     domain.replace(our, made)
 
 
@@ -282,7 +284,7 @@ def _take_devices(theirs: etree._Element, domain: etree._Element) -> None:
         ours = etree.SubElement(domain, "devices")
     saved = [device for device in theirs.iterfind("devices/*") if device.tag != "emulator"]
     if len(saved) > MOST_DEVICES:
-        raise Mismatch(f"the saved VM has {len(saved)} devices.")
+        raise SavedMismatch(f"the saved VM has {len(saved)} devices.")
     left = [device for device in ours if isinstance(device.tag, str)]
     has = {device.tag for device in left}
     made, added = [], set()
@@ -294,12 +296,12 @@ def _take_devices(theirs: etree._Element, domain: etree._Element) -> None:
             made.append(_merge(device, deepcopy(pair)))
         elif not _is_derived(device, has):
             if key in added:
-                raise Mismatch(f"the saved VM has a second {_name(device)}.")
+                raise SavedMismatch(f"the saved VM has a second {_name(device)}.")
             added.add(key)
             made.append(_merge(device, _added(device, has)))
     for our in left:
         if our.tag not in ("emulator", "console"):
-            raise Mismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
+            raise SavedMismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
     ours[:] = [*left, *made]
 
 
@@ -348,7 +350,7 @@ def _added(device: etree._Element, has: "set[str]") -> etree._Element:
     forms = _ADDED.get(device.tag, {})
     known = device.tag in _ADDED and (device.tag != "video" or "graphics" in has)
     if not known or not all(re.fullmatch(form, device.get(name, "")) for name, form in forms.items()):
-        raise Mismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
+        raise SavedMismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
     return etree.Element(device.tag, {name: device.get(name, "") for name in forms})
 
 
@@ -389,7 +391,7 @@ def _facts(saved: etree._Element, forms: "Mapping[str, str]", whose: str) -> "di
 def _address(saved: etree._Element, device: etree._Element) -> etree._Element:
     kind = saved.get("type", "")
     if kind not in _ADDRESSES:
-        raise Mismatch(f"the saved VM's {_name(device)} is at an address of the type {_shown(kind)}.")
+        raise SavedMismatch(f"the saved VM's {_name(device)} is at an address of the type {_shown(kind)}.")
     forms = {name: _SWITCH if name == "multifunction" else _ADDRESS_PART for name in _ADDRESSES[kind]}
     return etree.Element("address", {"type": kind} | _facts(saved, forms, f"the address of {_name(device)}"))
 
@@ -399,14 +401,14 @@ def _address(saved: etree._Element, device: etree._Element) -> etree._Element:
 
 def _same_device(device: etree._Element, what: str, saved: object, ours: object) -> None:
     if saved != ours:
-        raise Mismatch(
+        raise SavedMismatch(
             f"of the saved VM's {_name(device)}, {what} is {_shown(saved)}, and the job's is {_shown(ours)} now."
         )
 
 
 def _checked(what: str, value: str, form: str) -> str:
     if not re.fullmatch(form, value, re.ASCII):
-        raise Mismatch(f"the saved VM's {what} is {_shown(value)}.")
+        raise SavedMismatch(f"the saved VM's {what} is {_shown(value)}.")
     return value
 
 

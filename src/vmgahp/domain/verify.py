@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.spec import JobSpec
 
 ADDED: "Mapping[str, Mapping[str, str]]" = {
@@ -84,7 +84,9 @@ class _Disk(NamedTuple):
     """Whether others may write to it at the same time."""
 
 
-def against_job(live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Sequence[Layer]]") -> None:
+def against_job(
+    live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Sequence[BackingFile]]"
+) -> None:
     """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found = []

@@ -20,7 +20,7 @@ PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
 
 
-class Layer(NamedTuple):
+class BackingFile(NamedTuple):
     """One backing file."""
 
     path: str
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
     """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
 
 
-def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[Layer, ...]:
+def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[BackingFile, ...]:
     """The backing files of an image, the nearest first.
 
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose layers the
@@ -37,7 +37,7 @@ def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[L
     """
     if image_format in PLAIN_FORMATS:
         return ()
-    layers: list[Layer] = []
+    layers: list[BackingFile] = []
     for image in _info(path, image_format, identity):
         name = image.get("filename", path)
         _require_own_data(name, image)
@@ -57,7 +57,7 @@ def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[L
                 f"{name} does not say what format its backing file {backing} has",
                 f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {name}",
             )
-        layers.append(Layer(backing, backing_format))
+        layers.append(BackingFile(backing, backing_format))
     return tuple(layers)
 
 

@@ -65,7 +65,7 @@ class Image(NamedTuple):
         return f"{CATALOG}:{self.name}"
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """One image as the catalog describes it."""
 
     name: str
@@ -89,10 +89,10 @@ class Catalog:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, CatalogEntry] = {}
         self.broken: dict[str, MachineFault] = {}
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CatalogEntry | None:
         """The image of that name, made sure of; None where there is none. Raises `MachineFault` for a broken one."""
         if name in self.broken:
             raise self.broken[name]
@@ -151,7 +151,7 @@ def _tables(content: "dict[str, object]", above: str = "") -> "Iterator[tuple[st
             yield from _tables(value, f"{above}{key}.")
 
 
-def _entry(catalog: str, name: str, table: "dict[str, object]") -> Entry:
+def _entry(catalog: str, name: str, table: "dict[str, object]") -> CatalogEntry:
     """Raises `MachineFault`."""
 
     def wrong(problem: str, hint: str) -> MachineFault:
@@ -181,7 +181,7 @@ def _entry(catalog: str, name: str, table: "dict[str, object]") -> Entry:
     memory = table.get("min_memory", 0)
     if not isinstance(memory, int) or not 0 <= memory <= LARGEST_MEMORY:
         raise wrong(f"has the min_memory {memory!a:.40}", "write MiB.")
-    return Entry(
+    return CatalogEntry(
         name,
         os.path.normpath(os.path.join(os.path.dirname(catalog), path)),
         FORMATS[said],
@@ -191,7 +191,7 @@ def _entry(catalog: str, name: str, table: "dict[str, object]") -> Entry:
     )
 
 
-def check(entry: Entry) -> bytes:
+def check(entry: CatalogEntry) -> bytes:
     """Make sure that only root can have written an image, and that it begins as its format does.
 
     Returns its first bytes. Raises `MachineFault`.
@@ -257,7 +257,7 @@ def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Fi
     return names, [Finding("images", OK if names else OFF, f"{looked_at} = {catalog.path}", shown), *found]
 
 
-def _require_readable(entry: Entry) -> None:
+def _require_readable(entry: CatalogEntry) -> None:
     """Can every user read it? One that only some can is not advertised, and works for those. Raises `MachineFault`."""
     place = os.path.realpath(entry.path)
     closed = [place] if not os.stat(place).st_mode & 0o004 else []

@@ -10,7 +10,14 @@ import pytest
 from tests.commands.submit import samples
 from vmgahp.cli import main
 from vmgahp.commands.submit import submit_file
-from vmgahp.commands.submit.machine import Disk, Machine, Nic, is_device, name_devices, simple_name
+from vmgahp.commands.submit.machine import (
+    MachineDescription,
+    MachineDisk,
+    MachineNic,
+    is_device,
+    name_devices,
+    simple_name,
+)
 from vmgahp.commands.submit.summary import Report, SubmitError
 
 pytestmark = pytest.mark.qemu
@@ -44,7 +51,7 @@ def written(machine, **options):
 
 
 def plain(**changes):
-    machine = Machine("vm", 64, disks=[Disk("/images/disk.qcow2", "qcow2", "vda")])
+    machine = MachineDescription("vm", 64, disks=[MachineDisk("/images/disk.qcow2", "qcow2", "vda")])
     for name, value in changes.items():
         setattr(machine, name, value)
     return machine
@@ -80,7 +87,7 @@ def test_what_cannot_be_written_is_refused(text):
 def test_a_disk_whose_name_would_be_read_as_several_is_refused(name):
     for transfer in (True, False):
         with pytest.raises(SubmitError, match="characters"):
-            written(plain(disks=[Disk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
+            written(plain(disks=[MachineDisk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
 
 
 def test_other_files_are_checked_the_same_way():
@@ -90,8 +97,8 @@ def test_other_files_are_checked_the_same_way():
 
 def test_disks_go_with_the_job_or_stay():
     disks = [
-        Disk("/images/a.img", "raw", "vda"),
-        Disk("/images/b.iso", "iso", "sda", writable=False, shared=True),
+        MachineDisk("/images/a.img", "raw", "vda"),
+        MachineDisk("/images/b.iso", "iso", "sda", writable=False, shared=True),
     ]
     read = htcondor2.Submit(written(plain(disks=disks)))
     assert read["vm_disk"] == "a.img:vda:w:raw,b.iso:sda:rs:iso"
@@ -102,7 +109,7 @@ def test_disks_go_with_the_job_or_stay():
 
 
 def test_one_usual_card_is_written_in_the_classic_way():
-    read = htcondor2.Submit(written(plain(nics=[Nic("nat", "52:54:00:00:00:01")])))
+    read = htcondor2.Submit(written(plain(nics=[MachineNic("nat", "52:54:00:00:00:01")])))
     assert (read["vm_networking_type"], read["vm_macaddr"]) == ("nat", "52:54:00:00:00:01")
     assert "MY.VMPARAM_vm_NICs" not in read
 
@@ -110,10 +117,13 @@ def test_one_usual_card_is_written_in_the_classic_way():
 @pytest.mark.parametrize(
     ("nics", "entries"),
     [
-        ([Nic("nat", model="e1000")], "nat:e1000"),
-        ([Nic("user", link_up=False)], "user:virtio:down"),
-        ([Nic("nat", "52:54:00:00:00:01"), Nic("bridge")], "nat:52:54:00:00:00:01:virtio, bridge:virtio"),
-        ([Nic("", model="e1000")], "nat:e1000"),
+        ([MachineNic("nat", model="e1000")], "nat:e1000"),
+        ([MachineNic("user", link_up=False)], "user:virtio:down"),
+        (
+            [MachineNic("nat", "52:54:00:00:00:01"), MachineNic("bridge")],
+            "nat:52:54:00:00:00:01:virtio, bridge:virtio",
+        ),
+        ([MachineNic("", model="e1000")], "nat:e1000"),
     ],
 )
 def test_other_cards_are_written_as_a_list(nics, entries):
@@ -125,10 +135,10 @@ def test_other_cards_are_written_as_a_list(nics, entries):
 @pytest.mark.parametrize(
     "nics",
     [
-        [Nic("nat", "01:00:5e:00:00:01")],
-        [Nic("nat", "52:54:00:00:00:01, user")],
-        [Nic("nat", "52:54:00:00:00:01")] * 2,
-        [Nic("nat")] * 17,
+        [MachineNic("nat", "01:00:5e:00:00:01")],
+        [MachineNic("nat", "52:54:00:00:00:01, user")],
+        [MachineNic("nat", "52:54:00:00:00:01")] * 2,
+        [MachineNic("nat")] * 17,
     ],
 )
 def test_cards_that_the_execute_machine_would_refuse_are_refused(nics):
@@ -147,16 +157,16 @@ def test_a_wish_requires_a_machine_that_has_it():
 
 def test_devices_are_named_where_they_have_no_name():
     disks = [
-        Disk("/a", "raw"),
-        Disk("/b", "raw", "vda"),
-        Disk("/c", "iso", bus="sata"),
-        Disk("/d", "raw", bus="floppy"),
+        MachineDisk("/a", "raw"),
+        MachineDisk("/b", "raw", "vda"),
+        MachineDisk("/c", "iso", bus="sata"),
+        MachineDisk("/d", "raw", bus="floppy"),
     ]
-    disks += [Disk("/e", "raw", bus="ide") for _ in range(5)]
+    disks += [MachineDisk("/e", "raw", bus="ide") for _ in range(5)]
     name_devices(disks)
     assert [disk.device for disk in disks] == ["vdb", "vda", "sda", "fda", "hda", "hdb", "hdc", "hdd", "sdb"]
     with pytest.raises(SubmitError, match="two disks"):
-        name_devices([Disk("/a", "raw", "vda"), Disk("/b", "raw", "vda")])
+        name_devices([MachineDisk("/a", "raw", "vda"), MachineDisk("/b", "raw", "vda")])
     assert [name for name in ("vda", "hde", "sdaa", "nvme0", "fdc", "xvda") if is_device(name)] == [
         "vda",
         "sdaa",

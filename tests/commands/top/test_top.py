@@ -13,7 +13,7 @@ import pytest
 
 from vmgahp import cli, lifecycle
 from vmgahp.commands.top import screen
-from vmgahp.commands.top.node import Look, Node, Row, is_vm_name
+from vmgahp.commands.top.node import Look, Node, VmRow, is_vm_name
 from vmgahp.config import Settings
 from vmgahp.metrics.file import NAME
 
@@ -67,7 +67,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vmgahp.commands.top.node.DEADLINE", 0.1)
 
 
-def by_name(look: Look) -> dict[str, Row]:
+def by_name(look: Look) -> dict[str, VmRow]:
     return {row.name: row for row in look.rows}
 
 

@@ -703,10 +703,10 @@ def test_the_probe(job: Job) -> None:
 
 def test_a_closed_connection_keeps_no_descriptor() -> None:
     """A server opens one anew whenever libvirtd was restarted."""
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
     def round_trip() -> int:
-        opened = Connection(URI, lambda _line: None)
+        opened = LibvirtConnection(URI, lambda _line: None)
         opened.call(lambda asked: asked.getVersion())
         opened.close()
         return len(os.listdir("/proc/self/fd"))

@@ -19,7 +19,7 @@ from tests.peer import Peer
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 from vmgahp.drivers.libvirt import screenshot  # noqa: E402 - it needs libvirt
-from vmgahp.drivers.libvirt.connection import Connection  # noqa: E402
+from vmgahp.drivers.libvirt.connection import LibvirtConnection  # noqa: E402
 from vmgahp.host.job_user import Identity  # noqa: E402
 
 pytestmark = pytest.mark.libvirt
@@ -390,7 +390,7 @@ def test_a_picture_that_is_too_large_is_not_kept(
     monkeypatch.setattr(screenshot, "MOST_BYTES", 100)
     said: list[str] = []
     status = scratch.stat()
-    way = Connection("test:///default", said.append)
+    way = LibvirtConnection("test:///default", said.append)
     try:
         uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
         user = Identity(status.st_uid, status.st_gid)

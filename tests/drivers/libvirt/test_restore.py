@@ -16,8 +16,8 @@ from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
 from vmgahp.checkpoint import memory_image
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain.restore import Mismatch, reconcile
-from vmgahp.images.backing import Layer
+from vmgahp.domain.restore import SavedMismatch, reconcile
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
@@ -110,7 +110,9 @@ class Site:
             dac_label=label,
             console_socket=self.console,
             vnc_password=self.directory.name if vnc else "",
-            backing={str(self.directory / "over.qcow2"): (Layer(str(self.directory / "under.img"), "raw"),)},
+            backing={
+                str(self.directory / "over.qcow2"): (BackingFile(str(self.directory / "under.img"), "raw"),)
+            },
         )
         return domain_xml.build(spec, host)
 
@@ -229,5 +231,5 @@ def test_libvirt_has_the_last_word(
     with pytest.raises(libvirt.libvirtError, match="address"):
         restore(connection, there, reconcile(crafted, there.xml(name, files, nic=False)))
     assert name not in [domain.name() for domain in connection.listAllDomains()]
-    with pytest.raises(Mismatch, match="interface user"):
+    with pytest.raises(SavedMismatch, match="interface user"):
         reconcile(saved, there.xml(name, files, nic=True))

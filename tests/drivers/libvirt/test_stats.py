@@ -12,7 +12,7 @@ from vmgahp import cli, lifecycle
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
-from vmgahp.drivers.libvirt.connection import Connection  # noqa: E402
+from vmgahp.drivers.libvirt.connection import LibvirtConnection  # noqa: E402
 from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats  # noqa: E402
 from vmgahp.metrics.file import NAME  # noqa: E402
 
@@ -179,7 +179,7 @@ def test_half_an_answer_is_none() -> None:
 
 def test_a_driver_of_libvirts_without_that_answer_is_asked_piece_by_piece() -> None:
     """libvirt's test driver, which is in the library and has made-up figures, that grow."""
-    way = Connection("test:///default", pytest.fail)
+    way = LibvirtConnection("test:///default", pytest.fail)
     uuid = way.call(lambda connection: connection.lookupByName("test").UUIDString())
     meter = Meter(way, "test", uuid)
     first, second = meter.read(), meter.read()

@@ -15,7 +15,7 @@ from vmgahp import errors
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import qemu_check, survey
-from vmgahp.drivers.libvirt.connection import Connection
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
@@ -30,9 +30,9 @@ SOMEBODY = Identity(54321, 54321)
 def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> survey.Survey:
     made = Settings({name: str(value) for name, value in settings.items()})
     uri = made.string("VM_LIBVIRT_URI") or URI
-    connection = Connection(uri, lambda _line: None, read_only=read_only)
+    connection = LibvirtConnection(uri, lambda _line: None, read_only=read_only)
     try:
-        return survey.Surveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(
+        return survey.LibvirtSurveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(
             monotonic() + 60
         )
     finally:

@@ -268,7 +268,7 @@ class TestSurvey:
 
     def look(self, host, identity, **more):
         machine = Settings({"VMWARE_VMRUN": str(host.vmrun), **more})
-        return survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 20)
+        return survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 20)
 
     def verdicts(self, found):
         return {finding.check: finding.verdict for finding in found.findings}
@@ -316,13 +316,13 @@ class TestSurvey:
         with vmware() as host:
             host.misbehave("hang:list")
             machine = Settings({"VMWARE_VMRUN": str(host.vmrun)})
-            found = survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+            found = survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
         assert self.verdicts(found) == {"vmrun": BAD}
         assert "does not answer" in found.findings[0].seen
 
     def test_no_vmrun(self, identity):
         machine = Settings({"VMWARE_VMRUN": "/nowhere/vmrun"})
-        found = survey.Surveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+        found = survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
         assert self.verdicts(found) == {"vmrun": BAD}
 
     def test_a_module_that_is_not_loaded_where_vmware_is_installed(

@@ -25,7 +25,7 @@ from tests.drivers.vsphere.simulator import (
 from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.inventory import Inventory
 from vmgahp.errors import HOLD_CODES, JobFault
@@ -587,7 +587,7 @@ def test_a_quit_gives_a_download_up(lab: Lab) -> None:
 
 def test_an_upload_that_takes_longer_than_a_start_may_holds_the_job(lab: Lab) -> None:
     values = {name: str(value) for name, value in settings(lab.sim, lab.password, VM_MEMORY=64).items()}
-    connection = Connection(Settings(values), print)
+    connection = VsphereConnection(Settings(values), print)
     store = Store(connection, Inventory(connection, Settings(values)).place(), print)
     with open(lab.scratch / "disk-flat.vmdk", "rb") as file, pytest.raises(JobFault) as caught:
         store.upload(file.fileno(), "disk.vmdk", "x-flat.vmdk", time.monotonic() - 1)

@@ -27,12 +27,12 @@ def capabilities(context: Context) -> Capabilities | errors.Fault:
     import libvirt
 
     from vmgahp.drivers.libvirt import faults
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI
 
     own = not (context.is_root or context.blind)
     uri = context.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)
-    connection = Connection(uri, context.notes.append, read_only=True)
+    connection = LibvirtConnection(uri, context.notes.append, read_only=True)
     connection.deadline = LIBVIRT_DEADLINE
     try:
         host = etree.fromstring(connection.call(lambda opened: opened.getCapabilities()))

@@ -143,7 +143,7 @@ def _run(options: "argparse.Namespace", report: "object") -> int:
     from importlib import import_module
 
     from vmgahp.commands.submit import images
-    from vmgahp.commands.submit.machine import Nic, name_devices
+    from vmgahp.commands.submit.machine import MachineNic, name_devices
     from vmgahp.commands.submit.submit_file import write
     from vmgahp.commands.submit.summary import Report, SubmitError
 
@@ -160,7 +160,7 @@ def _run(options: "argparse.Namespace", report: "object") -> int:
     if options.network == "none":
         made.nics = []
     elif options.network:
-        made.nics = made.nics or [Nic(options.network)]
+        made.nics = made.nics or [MachineNic(options.network)]
         for nic in made.nics:
             nic.kind = options.network
     name_devices(made.disks)

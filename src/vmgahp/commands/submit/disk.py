@@ -2,7 +2,7 @@
 
 import os
 
-from vmgahp.commands.submit.machine import Disk, Machine, Nic, simple_name
+from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.images.formats import FORMATS, UnclearFormat, image_format
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     import argparse
 
 
-def machine(options: "argparse.Namespace", _report: Report) -> Machine:
+def machine(options: "argparse.Namespace", _report: Report) -> MachineDescription:
     """A VM with the disks that were named: images, or URLs of the file transfer plugin. Raises `SubmitError`."""
     disks = [_disk(path, options) for path in options.file]
     stem = os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
-    nics = [Nic(options.network)] if options.network not in ("", "none") else []
-    made = Machine(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
+    nics = [MachineNic(options.network)] if options.network not in ("", "none") else []
+    made = MachineDescription(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
     if options.firmware:
         made.wishes["Firmware"] = options.firmware
     return made
 
 
-def _disk(path: str, options: "argparse.Namespace") -> Disk:
+def _disk(path: str, options: "argparse.Namespace") -> MachineDisk:
     from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 
     scheme, colon, _ = path.partition("://")
@@ -33,7 +33,7 @@ def _disk(path: str, options: "argparse.Namespace") -> Disk:
             wanted = parse_url(path)
         except TransferError as error:
             raise SubmitError(str(error)) from error
-        return Disk("", "qcow2", url=path, name=wanted.name)
+        return MachineDisk("", "qcow2", url=path, name=wanted.name)
     full = os.path.abspath(path)
     form = options.format
     if not form and full.lower().endswith(".iso"):
@@ -46,7 +46,7 @@ def _disk(path: str, options: "argparse.Namespace") -> Disk:
         raise SubmitError(f"{path}: {error}.", "say --format.") from error
     except OSError as error:
         raise SubmitError(f"{path} cannot be opened ({error.strerror}).") from error
-    disk = Disk(full, form)
+    disk = MachineDisk(full, form)
     if form == "iso":
         disk.bus, disk.writable = "sata", False
     return disk

@@ -6,7 +6,7 @@ sent with the job, are files of whoever types the command: such an image is refu
 
 import os
 
-from vmgahp.commands.submit.machine import Disk, simple_name
+from vmgahp.commands.submit.machine import MachineDisk, simple_name
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.images.formats import HEADER, looks_like
 
@@ -18,7 +18,7 @@ CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""
 
 
-def check(disk: Disk, report: Report, *, converting: bool = False) -> None:
+def check(disk: MachineDisk, report: Report, *, converting: bool = False) -> None:
     """Look at an image that goes with the job, or is converted before: that it is of its format, and whole.
 
     Raises `SubmitError`.
@@ -68,7 +68,7 @@ def check(disk: Disk, report: Report, *, converting: bool = False) -> None:
         )
 
 
-def convert(disk: Disk, directory: str, report: Report, *, force: bool) -> None:
+def convert(disk: MachineDisk, directory: str, report: Report, *, force: bool) -> None:
     """Make a qcow2 image of the disk in `directory` and let the disk be that. Raises `SubmitError`."""
     from vmgahp.images import qemu_img
 
@@ -97,7 +97,7 @@ def free(target: str, force: bool) -> None:
         )
 
 
-def _flat_files(disk: Disk) -> list[str]:
+def _flat_files(disk: MachineDisk) -> list[str]:
     """The files of data that a plain VMDK descriptor names, all of them beside it. Raises `SubmitError`."""
     import re
 
@@ -119,7 +119,7 @@ def _flat_files(disk: Disk) -> list[str]:
     return files
 
 
-def _info(disk: Disk) -> "dict[str, Any]":
+def _info(disk: MachineDisk) -> "dict[str, Any]":
     from vmgahp.images import qemu_img
 
     try:
@@ -142,5 +142,5 @@ def _qemu(form: str) -> str:
     return FORMATS[form]
 
 
-def _refused(disk: Disk, problem: str, hint: str) -> SubmitError:
+def _refused(disk: MachineDisk, problem: str, hint: str) -> SubmitError:
     return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", hint)

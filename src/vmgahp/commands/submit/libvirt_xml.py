@@ -5,7 +5,7 @@
 
 import os
 
-from vmgahp.commands.submit.machine import Disk, Machine, Nic, is_device, simple_name
+from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, is_device, simple_name
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
 from vmgahp.images.formats import FORMATS
@@ -93,7 +93,7 @@ _SETTLED = {
 }
 
 
-def machine(options: "argparse.Namespace", report: Report) -> Machine:
+def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -110,7 +110,7 @@ def machine(options: "argparse.Namespace", report: Report) -> Machine:
         )
     account = Account(root)
     account.take(root)
-    made = Machine(name=_name(root, account, options))
+    made = MachineDescription(name=_name(root, account, options))
     for tag in ("features", "cpu"):  # each of what is in them is told by itself
         if (element := child(root, tag)) is not None:
             account.take(element)
@@ -155,7 +155,7 @@ def _name(root: "etree._Element", account: Account, options: "argparse.Namespace
     return simple_name(options.name or text(name), simple_name(stem, "vm"))
 
 
-def _sizes(root: "etree._Element", account: Account, made: Machine) -> None:
+def _sizes(root: "etree._Element", account: Account, made: MachineDescription) -> None:
     memory, vcpu, cpu = child(root, "memory"), child(root, "vcpu"), child(root, "cpu")
     if memory is not None:
         account.take(memory, "unit")
@@ -185,7 +185,7 @@ def _sizes(root: "etree._Element", account: Account, made: Machine) -> None:
         made.wishes["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
 
 
-def _system(root: "etree._Element", account: Account, made: Machine) -> None:
+def _system(root: "etree._Element", account: Account, made: MachineDescription) -> None:
     """Architecture and firmware."""
     system = child(root, "os")
     if system is None:
@@ -216,7 +216,11 @@ def _system(root: "etree._Element", account: Account, made: Machine) -> None:
 
 
 def _disk(
-    element: "etree._Element", account: Account, made: Machine, report: Report, options: "argparse.Namespace"
+    element: "etree._Element",
+    account: Account,
+    made: MachineDescription,
+    report: Report,
+    options: "argparse.Namespace",
 ) -> None:
     place = account.place(element)
     device = get(element, "device") or "disk"
@@ -241,7 +245,7 @@ def _disk(
         raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
     if device == "cdrom" and form == "raw":
         form = "iso"
-    disk = Disk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
+    disk = MachineDisk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
     for flag in ("readonly", "shareable"):
         found = child(element, flag)
         if found is not None:
@@ -255,7 +259,7 @@ def _disk(
     made.disks.append(disk)
 
 
-def _target(target: "etree._Element", disk: Disk, account: Account) -> None:
+def _target(target: "etree._Element", disk: MachineDisk, account: Account) -> None:
     """The device's name, which stands for a bus here: that of the file if it is the same."""
     name, bus = get(target, "dev"), get(target, "bus")
     usual = next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
@@ -268,14 +272,14 @@ def _target(target: "etree._Element", disk: Disk, account: Account) -> None:
         disk.device, disk.bus = "", bus
 
 
-def _nic(element: "etree._Element", account: Account, made: Machine, report: Report) -> None:
+def _nic(element: "etree._Element", account: Account, made: MachineDescription, report: Report) -> None:
     kind = KINDS.get(get(element, "type"))
     if kind is None:
         account.take_all(element)
         report.lose(account.place(element), f"a network card of the type {get(element, 'type')}")
         return
     account.take(element, "type")
-    nic = Nic(kind)
+    nic = MachineNic(kind)
     mac, model, link = child(element, "mac"), child(element, "model"), child(element, "link")
     if mac is not None:
         account.take(mac, "address")
@@ -292,7 +296,7 @@ def _nic(element: "etree._Element", account: Account, made: Machine, report: Rep
     made.nics.append(nic)
 
 
-def _others(devices: "etree._Element", account: Account, made: Machine) -> None:
+def _others(devices: "etree._Element", account: Account, made: MachineDescription) -> None:
     for graphics in children(devices, "graphics"):
         if get(graphics, "type") == "vnc":
             account.take(graphics, "type")

@@ -13,7 +13,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass
-class Disk:
+class MachineDisk:
     """One disk of the VM."""
 
     path: str
@@ -38,7 +38,7 @@ class Disk:
 
 
 @dataclass
-class Nic:
+class MachineNic:
     """One network card; see `vmgahp.job.nics.Nic`."""
 
     kind: str
@@ -49,14 +49,14 @@ class Nic:
 
 
 @dataclass
-class Machine:
+class MachineDescription:
     """The whole of it."""
 
     name: str
     memory_mib: int = 0
     vcpus: int = 1
-    disks: list[Disk] = field(default_factory=list)
-    nics: list[Nic] = field(default_factory=list)
+    disks: list[MachineDisk] = field(default_factory=list)
+    nics: list[MachineNic] = field(default_factory=list)
     vnc: bool = False
     wishes: dict[str, str | bool] = field(default_factory=dict)
     """What `vmgahp.job.options` knows, by its names there."""
@@ -70,12 +70,12 @@ class Machine:
     """Whether the job names its disks in a way of its own, and not by vm_disk."""
 
 
-def name_devices(disks: list[Disk]) -> None:
+def name_devices(disks: list[MachineDisk]) -> None:
     """Give every disk without a device one that is free, on the bus that it wants.
 
     Raises `SubmitError` where two have the same, or a bus has no place left.
     """
-    taken: dict[str, Disk] = {}
+    taken: dict[str, MachineDisk] = {}
     for disk in disks:
         if disk.device:
             if disk.device in taken:
@@ -96,7 +96,7 @@ def is_device(name: str) -> bool:
     return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
 
 
-def _free(disk: Disk, taken: dict[str, Disk]) -> str:
+def _free(disk: MachineDisk, taken: dict[str, MachineDisk]) -> str:
     if disk.bus == "floppy":
         names = ["fda", "fdb"]
     else:

@@ -6,7 +6,7 @@ up without their namespaces: two versions of the standard, oVirt's variant and i
 
 import os
 
-from vmgahp.commands.submit.machine import Disk, Machine, Nic, simple_name
+from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
 from vmgahp.commands.submit.ovf_items import Item, amount, choose, items
 from vmgahp.commands.submit.package import Package
 from vmgahp.commands.submit.summary import Report, SubmitError
@@ -65,7 +65,7 @@ _SETTLED_TAGS = {
 }
 
 
-def machine(options: "argparse.Namespace", report: Report) -> Machine:
+def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
     """Read a descriptor or an archive. Raises `SubmitError`."""
     package = Package(options.file, report)
     root = read(package.descriptor(), package.descriptor_name)
@@ -84,7 +84,7 @@ def machine(options: "argparse.Namespace", report: Report) -> Machine:
     for tag in ("Name", "Info"):
         if (element := child(system, tag)) is not None:
             account.take_all(element)
-    made = Machine(name=simple_name(options.name or name, simple_name(stem, "vm")))
+    made = MachineDescription(name=simple_name(options.name or name, simple_name(stem, "vm")))
     found = items(hardware, account, choose(root, account, options.configuration, report))
     controllers = {item.instance: item for item in found if item.type in _CONTROLLERS}
     drives = _drives(root, account)
@@ -219,7 +219,7 @@ def _disk(
     controllers: dict[str, Item],
     package: Package,
     options: "argparse.Namespace",
-) -> Disk | None:
+) -> MachineDisk | None:
     item.use("HostResource", "Parent", "AddressOnParent", "ResourceSubType", "Address")
     resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
     kind, _, identity = resource.partition("/")
@@ -239,7 +239,7 @@ def _disk(
             f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example."
         )
     path = package.file(href, options.dir, force=options.force)
-    disk = Disk(path, form, place=item.place, hostile=True)
+    disk = MachineDisk(path, form, place=item.place, hostile=True)
     controller = controllers.get(item.first("Parent"))
     disk.bus = _CONTROLLERS.get(controller.type, "") if controller else ""
     if item.type in (CD, DVD):
@@ -249,7 +249,7 @@ def _disk(
     return disk
 
 
-def _cpus(item: Item, made: Machine) -> None:
+def _cpus(item: Item, made: MachineDescription) -> None:
     item.use("VirtualQuantity", "num_of_sockets", "cpu_per_socket", "threads_per_cpu", "CoresPerSocket")
     item.use("AllocationUnits", "num_cpu", "smp_arch", "max_num_of_vcpus")
     sockets = [item.number(name) for name in ("num_of_sockets", "cpu_per_socket", "threads_per_cpu")]
@@ -266,7 +266,7 @@ def _cpus(item: Item, made: Machine) -> None:
         made.wishes["Topology"] = "sockets={},cores={},threads={}".format(*parts)
 
 
-def _memory(item: Item, made: Machine) -> None:
+def _memory(item: Item, made: MachineDescription) -> None:
     item.use("VirtualQuantity", "AllocationUnits")
     unit = item.first("AllocationUnits")
     factor = amount(unit)
@@ -275,7 +275,7 @@ def _memory(item: Item, made: Machine) -> None:
     made.memory_mib = -(-item.number("VirtualQuantity") * factor // (1 << 20))
 
 
-def _nic(item: Item, made: Machine, report: Report, options: "argparse.Namespace") -> None:
+def _nic(item: Item, made: MachineDescription, report: Report, options: "argparse.Namespace") -> None:
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
     item.use("AutomaticAllocation", "Name")
     subtype = item.first("ResourceSubType").lower()
@@ -289,10 +289,12 @@ def _nic(item: Item, made: Machine, report: Report, options: "argparse.Namespace
     if not kind and connection and not options.network:
         report.lose(item.place, f"the network {connection}: the execute machine's own")
     address = (item.first("MACAddress") or item.first("Address")).lower()
-    made.nics.append(Nic(kind, address if address.count(":") == 5 else "", model))
+    made.nics.append(MachineNic(kind, address if address.count(":") == 5 else "", model))
 
 
-def _firmware(system: "etree._Element", hardware: "etree._Element", account: Account, made: Machine) -> None:
+def _firmware(
+    system: "etree._Element", hardware: "etree._Element", account: Account, made: MachineDescription
+) -> None:
     """Where the three exporters say that the VM boots by UEFI."""
     said: dict[str, str] = {}
     for config in children(hardware, "Config"):

@@ -8,7 +8,7 @@ What cannot be written so that it comes back as it was is refused and never bent
 import os
 import re
 
-from vmgahp.commands.submit.machine import PLAIN_NAME, Disk, Machine, Nic
+from vmgahp.commands.submit.machine import PLAIN_NAME, MachineDescription, MachineDisk, MachineNic
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.job.nics import MOST_NICS
 
@@ -44,7 +44,12 @@ def attribute(name: str, value: "str | bool | int") -> str:
 
 
 def write(
-    machine: Machine, vm_type: str, report: Report, *, transfer: bool = True, appended: "Sequence[str]" = ()
+    machine: MachineDescription,
+    vm_type: str,
+    report: Report,
+    *,
+    transfer: bool = True,
+    appended: "Sequence[str]" = (),
 ) -> str:
     """The submit file's text; what is in it goes to the report. Raises `SubmitError`."""
     if machine.memory_mib <= 0:
@@ -102,7 +107,7 @@ def write(
     return "\n".join([*lines, "queue", ""])
 
 
-def _disk(disk: Disk, transfer: bool) -> str:
+def _disk(disk: MachineDisk, transfer: bool) -> str:
     # In the scratch directory there are no directories of this machine.
     file = disk.name or (os.path.basename(disk.path) if transfer else disk.path)
     if not _FILE.fullmatch(file):
@@ -129,7 +134,7 @@ def _input(path: str) -> str:
     return path
 
 
-def _network(nics: "Sequence[Nic]", report: Report) -> list[str]:
+def _network(nics: "Sequence[MachineNic]", report: Report) -> list[str]:
     """The classic commands for what they can say, the list of cards for the rest."""
     if not nics:
         return [command("vm_networking", "false")]
@@ -169,7 +174,7 @@ def _network(nics: "Sequence[Nic]", report: Report) -> list[str]:
     return [*lines, attribute(PREFIX + "NICs", ", ".join(entries))]
 
 
-def _requirements(machine: Machine, vm_type: str) -> list[str]:
+def _requirements(machine: MachineDescription, vm_type: str) -> list[str]:
     """That the machine has what the job's wishes take; condor_submit adds all that it knows itself."""
     wanted = []
     firmware = machine.wishes.get("Firmware")

@@ -9,7 +9,7 @@ import re
 
 from lxml import etree
 
-from vmgahp.commands.submit.machine import Machine
+from vmgahp.commands.submit.machine import MachineDescription
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.commands.submit.xml_input import Account, local
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
@@ -27,7 +27,7 @@ _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"
 def bring(
     root: "etree._Element",
     left_out: "Collection[etree._Element]",
-    made: Machine,
+    made: MachineDescription,
     report: Report,
     settled: "Callable[[str, etree._Element], str]",
     directory: str,

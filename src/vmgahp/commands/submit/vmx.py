@@ -4,7 +4,7 @@ import os
 import re
 
 from vmgahp.commands.submit.images import check
-from vmgahp.commands.submit.machine import Disk, Machine, Nic, simple_name
+from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
 from vmgahp.commands.submit.summary import Report, SubmitError
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.vmware import DIR, TRANSFER, VMDK_FILES, VMX_FILE
@@ -40,7 +40,7 @@ _SETTLED = re.compile(
 told where it is not carried over."""
 
 
-def machine(options: "argparse.Namespace", report: Report) -> Machine:
+def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -53,7 +53,9 @@ def machine(options: "argparse.Namespace", report: Report) -> Machine:
             "open the VM in VMware, and take the file it writes.",
         ) from error
     stem = os.path.splitext(os.path.basename(options.file))[0]
-    made = Machine(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
+    made = MachineDescription(
+        name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm"))
+    )
     used = {"memsize", "numvcpus", "firmware", "uefi.secureboot.enabled", "displayname"}
     made.memory_mib = _number(vmx, "memsize")
     made.vcpus = _number(vmx, "numvcpus") or 1
@@ -110,7 +112,7 @@ def _number(vmx: Vmx, name: str) -> int:
     return int(text or 0)
 
 
-def _drive(vmx: Vmx, name: str, directory: str, made: Machine, report: Report) -> None:
+def _drive(vmx: Vmx, name: str, directory: str, made: MachineDescription, report: Report) -> None:
     kind = name.partition(":")[0].rstrip("0123456789")
     present = vmx.boolean(f"{name}.present", default=kind == "floppy" and f"{name}.fileName" in vmx)
     if not present:
@@ -134,7 +136,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Machine, report: Report) -
     )
     if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
         report.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
-    disk = Disk(full, form, place=place)
+    disk = MachineDisk(full, form, place=place)
     disk.bus = {"ide": "ide", "floppy": "floppy"}.get(kind, "sata")
     disk.writable = not is_cd and kind != "floppy"
     if kind in ("scsi", "nvme") and not is_cd:
@@ -145,7 +147,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Machine, report: Report) -
     made.disks.append(disk)
 
 
-def _card(vmx: Vmx, name: str, number: int, made: Machine, report: Report) -> None:
+def _card(vmx: Vmx, name: str, number: int, made: MachineDescription, report: Report) -> None:
     if not vmx.boolean(f"{name}.present"):
         return
     kind = vmx.get(f"{name}.connectionType", "bridged").lower()
@@ -158,10 +160,10 @@ def _card(vmx: Vmx, name: str, number: int, made: Machine, report: Report) -> No
     chosen = vmx.get(f"{name}.addressType", "").lower() == "static"
     address = vmx.get(f"{name}.address", "").strip().lower() if chosen else ""
     up = vmx.boolean(f"{name}.startConnected", default=True)
-    made.nics.append(Nic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
+    made.nics.append(MachineNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
 
 
-def _as_is(made: Machine, options: "argparse.Namespace", report: Report) -> None:
+def _as_is(made: MachineDescription, options: "argparse.Namespace", report: Report) -> None:
     """A job for a machine with VMware: the .vmx and its disks go with it."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):
@@ -172,7 +174,7 @@ def _as_is(made: Machine, options: "argparse.Namespace", report: Report) -> None
     made.wishes.clear()
     if len(made.nics) > 1:
         report.lose("ethernet1", "VMware jobs have one network card")
-    made.nics = [Nic(nic.kind, nic.mac) for nic in made.nics[:1]]
+    made.nics = [MachineNic(nic.kind, nic.mac) for nic in made.nics[:1]]
     made.vm_type = "vmrun"
     if options.shared:
         made.attributes[TRANSFER] = False

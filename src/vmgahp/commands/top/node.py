@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.stats import Meter
     from vmgahp.metrics import Metrics
 
@@ -45,7 +45,7 @@ class Use:
         self.received, self.sent = cards
 
 
-class Row:
+class VmRow:
     """A VM as it is shown; a figure that nobody knows is None."""
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Look:
     """What was seen at one moment."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[VmRow] = []
         self.notes: list[str] = []
         """What could not be looked at, in sentences."""
         self.time = time.time()
@@ -118,7 +118,7 @@ class Node:
     def __init__(self, settings: "Settings", execute: str = "") -> None:
         self._execute = execute or settings.string("EXECUTE")
         self._uri = settings.string("VM_LIBVIRT_URI")
-        self._connection: Connection | None = None
+        self._connection: LibvirtConnection | None = None
         self._meters: dict[str, tuple[Meter, str, Use | None]] = {}
         self._files: dict[str, _File] = {}
 
@@ -143,12 +143,12 @@ class Node:
 
     # libvirt
 
-    def _ask_libvirt(self) -> list[Row]:
+    def _ask_libvirt(self) -> list[VmRow]:
         try:
             import libvirt
 
             from vmgahp.drivers.libvirt import faults
-            from vmgahp.drivers.libvirt.connection import Connection
+            from vmgahp.drivers.libvirt.connection import LibvirtConnection
         except ImportError as error:
             raise errors.MachineFault(
                 f"It cannot be asked: {error}.", "pip install libvirt-python."
@@ -156,14 +156,14 @@ class Node:
         if self._connection is None:
             # Every user may look, so it is not asked for more.
             uri = self._uri or "qemu:///system"
-            self._connection = Connection(uri, lambda _text: None, read_only=True)
+            self._connection = LibvirtConnection(uri, lambda _text: None, read_only=True)
             self._connection.deadline = DEADLINE
         try:
             return self._connection.call(self._domains)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for the VMs of this machine") from error
 
-    def _domains(self, connection: object) -> list[Row]:
+    def _domains(self, connection: object) -> list[VmRow]:
         import libvirt
 
         flags = libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT | libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
@@ -179,7 +179,7 @@ class Node:
             del self._meters[uuid]
         return rows
 
-    def _domain(self, name: str, uuid: str, domain: object) -> Row | None:
+    def _domain(self, name: str, uuid: str, domain: object) -> VmRow | None:
         """A domain that is a job's: it says whose by the scratch directory in its description."""
         import libvirt
 
@@ -199,7 +199,7 @@ class Node:
         if metrics is None:
             return None
         now = _use(metrics)
-        row = Row(escape(name), "libvirt", escape(scratch))
+        row = VmRow(escape(name), "libvirt", escape(scratch))
         row.state, row.vcpus = metrics.state, metrics.vcpus
         row.memory_kib, row.max_memory_kib, row.rss_kib = (
             metrics.memory_kib,
@@ -296,11 +296,11 @@ class _File:
             self._before = self._now
             self._now = Use(float(when), float(line["cpu_seconds"]), disks, cards)  # type: ignore[arg-type]
 
-    def row(self, now: float) -> Row | None:
+    def row(self, now: float) -> VmRow | None:
         """Its VM, unless it is over."""
         if self._state in ("", lifecycle.STOPPED):
             return None
-        row = Row(self._name or os.path.basename(self.directory), "metrics", escape(self.directory))
+        row = VmRow(self._name or os.path.basename(self.directory), "metrics", escape(self.directory))
         row.state = self._state
         row.vcpus = int(_number(self._sample, "vcpus")) or 1
         if self._state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):

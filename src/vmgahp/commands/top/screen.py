@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from vmgahp.commands.top.node import Look, Node, Row
+    from vmgahp.commands.top.node import Look, Node, VmRow
 
 COLUMNS = (
     *("NAME", "OWNER", "STATE", "CPU", "VCPUS", "MEMORY"),
@@ -24,7 +24,7 @@ UNKNOWN = "-"
 COLOURS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 
 
-def cells(row: "Row") -> "dict[str, str]":
+def cells(row: "VmRow") -> "dict[str, str]":
     """A VM's texts by their columns."""
 
     def rate(value: float | None) -> str:

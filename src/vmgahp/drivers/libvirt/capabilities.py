@@ -17,7 +17,7 @@ from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.host.job_user import Identity
     from vmgahp.job.spec import JobSpec
 
@@ -63,7 +63,7 @@ def require(
     spec: "JobSpec",
     domain_type: str,
     label: str,
-    connection: "Connection",
+    connection: "LibvirtConnection",
     settings: "Settings",
     identity: "Identity",
 ) -> None:

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from vmgahp.checkpoint.manifest import Manifest
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
     from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.spec import JobSpec
 
-    Chains = Mapping[str, tuple[Layer, ...]]
+    Chains = Mapping[str, tuple[BackingFile, ...]]
 
 
-class Restart:
+class LibvirtRestart:
     """A checkpoint that may be gone on from, and its open memory image; to be closed."""
 
     def __init__(self, manifest: "Manifest", descriptor: int) -> None:
@@ -43,25 +43,25 @@ class Restart:
 
     def description(self, ours: str, uri: str) -> str:
         """The domain XML to restore with at `uri`. Raises `Unusable` where the saved domain is another than `ours`."""
-        from vmgahp.domain.restore import Mismatch, reconcile
+        from vmgahp.domain.restore import SavedMismatch, reconcile
 
         try:
             return firmware.of_a_restore(reconcile(self.manifest.xml, ours), self.manifest.xml, uri)
-        except (Mismatch, LookupError) as mismatch:
+        except (SavedMismatch, LookupError) as mismatch:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
 
 
-class Checkpoints:
+class LibvirtCheckpoints:
     """Finds and makes the checkpoints of one driver's jobs."""
 
-    def __init__(self, identity: "Identity", connection: "Connection", log: "Logger") -> None:
+    def __init__(self, identity: "Identity", connection: "LibvirtConnection", log: "Logger") -> None:
         self._identity = identity
         self._connection = connection
         self._log = log
 
-    def find(self, spec: "JobSpec", domain_type: str, chains: "Chains") -> Restart | None:
+    def find(self, spec: "JobSpec", domain_type: str, chains: "Chains") -> LibvirtRestart | None:
         """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
 
         One that cannot be used is set aside (`refuse`).
@@ -89,7 +89,7 @@ class Checkpoints:
         except Unusable as unusable:
             self.refuse(spec, unusable)
             return None
-        return Restart(manifest, descriptor)
+        return LibvirtRestart(manifest, descriptor)
 
     def refuse(self, spec: "JobSpec", unusable: Unusable) -> None:
         """Keep a checkpoint aside and say why.

@@ -117,12 +117,12 @@ class _Opening:
     """One attempt to connect, in a thread of its own: a libvirtd that hangs accepts and never answers, and
     no keep-alive watches a connection that is being made. One thread waits then, and not all workers."""
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "LibvirtConnection") -> None:
         self.ended = threading.Event()
         self.error: libvirt.libvirtError | None = None
         threading.Thread(target=self._run, args=(connection,), name="libvirt-open", daemon=True).start()
 
-    def _run(self, connection: "Connection") -> None:
+    def _run(self, connection: "LibvirtConnection") -> None:
         _EventLoop.start()
         opened = None
         try:
@@ -133,7 +133,7 @@ class _Opening:
         connection.opened(self, opened)
 
 
-class Connection:
+class LibvirtConnection:
     """A connection to one libvirt URI, shared by all machines of a driver; safe from any thread."""
 
     def __init__(self, uri: str, log: "Callable[[str], None]", *, read_only: bool = False) -> None:

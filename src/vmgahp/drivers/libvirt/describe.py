@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
     from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.ad import JobAd
     from vmgahp.job.spec import JobSpec
 
@@ -49,7 +49,7 @@ class Describer:
     """Describes the jobs of one driver to libvirt."""
 
     def __init__(
-        self, settings: "Settings", identity: "Identity", connection: "Connection", log: "Logger"
+        self, settings: "Settings", identity: "Identity", connection: "LibvirtConnection", log: "Logger"
     ) -> None:
         self.settings = settings
         self.identity = identity
@@ -62,7 +62,7 @@ class Describer:
         spec: "JobSpec",
         uuid: str,
         domain_type: str,
-        chains: "Mapping[str, tuple[Layer, ...]]",
+        chains: "Mapping[str, tuple[BackingFile, ...]]",
         resources: "Resources | None",
     ) -> Described:
         """The domain XML of a job: ours, or that of the administrator's script; and what his policy makes of it.

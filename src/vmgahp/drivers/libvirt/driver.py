@@ -22,8 +22,8 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
 )
-from vmgahp.drivers.libvirt.checkpoint import Checkpoints, Restart
-from vmgahp.drivers.libvirt.connection import Connection
+from vmgahp.drivers.libvirt.checkpoint import LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import (
     SESSION_URI,
     SYSTEM_URI,
@@ -36,7 +36,7 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
-from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, Surveyor, kvm_fault
+from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
 from vmgahp.host import kvm, scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.runtime_dir import sweep
@@ -68,8 +68,8 @@ class LibvirtDriver(Driver):
         super().__init__(vm_type, settings, identity, log)
         uri = settings.string("VM_LIBVIRT_URI") or self._usual_uri()
         read_only = uri == SESSION_URI and _probing_for_a_startd()
-        self._connection = Connection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
-        self._checkpoints = Checkpoints(identity, self._connection, log)
+        self._connection = LibvirtConnection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
+        self._checkpoints = LibvirtCheckpoints(identity, self._connection, log)
         self._describer = self.describer(settings, identity, self._connection, log)
 
     # The contract
@@ -143,7 +143,9 @@ class LibvirtDriver(Driver):
             raise faults.from_libvirt(error, f"destroying {match}") from error
 
     def survey(self, end: float) -> Survey:
-        return Surveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
+        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(
+            end
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -241,7 +243,7 @@ class LibvirtDriver(Driver):
                 raise faults.from_libvirt(error, f"clearing a leftover {name}") from error
 
     def _launch(
-        self, job: "JobAd", spec: JobSpec, domain_type: str, chains: "Chains", restart: Restart | None
+        self, job: "JobAd", spec: JobSpec, domain_type: str, chains: "Chains", restart: LibvirtRestart | None
     ) -> LibvirtMachine:
         """Boot the job's guest, or let it go on; on any exception nothing of it is left.
 
@@ -309,7 +311,7 @@ class LibvirtDriver(Driver):
         machine: LibvirtMachine,
         spec: JobSpec,
         chains: "Chains",
-        restart: Restart | None,
+        restart: LibvirtRestart | None,
     ) -> None:
         xml, authors, macs, _ = described
 
@@ -372,7 +374,7 @@ class LibvirtDriver(Driver):
             )
         return fault
 
-    def _describe_restart(self, restart: Restart, ours: str) -> str:
+    def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         return restart.description(ours, self._connection.uri)
 
     def _without_additions(self, live: str) -> str:

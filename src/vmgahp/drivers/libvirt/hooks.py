@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.job.ad import JobAd
     from vmgahp.job.spec import JobSpec
 
@@ -104,7 +104,7 @@ def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault
     return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
-def hooks_are_to_blame(made: Described, connection: "Connection") -> bool:
+def hooks_are_to_blame(made: Described, connection: "LibvirtConnection") -> bool:
     """Is it the administrator's programs whose XML libvirt did not understand, or was it the job's own wish?
 
     Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.resources import Resources
     from vmgahp.drivers.libvirt.save import Saver
     from vmgahp.metrics import Metrics
@@ -63,7 +63,7 @@ class LibvirtMachine(Machine):
         self,
         name: str,
         uuid: str,
-        connection: "Connection",
+        connection: "LibvirtConnection",
         resources: "Resources",
         saver: "Saver",
         *,

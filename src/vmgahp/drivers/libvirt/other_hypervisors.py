@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 
@@ -67,7 +67,7 @@ def is_qemu(domain_type: str) -> bool:
     return domain_type in ("", *QEMU_TYPES)
 
 
-def ask(connection: "Connection", domain_type: str, settings: "Settings") -> Hypervisor:
+def ask(connection: "LibvirtConnection", domain_type: str, settings: "Settings") -> Hypervisor:
     """What the libvirt at VM_LIBVIRT_URI has for a domain type. Raises `errors.MachineFault`."""
 
     def say(libvirtd: "libvirt.virConnect") -> Hypervisor:
@@ -92,7 +92,7 @@ def ask(connection: "Connection", domain_type: str, settings: "Settings") -> Hyp
         raise faults.from_libvirt(error, "asking for its capabilities") from error
 
 
-def require(connection: "Connection", domain_type: str, settings: "Settings") -> Hypervisor:
+def require(connection: "LibvirtConnection", domain_type: str, settings: "Settings") -> Hypervisor:
     """As `ask`, and make sure that jobs can be described to it.
 
     At a start libvirt would call the lack of a driver an invalid argument, as it does a job's. Raises
@@ -114,7 +114,7 @@ def require(connection: "Connection", domain_type: str, settings: "Settings") ->
     return found
 
 
-def require_fit(vm_type: str, connection: "Connection", settings: "Settings") -> None:
+def require_fit(vm_type: str, connection: "LibvirtConnection", settings: "Settings") -> None:
     """As `require`, for whatever hypervisor serves the VM type; nothing where that is QEMU.
 
     Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
@@ -138,7 +138,7 @@ def no_saving(domain_type: str) -> str:
 
 def survey(
     settings: "Settings",
-    connection: "Connection",
+    connection: "LibvirtConnection",
     domain_type: str,
     bridge: "Callable[[], str]",
     end: float,

@@ -15,7 +15,7 @@ from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF
 from vmgahp.images import iso
-from vmgahp.images.backing import Layer, backing_chain, require_whole
+from vmgahp.images.backing import BackingFile, backing_chain, require_whole
 from vmgahp.job import catalog_disks
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmgahp.checkpoint.files import FileState
+    from vmgahp.checkpoint.files import CheckpointFile
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Value
     from vmgahp.drivers.libvirt.checkpoint import Chains
@@ -50,7 +50,7 @@ class _Layer(NamedTuple):
     """The layer, a name in the scratch directory."""
     image: str
     """The name in the catalog."""
-    base: "FileState"
+    base: "CheckpointFile"
     """The image as it was when the layer was made."""
 
 
@@ -86,12 +86,12 @@ def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") ->
 
 def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
     """What lies beneath each disk, by its path; of one that is still to be made too. Raises `errors.Fault`."""
-    found: dict[str, tuple[Layer, ...]] = {}
+    found: dict[str, tuple[BackingFile, ...]] = {}
     for disk in spec.disks:
         if disk.image is not None:
             beneath = of_image(disk.image, identity)
             if disk.writable:
-                top = Layer(disk.image.path, disk.image.format, disk.image.known_as)
+                top = BackingFile(disk.image.path, disk.image.format, disk.image.known_as)
                 beneath = (top, *beneath)
             found[disk.path] = beneath
         elif not disk.files and not (disk.size and not _is_there(spec.working_dir, disk, identity)):
@@ -99,7 +99,7 @@ def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
     return found
 
 
-def of_image(image: "Image", identity: "Identity") -> tuple[Layer, ...]:
+def of_image(image: "Image", identity: "Identity") -> tuple[BackingFile, ...]:
     """What lies beneath an image of the catalog, which must be as much the administrator's. Raises `JobFault`."""
     from vmgahp.images import catalog
 

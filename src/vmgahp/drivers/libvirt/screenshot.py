@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.host.job_user import Identity
 
 NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
@@ -31,7 +31,7 @@ class Screenshot:
 
     def __init__(
         self,
-        connection: "Connection",
+        connection: "LibvirtConnection",
         name: str,
         uuid: str,
         directory: str,

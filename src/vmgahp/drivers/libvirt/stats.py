@@ -16,7 +16,7 @@ from vmgahp.metrics import Metrics
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
     Figures = dict[str, dict[str, int]]
 
@@ -68,7 +68,7 @@ MOST_DEVICES = 64
 class Meter:
     """Reads one domain, run after run."""
 
-    def __init__(self, connection: "Connection", name: str, uuid: str) -> None:
+    def __init__(self, connection: "LibvirtConnection", name: str, uuid: str) -> None:
         self._connection = connection
         self._name = name
         self._uuid = uuid

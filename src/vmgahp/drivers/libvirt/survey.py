@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vmgahp.config import Settings
     from vmgahp.drivers.base import Logger, Value
-    from vmgahp.drivers.libvirt.connection import Connection
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.host.job_user import Identity
 
 KVM_DEADLINE = 0.3
@@ -71,7 +71,7 @@ class _Emulator(NamedTuple):
     """Whether libvirt was built with passt, and passt is there."""
 
 
-class Surveyor:
+class LibvirtSurveyor:
     """Looks at one machine for one VM type."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Surveyor:
         vm_type: str,
         settings: "Settings",
         identity: "Identity",
-        connection: "Connection",
+        connection: "LibvirtConnection",
         log: "Logger",
     ) -> None:
         self.vm_type = vm_type
@@ -335,4 +335,4 @@ def _versions(host: object) -> str:
     return f"libvirt {_version(host.libvirt_version)} answers, with QEMU {_version(host.version)}"
 
 
-__all__ = ["KVM_DEADLINE", "Surveyor", "kvm_fault"]
+__all__ = ["KVM_DEADLINE", "LibvirtSurveyor", "kvm_fault"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
-from vmgahp.checkpoint.files import FileState
+from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host.job_user import Identity
 
@@ -26,7 +26,7 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 _MOST_FILES = 1000
 
 
-class Restart(NamedTuple):
+class ScriptRestart(NamedTuple):
     """A checkpoint that may be gone on from."""
 
     hypervisor: str
@@ -37,10 +37,10 @@ class Restart(NamedTuple):
     cpu_seconds: float
     note: str
     """The script's own words to itself."""
-    files: tuple[FileState, ...]
+    files: tuple[CheckpointFile, ...]
 
 
-class Checkpoints:
+class ScriptCheckpoints:
     """Finds and makes the checkpoint of one scratch directory."""
 
     def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
@@ -48,7 +48,7 @@ class Checkpoints:
         self._directory = directory
         self._log = log
 
-    def find(self, wish: ScriptSpec, hypervisor: str) -> Restart | None:
+    def find(self, wish: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
         """The checkpoint in the scratch directory, or None.
 
         Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
@@ -122,12 +122,12 @@ class Checkpoints:
             self._log(f"could not remove {MANIFEST_FILE} from {self._directory}: {error}")
 
 
-def _parse(data: bytes) -> Restart:
+def _parse(data: bytes) -> ScriptRestart:
     """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     from vmgahp.checkpoint import manifest
 
-    top = manifest.read(data, FORMAT, Restart._fields)
-    return Restart(
+    top = manifest.read(data, FORMAT, ScriptRestart._fields)
+    return ScriptRestart(
         hypervisor=top.text("hypervisor", 32),
         name=top.text("name", 300),
         memory_mib=top.integer("memory_mib", 1, 10**9),

@@ -8,7 +8,7 @@ from vmgahp import errors
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.script import program, protocol
-from vmgahp.drivers.script.checkpoint import Checkpoints, Restart
+from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
 from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
@@ -29,7 +29,7 @@ class ScriptDriver(Driver):
     def start(self, job: JobAd) -> Machine:
         wish = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
-        checkpoints = Checkpoints(self.identity, wish.directory, self.log)
+        checkpoints = ScriptCheckpoints(self.identity, wish.directory, self.log)
         restart = checkpoints.find(wish, script.hypervisor) if wish.checkpoint else None
         request = self._request(wish, script, restart)
         self._clear_leftovers(script, request, job)
@@ -104,7 +104,7 @@ class ScriptDriver(Driver):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, wish: ScriptSpec, script: Program, restart: Restart | None) -> Request:
+    def _request(self, wish: ScriptSpec, script: Program, restart: ScriptRestart | None) -> Request:
         directory = os.path.realpath(wish.directory)
         return Request(
             protocol.START,

@@ -9,7 +9,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.checkpoint import Checkpoints
+from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, Request
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -37,7 +37,7 @@ class ScriptMachine(Machine):
         self,
         wish: ScriptSpec,
         script: Program,
-        checkpoints: Checkpoints,
+        checkpoints: ScriptCheckpoints,
         request: Request,
         job: JobAd,
         *,

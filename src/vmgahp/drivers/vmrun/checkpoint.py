@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
-from vmgahp.checkpoint.files import FileState
+from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.checkpoint.store import Unusable
-from vmgahp.drivers.vmrun.vmdk import Layer
+from vmgahp.drivers.vmrun.vmdk import VmdkLayer
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
@@ -38,7 +38,7 @@ _MOST_FILES = 5000
 _MOST_REFUSED = 100
 
 
-class Manifest(NamedTuple):
+class VmrunManifest(NamedTuple):
     """One checkpoint."""
 
     name: str
@@ -49,15 +49,15 @@ class Manifest(NamedTuple):
     memory_mib: int
     vcpus: int
     cpu_seconds: float
-    memory: tuple[FileState, ...]
+    memory: tuple[CheckpointFile, ...]
     """What VMware keeps of the VM: `state`, and what goes with it."""
-    disks: tuple[FileState, ...]
+    disks: tuple[CheckpointFile, ...]
 
 
-class Restart(NamedTuple):
+class VmrunRestart(NamedTuple):
     """A checkpoint that may be gone on from."""
 
-    manifest: Manifest
+    manifest: VmrunManifest
     saved: Vmx
     """The working copy that came with it, which is the job's to change."""
 
@@ -70,7 +70,7 @@ def state_files(directory: str, vmx_name: str) -> list[str]:
     )
 
 
-class Checkpoints:
+class VmrunCheckpoints:
     """Finds and makes the checkpoints of one scratch directory."""
 
     def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
@@ -78,7 +78,7 @@ class Checkpoints:
         self.directory = directory
         self._log = log
 
-    def find(self, spec: VmwareSpec, vmx_name: str) -> Restart | None:
+    def find(self, spec: VmwareSpec, vmx_name: str) -> VmrunRestart | None:
         """The checkpoint in the scratch directory; None where there is none, or none that can be used.
 
         Raises `errors.JobFault` as `refuse` does.
@@ -89,7 +89,7 @@ class Checkpoints:
                 return None
             self._check(content, spec)
             try:
-                return Restart(content, read_vmx(self._identity, self.directory, vmx_name))
+                return VmrunRestart(content, read_vmx(self._identity, self.directory, vmx_name))
             except errors.JobFault as fault:
                 raise Unusable(fault.problem, True) from fault
         except Unusable as unusable:
@@ -121,7 +121,7 @@ class Checkpoints:
         uuid: str,
         state: str,
         cpu_seconds: float,
-        disks: Iterable[tuple[Layer, ...]],
+        disks: Iterable[tuple[VmdkLayer, ...]],
     ) -> None:
         """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
         import json
@@ -165,7 +165,7 @@ class Checkpoints:
 
     # What helps
 
-    def _load(self) -> Manifest | None:
+    def _load(self) -> VmrunManifest | None:
         try:
             data = files.load(self._identity, self.directory, MANIFEST_FILE)
         except OSError as error:
@@ -179,7 +179,7 @@ class Checkpoints:
         except Invalid as error:
             raise Unusable(f"{MANIFEST_FILE} cannot be read: {error}", False) from error
 
-    def _check(self, content: Manifest, spec: VmwareSpec) -> None:
+    def _check(self, content: VmrunManifest, spec: VmwareSpec) -> None:
         """Whether everything is as it was. Raises `Unusable`."""
         changed = [reason for state in content.disks if (reason := self._difference(state))]
         reasons = []
@@ -196,10 +196,10 @@ class Checkpoints:
         if reasons or changed:
             raise Unusable("; ".join(reasons + changed) + ".", not changed)
 
-    def _difference(self, then: FileState) -> str:
+    def _difference(self, then: CheckpointFile) -> str:
         return files.difference(self._identity, self.directory, then, elsewhere=True)
 
-    def _describe(self, path: str) -> FileState:
+    def _describe(self, path: str) -> CheckpointFile:
         return files.describe(self._identity, self.directory, path, elsewhere=True)
 
     def _set_aside(self, names: Iterable[str]) -> list[str]:
@@ -221,12 +221,12 @@ class Checkpoints:
         return made
 
 
-def _parse(data: bytes) -> Manifest:
+def _parse(data: bytes) -> VmrunManifest:
     """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     from vmgahp.checkpoint import manifest
 
-    top = manifest.read(data, FORMAT, Manifest._fields)
-    return Manifest(
+    top = manifest.read(data, FORMAT, VmrunManifest._fields)
+    return VmrunManifest(
         name=top.text("name", 300),
         uuid=top.form("uuid", _UUID),
         state=top.form("state", _STATE),

@@ -9,7 +9,7 @@ from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
-from vmgahp.drivers.vmrun.checkpoint import Checkpoints, Restart, state_files
+from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
 from vmgahp.drivers.vmrun.ending import end
 from vmgahp.drivers.vmrun.machine import VmrunMachine
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
@@ -37,7 +37,7 @@ class VmrunDriver(Driver):
         directory = os.path.realpath(spec.working_dir)
         vmrun = self._tool(directory)
         self._clear_leftovers(vmrun, directory, spec.name)
-        checkpoints = Checkpoints(self.identity, directory, self.log)
+        checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
         restart = checkpoints.find(spec, working_copy.name_for(spec.vmx_file))
         if restart is not None:
             try:
@@ -82,9 +82,9 @@ class VmrunDriver(Driver):
         return killed
 
     def survey(self, end: float) -> Survey:
-        from vmgahp.drivers.vmrun.survey import Surveyor
+        from vmgahp.drivers.vmrun.survey import VmrunSurveyor
 
-        return Surveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
+        return VmrunSurveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
 
     # A start
 
@@ -121,7 +121,7 @@ class VmrunDriver(Driver):
                 end(vmrun, vmx, uid, seconds, self.log)
 
     def _launch(
-        self, spec: VmwareSpec, vmrun: Tool, checkpoints: Checkpoints, restart: Restart | None
+        self, spec: VmwareSpec, vmrun: Tool, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None
     ) -> VmrunMachine:
         """Boot the job's guest, or let it go on; on any exception nothing of it is left.
 
@@ -171,7 +171,7 @@ class VmrunDriver(Driver):
         return machine
 
     def _working_copy(
-        self, spec: VmwareSpec, checkpoints: Checkpoints, restart: Restart | None
+        self, spec: VmwareSpec, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None
     ) -> WorkingCopy:
         source = spec.read_vmx(self.identity)
         directory = checkpoints.directory
@@ -219,7 +219,7 @@ class VmrunDriver(Driver):
                 )
 
     def _power_on(
-        self, machine: VmrunMachine, spec: VmwareSpec, copy: WorkingCopy, restart: Restart | None
+        self, machine: VmrunMachine, spec: VmwareSpec, copy: WorkingCopy, restart: VmrunRestart | None
     ) -> None:
         doing = f"{'resuming' if restart else 'starting'} {spec.name}"
         try:
@@ -233,7 +233,7 @@ class VmrunDriver(Driver):
                 raise Unusable(fault.problem, True) from error
             raise fault from error
 
-    def _undo(self, machine: VmrunMachine, checkpoints: Checkpoints, before: set[str]) -> None:
+    def _undo(self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, before: set[str]) -> None:
         """Nothing of a start that failed is left: no VM, no file."""
         try:
             machine.destroy()
@@ -243,7 +243,9 @@ class VmrunDriver(Driver):
             made = set(os.listdir(checkpoints.directory)) - before
             checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
 
-    def _write_manifest(self, machine: VmrunMachine, checkpoints: Checkpoints, copy: WorkingCopy) -> None:
+    def _write_manifest(
+        self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, copy: WorkingCopy
+    ) -> None:
         """Write down what the suspended VM consists of, with the disks that it has now."""
         saved = machine.current()
         now = working_copy.restored(

@@ -8,7 +8,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes
-from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, Checkpoints, state_files
+from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, state_files
 from vmgahp.drivers.vmrun.ending import end, is_listed
 from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
@@ -39,7 +39,7 @@ class VmrunMachine(Machine):
         self,
         spec: VmwareSpec,
         tool: Tool,
-        checkpoints: Checkpoints,
+        checkpoints: VmrunCheckpoints,
         vmx_name: str,
         *,
         seconds: float,

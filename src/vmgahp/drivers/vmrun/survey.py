@@ -36,7 +36,7 @@ _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 _TRIAL = '.encoding = "UTF-8"\nconfig.version = "8"\nvirtualHW.version = "10"\nguestOS = "other"\n'
 
 
-class Surveyor:
+class VmrunSurveyor:
     """Looks at one machine."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:

@@ -78,7 +78,7 @@ class Vmdk(NamedTuple):
     """The names of the files with the data; none for a disk that has its description inside."""
 
 
-class Layer(NamedTuple):
+class VmdkLayer(NamedTuple):
     """A disk or a parent of one, with all that was looked at."""
 
     path: str
@@ -154,7 +154,7 @@ def in_scratch(
     *,
     shared: bool = False,
     mend: bool = True,
-) -> list[Layer]:
+) -> list[VmdkLayer]:
     """The disk `name` of the scratch directory and its parents, nearest first; with `mend` parents' paths are mended.
 
     A parent that is in the scratch directory too is named without a path from here on; one elsewhere has
@@ -162,7 +162,7 @@ def in_scratch(
     full path that leads to a file is right as it is, and a file of the same name in the scratch directory
     is another one. Raises `JobFault`, which names `attribute`.
     """
-    layers: list[Layer] = []
+    layers: list[VmdkLayer] = []
     while name:
         if len(layers) >= MOST_LAYERS or any(layer.path == name for layer in layers):
             raise _bad(attribute, name, "its parents have no end")
@@ -170,7 +170,7 @@ def in_scratch(
             vmdk = _open_and_read(identity, directory, name)
             for extent in vmdk.extents:
                 os.close(identity.open_scratch(directory, extent, os.O_RDONLY))
-            layers.append(Layer(name, (name, *vmdk.extents)))
+            layers.append(VmdkLayer(name, (name, *vmdk.extents)))
             if not vmdk.parent:
                 break
             parent = _last_part(vmdk.parent)
@@ -192,12 +192,12 @@ def in_scratch(
     return layers
 
 
-def elsewhere(identity: Identity, path: str, attribute: str, most: int = MOST_LAYERS) -> list[Layer]:
+def elsewhere(identity: Identity, path: str, attribute: str, most: int = MOST_LAYERS) -> list[VmdkLayer]:
     """The disk of a full path, its links resolved, and its parents, nearest first; nothing is changed.
 
     Raises `JobFault`, which names `attribute`.
     """
-    layers: list[Layer] = []
+    layers: list[VmdkLayer] = []
     while path:
         try:
             descriptor = identity.open_named(path, os.O_RDONLY)
@@ -219,7 +219,7 @@ def elsewhere(identity: Identity, path: str, attribute: str, most: int = MOST_LA
             raise _bad(attribute, path, f"{error.strerror}, for the job's user") from error
         except errors.MachineFault as fault:  # a path of the job's may hang
             raise _bad(attribute, path, fault.problem.rstrip(".")) from fault
-        layers.append(Layer(path, (path, *extents)))
+        layers.append(VmdkLayer(path, (path, *extents)))
         path = os.path.join(directory, vmdk.parent) if vmdk.parent else ""
     return layers
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import vmdk
-from vmgahp.drivers.vmrun.vmdk import Layer
+from vmgahp.drivers.vmrun.vmdk import VmdkLayer
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
@@ -53,7 +53,7 @@ class WorkingCopy(NamedTuple):
     name: str
     """Its file name, in the scratch directory."""
     vmx: Vmx
-    disks: dict[str, tuple[Layer, ...]]
+    disks: dict[str, tuple[VmdkLayer, ...]]
     """The disks by their devices, such as ``scsi0:0``, each with its parents."""
 
     def encode(self) -> bytes:
@@ -86,7 +86,7 @@ def build(
     for name, value in source.items():
         if _PLAIN.fullmatch(name):
             vmx[name] = value
-    disks: dict[str, tuple[Layer, ...]] = {}
+    disks: dict[str, tuple[VmdkLayer, ...]] = {}
     places = _Places(spec, directory, identity, dry)
     for device in _devices(source):
         if device.lower().startswith(("serial", "parallel")):
@@ -175,10 +175,10 @@ class _Places:
         )
 
 
-def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places) -> tuple[Layer, ...]:
+def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places) -> tuple[VmdkLayer, ...]:
     value = source.get(f"{device}.fileName", "")
     where = _line(spec, device)
-    layers: list[Layer] = []
+    layers: list[VmdkLayer] = []
     if spec.transfer:
         name = places.in_scratch(value)
         if name:
@@ -288,7 +288,7 @@ def restored(
     for name, value in saved.items():
         if GENERATED.fullmatch(name):
             vmx[name] = value
-    disks: dict[str, tuple[Layer, ...]] = {}
+    disks: dict[str, tuple[VmdkLayer, ...]] = {}
     for device, layers in fresh.disks.items():
         value = saved.get(f"{device}.fileName", "")
         if value == layers[0].path:

@@ -15,7 +15,7 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.connection import Connection, Gone
+from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.job.ad import JobAd
 
 PREFIX = "vmgahp."
@@ -104,7 +104,7 @@ def this_host() -> str:
     return f"{name} {hashlib.sha256(f'vmgahp {name} {machine}'.encode()).hexdigest()[:16]}"
 
 
-def find(connection: Connection, folder: "vim.Folder") -> list[Tagged]:
+def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
     """All VMs of ours in the folder, other hosts' included. Raises `errors.Fault`."""
     with faults.explained("looking for VMs of jobs"):
         children = connection.properties(folder, "childEntity").get("childEntity") or ()
@@ -122,7 +122,7 @@ def find(connection: Connection, folder: "vim.Folder") -> list[Tagged]:
     return answer
 
 
-def write(connection: Connection, ref: "vim.VirtualMachine", tag: Tag) -> None:
+def write(connection: VsphereConnection, ref: "vim.VirtualMachine", tag: Tag) -> None:
     """Tag a VM anew. Raises `errors.Fault`."""
     spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
     try:
@@ -137,7 +137,7 @@ def expired(tag: Tag) -> bool:
     return tag.state == SAVED and 0 < tag.expires < time.time()
 
 
-def read(connection: Connection, ref: "vim.VirtualMachine") -> Tag | None:
+def read(connection: VsphereConnection, ref: "vim.VirtualMachine") -> Tag | None:
     """The tag of one VM; None where it is gone or not ours."""
     try:
         with faults.explained("reading a VM's tags"):

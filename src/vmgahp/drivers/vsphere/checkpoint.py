@@ -21,7 +21,7 @@ from pyVmomi import vim
 from vmgahp import errors
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.host.job_user import Identity
 
 MANIFEST_FILE = "vm_vsphere_checkpoint.json"
@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
 
 
-class Manifest(NamedTuple):
+class VsphereManifest(NamedTuple):
     """Which checkpoint the job has."""
 
     id: str
@@ -44,11 +44,11 @@ class Manifest(NamedTuple):
     cpu_seconds: float
 
 
-class Checkpoints:
+class VsphereCheckpoints:
     """Makes and finds the checkpoints of one driver's jobs."""
 
     def __init__(
-        self, connection: Connection, identity: Identity, days: int, log: Callable[[str], None]
+        self, connection: VsphereConnection, identity: Identity, days: int, log: Callable[[str], None]
     ) -> None:
         self._connection = connection
         self._identity = identity
@@ -71,7 +71,7 @@ class Checkpoints:
                 raise
         return snapshot
 
-    def write(self, directory: str, manifest: Manifest) -> None:
+    def write(self, directory: str, manifest: VsphereManifest) -> None:
         """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
         data = json.dumps({"format": FORMAT, **manifest._asdict()}, indent=1).encode() + b"\n"
         try:
@@ -140,7 +140,7 @@ class Checkpoints:
 
     def find(
         self, directory: str, job: str, name: str, vms: Iterable[Tagged]
-    ) -> tuple[Tagged, Manifest] | None:
+    ) -> tuple[Tagged, VsphereManifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
         try:
             manifest = self._read(directory)
@@ -180,7 +180,7 @@ class Checkpoints:
         except (OSError, errors.Fault) as error:
             self._log(f"the checkpoint cannot be set aside: {error}")
 
-    def _read(self, directory: str) -> Manifest | None:
+    def _read(self, directory: str) -> VsphereManifest | None:
         """The manifest; None where there is none. Raises ValueError for what is none."""
         try:
             descriptor = self._identity.open_scratch(directory, MANIFEST_FILE, os.O_RDONLY)
@@ -198,9 +198,9 @@ class Checkpoints:
             raise ValueError("it is nested too deeply") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ValueError(f"it is not of the format {FORMAT}")
-        if sorted(content) != sorted(Manifest._fields):
+        if sorted(content) != sorted(VsphereManifest._fields):
             raise ValueError("it has other fields")
-        vm_id, snapshot, server, seconds = (content[field] for field in Manifest._fields)
+        vm_id, snapshot, server, seconds = (content[field] for field in VsphereManifest._fields)
         if not (isinstance(vm_id, str) and _ID.fullmatch(vm_id)):
             raise ValueError("it names no VM")
         if not (isinstance(snapshot, str) and _SNAPSHOT.fullmatch(snapshot)):
@@ -208,4 +208,4 @@ class Checkpoints:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not number or not 0 <= seconds < 1e12 or not isinstance(server, str):
             raise ValueError("its figures make no sense")
-        return Manifest(vm_id, snapshot, ascii(server[:200]), float(seconds))
+        return VsphereManifest(vm_id, snapshot, ascii(server[:200]), float(seconds))

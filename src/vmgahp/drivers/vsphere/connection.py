@@ -1,7 +1,7 @@
 """The connection to the vSphere server: opened when needed, and again when it was lost.
 
 A VM lives on while its server's services restart or a session expires, so neither says anything about the
-VM: what may be done twice is done again, for as long as `Connection.deadline`. Properties are read with
+VM: what may be done twice is done again, for as long as `VsphereConnection.deadline`. Properties are read with
 RetrievePropertiesEx only. pyvmomi would fetch each on its own when it is touched, and a session that has
 expired is not an exception there but stands in the answer's list of what is missing.
 """
@@ -50,7 +50,7 @@ class Gone(errors.ClientFault):
         super().__init__(errors.VM_NOT_FOUND, f"vSphere knows no {what}.")
 
 
-class Connection:
+class VsphereConnection:
     """One session with the server of the settings, shared by all machines of a driver; safe from any thread."""
 
     def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:

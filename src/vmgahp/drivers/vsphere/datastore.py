@@ -16,8 +16,8 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, Connection
-from vmgahp.drivers.vsphere.inventory import Place
+from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, VsphereConnection
+from vmgahp.drivers.vsphere.inventory import Placement
 
 CHUNK = 1 << 20
 TRIES = 4
@@ -67,9 +67,9 @@ class Progress:
 
 
 class Store:
-    """The file service, for the datastore of one `Place`."""
+    """The file service, for the datastore of one `Placement`."""
 
-    def __init__(self, connection: Connection, place: Place, log: Callable[[str], None]) -> None:
+    def __init__(self, connection: VsphereConnection, place: Placement, log: Callable[[str], None]) -> None:
         self._connection = connection
         self._place = place
         self._log = log

@@ -10,12 +10,12 @@ from pyVmomi import vim
 from vmgahp import errors
 from vmgahp.drivers.vsphere import annotations, config_spec, disks, faults, hardware, power
 from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.disks import JobDisk
 from vmgahp.drivers.vsphere.faults import Lost
 from vmgahp.drivers.vsphere.hardware import Device, Hardware
-from vmgahp.drivers.vsphere.inventory import Place
+from vmgahp.drivers.vsphere.inventory import Placement
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
 
@@ -54,8 +54,8 @@ class Launcher:
 
     def __init__(
         self,
-        connection: Connection,
-        place: Place,
+        connection: VsphereConnection,
+        place: Placement,
         store: Store,
         identity: Identity,
         log: Callable[[str], None],

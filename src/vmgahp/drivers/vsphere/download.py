@@ -11,7 +11,7 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import config_spec, disks, faults, hardware, power
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.deploy import Deployment, flat, store_name
 from vmgahp.drivers.vsphere.hardware import Device
@@ -23,7 +23,7 @@ class Download:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: VsphereConnection,
         store: Store,
         wish: Deployment,
         identity: Identity,

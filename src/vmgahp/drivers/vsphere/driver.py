@@ -13,15 +13,15 @@ from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
-from vmgahp.drivers.vsphere.checkpoint import Checkpoints, Manifest
+from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints, VsphereManifest
 from vmgahp.drivers.vsphere.config_spec import guest_id
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.deploy import Deployment, Launcher, store_name
 from vmgahp.drivers.vsphere.download import Download
-from vmgahp.drivers.vsphere.inventory import Inventory, Place
-from vmgahp.drivers.vsphere.machine import Context, VsphereMachine
-from vmgahp.drivers.vsphere.survey import Surveyor
+from vmgahp.drivers.vsphere.inventory import Inventory, Placement
+from vmgahp.drivers.vsphere.machine import VsphereContext, VsphereMachine
+from vmgahp.drivers.vsphere.survey import VsphereSurveyor
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
@@ -43,7 +43,7 @@ class VsphereDriver(Driver):
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
         super().__init__(vm_type, settings, identity, log)
-        self._connection = Connection(settings, log)
+        self._connection = VsphereConnection(settings, log)
         self._inventory = Inventory(self._connection, settings)
         self._host = annotations.this_host()
 
@@ -132,7 +132,7 @@ class VsphereDriver(Driver):
         return found
 
     def survey(self, end: float) -> Survey:
-        return Surveyor(self.vm_type, self.settings, self._connection, self._inventory).survey(end)
+        return VsphereSurveyor(self.vm_type, self.settings, self._connection, self._inventory).survey(end)
 
     def close(self) -> None:
         self._connection.close()
@@ -140,7 +140,7 @@ class VsphereDriver(Driver):
     # A start
 
     def _launch(
-        self, wish: Deployment, place: Place, context: Context, tag: Tag, end: float
+        self, wish: Deployment, place: Placement, context: VsphereContext, tag: Tag, end: float
     ) -> VsphereMachine:
         spec = wish.spec
         network = None
@@ -152,7 +152,7 @@ class VsphereDriver(Driver):
         return VsphereMachine(launcher.launch(wish, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self, wish: Deployment, context: Context, restart: tuple[Tagged, Manifest], tag: Tag
+        self, wish: Deployment, context: VsphereContext, restart: tuple[Tagged, VsphereManifest], tag: Tag
     ) -> VsphereMachine:
         """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
@@ -165,7 +165,7 @@ class VsphereDriver(Driver):
         self.log(f"{tag.name} goes on from its checkpoint {manifest.snapshot}")
         return vm
 
-    def _clear(self, job: JobAd, spec: VmwareSpec, place: Place, there: Iterable[Tagged]) -> None:
+    def _clear(self, job: JobAd, spec: VmwareSpec, place: Placement, there: Iterable[Tagged]) -> None:
         """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
         whose time is over.
 
@@ -196,7 +196,7 @@ class VsphereDriver(Driver):
                     raise
                 self.log(f"{tag.name} cannot be removed: {fault.problem}")
 
-    def _tidy(self, context: Context, place: Place, tag: Tag) -> None:
+    def _tidy(self, context: VsphereContext, place: Placement, tag: Tag) -> None:
         """A start failed: leave nothing behind. What cannot be removed now is the guardian's."""
         try:
             for found in annotations.find(self._connection, place.folder):
@@ -207,7 +207,7 @@ class VsphereDriver(Driver):
         else:
             context.resources.release()
 
-    def _context(self, wish: Deployment, place: Place, tag: Tag) -> Context:
+    def _context(self, wish: Deployment, place: Placement, tag: Tag) -> VsphereContext:
         context = self._bare_context(place)
         context.homecoming = Download(self._connection, context.store, wish, self.identity, self.log)
         try:
@@ -216,8 +216,8 @@ class VsphereDriver(Driver):
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         return context
 
-    def _bare_context(self, place: Place) -> Context:
-        return Context(
+    def _bare_context(self, place: Placement) -> VsphereContext:
+        return VsphereContext(
             self._connection,
             Store(self._connection, place, self.log),
             self._checkpoints(),
@@ -226,9 +226,9 @@ class VsphereDriver(Driver):
             self.log,
         )
 
-    def _checkpoints(self) -> Checkpoints:
+    def _checkpoints(self) -> VsphereCheckpoints:
         days = self.settings.integer("VSPHERE_CHECKPOINT_DAYS")
-        return Checkpoints(self._connection, self.identity, days, self.log)
+        return VsphereCheckpoints(self._connection, self.identity, days, self.log)
 
     def _kill_command(self, tag: Tag) -> list[str]:
         return [

@@ -13,13 +13,13 @@ from pyVmomi import vim
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 
 DEEPEST = 10
 """Folders within folders that are looked into for data centres and compute resources."""
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a job's VM goes."""
 
     datacenter: "vim.Datacenter"
@@ -34,15 +34,15 @@ class Place(NamedTuple):
 class Inventory:
     """Finds the objects of the settings; nothing is remembered, for an administrator may move them."""
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: VsphereConnection, settings: Settings) -> None:
         self._connection = connection
         self._settings = settings
 
-    def place(self) -> Place:
+    def place(self) -> Placement:
         """All of it. Raises `errors.MachineFault` for what is not there or not the only one."""
         datacenter, path = self.datacenter()
         datastore, name = self.datastore(datacenter)
-        return Place(datacenter, path, datastore, name, self.pool(datacenter), self.folder(datacenter))
+        return Placement(datacenter, path, datastore, name, self.pool(datacenter), self.folder(datacenter))
 
     def datacenter(self) -> "tuple[vim.Datacenter, str]":
         """VSPHERE_DATACENTER, and its path."""

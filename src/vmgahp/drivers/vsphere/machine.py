@@ -18,8 +18,8 @@ from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.checkpoint import Checkpoints, Manifest
-from vmgahp.drivers.vsphere.connection import Connection, Gone
+from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints, VsphereManifest
+from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.download import Download
 from vmgahp.job.exit_code import DESTROYED
@@ -39,14 +39,14 @@ FIGURES = (
 MIB_IN_KIB = 1024
 
 
-class Context:
+class VsphereContext:
     """What a machine works with."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: VsphereConnection,
         store: Store,
-        checkpoints: Checkpoints,
+        checkpoints: VsphereCheckpoints,
         datacenter: "vim.Datacenter",
         stop_timeout: float,
         log: Callable[[str], None],
@@ -94,7 +94,9 @@ class _Fetch:
 class VsphereMachine(Machine):
     """A VM that this daemon created, or took up from a checkpoint."""
 
-    def __init__(self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: Context) -> None:
+    def __init__(
+        self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: VsphereContext
+    ) -> None:
         self.name = tag.name
         self.uuid = tag.id
         self.cpu_seconds = 0.0
@@ -231,7 +233,7 @@ class VsphereMachine(Machine):
             power.off(self._connection, self._ref, f"saving {self.name}")
             access = self._connection.access
             checkpoints.write(
-                self._spec.working_dir, Manifest(self.uuid, snapshot, str(access), self.cpu_seconds)
+                self._spec.working_dir, VsphereManifest(self.uuid, snapshot, str(access), self.cpu_seconds)
             )
             self._retag(checkpoints.waiting(self._tag._replace(checkpoint=snapshot)))
         except errors.Fault:
@@ -317,7 +319,7 @@ class VsphereMachine(Machine):
         )
 
 
-def retire(context: Context, ref: "vim.VirtualMachine", tag: Tag) -> None:
+def retire(context: VsphereContext, ref: "vim.VirtualMachine", tag: Tag) -> None:
     """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
 
     The job may have gone on without its disks, but its spool directory still has the manifest of its last

@@ -12,7 +12,7 @@ from pyVmomi import vim, vmodl
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.connection import Connection, Gone
+from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.faults import Lost
 
 ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
@@ -21,14 +21,14 @@ ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
 POLL = 0.5
 
 
-def state(connection: Connection, ref: "vim.VirtualMachine") -> str:
+def state(connection: VsphereConnection, ref: "vim.VirtualMachine") -> str:
     """The power state of a VM. Raises `Gone`, and `errors.Fault`."""
     with faults.explained("asking for the state of a VM"):
         return str(connection.properties(ref, "runtime.powerState").get("runtime.powerState", ""))
 
 
 def settle(
-    connection: Connection,
+    connection: VsphereConnection,
     ref: "vim.VirtualMachine",
     begin: "Callable[[], vim.Task]",
     doing: str,
@@ -57,24 +57,24 @@ def settle(
             return
 
 
-def on(connection: Connection, ref: "vim.VirtualMachine", doing: str) -> None:
+def on(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str) -> None:
     """Power a VM on; one that is suspended goes on."""
     settle(connection, ref, ref.PowerOnVM_Task, doing, ON)
 
 
-def off(connection: Connection, ref: "vim.VirtualMachine", doing: str) -> None:
+def off(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str) -> None:
     """Power a VM off at once, which throws the memory of a suspended one away."""
     if state(connection, ref) != OFF:
         settle(connection, ref, ref.PowerOffVM_Task, doing, OFF)
 
 
-def suspend(connection: Connection, ref: "vim.VirtualMachine", doing: str) -> None:
+def suspend(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str) -> None:
     """Save a VM's memory on its datastore."""
     settle(connection, ref, ref.SuspendVM_Task, doing, SUSPENDED)
 
 
 def shut_down(
-    connection: Connection, ref: "vim.VirtualMachine", seconds: float, log: Callable[[str], None]
+    connection: VsphereConnection, ref: "vim.VirtualMachine", seconds: float, log: Callable[[str], None]
 ) -> None:
     """Ask the guest to shut down, if VMware Tools run in it to hear that, and wait; then power it off."""
     path = "guest.toolsRunningStatus"
@@ -96,7 +96,7 @@ def shut_down(
     off(connection, ref, "powering a VM off")
 
 
-def destroy(connection: Connection, ref: "vim.VirtualMachine", datacenter: "vim.Datacenter") -> bool:
+def destroy(connection: VsphereConnection, ref: "vim.VirtualMachine", datacenter: "vim.Datacenter") -> bool:
     """Power a VM off and remove it with all files in its directory; False when it is gone already."""
     try:
         with faults.explained("looking at a VM"):
@@ -130,7 +130,7 @@ def directory_of(path: str) -> str:
     return directory if slash and name.endswith(".vmx") and not directory.endswith("] ") else ""
 
 
-def _remove(connection: Connection, ref: "vim.VirtualMachine") -> None:
+def _remove(connection: VsphereConnection, ref: "vim.VirtualMachine") -> None:
     for last in (False, True):
         try:
             connection.task(lambda _content: ref.Destroy_Task(), "removing a VM")

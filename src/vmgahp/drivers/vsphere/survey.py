@@ -10,7 +10,7 @@ from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.vsphere import annotations, faults
-from vmgahp.drivers.vsphere.connection import Connection
+from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.inventory import Inventory, network_map
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.job.vmware import NETWORKING_TYPES
@@ -36,11 +36,11 @@ class _Server(NamedTuple):
     datacenter_path: str
 
 
-class Surveyor:
+class VsphereSurveyor:
     """Looks at one server for one execute machine."""
 
     def __init__(
-        self, vm_type: str, settings: Settings, connection: Connection, inventory: Inventory
+        self, vm_type: str, settings: Settings, connection: VsphereConnection, inventory: Inventory
     ) -> None:
         self.vm_type = vm_type
         self.settings = settings

@@ -12,7 +12,7 @@ from tests.job.test_xen import CASES, HOST
 from tests.lab.namespace import wait_until
 from vmgahp import errors
 from vmgahp.domain import xen as domain_xen
-from vmgahp.domain.restore import Mismatch, reconcile_xen
+from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
@@ -133,7 +133,7 @@ def test_a_restart_keeps_what_the_guest_knows() -> None:
 )
 def test_a_saved_guest_that_is_another(old: str, new: str, part: str) -> None:
     assert old in LIVE
-    with pytest.raises(Mismatch, match=part):
+    with pytest.raises(SavedMismatch, match=part):
         reconcile_xen(LIVE.replace(old, new), ASKED)
 
 

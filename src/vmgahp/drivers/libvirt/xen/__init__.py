@@ -36,9 +36,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vmgahp.drivers.libvirt.checkpoint import Chains, Restart
+    from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
     from vmgahp.drivers.libvirt.resources import Resources
-    from vmgahp.images.backing import Layer
+    from vmgahp.images.backing import BackingFile
     from vmgahp.job.ad import JobAd
     from vmgahp.job.spec import Disk
 
@@ -69,7 +69,7 @@ class XenDescriber(Describer):
         spec: JobSpec,
         uuid: str,
         domain_type: str,
-        chains: "Mapping[str, tuple[Layer, ...]]",
+        chains: "Mapping[str, tuple[BackingFile, ...]]",
         resources: "Resources | None",
     ) -> Described:
         """As `Describer.describe`; what the XML names is held open until the guest is gone."""
@@ -206,12 +206,12 @@ class XenDriver(LibvirtDriver):
     def _os_types(self) -> tuple[str, ...]:
         return other_hypervisors.ask(self._connection, DOMAIN_TYPE, self.settings).os_types
 
-    def _describe_restart(self, restart: "Restart", ours: str) -> str:
-        from vmgahp.domain.restore import Mismatch, reconcile_xen
+    def _describe_restart(self, restart: "LibvirtRestart", ours: str) -> str:
+        from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 
         try:
             return reconcile_xen(restart.manifest.xml, ours)
-        except Mismatch as mismatch:
+        except SavedMismatch as mismatch:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
@@ -247,7 +247,7 @@ class XenDriver(LibvirtDriver):
         machine: LibvirtMachine,
         spec: JobSpec,
         chains: "Chains",
-        restart: "Restart | None",
+        restart: "LibvirtRestart | None",
     ) -> None:
         assert isinstance(machine, XenMachine)
         machine.saver.cannot = machine.saver.cannot or self._why_not_save(spec, DOMAIN_TYPE)

@@ -7,7 +7,7 @@ from vmgahp import errors, findings
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors
-from vmgahp.drivers.libvirt.survey import Surveyor
+from vmgahp.drivers.libvirt.survey import LibvirtSurveyor
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.job.xen import BOOTLOADER, require_bootloader
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 
 
-class XenSurveyor(Surveyor):
+class XenSurveyor(LibvirtSurveyor):
     """Looks at one machine for Xen jobs."""
 
     def survey(self, end: float) -> Survey:
