@@ -169,4 +169,4 @@ def _says(server: object) -> str:
     return f"{server.name} lets us in, and has the data centre {server.datacenter_path}"
 
 
-__all__ = ["Surveyor"]
+__all__ = ["VsphereSurveyor"]
