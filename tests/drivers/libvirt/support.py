@@ -1,10 +1,12 @@
 """Jobs with real guests on libvirt and QEMU, and what tests do with them."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as etree
@@ -85,6 +87,31 @@ def start(peer: Peer, job: Job, *more: str) -> None:
 
 def words_of(status: list[str]) -> dict[str, str]:
     return dict(word.split("=") for word in status[1:])
+
+
+@contextlib.contextmanager
+def running(job: Job, *more: str, **settings: object) -> Iterator[Peer]:
+    """A server that has started the job's VM; it is told to quit at the end, where the test has not ended it."""
+    with serving(job, **settings) as peer:
+        start(peer, job, *more)
+        yield peer
+        if peer.process.returncode is None:
+            peer.quit()
+
+
+def run_to_its_end(peer: Peer, job: Job) -> dict[str, object]:
+    """Wait for the guest to power itself off: what the exit file says."""
+    until(lambda: job.domain() is None, "the guest powers itself off")
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    return exit_file(job)
+
+
+def exit_file(job: Job) -> dict[str, object]:
+    path = job.scratch / EXIT
+    assert path.stat().st_uid == job.scratch.stat().st_uid
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
 
 
 CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
@@ -192,11 +219,13 @@ def live(job: Job) -> etree.Element:
     return etree.fromstring(domain.XMLDesc())
 
 
-def refused(peer: Peer, job: Job, word: str, *more: str) -> str:
-    """A START that is refused with `word`; what vm_error.txt says."""
-    peer.line()
-    peer.send_ad(*job.ad(*more))
-    assert peer.run("START", "kvm")[:2] == ["1", word]
+def refused(job: Job, code: str, *more: str, **settings: object) -> str:
+    """A START that is refused with `code`; what vm_error.txt says."""
+    with greeted(job, **settings) as peer:
+        peer.send_ad(*job.ad(*more))
+        assert peer.run("START", "kvm") == ["1", code]
+        assert job.domain() is None
+        peer.quit()
     return (job.scratch / "vm_error.txt").read_text()
 
 

@@ -11,9 +11,20 @@ import pytest
 
 from tests.commands.doctor.test_doctor import Condor, as_root, pool, snapshot
 from tests.commands.doctor.test_dry_run import Ad
-from tests.drivers.libvirt.support import CHECKPOINT, WANTS, Job, moved, serving, start, until
+from tests.drivers.libvirt.support import (
+    CHECKPOINT,
+    WANTS,
+    Job,
+    moved,
+    refused,
+    run_to_its_end,
+    running,
+    serving,
+    start,
+    until,
+)
 from tests.lab.guest import SECTOR, copying_sector, counts, make_guest, read_count
-from tests.peer import Peer, daemon, environment
+from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 from vmgahp.commands import doctor
 from vmgahp.findings import OFF, OK
@@ -28,7 +39,7 @@ __all__ = ["pool"]
 
 LAYER = "hda-counter.qcow2"
 ON_IMAGE = 'VMPARAM_vm_Disk = "catalog:counter:hda:w"'
-INVALID = ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"]
+INVALID = "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"
 
 
 class Images:
@@ -66,32 +77,15 @@ def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
         domain.destroy()
 
 
-def run_to_its_end(peer: Peer, job: Job) -> None:
-    until(lambda: job.domain() is None, "the guest powers itself off")
-    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-
-
-def refused(job: Job, *more: str, **settings: object) -> str:
-    """The reason that the job's owner is told."""
-    with serving(job, **settings) as peer:
-        assert peer.line().startswith("$VMGahpVersion")
-        peer.send_ad(*job.ad(*more))
-        assert peer.run("START", "kvm") == INVALID
-        peer.quit()
-    return (job.scratch / "vm_error.txt").read_text()
-
-
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir() if not path.name.startswith("vm_metrics")}
 
 
 def test_a_guest_boots_from_an_image_and_leaves_it_as_it_was(job: Job, images: Images) -> None:
     before = images.base.read_bytes()
-    with serving(job, **images.settings) as peer:
-        start(peer, job, ON_IMAGE)
+    with running(job, ON_IMAGE, **images.settings) as peer:
         empty = (job.scratch / LAYER).stat().st_blocks
         run_to_its_end(peer, job)
-        peer.quit()
     assert "vmgahp guest done" in job.console()
     assert images.base.read_bytes() == before
     assert read_count(job.scratch / LAYER) == 2
@@ -103,11 +97,9 @@ def test_a_guest_boots_from_an_image_and_leaves_it_as_it_was(job: Job, images: I
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
 def test_libvirts_own_user_reads_the_image_and_does_not_get_it(job: Job, images: Images) -> None:
-    with serving(job, VM_RUN_AS_JOB_USER=False, **images.settings) as peer:
-        start(peer, job, ON_IMAGE)
+    with running(job, ON_IMAGE, VM_RUN_AS_JOB_USER=False, **images.settings) as peer:
         assert images.base.stat().st_uid == 0
         run_to_its_end(peer, job)
-        peer.quit()
     assert read_count(job.scratch / LAYER) == 2
     assert (job.scratch / LAYER).stat().st_uid == job.scratch.stat().st_uid
     assert images.base.stat().st_uid == 0
@@ -144,7 +136,7 @@ def copies(images: Images, scratch: Path) -> Images:
 def test_a_job_that_cannot_start_leaves_no_disk_that_was_made_for_it(job: Job, images: Images) -> None:
     before = names(job.scratch)
     disks = 'VMPARAM_vm_Disk = "catalog:counter:hda:w,catalog:counter:sda1:w"'
-    refused(job, disks, 'VMPARAM_vm_Data_Disk = "vdb:1M"', **images.settings)
+    refused(job, INVALID, disks, 'VMPARAM_vm_Data_Disk = "vdb:1M"', **images.settings)
     assert names(job.scratch) - {"vm_error.txt", "vm_console.log"} == before
 
 
@@ -154,16 +146,14 @@ def test_an_image_whose_layer_is_gone_holds_the_job_and_is_not_offered(job: Job,
     subprocess.run(command, check=True)
     images.say(images.path.read_text() + '[top]\npath = "top.qcow2"\nformat = "qcow2"\n')
     on_top = 'VMPARAM_vm_Disk = "catalog:top:hda:w"'
-    with serving(job, **images.settings) as peer:
-        start(peer, job, on_top)
+    with running(job, on_top, **images.settings) as peer:
         run_to_its_end(peer, job)
-        peer.quit()
     assert read_count(job.scratch / "hda-top.qcow2") == 2
     assert 'VM_Images = "counter,top"' in probed(job, **images.settings)
     images.base.rename(images.directory / "gone")
     make_guest(images.directory / "counter.raw")
     images.say(images.path.read_text().replace("base.raw", "counter.raw"))
-    assert "cannot be used on this machine" in refused(job, on_top, **images.settings)
+    assert "cannot be used on this machine" in refused(job, INVALID, on_top, **images.settings)
     said = probed(job, **images.settings)
     assert 'VM_Images = "counter"\n' in said
     assert "not offered: image top" in said
@@ -177,21 +167,17 @@ def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(
     (job.scratch / "in.csv").write_text("a,b\n")
     job.own(job.scratch / "in.csv")
     more = (WANTS, ON_IMAGE, 'VMPARAM_vm_Data_Disk = "vdb:64M"', 'VMPARAM_vm_Data_Files = "in.csv"')
-    with serving(job, **images.settings) as peer:
-        start(peer, job, *more)
+    with running(job, *more, **images.settings) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
     assert names(job.scratch) >= {*CHECKPOINT, LAYER, "vm_catalog.json", "vdb-data.qcow2"}
     assert "vm_data_files.iso" not in names(job.scratch)
     shutil.copyfile(images.base, copies.base)
     images.base.unlink()
     moved(job, elsewhere)
-    with serving(job, **copies.settings) as peer:
-        start(peer, job, *more)
+    with running(job, *more, **copies.settings) as peer:
         run_to_its_end(peer, job)
-        peer.quit()
     assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
     assert counts(job.console()) == [1, 2, 3, 4, 5]
     assert read_count(copies.base) == 0
@@ -204,11 +190,9 @@ def test_a_job_that_comes_back_has_its_layer_on_the_image_whatever_its_header_sa
     layer = job.scratch / LAYER
     inodes = set()
     for _ in range(2):
-        with serving(job, **images.settings) as peer:
-            start(peer, job, ON_IMAGE)
+        with running(job, ON_IMAGE, **images.settings) as peer:
             inodes.add(layer.stat().st_ino)
             run_to_its_end(peer, job)
-            peer.quit()
         command = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", str(layer)]
         subprocess.run(command, check=True)
     assert len(inodes) == 1
@@ -228,7 +212,7 @@ def test_a_broken_catalog_takes_no_machine_offline(job: Job, images: Images) -> 
     said = probed(job, **images.settings)
     assert "VM_Images" not in said.replace("VM_CATALOG", "")
     assert "not offered: images" in said
-    assert "cannot be used" in refused(job, ON_IMAGE, **images.settings)
+    assert "cannot be used" in refused(job, INVALID, ON_IMAGE, **images.settings)
 
 
 def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewhere: Path) -> None:
@@ -240,10 +224,8 @@ def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewher
     job.own(boot)
     images.say('[text]\npath = "text.raw"\nformat = "raw"\n')
     disks = 'VMPARAM_vm_Disk = "boot.raw:vda:w:raw,catalog:text:vdb:r"'
-    with serving(job, **images.settings) as peer:
-        start(peer, job, disks)
+    with running(job, disks, **images.settings) as peer:
         run_to_its_end(peer, job)
-        peer.quit()
     assert "from the catalog" in job.console()
     assert not {name for name in names(job.scratch) if "catalog" in name or "text" in name}
 
@@ -274,12 +256,12 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     assert place % 2048 == 0
     images.base.write_bytes(copying_sector(drive, place // sector, 0x81).ljust(1 << 20, b"\0"))
     more = ('VMPARAM_vm_Data_Disk = "vdb:64M:results.raw"', 'VMPARAM_vm_Data_Files = "in.csv, params"')
-    with serving(job, **images.settings) as peer:
-        start(peer, job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more)
+    with running(
+        job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more, **images.settings
+    ) as peer:
         disks = (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ")
         assert disks == 3
         run_to_its_end(peer, job)
-        peer.quit()
     assert "one of the job's files" in job.console(), job.console()
     assert "vmgahp guest done" in job.console()
     home = job.scratch / "results.raw"

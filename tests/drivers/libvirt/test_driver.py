@@ -19,8 +19,10 @@ from tests.drivers.libvirt.support import (
     WANTS,
     Job,
     moved,
+    refused,
+    run_to_its_end,
+    running,
     serving,
-    start,
     until,
     vacate,
     words_of,
@@ -37,17 +39,15 @@ pytestmark = pytest.mark.libvirt
 @pytest.mark.smoke
 def test_a_job_runs_to_its_own_end(job: Job) -> None:
     make_guest(job.disk, seconds=2)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert b"qemu" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        words = words_of(peer.run("STATUS", 1))
         assert words["STATUS"] == "Running"
         assert words["MAXMEMORY"] == str(64 * 1024)
         assert 0 <= float(words["CPUTIME"]) < 60
         assert 0 <= float(words["CPUUTILIZATION"]) <= 1
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        run_to_its_end(peer, job)
         assert peer.run("GETPID", 1) == ["0", "0"]
         log = peer.quit()
     assert "vmgahp guest done" in job.console()
@@ -57,10 +57,8 @@ def test_a_job_runs_to_its_own_end(job: Job) -> None:
 
 def test_files_stay_the_job_users_own(job: Job) -> None:
     make_guest(job.disk, seconds=1)
-    with serving(job) as peer:
-        start(peer, job)
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    with running(job) as peer:
+        run_to_its_end(peer, job)
         owner = job.scratch.stat().st_uid
         assert {path.name: path.stat().st_uid for path in job.scratch.iterdir()} == {
             "guest.img": owner,
@@ -68,38 +66,31 @@ def test_files_stay_the_job_users_own(job: Job) -> None:
             METRICS: owner,
             EXIT: owner,
         }
-        peer.quit()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
 def test_qemu_runs_as_the_jobs_user(job: Job) -> None:
     job.scratch.chmod(0o700)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert os.stat(f"/proc/{pid}").st_uid == job.scratch.stat().st_uid
-        peer.quit()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
 def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None:
     make_guest(job.disk, seconds=1)
     owner = job.scratch.stat().st_uid
-    with serving(job, VM_RUN_AS_JOB_USER=False) as peer:
-        start(peer, job)
+    with running(job, VM_RUN_AS_JOB_USER=False) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert os.stat(f"/proc/{pid}").st_uid not in (0, owner)
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
+        run_to_its_end(peer, job)
     assert "vmgahp guest done" in job.console()
     assert job.disk.stat().st_uid == owner
 
 
 @pytest.mark.smoke
 def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
@@ -108,8 +99,7 @@ def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
 
 
 def test_pause_and_resume(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         until(lambda: "2" in job.console(), "the guest counts")
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
@@ -118,15 +108,13 @@ def test_pause_and_resume(job: Job) -> None:
         assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        peer.quit()
 
 
 @pytest.mark.parametrize("as_job_user", [pytest.param(True, marks=pytest.mark.smoke), False])
 def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
     """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
     make_guest(job.disk, seconds=6)
-    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
-        start(peer, job)
+    with running(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
         until(lambda: "3\n" in job.console(), "the guest counts to three")
         before = words_of(peer.run("STATUS", 1))
         pid = int(peer.run("GETPID", 1)[1])
@@ -147,28 +135,23 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> 
         assert float(after["CPUTIME"]) >= float(before["CPUTIME"]) > 0
         assert 0 <= float(after["CPUUTILIZATION"]) <= 1
         assert int(peer.run("GETPID", 1)[1]) not in (0, pid)
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
+        run_to_its_end(peer, job)
     assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
     assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
     assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
 
 
 def test_a_paused_guest_can_be_suspended(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        peer.quit()
 
 
 @pytest.mark.parametrize("end", ["STOP", "QUIT", "EOF"])
 def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         peer.run("SUSPEND", 1)
         if end == "STOP":
             assert peer.run("STOP", 1) == ["0", "NULL"]
@@ -180,13 +163,11 @@ def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> Non
 def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
     (job.scratch / "vm_suspend.mem").mkdir()
     (job.scratch / "vm_suspend.mem" / "in the way").touch()
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         before = len(counts(job.console()))
         until(lambda: len(counts(job.console())) > before, "the guest counts on")
-        peer.quit()
     assert not [path for path in job.scratch.iterdir() if path.name.endswith(".part")]
 
 
@@ -195,17 +176,14 @@ def test_the_image_is_not_written_through_a_link(job: Job) -> None:
     victim.write_text("precious")
     for name in ("vm_suspend.mem", ".vm_suspend.mem.part"):
         (job.scratch / name).symlink_to(victim)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert victim.read_text() == "precious"
         assert peer.run("RESUME", 1) == ["0", "NULL"]
-        peer.quit()
 
 
 def test_an_image_that_was_changed_is_not_shown_to_libvirt(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         peer.run("SUSPEND", 1)
         image = job.scratch / "vm_suspend.mem"
         content = image.read_bytes()
@@ -214,12 +192,10 @@ def test_an_image_that_was_changed_is_not_shown_to_libvirt(job: Job) -> None:
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
         image.write_bytes(content)
         assert peer.run("RESUME", 1) == ["0", "NULL"]
-        peer.quit()
 
 
 def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         domain = job.domain()
         assert domain is not None
         domain.suspend()
@@ -256,8 +232,7 @@ def test_a_full_disk_is_seen_and_named(job: Job) -> None:
         with (full / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
             while filling.write(bytes(4096)):
                 pass
-        with serving(job) as peer:
-            start(peer, job, f'VMPARAM_vm_Disk = "{overlay}:vda:w:qcow2"')
+        with running(job, f'VMPARAM_vm_Disk = "{overlay}:vda:w:qcow2"') as peer:
 
             def status() -> str:
                 return peer.run("STATUS", 1)[1]
@@ -273,8 +248,7 @@ def test_a_full_disk_is_seen_and_named(job: Job) -> None:
 
 
 def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         until(lambda: job.domain() is None, "libvirt sees it")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
@@ -300,12 +274,9 @@ def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path
     moved(job, elsewhere)
     if shared:
         job.disk = moved_disk
-    with serving(job) as peer:
-        start(peer, job, WANTS, *more)
+    with running(job, WANTS, *more) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
+        run_to_its_end(peer, job)
     assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
     assert counts(job.console()) == [1, 2, 3, 4, 5]
     assert read_count(job.disk) == 5
@@ -313,35 +284,28 @@ def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path
 
 
 def test_a_vm_goes_on_after_a_periodic_checkpoint(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS) as peer:
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir())
-        peer.quit()
 
 
 def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
     make_guest(job.disk, seconds=4)
-    with serving(job) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS) as peer:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        peer.quit()
     assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, *CHECKPOINT}
     moved(job, elsewhere)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
-        peer.quit()
     assert job.console().count("vmgahp guest up") == 1
 
 
 def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert "vm_checkpoint" in peer.quit()
@@ -368,8 +332,7 @@ def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job)
     content = bytearray(image.read_bytes())
     content[len(content) // 2] ^= 1
     image.write_bytes(content)
-    with serving(job) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS) as peer:
         until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
         log = peer.quit()
     assert "checksum" in log
@@ -381,12 +344,7 @@ def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:
     with job.disk.open("r+b") as disk:
         disk.seek(512 * 8)
         disk.write(b"changed by somebody")
-    with serving(job) as peer:
-        peer.line()
-        peer.send_ad(*job.ad(WANTS))
-        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT"]
-        assert "guest.img" in (job.scratch / "vm_error.txt").read_text()
-        peer.quit()
+    assert "guest.img" in refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", WANTS)
     names = {path.name for path in job.scratch.iterdir()}
     assert names >= {"guest.img", "vm_checkpoint.mem.refused-1", "vm_checkpoint.json.refused-1"}
 
@@ -395,8 +353,7 @@ def test_another_jobs_checkpoint_is_not_gone_on_from(job: Job) -> None:
     vacate(job)
     job.cluster += 50
     job.name = f"alice_lab_{job.cluster}.0"
-    with serving(job) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS) as peer:
         until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
         assert "it is the checkpoint of" in peer.quit()
 
@@ -410,8 +367,7 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
         "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>",
     )
     path.write_text(json.dumps(manifest))
-    with serving(job) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS) as peer:
         domain = job.domain()
         assert domain is not None
         assert "hostdev" not in domain.XMLDesc()
@@ -428,8 +384,7 @@ def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
         manifest = json.loads(path.read_text())
         text = path.read_text().replace(manifest["uuid"], victim.UUIDString())
         path.write_text(text)
-        with serving(job) as peer:
-            start(peer, job, WANTS)
+        with running(job, WANTS) as peer:
             assert "runs on this machine" in peer.quit()
         assert victim.isActive()
     finally:
@@ -438,8 +393,7 @@ def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
 
 @pytest.mark.parametrize("end", ["QUIT", "EOF", "SIGTERM", "SIGQUIT"])
 def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert job.domain() is not None
         if end == "QUIT":
             peer.quit()
@@ -453,8 +407,7 @@ def test_the_end_of_the_server_is_the_end_of_its_guests(job: Job, end: str) -> N
 
 @pytest.mark.smoke
 def test_a_killed_server_leaves_no_guest(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         peer.process.kill()
         peer.process.wait()
         until(lambda: job.domain() is None, "the guardian destroys the guest")
@@ -464,8 +417,7 @@ def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
     job_xml = f"""<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>64</memory>
         <os><type>hvm</type></os></domain>"""
     orphan = job._connection.createXML(job_xml, 0).UUIDString()
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         domain = job.domain()
         assert domain is not None
         assert domain.UUIDString() != orphan
@@ -474,22 +426,19 @@ def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
 
 @pytest.mark.smoke
 def test_kill_mode(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         ended = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
         assert ended.returncode == 0
         assert ended.stdout == ""
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.quit()
     again = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
     assert again.returncode == 0
 
 
 def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
     """What the startd names for every VM type that it does not know."""
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job):
         other = daemon(
             environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", f"{job.scratch}2"
         )
@@ -500,19 +449,16 @@ def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
         )
         assert ended.returncode == 0
         assert job.domain() is None
-        peer.quit()
 
 
 def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job):
         stale = "00000000-0000-4000-8000-000000000000"
         ended = daemon(
             environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name, "uuid", stale
         )
         assert ended.returncode == 0
         assert job.domain() is not None
-        peer.quit()
 
 
 @pytest.mark.parametrize(
@@ -568,10 +514,8 @@ def test_disks_of_every_bus_and_kind(job: Job) -> None:
         (job.scratch / name).write_bytes(bytes(1474560))
         job.own(job.scratch / name)
     make_guest(job.disk, seconds=2)
-    with serving(job) as peer:
-        start(peer, job, 'VMPARAM_vm_Disk = "' + ",".join(f"{n}:{d}" for n, d in disks.items()) + '"')
+    with running(job, 'VMPARAM_vm_Disk = "' + ",".join(f"{n}:{d}" for n, d in disks.items()) + '"'):
         until(lambda: job.domain() is None, "the guest powers itself off")
-        peer.quit()
     assert "vmgahp guest done" in job.console(), "the first disk is the one that boots"
 
 
@@ -584,11 +528,9 @@ def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
     overlay = job.scratch / "guest.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True)
     job.own(overlay)
-    with serving(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
-        start(peer, job, 'VMPARAM_vm_Disk = "guest.qcow2:vda:w:qcow2"')
+    with running(job, 'VMPARAM_vm_Disk = "guest.qcow2:vda:w:qcow2"', VM_RUN_AS_JOB_USER=as_job_user):
         assert base.stat().st_uid == before.st_uid
         until(lambda: job.domain() is None, "the guest powers itself off")
-        peer.quit()
     assert "vmgahp guest done" in job.console()
     assert (base.stat().st_uid, base.stat().st_mtime) == (before.st_uid, before.st_mtime)
 
@@ -597,11 +539,7 @@ def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
 def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
     os.chown(job.disk, 0, 0)
     job.disk.chmod(0o600)
-    with serving(job) as peer:
-        peer.line()
-        peer.send_ad(*job.ad())
-        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"]
-        peer.quit()
+    refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM")
 
 
 def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
@@ -616,8 +554,7 @@ def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
 
 
 def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job, "JobVMVNCConsole = true")
+    with running(job, "JobVMVNCConsole = true") as peer:
         display = json.loads((job.scratch / "vm_vnc.json").read_text())
         assert display["host"] == "127.0.0.1"
         assert 5900 <= display["port"] < 65536
@@ -632,25 +569,22 @@ def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
 
 def test_no_output_vm_leaves_nothing_to_send_home(job: Job) -> None:
     make_guest(job.disk, seconds=1)
-    with serving(job) as peer:
-        start(peer, job, "VMPARAM_No_Output_VM = true")
+    with running(job, "VMPARAM_No_Output_VM = true") as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         assert list(job.scratch.iterdir()) == []
-        peer.quit()
 
 
 def test_user_networking(job: Job) -> None:
-    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
-        start(
-            peer,
-            job,
-            "JobVMNetworking = true",
-            'JobVMNetworkingType = "user"',
-            'JobVM_MACADDR = "52:54:00:12:34:56"',
-        )
+    with running(
+        job,
+        "JobVMNetworking = true",
+        'JobVMNetworkingType = "user"',
+        'JobVM_MACADDR = "52:54:00:12:34:56"',
+        VM_NETWORKING=True,
+        VM_NETWORKING_TYPE="user",
+    ) as peer:
         assert peer.run("STATUS", 1)[1] == "MAC=52:54:00:12:34:56"
-        peer.quit()
 
 
 def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> None:
@@ -663,11 +597,9 @@ def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> N
     )
     script.chmod(0o755)
     tmp_path.chmod(0o755)
-    with serving(job, LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
-        start(peer, job, 'ClaimId = "hush"')
-        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+    with running(job, 'ClaimId = "hush"', LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
+        words = words_of(peer.run("STATUS", 1))
         assert words["MAXMEMORY"] == str(48 * 1024)
-        peer.quit()
     sent = (tmp_path / "ad").read_text()
     assert f'VMPARAM_VM_NAME = "{job.name}"' in sent
     assert "hush" not in sent
@@ -680,12 +612,7 @@ def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Jo
         ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
         assert 'VM_kvm_ATTR_accel = "kvm"' in ended.stdout
         return
-    with serving(job, VM_ALLOW_EMULATION=False) as peer:
-        peer.line()
-        peer.send_ad(*job.ad())
-        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
-        assert "VM_ALLOW_EMULATION" in (job.scratch / "vm_error.txt").read_text()
-        peer.quit()
+    assert "VM_ALLOW_EMULATION" in refused(job, "VMGAHP_ERR_CRITICAL", VM_ALLOW_EMULATION=False)
     ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
     assert ended.stdout == ""
     assert ended.returncode == 1

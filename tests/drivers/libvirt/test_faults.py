@@ -17,9 +17,8 @@ from tests.drivers.libvirt.support import (
     Job,
     greeted,
     refused_cleanly,
+    running,
     runs,
-    serving,
-    start,
 )
 from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
@@ -425,12 +424,10 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", job.disk, image], check=True)
     job.own(image)
     disk = 'VMPARAM_vm_Disk = "guest.qcow2:hda:w:qcow2"'
-    with serving(job) as peer:
-        start(peer, job, disk)
+    with running(job, disk) as peer:
         text = refused_beside(peer, other, INVALID_DISK, disk)
         assert "lock" in text
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
-        peer.quit()
 
 
 def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
@@ -448,8 +445,7 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
     make_guest(job.scratch / "other.img", seconds=None)
     job.own(job.scratch / "other.img")
     disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
-    with serving(job, **USER_NETWORK) as peer:
-        start(peer, job, *ASKS)
+    with running(job, *ASKS, **USER_NETWORK) as peer:
         text = refused_beside(peer, other, MISMATCHED, *ASKS, disk)
         assert "JobVM_MACADDR = 52:54:00:12:34:58" in text
         peer.send_ad(*other.ad(ASKS[0], 'JobVM_MACADDR = "52:54:00:12:34:59"', disk))

@@ -1,6 +1,5 @@
 """What guests are told and what they say, with real guests: cloud-init's drive, exit codes, pictures of failures."""
 
-import json
 import os
 import re
 import signal
@@ -10,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import Job, evict, live, moved, refused, serving, start, until
+from tests.drivers.libvirt.support import (
+    Job,
+    evict,
+    exit_file,
+    live,
+    moved,
+    refused,
+    run_to_its_end,
+    running,
+    until,
+)
 from tests.images.test_iso import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
-from tests.peer import Peer
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
@@ -35,27 +43,12 @@ def put(job: Job, name: str, content: str) -> None:
     job.own(path)
 
 
-def ended(job: Job) -> dict[str, object]:
-    path = job.scratch / "vm_exit.json"
-    assert path.stat().st_uid == job.scratch.stat().st_uid
-    found = json.loads(path.read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def run_to_its_end(peer: Peer, job: Job) -> dict[str, object]:
-    until(lambda: job.domain() is None, "the guest powers itself off")
-    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    return ended(job)
-
-
 # The exit code
 
 
 def test_the_last_line_of_the_console_is_the_exit_code(job: Job) -> None:
     make_guest(job.disk, seconds=1, last_words="vmgahp-exit-code: 3")
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         peer.run("STATUS", 1)
         found = run_to_its_end(peer, job)
         log = peer.quit()
@@ -65,19 +58,15 @@ def test_the_last_line_of_the_console_is_the_exit_code(job: Job) -> None:
 
 def test_a_guest_that_says_nothing_has_no_exit_code(job: Job) -> None:
     make_guest(job.disk, seconds=1)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         found = run_to_its_end(peer, job)
-        peer.quit()
     assert (found["exit_code"], found["source"], found["ended_by"]) == (None, None, "powered off")
 
 
 def test_the_code_is_found_behind_the_console_files_limit(job: Job) -> None:
     make_guest(job.disk, seconds=2, last_words="vmgahp-exit-code: 7")
-    with serving(job, VM_CONSOLE_LOG_MAX="20") as peer:
-        start(peer, job)
+    with running(job, VM_CONSOLE_LOG_MAX="20") as peer:
         found = run_to_its_end(peer, job)
-        peer.quit()
     assert "exit-code" not in job.console()
     assert found["exit_code"] == 7
 
@@ -85,86 +74,69 @@ def test_the_code_is_found_behind_the_console_files_limit(job: Job) -> None:
 def test_a_code_of_an_earlier_run_is_not_this_ones(job: Job) -> None:
     put(job, "vm_console.log", "vmgahp-exit-code: 9\n")
     make_guest(job.disk, seconds=1)
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         found = run_to_its_end(peer, job)
-        peer.quit()
     assert found["exit_code"] is None
 
 
 def test_a_stopped_vm_was_destroyed(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        assert ended(job)["ended_by"] == "destroyed"
-        peer.quit()
+        assert exit_file(job)["ended_by"] == "destroyed"
 
 
 def test_a_suspended_vm_that_is_stopped_was_destroyed(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert not (job.scratch / "vm_exit.json").exists()
         assert peer.run("STOP", 1) == ["0", "NULL"]
-        assert ended(job)["ended_by"] == "destroyed"
-        peer.quit()
+        assert exit_file(job)["ended_by"] == "destroyed"
 
 
 def test_a_killed_qemu_is_a_crash(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         os.kill(pid, signal.SIGKILL)
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
-        peer.quit()
 
 
 def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         domain = job.domain()
         assert domain is not None
         domain.destroy()
         assert run_to_its_end(peer, job)["ended_by"] == "destroyed by somebody else"
-        peer.quit()
 
 
 def test_a_checkpoint_is_no_end(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, "JobVMCheckpoint = true") as peer:
         evict(peer)
     assert not (job.scratch / "vm_exit.json").exists()
 
 
 def test_a_failed_start_is_no_end(job: Job) -> None:
-    with serving(job) as peer:
-        refused(peer, job, MISMATCHED, USER_DATA)
-        peer.quit()
+    refused(job, MISMATCHED, USER_DATA)
     assert not (job.scratch / "vm_exit.json").exists()
 
 
 def test_vm_no_output_vm_takes_the_exit_file_too(job: Job) -> None:
     make_guest(job.disk, seconds=1)
-    with serving(job) as peer:
-        start(peer, job, "VMPARAM_No_Output_VM = true")
+    with running(job, "VMPARAM_No_Output_VM = true") as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         assert not (job.scratch / "vm_exit.json").exists()
-        peer.quit()
 
 
 def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> None:
     more = ("VMPARAM_vm_Exit_Port = true", "JobVMCheckpoint = true")
-    with serving(job) as peer:
-        start(peer, job, *more)
+    with running(job, *more) as peer:
         assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         until(lambda: len(counts(job.console())) > 1, "the guest counts on")
         evict(peer)
     moved(job, elsewhere)
-    with serving(job) as peer:
-        start(peer, job, *more)
+    with running(job, *more) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
         log = peer.quit()
@@ -177,8 +149,7 @@ def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> 
 def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
     put(job, "user-data", "#cloud-config\npassword: geheim\n")
     put(job, "net", "version: 2\n")
-    with serving(job) as peer:
-        start(peer, job, USER_DATA, 'VMPARAM_vm_Network_Config = "net"', 'GlobalJobId = "s#1.0#2"')
+    with running(job, USER_DATA, 'VMPARAM_vm_Network_Config = "net"', 'GlobalJobId = "s#1.0#2"') as peer:
         host_name = job.name.replace("_", "-").replace(".", "-")
         assert read(job.scratch / SEED) == {
             "user-data": b"#cloud-config\npassword: geheim\n",
@@ -205,24 +176,20 @@ def test_a_start_that_fails_leaves_none(job: Job) -> None:
     put(job, "user-data", "#cloud-config\n")
     (job.scratch / "guest.img").write_bytes(b"")
     more = (USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
-    with serving(job) as peer:
-        refused(peer, job, "VMGAHP_ERR_BAD_IMAGE", *more)
-        peer.quit()
+    refused(job, "VMGAHP_ERR_BAD_IMAGE", *more)
     assert not (job.scratch / SEED).exists()
 
 
 def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> None:
     put(job, "user-data", "#!/bin/sh\n")
     more = (USER_DATA, "JobVMCheckpoint = true", 'GlobalJobId = "s#1.0#2"')
-    with serving(job) as peer:
-        start(peer, job, *more)
+    with running(job, *more) as peer:
         before = (job.scratch / SEED).read_bytes()
         until(lambda: len(counts(job.console())) > 1, "the guest counts")
         evict(peer)
     assert not (job.scratch / SEED).exists(), "it does not go home with a checkpoint either"
     moved(job, elsewhere)
-    with serving(job) as peer:
-        start(peer, job, *more)
+    with running(job, *more) as peer:
         assert (job.scratch / SEED).read_bytes() == before
         log = peer.quit()
     assert "goes on where it was saved" in log, log
@@ -245,9 +212,7 @@ def test_what_makes_no_sense_is_refused_by_name(
     job: Job, content: str, more: tuple[str, ...], why: str
 ) -> None:
     put(job, "user-data", content)
-    with serving(job) as peer:
-        said = refused(peer, job, MISMATCHED, *more)
-        peer.quit()
+    said = refused(job, MISMATCHED, *more)
     assert why in said
     assert "VMPARAM_vm_" in said
     assert not (job.scratch / SEED).exists()
@@ -277,10 +242,8 @@ echo "vmgahp-exit-code: 4" > /dev/console
 echo 5 > /dev/virtio-ports/org.vmgahp.exit
 """
     put(linux, "user-data", script)
-    with serving(linux) as peer:
-        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
         found = run_to_its_end(peer, linux)
-        peer.quit()
     console = linux.console()
     assert "the script runs" in console, console
     assert "drive /dev/vdb" in console, (
@@ -293,17 +256,14 @@ echo 5 > /dev/virtio-ports/org.vmgahp.exit
 
 def test_without_a_port_the_console_is_believed(linux: Job) -> None:
     put(linux, "user-data", "#!/bin/sh\necho vmgahp-exit-code: 300\necho vmgahp-exit-code: 4\necho the end\n")
-    with serving(linux) as peer:
-        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA)
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA) as peer:
         found = run_to_its_end(peer, linux)
-        peer.quit()
     assert (found["exit_code"], found["source"]) == (4, "console")
 
 
 def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
     put(linux, "user-data", "#!/bin/sh\nyes x | head -c 1000000 > /dev/virtio-ports/org.vmgahp.exit\n")
-    with serving(linux) as peer:
-        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
         found = run_to_its_end(peer, linux)
         log = peer.quit()
     assert found["exit_code"] is None
@@ -314,8 +274,7 @@ def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
 
 
 def test_a_guest_that_does_not_listen_leaves_a_picture(job: Job) -> None:
-    with serving(job) as peer:
-        start(peer, job, "JobVMVNCConsole = true")
+    with running(job, "JobVMVNCConsole = true") as peer:
         until(lambda: counts(job.console()), "the guest counts")
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
@@ -331,8 +290,7 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
     for path in linux_guest.make(linux.scratch, "<panic model='isa'/>"):
         linux.own(path)
     put(linux, "user-data", "#!/bin/sh\necho c > /proc/sysrq-trigger\n")
-    with serving(linux) as peer:
-        start(peer, linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMVNCConsole = true")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMVNCConsole = true") as peer:
         domain = linux.domain()
         assert domain is not None
         until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_CRASHED, "the guest panics")
@@ -340,7 +298,7 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
         log = peer.quit()
     assert linux.domain() is None
     assert list(linux.scratch.glob("vm_screenshot.*"))
-    assert ended(linux)["ended_by"] == "crashed"
+    assert exit_file(linux)["ended_by"] == "crashed"
     assert "the guest has panicked" in log
 
 
@@ -356,8 +314,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
         linux.own(image)
         put(linux, "user-data", "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=64k conv=fsync\n")
         disks = f'VMPARAM_vm_Disk = "guest.img:vda:w:raw,{image}:vdb:w:raw"'
-        with serving(linux) as peer:
-            start(peer, linux, *LINUX, disks, USER_DATA, "JobVMVNCConsole = true")
+        with running(linux, *LINUX, disks, USER_DATA, "JobVMVNCConsole = true") as peer:
             domain = linux.domain()
             assert domain is not None
             until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED, "the disk has no room")
@@ -375,8 +332,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
 def test_no_picture_is_taken_of_what_shows_nothing_or_is_not_to(
     job: Job, settings: dict[str, object], more: tuple[str, ...]
 ) -> None:
-    with serving(job, **settings) as peer:
-        start(peer, job, *more)
+    with running(job, *more, **settings) as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     assert not list(job.scratch.glob("vm_screenshot.*"))
@@ -405,8 +361,7 @@ def test_a_display_that_cannot_be_had_holds_nothing_up(job: Job) -> None:
     """The job's own file of that name is a directory: the VM is destroyed all the same."""
     for suffix in ("png", "ppm"):
         (job.scratch / f"vm_screenshot.{suffix}").mkdir()
-    with serving(job) as peer:
-        start(peer, job, "JobVMVNCConsole = true")
+    with running(job, "JobVMVNCConsole = true") as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     assert "cannot be had" in log

@@ -20,10 +20,10 @@ from tests.drivers.libvirt.support import (
     greeted,
     moved,
     refused_cleanly,
-    serving,
-    start,
+    running,
     until,
     vacate,
+    words_of,
 )
 from tests.lab.guest import make_guest
 from tests.peer import environment
@@ -87,8 +87,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         ),
     )
     policy = ", ".join(map(str, stages))
-    with serving(job, VM_POLICY=policy, **OFFERS) as peer:
-        start(peer, job, *NETWORK)
+    with running(job, *NETWORK, VM_POLICY=policy, **OFFERS) as peer:
         domain = live(job)
         assert domain.findtext("memory") == str(48 << 10)
         watchdog = domain.find("devices/watchdog")
@@ -97,7 +96,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         assert [card.get("address") for card in domain.iterfind("devices/interface/mac")] == [
             "52:54:00:99:00:02"
         ]
-        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        words = words_of(peer.run("STATUS", 1))
         assert words["MAXMEMORY"] == str(48 << 10)
         log = peer.quit()
     assert f"VM_POLICY, stage 1 ({stages[0]}) changes the domain" in log
@@ -108,8 +107,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
 def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, policies: Path) -> None:
     keep = stage(policies, "exec cat")
     for flags, told in (("D_FULLDEBUG", True), ("", False)):
-        with serving(job, VM_POLICY=keep, VM_GAHP_DEBUG=flags) as peer:
-            start(peer, job)
+        with running(job, VM_POLICY=keep, VM_GAHP_DEBUG=flags) as peer:
             assert peer.run("STOP", 1)[0] == "0"
             assert ("changes nothing" in peer.quit()) == told
 
@@ -226,8 +224,7 @@ def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(
     settings = {"VM_POLICY": ",".join(map(str, stages)), "VM_MAC_HOOK": hook, **OFFERS}
     vacate(job, *NETWORK, **settings)
     moved(job, elsewhere)
-    with serving(job, **settings) as peer:
-        start(peer, job, WANTS, *NETWORK)
+    with running(job, WANTS, *NETWORK, **settings) as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
         log = peer.quit()
     assert f"had {MAC}" in log
@@ -241,8 +238,7 @@ def test_a_checkpoint_does_not_get_round_a_policy_that_has_come_since(
     make_guest(job.disk, seconds=5)
     vacate(job)
     moved(job, elsewhere)
-    with serving(job, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
-        start(peer, job, WANTS)
+    with running(job, WANTS, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
         assert live(job).findtext("memory") == str(48 << 10)
         log = peer.quit()
     assert "memory (MiB) is 64" in log
@@ -251,8 +247,7 @@ def test_a_checkpoint_does_not_get_round_a_policy_that_has_come_since(
 
 def test_a_hooks_address_is_the_cards(job: Job, policies: Path) -> None:
     hook = stage(policies, f"echo {MAC}")
-    with serving(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
-        start(peer, job, *NETWORK)
+    with running(job, *NETWORK, VM_MAC_HOOK=hook, **OFFERS) as peer:
         card = live(job).find("devices/interface/mac")
         assert card is not None
         assert card.get("address") == MAC
@@ -293,14 +288,12 @@ def test_example_force_bridge(job: Job, policies: Path) -> None:
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
     try:
         subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
-        with serving(
-            job, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS
-        ) as peer:
-            start(peer, job, *NETWORK)
+        with running(
+            job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS
+        ):
             source = live(job).find("devices/interface/source")
             assert source is not None
             assert source.get("bridge") == bridge
-            peer.quit()
     finally:
         subprocess.run(["ip", "link", "delete", bridge], check=False)
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, MAC, NETWORK_NAME, Job, network_ad, serving, start, words_of
+from tests.drivers.libvirt.support import (
+    BRIDGE,
+    MAC,
+    NETWORK_NAME,
+    Job,
+    network_ad,
+    refused,
+    running,
+    words_of,
+)
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 
@@ -19,8 +28,9 @@ pytestmark = [
 
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
-    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NETWORK_NAME) as peer:
-        start(peer, job, *network_ad("nat"))
+    with running(
+        job, *network_ad("nat"), VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NETWORK_NAME
+    ) as peer:
         domain = job.domain()
         assert domain is not None
         assert f"network='{NETWORK_NAME}'" in domain.XMLDesc()
@@ -35,26 +45,18 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
             assert words_of(peer.run("STATUS", 1))["IP"] == "198.51.100.7"
         finally:
             leases.unlink()
-        peer.quit()
 
 
 def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
-    with serving(job, VM_NETWORKING=True, **settings) as peer:
-        start(peer, job, *network_ad("bridge"))
+    with running(job, *network_ad("bridge"), VM_NETWORKING=True, **settings):
         ports = os.listdir(f"/sys/class/net/{BRIDGE}/brif")
         assert ports, "the guest's card is plugged in"
-        peer.quit()
 
 
 def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
-    with serving(job, **settings) as peer:
-        peer.line()
-        peer.send_ad(*job.ad(*network_ad("nat")))
-        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_CRITICAL"]
-        assert "VM_NAT_NETWORK" in (job.scratch / "vm_error.txt").read_text()
-        peer.quit()
+    assert "VM_NAT_NETWORK" in refused(job, "VMGAHP_ERR_CRITICAL", *network_ad("nat"), **settings)
     ended = daemon(
         environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm"
     )
@@ -63,8 +65,10 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
 
 
 def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
-    with serving(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
-        peer.line()
-        peer.send_ad(*job.ad(*network_ad("bridge")))
-        assert peer.run("START", "kvm") == ["1", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"]
-        peer.quit()
+    refused(
+        job,
+        "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT",
+        *network_ad("bridge"),
+        VM_NETWORKING=True,
+        VM_NETWORKING_TYPE="user",
+    )

@@ -12,6 +12,7 @@ from time import monotonic
 
 import pytest
 
+from tests.drivers.libvirt.support import words_of
 from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
@@ -161,7 +162,7 @@ def test_the_daemon_with_it(subject: AnyHypervisor) -> None:
         peer.send_ad(*job.lines(), f'VM_WORKING_DIR = "{job.working_dir()}"')
         result = peer.run("START", "libvirt")
         assert result == ["0", "1"], peer.end_by(signal.SIGTERM)
-        words = dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
+        words = words_of(peer.run("STATUS", 1))
         assert words["STATUS"] == "Running"
         assert peer.run("GETPID", 1) == ["0", "0"]
         assert peer.run("SOFT_SUSPEND", 1)[0] == "0"

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, Job, network_ad, serving, start, until
+from tests.drivers.libvirt.support import (
+    MAC,
+    NETWORK_NAME,
+    URI,
+    Job,
+    network_ad,
+    running,
+    until,
+)
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 
@@ -36,8 +44,7 @@ def writes(sample: dict[str, object]) -> int:
 @pytest.mark.libvirt
 def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
     make_guest(job.disk, seconds=None, busy=True)
-    with serving(job, VM_METRICS_INTERVAL=1) as peer:
-        start(peer, job)
+    with running(job, VM_METRICS_INTERVAL=1) as peer:
         until(lambda: counts(job.console()), "the guest counts")
         until(lambda: samples(job.scratch) and writes(samples(job.scratch)[-1]) > 0, "its writes are seen")
         first = samples(job.scratch)[-1]
@@ -71,26 +78,21 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
             assert writes(now) >= writes(then)
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         until(lambda: samples(job.scratch)[-1]["state"] == "SoftSuspended", "a paused guest is seen as one")
-        peer.quit()
     assert lines(job.scratch)[-1]["event"] == "end"
     assert (job.scratch / NAME).stat().st_uid == job.scratch.stat().st_uid
 
 
 @pytest.mark.libvirt
 def test_a_checkpoint_takes_the_figures_along(job: Job) -> None:
-    with serving(job, VM_METRICS_INTERVAL=1) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, "JobVMCheckpoint = true", VM_METRICS_INTERVAL=1) as peer:
         until(lambda: samples(job.scratch) and writes(samples(job.scratch)[-1]) > 0, "its writes are seen")
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        peer.quit()
     before = samples(job.scratch)[-1]
-    with serving(job, VM_METRICS_INTERVAL=1) as peer:
-        start(peer, job, "JobVMCheckpoint = true")
+    with running(job, "JobVMCheckpoint = true", VM_METRICS_INTERVAL=1) as peer:
         until(lambda: len(samples(job.scratch)) and samples(job.scratch)[-1] != before, "a reading")
         after = samples(job.scratch)[-1]
         assert writes(after) >= writes(before) > 0
         assert float(str(after["cpu_seconds"])) > float(str(before["cpu_seconds"]))
-        peer.quit()
     events = [line["event"] for line in lines(job.scratch) if "event" in line]
     assert events == ["start", "checkpoint", "end", "start", "end"]
 
@@ -99,15 +101,13 @@ def test_a_checkpoint_takes_the_figures_along(job: Job) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="libvirt's own network is root's")
 def test_a_network_card_by_its_address(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with serving(job, VM_METRICS_INTERVAL=1, **settings) as peer:
-        start(peer, job, *network_ad("nat"))
+    with running(job, *network_ad("nat"), VM_METRICS_INTERVAL=1, **settings):
         until(lambda: samples(job.scratch), "a reading")
         cards = samples(job.scratch)[-1]["network"]
         assert isinstance(cards, dict)
         assert list(cards) == [MAC]
         ways = {f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops")}
         assert set(cards[MAC]) == ways
-        peer.quit()
 
 
 @pytest.mark.libvirt
@@ -121,8 +121,7 @@ def test_top_shows_it(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (row,) = [row for row in rows if row["name"] == job.name]
         return dict(row)
 
-    with serving(job) as peer:
-        start(peer, job)
+    with running(job) as peer:
         until(lambda: counts(job.console()), "the guest counts")
         row = top()
         assert (row["source"], row["state"], row["vcpus"]) == ("libvirt", "Running", 1)
@@ -132,7 +131,6 @@ def test_top_shows_it(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         row = top()
         assert (row["source"], row["state"], row["cpu_percent"]) == ("metrics", "Suspended", None)
-        peer.quit()
 
 
 class Busy:

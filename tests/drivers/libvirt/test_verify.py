@@ -21,9 +21,8 @@ from tests.drivers.libvirt.support import (
     left_behind,
     moved,
     refused_cleanly,
+    running,
     runs,
-    serving,
-    start,
     until,
     vacate,
 )
@@ -160,15 +159,13 @@ def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
 
 
 def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
-    with serving(job, **USER_NETWORK) as peer:
-        start(peer, job, WANTS, *ASKS)
+    with running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         until(lambda: "2\n" in job.console(), "the guest counts to two")
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
         log = peer.quit()
     moved(job, elsewhere)
-    with serving(job, **USER_NETWORK) as peer:
-        start(peer, job, WANTS, *ASKS)
+    with running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         log += peer.quit()
     assert "goes on where it was saved" in log
