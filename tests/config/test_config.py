@@ -18,7 +18,6 @@ from vmgahp import config
 from vmgahp.config import SETTINGS, Settings, htcondor, load, sources
 from vmgahp.config.table import FOLDED, Setting
 from vmgahp.errors import MachineFault
-from vmgahp.host import run
 
 EXAMPLE = REPOSITORY / "config" / "vmgahp.conf.example"
 
@@ -412,7 +411,7 @@ def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
 
 
 def test_a_tool_that_hangs_is_killed(tool, monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "DEADLINE", 0.3)
+    monkeypatch.setattr(sources, "DEADLINE", 0.3)
     started = time.monotonic()
     environ = tool(f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)')
     with pytest.raises(MachineFault, match="did not answer"):

@@ -15,7 +15,7 @@ an HTCondor that is not there (``EXECUTE = /execute``).
 import os
 
 from vmgahp.errors import MachineFault
-from vmgahp.host.run import LONGEST_CONFIGURATION, run
+from vmgahp.host.run import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ _AT = " # at: "
 _NOT_DEFINED = "Not defined: "
 NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
 """How condor_config_val begins to say that HTCondor is installed and has no configuration."""
+
+DEADLINE = 10.0
+"""Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
+LONGEST_CONFIGURATION = 1 << 20
+"""Bytes."""
 
 
 class Entry:
@@ -94,7 +99,9 @@ def entries(environ: "Mapping[str, str]") -> Entries:
     """
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
-        out, err = run([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
+        out, err = (
+            ask_tool([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
+        )
         if tool and NO_CONFIGURATION not in err:
             if not out:
                 raise MachineFault(
@@ -183,11 +190,28 @@ def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") 
     return found, where, warnings[:20]
 
 
+def ask_tool(command: "Sequence[str]", environ: "Mapping[str, str]") -> tuple[str, str]:
+    """What HTCondor's tool writes to standard output and to standard error. Raises `MachineFault`."""
+    reinstall = "mend or reinstall HTCondor."
+    try:
+        done = run(command, deadline=DEADLINE, environ=environ, directory="", longest=LONGEST_CONFIGURATION)
+    except OSError as error:
+        raise MachineFault(f"{command[0]} cannot be run: {error.strerror}.", reinstall) from error
+    if done.status is None:
+        raise MachineFault(
+            f"{command[0]} did not answer within {DEADLINE:.0f} seconds and was killed.",
+            f"run {' '.join(command[:4])} by hand and see what it waits for.",
+        )
+    if len(done.out) > LONGEST_CONFIGURATION:
+        raise MachineFault(f"{command[0]} wrote more than a configuration has and was killed.", reinstall)
+    return done.out.decode("utf-8", "surrogateescape"), done.err.decode("utf-8", "surrogateescape")
+
+
 def _ask(
     command: list[str], names: "Sequence[str]", environ: "Mapping[str, str]"
 ) -> tuple[dict[str, str], str] | None:
     """The values of some names, and what else the tool says; None where there is no configuration."""
-    out, err = run([*command, *names], environ)
+    out, err = ask_tool([*command, *names], environ)
     found = _pair(names, out, err)
     if found is not None:
         return found, err

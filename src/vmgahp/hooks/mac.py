@@ -9,7 +9,7 @@ import json
 import re
 
 from vmgahp.errors import MachineFault
-from vmgahp.hooks.program import NAME_VARIABLE, run, standing
+from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def choose(
         return given
     trust.require_trustworthy(hook, SETTING, "or unset it")
     label = f"{SETTING} ({hook})"
-    output = run(
+    output = call(
         label,
         [hook, str(card), given or saved],
         json.dumps(job.values()).encode() + b"\n",

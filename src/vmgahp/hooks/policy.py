@@ -20,7 +20,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import difference, mac
-from vmgahp.hooks.program import NAME_VARIABLE, run, standing
+from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
@@ -158,7 +158,7 @@ class Policy:
             # In a process of its own: a stylesheet may never end, or want all the memory there is.
             argv = [sys.executable, "-I", "-m", "vmgahp.hooks.stylesheet", stage.path]
         environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
-        output = run(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
+        output = call(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
         made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output
         wrong = _what_is_wrong(xml, made)
         if wrong:

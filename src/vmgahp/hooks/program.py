@@ -3,12 +3,14 @@
 import os
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.host.run import AD_DESCRIPTOR, converse, environment
+from vmgahp.host.run import FIRST_PASSED, condor_environment, run
 from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from vmgahp.host.job_user import Identity
 
 LONGEST_OUTPUT = 4 << 20
 """Bytes that a program may print; libvirt itself takes 4 MiB in one message."""
@@ -19,7 +21,7 @@ REJECTED = 1
 """The exit status for it."""
 
 AD_VARIABLE, NAME_VARIABLE, DRY_VARIABLE = "VMGAHP_JOB_AD", "VMGAHP_VM_NAME", "VMGAHP_DRY_RUN"
-AD_PATH = f"/proc/self/fd/{AD_DESCRIPTOR}"
+GIVEN_PATH = f"/proc/self/fd/{FIRST_PASSED}"
 """A file in memory, which nobody else can open and which is gone with the program."""
 
 
@@ -28,7 +30,75 @@ def standing(dry: bool) -> dict[str, str]:
     return {DRY_VARIABLE: "1"} if dry else {}
 
 
-def run(
+def converse(
+    label: str,
+    argv: "Sequence[str]",
+    *,
+    deadline: float,
+    log_line: "Callable[[str], None]",
+    hint: str,
+    stdin: bytes = b"",
+    environ: "Mapping[str, str]",
+    given: bytes = b"",
+    longest: int = LONGEST_OUTPUT,
+    user: "Identity | None" = None,
+    limits: "Sequence[str]" = (),
+    log_label: str = "",
+) -> tuple[bytes, int, str]:
+    """Run a program to its end: what it printed, its exit status, and its last words as a sentence or nothing.
+
+    `given` is put where `GIVEN_PATH` says. Each line of stderr goes to `log_line`, without secrets. Raises
+    `MachineFault`, with `label` for the program and its setting, where it cannot be run, does not end in time or
+    prints more than `longest` bytes.
+    """
+    beside = -1
+    try:
+        if given:
+            beside = os.memfd_create("given")
+            with open(beside, "wb", closefd=False) as file:
+                file.write(given)
+            os.lseek(beside, 0, os.SEEK_SET)
+        done = run(
+            argv,
+            deadline=deadline,
+            stdin=stdin,
+            environ=environ,
+            user=user,
+            limits=limits,
+            longest=longest,
+            pass_fds=[beside] if given else [],
+        )
+    except OSError as error:
+        raise MachineFault(
+            f"{label} cannot be started: {error.strerror}.",
+            "look at the limits on processes, memory and open files.",
+        ) from error
+    finally:
+        if beside >= 0:
+            os.close(beside)
+    for line in done.complaints:
+        log_line(f"{log_label or label}: {redact(line)}")
+    last = f" Its last words: {clean(done.complaints[-1])[:200]}" if done.complaints else ""
+    if done.status is None:
+        raise MachineFault(f"{label} did not end within {deadline:g} s.{last}", hint)
+    if len(done.out) > longest:
+        size = f"{longest >> 20} MiB" if longest >> 20 else f"{longest >> 10} KiB"
+        raise MachineFault(f"{label} printed more than {size}.{last}", hint)
+    return done.out, done.status, last
+
+
+def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: str = "") -> str:
+    """What a program printed that was successful. Raises `MachineFault` for one that was not."""
+    if status != 0:
+        how = f"exit status {status}" if status > 0 else f"signal {-status}"
+        raise MachineFault(f"{label} failed with {how}{why}.{last}", hint)
+    try:
+        return output.decode()
+    except UnicodeDecodeError as error:
+        raise MachineFault(f"{label} printed what is not UTF-8: {error}.", hint) from error
+
+
+def call(
     label: str,
     argv: "Sequence[str]",
     stdin: bytes,
@@ -37,48 +107,31 @@ def run(
     environ: "Mapping[str, str]",
     ad: bytes = b"",
 ) -> str:
-    """Run a program as this server's own user and return what it printed.
+    """Run a program of the policy as this server's own user and return what it printed.
 
     `label` names it and its setting. `deadline` is in seconds. `environ` is added to what programs of the
     administrator's get, `ad` is put where `AD_VARIABLE` says. Each line of stderr goes to `log_line`.
 
     Raises `JobFault` where it rejects the job, `MachineFault` for whatever else is not a success.
     """
-    their_environ = environment(os.environ) | dict(environ)
-    beside = -1
-    try:
-        if ad:
-            beside = os.memfd_create("job ad")
-            with open(beside, "wb", closefd=False) as file:
-                file.write(ad)
-            their_environ[AD_VARIABLE] = AD_PATH
-        output, errors, status = converse(label, argv, stdin, deadline, their_environ, LONGEST_OUTPUT, beside)
-    except OSError as error:
-        raise MachineFault(f"{label} cannot be given the job ad: {error}.", "see what is scarce.") from error
-    finally:
-        if beside >= 0:
-            os.close(beside)
-    said = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    for line in said:
-        log_line(f"{label}: {redact(line)}")
-    last = f" Its last words: {_clean(said[-1])[:200]}" if said else ""
-    by_hand = "run it by hand (docs/how-to/policy.md says how), and see the server's log."
-    if status is None:
-        raise MachineFault(f"{label} did not end within {deadline:g} s.{last}", by_hand)
-    if len(output) > LONGEST_OUTPUT:
-        raise MachineFault(f"{label} printed more than {LONGEST_OUTPUT >> 20} MiB.{last}", by_hand)
+    hint = "run it by hand (docs/how-to/policy.md says how), and see the server's log."
+    output, status, last = converse(
+        label,
+        argv,
+        deadline=deadline,
+        log_line=log_line,
+        hint=hint,
+        stdin=stdin,
+        environ=condor_environment(os.environ) | dict(environ) | ({AD_VARIABLE: GIVEN_PATH} if ad else {}),
+        given=ad,
+    )
+    why = ""
     if status == REJECTED:
-        reason = _clean(output.decode(errors="replace"))
+        reason = clean(output.decode(errors="replace"))
         if reason and not reason.startswith("<"):
             raise _rejection(label, reason)
-    if status != 0:
-        how = f"exit status {status}" if status > 0 else f"signal {-status}"
-        how += " and no reason on standard output" if status == REJECTED else ""
-        raise MachineFault(f"{label} failed with {how}.{last}", by_hand)
-    try:
-        return output.decode()
-    except UnicodeDecodeError as error:
-        raise MachineFault(f"{label} printed what is not UTF-8: {error}.", by_hand) from error
+        why = " and no reason on standard output"
+    return text_of(label, output, status, last, hint, why)
 
 
 def _rejection(label: str, reason: str) -> JobFault:
@@ -91,6 +144,6 @@ def _rejection(label: str, reason: str) -> JobFault:
     )
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """One printable line, without the secrets that `vmgahp.log` knows."""
     return escape(redact(" ".join(text.split())))

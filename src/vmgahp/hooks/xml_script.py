@@ -12,9 +12,10 @@ could have written is not run as root.
 """
 
 from vmgahp.errors import MachineFault
+from vmgahp.hooks import program
 from vmgahp.host import trust
-from vmgahp.host.run import LONGEST_STDERR, converse, environment
-from vmgahp.text import is_private, redact
+from vmgahp.host.run import LONGEST_STDERR, condor_environment
+from vmgahp.text import is_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,34 +57,24 @@ def run(
     lines = [line for line in ad_lines if not is_private(line.partition("=")[0].strip())]
     # A value with an end of line in it must not become an attribute of its own.
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
-    output, errors, status = converse(
-        SETTING,
-        [script, *words],
-        text.encode("utf-8", "surrogateescape"),
-        deadline,
-        environment(os.environ if environ is None else environ),
-        LONGEST_XML,
-    )
-    said = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    for line in said:
-        log_line(f"{SETTING}: {redact(line)}")
-    last = f" Its last words: {redact(said[-1].strip())[:200]}" if said else ""
+    label = f"{SETTING} ({script})"
     by_hand = "run it by hand as root with a job ad on stdin, and see the server's log."
-    if status is None:
-        raise MachineFault(f"{SETTING} ({script}) did not end within {deadline:g} s.{last}", by_hand)
-    if len(output) > LONGEST_XML:
-        raise MachineFault(f"{SETTING} ({script}) printed more than {LONGEST_XML >> 20} MiB.{last}", by_hand)
-    if status != 0:
-        how = f"exit status {status}" if status > 0 else f"signal {-status}"
-        raise MachineFault(f"{SETTING} ({script}) failed with {how}.{last}", by_hand)
-    try:
-        xml = output.decode()
-    except UnicodeDecodeError as error:
-        raise MachineFault(f"{SETTING} ({script}) printed what is not UTF-8: {error}.", by_hand) from error
+    output, status, last = program.converse(
+        label,
+        [script, *words],
+        deadline=deadline,
+        log_line=log_line,
+        hint=by_hand,
+        stdin=text.encode("utf-8", "surrogateescape"),
+        environ=condor_environment(os.environ if environ is None else environ),
+        longest=LONGEST_XML,
+        log_label=SETTING,
+    )
+    xml = program.text_of(label, output, status, last, by_hand)
     if not xml.strip():
-        raise MachineFault(f"{SETTING} ({script}) printed no XML.{last}", by_hand)
+        raise MachineFault(f"{label} printed no XML.{last}", by_hand)
     if "\0" in xml:
-        raise MachineFault(f"{SETTING} ({script}) printed a NUL, which no XML may hold.", by_hand)
+        raise MachineFault(f"{label} printed a NUL, which no XML may hold.", by_hand)
     return join_lines(xml)
 
 

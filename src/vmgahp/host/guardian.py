@@ -26,6 +26,8 @@ A child that the server forks *without* exec holds a copy of the pipe, and the g
 too: such children must be short-lived.
 """
 
+from vmgahp.host.run import open_descriptors
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +134,7 @@ class Guardian:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, reading, 3),
-                    *((os.POSIX_SPAWN_CLOSE, number) for number in _open_descriptors() if number > 3),
+                    *((os.POSIX_SPAWN_CLOSE, number) for number in open_descriptors() if number > 3),
                 ],
                 setsid=True,
                 setsigmask=[],
@@ -197,14 +199,3 @@ def environment(environ: "Mapping[str, str]") -> dict[str, str]:
         if name in KEPT or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):
             kept[name] = value
     return kept
-
-
-def _open_descriptors() -> list[int]:
-    """Every descriptor of this process, those that somebody left open across our own exec included.
-
-    The one that lists them is among them and closed by now; to close a number that is not open is no
-    error in posix_spawn.
-    """
-    import os
-
-    return [int(name) for name in os.listdir("/proc/self/fd")]

@@ -1,25 +1,62 @@
-"""How programs are run: with a deadline, in a session of their own, their output capped."""
+"""One way to run a program: in a session of its own, with a deadline and a limit on its output.
 
+Built on posix_spawn rather than `subprocess`: the server asks HTCondor's tool for its settings before its first
+reply, where that import costs more than the answer; and a program must not inherit the signals that the server
+ignores or blocks, which `subprocess` leaves as they are. posix_spawn can change neither the user, nor the limits,
+nor the directory, so util-linux's setpriv and prlimit and the shell do that, and replace themselves by the program.
+"""
+
+import errno
 import os
-
-from vmgahp.errors import MachineFault
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
 """Bytes of stderr that are kept; the rest is read and dropped."""
 
+FIRST_PASSED = 3
+"""The number that the program finds the lowest of its `pass_fds` under."""
 
-AD_DESCRIPTOR = 3
-"""Where a program finds what it is given beside its standard input."""
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_REAP = 1.0
+"""Seconds that a killed program may take to be gone; one in a hung file system never is."""
+
+_running: "set[int] | None" = None
+"""Programs that somebody waits for; none of them outlives this process."""
 
 
-def environment(environ: "Mapping[str, str]") -> dict[str, str]:
-    """What a script of the administrator's may need: programs, and HTCondor's configuration."""
-    kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/"}
+class Finished:
+    """How a program ended, and what it printed."""
+
+    __slots__ = ("err", "out", "status")
+
+    def __init__(self, status: int | None, out: bytes, err: bytes) -> None:
+        self.status = status
+        """The exit status, negative for the signal that ended it, None where it was killed at its deadline."""
+        self.out = out
+        self.err = err
+        """At most `LONGEST_STDERR` bytes."""
+
+    @property
+    def complaints(self) -> list[str]:
+        """The lines of stderr that are not blank."""
+        return [line for line in self.err.decode(errors="replace").splitlines() if line.strip()]
+
+
+def plain_environment() -> dict[str, str]:
+    """PATH and English, for callers that read what a tool says; nothing else of this process's environment."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/"}
+
+
+def condor_environment(environ: "Mapping[str, str]") -> dict[str, str]:
+    """What a program of the administrator's may need: programs, and HTCondor's configuration."""
+    kept = {"PATH": SAFE_PATH, "HOME": "/"}
     for name, value in environ.items():
         upper = name.upper()
         if name in ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH") or (
@@ -29,192 +66,234 @@ def environment(environ: "Mapping[str, str]") -> dict[str, str]:
     return kept
 
 
-DEADLINE = 10.0
-"""Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
-LONGEST_CONFIGURATION = 1 << 20
-_SIGKILL, _SIGPIPE = 9, 13
-
-
-def converse(
-    setting: str,
+def run(
     argv: "Sequence[str]",
-    stdin: bytes,
+    *,
     deadline: float,
-    environ: dict[str, str],
-    longest: int,
-    beside: int = -1,
-) -> tuple[bytes, bytes, int | None]:
-    """Start the program in ``/``, write its stdin and read the rest, all at once.
+    stdin: bytes = b"",
+    environ: "Mapping[str, str] | None" = None,
+    user: "Identity | None" = None,
+    groups: "Sequence[int] | None" = None,
+    limits: "Sequence[str]" = (),
+    umask: int = -1,
+    directory: str = "/",
+    pass_fds: "Sequence[int]" = (),
+    longest: int = 16 << 20,
+    until: "Callable[[bytearray, bytearray], bool] | None" = None,
+    grace: float | None = None,
+) -> Finished:
+    """Run a program until it has ended and its stdout and stderr are closed, or for `deadline` seconds.
 
-    Returns stdout, stderr (cut) and the exit status, negative for a signal, None when the deadline killed it;
-    one that prints more than `longest` bytes is killed, and what is returned is longer than that. `beside` is
-    a descriptor that it gets as its `AD_DESCRIPTOR`. Raises `MachineFault`, which names the `setting`, where
-    it cannot be started at all.
+    It is killed with its process group at the deadline, and when it has printed more than `longest` bytes; then
+    `out` is longer than that. `until` is shown all that was printed whenever there is more, may take it away, and
+    ends the program by returning true, which counts as success. With `grace` the program's own end is enough,
+    whoever else holds its pipes: what waits in them is read for so many seconds, and nobody is killed.
+
+    `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
+    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. `pass_fds` are its
+    descriptors from `FIRST_PASSED` on, in ascending order. Raises OSError where it cannot be started, with the
+    program's name as the file name.
     """
-    import select
-    import signal
     from time import monotonic
 
     end = monotonic() + deadline
-    descriptors: set[int] = set()
-
-    def close(descriptor: int) -> None:
-        descriptors.discard(descriptor)
-        os.close(descriptor)
-
+    environ = plain_environment() if environ is None else environ
+    words = [_find("prlimit", environ), *limits] if limits else []
+    if user is not None and user.switching:
+        words += [_find("setpriv", environ), *_as_user(user, groups)]
+    words += [_find(argv[0], environ), *argv[1:]]
+    if directory:
+        enter = f"cd {directory} && " + (f"umask {umask:o} && " if umask >= 0 else "")
+        words = ["/bin/sh", "-c", enter + 'exec "$@"', "sh", *words]
+    child = _Child(words, environ, pass_fds)
     try:
-        pipes = []
-        for _ in range(3):
-            pipes.append(os.pipe2(os.O_CLOEXEC))
-            descriptors.update(pipes[-1])
-        (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
-        # A shell, because posix_spawn cannot change the directory; it replaces itself by the script.
-        pid = os.posix_spawn(
-            "/bin/sh",
-            ["sh", "-c", 'cd / && exec "$@"', "sh", *argv],
-            environ,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, their_in, 0),
-                (os.POSIX_SPAWN_DUP2, their_out, 1),
-                (os.POSIX_SPAWN_DUP2, their_err, 2),
-                *([(os.POSIX_SPAWN_DUP2, beside, AD_DESCRIPTOR)] if beside >= 0 else []),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP},
-        )
-    except OSError as error:
-        for descriptor in list(descriptors):
-            close(descriptor)
-        raise MachineFault(
-            f"{setting} ({argv[0]}) cannot be started: {error.strerror}.",
-            "look at the limits on processes and open files.",
-        ) from error
-    status: int | None = None
-    output, errors = bytearray(), bytearray()
-    try:
-        for theirs in (their_in, their_out, their_err):
-            close(theirs)
-        pidfd = os.pidfd_open(pid)
-        descriptors.add(pidfd)
-        os.set_blocking(our_in, False)
-        poll = select.poll()
-        poll.register(our_in, select.POLLOUT)
-        for reading in (our_out, our_err, pidfd):
-            poll.register(reading, select.POLLIN)
-        waiting = {our_in, our_out, our_err, pidfd}
-        while waiting - {our_in}:
-            ready = poll.poll(max(end - monotonic(), 0) * 1000)
-            if not ready or monotonic() >= end:
-                break
-            for descriptor, _ in ready:
-                finished = True
-                if descriptor == our_in:
-                    try:
-                        stdin = stdin[os.write(our_in, stdin[:65536]) :]
-                        finished = not stdin
-                    except BlockingIOError:
-                        finished = False
-                    except OSError:
-                        pass  # a script need not read it all
-                elif descriptor != pidfd:
-                    chunk = os.read(descriptor, 65536)
-                    finished = not chunk
-                    if descriptor == our_out:
-                        output += chunk
-                    else:
-                        errors += chunk[: LONGEST_STDERR - len(errors)]
-                if finished:
-                    poll.unregister(descriptor)
-                    waiting.discard(descriptor)
-                    if descriptor == our_in:
-                        close(our_in)
-            if len(output) > longest:
-                status = -signal.SIGKILL
-                break
-        else:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            return bytes(output), bytes(errors), status
-        os.killpg(pid, signal.SIGKILL)
-        last = select.poll()
-        last.register(pidfd, select.POLLIN)
-        if last.poll(1000):  # else it hangs in the kernel, and is left to it
-            os.waitpid(pid, 0)
-        return bytes(output), bytes(errors), status
+        status = child.listen(stdin, end, longest, until, grace)
     finally:
-        for descriptor in list(descriptors):
-            close(descriptor)
+        child.close()
+    return Finished(status, bytes(child.out), bytes(child.err))
 
 
-def run(command: list[str], environ: "Mapping[str, str]") -> tuple[str, str]:
-    """Run a program and return what it writes to standard output and to standard error.
+def _find(program: str, environ: "Mapping[str, str]") -> str:
+    """The full path of a program, by the PATH that it will have. Raises OSError."""
+    if program.startswith("/"):
+        places = [program]
+    else:
+        places = [os.path.join(place, program) for place in environ.get("PATH", os.defpath).split(":")]
+    number = errno.ENOENT
+    for path in places:
+        if path.startswith("/") and os.path.isfile(path):
+            if os.access(path, os.X_OK):
+                return path
+            number = errno.EACCES
+    raise OSError(number, os.strerror(number), program)
 
-    Raises `MachineFault` where it cannot be run or is not done within `DEADLINE`; it is killed.
-    """
-    import time
-    from select import POLLIN, poll
 
-    until = time.monotonic() + DEADLINE
-    ends: list[int] = []
-    output: dict[int, bytes] = {}
-    pid = 0
-    try:
-        for _ in range(2):
-            ends += os.pipe()
-        pid = os.posix_spawn(
-            command[0],
-            command,
-            dict(environ),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, ends[1], 1),
-                (os.POSIX_SPAWN_DUP2, ends[3], 2),
-            ],
-            setsigmask=(),
-            setsigdef=(_SIGPIPE,),
-        )
-        os.close(ends.pop(3))
-        os.close(ends.pop(1))
+def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
+    """The options of setpriv that make a program run as the user."""
+    numbers = ",".join(map(str, user.groups() if groups is None else groups))
+    return [
+        f"--reuid={user.uid}",
+        f"--regid={user.gid}",
+        f"--groups={numbers}" if numbers else "--clear-groups",
+        "--inh-caps=-all",
+    ]
+
+
+class _Child:
+    """A program that runs, and our ends of its pipes."""
+
+    def __init__(self, words: list[str], environ: "Mapping[str, str]", pass_fds: "Sequence[int]") -> None:
+        """Raises OSError."""
+        self.out, self.err = bytearray(), bytearray()
+        self._ours: list[int] = []
+        self._pid = 0
+        theirs: list[int] = []
+        try:
+            for of_program in (0, 1, 1):
+                pipe = os.pipe2(os.O_CLOEXEC)
+                theirs.append(pipe[of_program])
+                self._ours.append(pipe[1 - of_program])
+            moves = list(enumerate(theirs))
+            # In this order none is written over before its turn. Older systems leave one that has its number closed.
+            for number, descriptor in enumerate(sorted(pass_fds), FIRST_PASSED):
+                if number == descriptor:
+                    from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+                    descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, number + 1)
+                    theirs.append(descriptor)
+                moves.append((number, descriptor))
+            self._pid = os.posix_spawn(
+                words[0],
+                words,
+                environ,
+                file_actions=[
+                    *((os.POSIX_SPAWN_DUP2, end, number) for number, end in moves),
+                    *(
+                        (os.POSIX_SPAWN_CLOSE, number)
+                        for number in open_descriptors()
+                        if number >= len(moves)
+                    ),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+            _register(self._pid)
+            self._ours.append(os.pidfd_open(self._pid))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+
+    def listen(
+        self,
+        stdin: bytes,
+        end: float,
+        longest: int,
+        until: "Callable[[bytearray, bytearray], bool] | None",
+        grace: float | None,
+    ) -> int | None:
+        """Write its stdin and read the rest, all at once: its status, or None at the `end`."""
+        from select import POLLIN, POLLOUT, poll
+        from time import monotonic
+
+        to_program, stdout, stderr, ended = self._ours
+        os.set_blocking(to_program, False)
         watch = poll()
-        for fd in ends:
-            watch.register(fd, POLLIN)
-            output[fd] = b""
-        reading = set(ends)
-        while reading:
-            ready = watch.poll(max(0.0, until - time.monotonic()) * 1000)
-            if not ready:
-                raise MachineFault(
-                    f"{command[0]} did not answer within {DEADLINE:.0f} seconds and was killed.",
-                    f"run {' '.join(command[:4])} by hand and see what it waits for.",
-                )
-            for fd, _ in ready:
-                data = os.read(fd, 65536)
-                output[fd] += data
-                if len(output[fd]) > LONGEST_CONFIGURATION:
-                    raise MachineFault(
-                        f"{command[0]} wrote more than a configuration has and was killed.",
-                        "mend or reinstall HTCondor.",
-                    )
+        for descriptor in (stdout, stderr, ended):
+            watch.register(descriptor, POLLIN)
+        watch.register(to_program, POLLOUT)
+        waiting = {stdout, stderr, ended}
+        while waiting:
+            ready = watch.poll(max(end - monotonic(), 0) * 1000)
+            if not ready or monotonic() >= end:
+                if ended not in waiting and grace is not None:
+                    break
+                return None
+            for descriptor, _ in ready:
+                data = b""
+                if descriptor == to_program:
+                    stdin = _write(to_program, stdin)
+                    if stdin:
+                        continue
+                    os.close(to_program)
+                    self._ours.remove(to_program)
+                elif descriptor == ended:
+                    end = end if grace is None else monotonic() + grace
+                else:
+                    data = os.read(descriptor, 1 << 16)
+                    if descriptor == stdout:
+                        self.out += data
+                    else:
+                        self.err += data[: LONGEST_STDERR - len(self.err)]
                 if not data:
-                    watch.unregister(fd)
-                    reading.discard(fd)
-    except OSError as error:
-        raise MachineFault(
-            f"{command[0]} cannot be run: {error.strerror}.", "mend or reinstall HTCondor."
-        ) from error
-    finally:
-        for fd in ends:
-            os.close(fd)
-        if pid:
-            _reap(pid)
-    out, err = (output[fd].decode("utf-8", "surrogateescape") for fd in ends)
-    return out, err
+                    watch.unregister(descriptor)
+                    waiting.discard(descriptor)
+            if until is not None and until(self.out, self.err):
+                return 0
+            if len(self.out) > longest:
+                return -signal.SIGKILL
+        return self._reap(0)
+
+    def close(self) -> None:
+        """Kill it with its process group unless it was reaped, and close our ends of its pipes."""
+        if self._pid:
+            _kill(self._pid)
+            from select import POLLIN, poll
+
+            last = poll()
+            last.register(self._ours[-1], POLLIN)
+            self._reap(0 if last.poll(_REAP * 1000) else os.WNOHANG)
+        for descriptor in self._ours:
+            os.close(descriptor)
+        self._ours.clear()
+
+    def _reap(self, options: int) -> int:
+        assert _running is not None
+        _running.discard(self._pid)
+        pid, self._pid = self._pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, options)[1])
 
 
-def _reap(pid: int) -> None:
-    """End a child that has nothing more to say."""
+def open_descriptors() -> list[int]:
+    """Every descriptor of this process, those that somebody left open across our own exec included.
+
+    The one that lists them is among them and closed by now; to close a number that is not open is no error in
+    posix_spawn.
+    """
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _write(descriptor: int, data: bytes) -> bytes:
+    """Write as much as there is room for, and return the rest; a program need not read it all."""
     try:
-        os.kill(pid, _SIGKILL)
-        os.waitpid(pid, 0)
-    except (ChildProcessError, ProcessLookupError):
-        pass
+        return data[os.write(descriptor, data[: 1 << 16]) :] if data else b""
+    except BlockingIOError:
+        return data
+    except OSError:
+        return b""
+
+
+def _register(pid: int) -> None:
+    global _running
+    if _running is None:
+        import atexit
+
+        _running = set()
+        atexit.register(_kill_all)
+    _running.add(pid)
+
+
+def _kill_all() -> None:
+    """A server that ends must not leave one behind that goes on writing into the scratch directory."""
+    for pid in list(_running or ()):
+        _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass  # it is gone, or has become somebody else

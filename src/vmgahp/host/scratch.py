@@ -1,8 +1,10 @@
 """Small things done to the job's scratch directory as a whole."""
 
+import errno
 import os
 
 from vmgahp.errors import MachineFault
+from vmgahp.host.run import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,39 +20,21 @@ MAKING = 10.0
 
 def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") -> None:
     """vm_no_output_vm: leave nothing in the directory that would be sent home. A failure is logged."""
-    import subprocess
-
     try:
-        subprocess.run(
-            ["find", directory, "-xdev", "-mindepth", "1", "-delete"],
-            cwd="/",
-            timeout=DEADLINE,
-            check=True,
-            capture_output=True,
-            **identity.of_process(groups=[]),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        log(f"vm_no_output_vm: could not empty {directory}: {error}")
+        _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, DEADLINE)
+    except OSError as error:
+        log(f"vm_no_output_vm: could not empty {directory}: {error.strerror}")
 
 
 def make_directory(path: str, identity: "Identity") -> None:
     """Make a directory, as the job's user, if it is not there; an empty path is none. Raises `MachineFault`."""
     if not path:
         return
-    import subprocess
-
     try:
-        subprocess.run(
-            ["mkdir", "-p", "--", path],
-            cwd="/",
-            timeout=MAKING,
-            check=True,
-            capture_output=True,
-            **identity.of_process(groups=[]),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        _done(["mkdir", "-p", "--", path], identity, MAKING)
+    except OSError as error:
         raise MachineFault(
-            f"{path} cannot be made as uid {identity.uid}: {error}.",
+            f"{path} cannot be made as uid {identity.uid}: {error.strerror}.",
             "see that the job's user can write to its scratch directory, and that no file has this name.",
         ) from error
 
@@ -61,21 +45,16 @@ def files_beneath(directory: str, name: str, identity: "Identity", most: int) ->
     Sorted, of one file system, found as the job's user, and no link is followed; `most` of them where there are more.
     Raises OSError where that cannot be found out, or not in time.
     """
-    import errno
-    import subprocess
+    find = 'find -P "$1" -xdev -type f -printf "%P\\0" | head -z -n "$2"'
+    found = _done(["sh", "-c", find, "sh", os.path.join(directory, name), str(most)], identity, MAKING)
+    return sorted(os.fsdecode(path) for path in found.split(b"\0") if path)
 
-    find = 'timeout "$1" find -P "$2" -xdev -type f -printf "%P\\0" | head -z -n "$3"'
-    try:
-        found = subprocess.run(
-            ["sh", "-c", find, "sh", f"{MAKING:g}", os.path.join(directory, name), str(most)],
-            cwd="/",
-            timeout=2 * MAKING,
-            check=True,
-            capture_output=True,
-            **identity.of_process(groups=[]),
-        )
-    except subprocess.SubprocessError as error:
-        raise OSError(errno.ETIMEDOUT, "its files cannot be listed in time", name) from error
-    if found.stderr:
-        raise OSError(errno.EIO, found.stderr.decode("utf-8", "replace").strip()[-200:], name)
-    return sorted(os.fsdecode(path) for path in found.stdout.split(b"\0") if path)
+
+def _done(command: list[str], identity: "Identity", seconds: float) -> bytes:
+    """What a command prints that runs as the job's user. Raises OSError where it fails, or complains."""
+    done = run(command, deadline=seconds, user=identity, groups=[])
+    if done.status is None:
+        raise OSError(errno.ETIMEDOUT, f"it was not done within {seconds:g} s")
+    if done.status != 0 or done.err:
+        raise OSError(errno.EIO, " ".join(done.complaints)[-200:] or f"it ended with {done.status}")
+    return done.out

@@ -15,6 +15,7 @@ import re
 import sys
 
 from vmgahp.errors import MachineFault
+from vmgahp.host.run import FIRST_PASSED, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,38 +155,37 @@ def _write(
 ) -> None:
     """Have the writing process do it. Raises `Unfit`, OSError and `MachineFault`."""
     import json
-    import subprocess
 
     total = sum(size for _, _, size in files)
+    descriptors = sorted({output, *(descriptor for _, descriptor, _ in files)})
+    theirs = {descriptor: number for number, descriptor in enumerate(descriptors, FIRST_PASSED)}
     plan = {
-        "output": output,
+        "output": theirs[output],
         "label": label,
-        "files": files,
+        "files": [(path, theirs[descriptor], size) for path, descriptor, size in files],
         "mode": 0o400 if secret else 0o444,
         "most": total + OVERHEAD,
         "user": [identity.uid, identity.gid] if identity.switching else None,
     }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-m", "vmgahp.images.iso"],
-            input=json.dumps(plan).encode(),
-            capture_output=True,
-            cwd="/",
-            env={"PATH": os.defpath, "TZ": "UTC"},
-            pass_fds=[output, *(descriptor for _, descriptor, _ in files)],
-            timeout=DEADLINE + total / BYTES_A_SECOND,
-        )
-    except subprocess.TimeoutExpired as error:
+    seconds = DEADLINE + total / BYTES_A_SECOND
+    done = run(
+        [sys.executable, "-I", "-m", "vmgahp.images.iso"],
+        deadline=seconds,
+        stdin=json.dumps(plan).encode(),
+        environ={"PATH": os.defpath, "TZ": "UTC"},
+        pass_fds=descriptors,
+    )
+    if done.status is None:
         raise MachineFault(
-            f"An image of {total} bytes was not written within {error.timeout:.0f} seconds.",
+            f"An image of {total} bytes was not written within {seconds:.0f} seconds.",
             "look at the file system of the scratch directory.",
-        ) from error
-    if done.returncode == 0:
+        )
+    if done.status == 0:
         return
-    words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-    if done.returncode == _NO_ROOM and words[-1].isdigit():
+    words = done.complaints or ["it said nothing"]
+    if done.status == _NO_ROOM and words[-1].isdigit():
         raise OSError(int(words[-1]), os.strerror(int(words[-1])))
-    if done.returncode == _CHANGED:
+    if done.status == _CHANGED:
         raise Unfit(words[-1])
     if words[-1].startswith("ModuleNotFoundError"):
         raise MachineFault(

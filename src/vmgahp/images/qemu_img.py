@@ -6,12 +6,15 @@ guest wrote into a raw image can look like the header of any other. What its fai
 is the caller's to say: here it is `Trouble`.
 """
 
+import functools
 import os
+import signal
+
+from vmgahp.host.run import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from subprocess import Popen
     from typing import Any
 
     from vmgahp.host.job_user import Identity
@@ -29,9 +32,6 @@ CONVERT_MEMORY = 4 << 30
 
 MOST_OUTPUT = 16 << 20
 """Bytes that are kept of what it prints; the description of a long chain of layers is a few KiB."""
-
-_REAP = 5.0
-"""Seconds that one that was killed may take to be gone; in a hung file system it never is."""
 
 
 class Trouble(Exception):
@@ -174,120 +174,42 @@ def _run(
     progress: "Progress | None" = None,
 ) -> bytes:
     """Run it and return what it printed. Raises `Trouble`."""
-    import signal
-    import subprocess
-
-    limits = [
-        f"--as={memory}",
-        *([f"--cpu={cpu}"] if cpu else []),
-        *([f"--fsize={largest}"] if largest else []),
-    ]
+    limits = [f"--as={memory}"]
+    if cpu:
+        limits.append(f"--cpu={cpu}")
+    if largest:
+        limits.append(f"--fsize={largest}")
     try:
-        process = subprocess.Popen(
-            ["prlimit", *limits, "qemu-img", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=_environment(),
+        done = run(
+            ["qemu-img", *arguments],
+            deadline=seconds,
+            user=identity,
+            limits=limits,
             umask=0o077 if identity else -1,
-            **(identity.of_process() if identity else {}),
+            longest=MOST_OUTPUT,
+            until=functools.partial(_tell, progress) if progress else None,
         )
     except FileNotFoundError as error:
         raise NotInstalled(str(error.filename)) from error
     except OSError as error:
         raise Trouble(f"qemu-img cannot be run ({error.strerror})") from error
-    _watch(process)
-    try:
-        printed, complaints = _listen(process, seconds, progress)
-        status = process.wait()
-    finally:
-        _end(process)
-    said = " ".join(complaints.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
-    if status == 127 and "prlimit" in said:
-        raise NotInstalled("qemu-img")
-    if largest and (status == -signal.SIGXFSZ or (status != 0 and said.endswith("File too large"))):
+    if done.status is None:
+        raise TooSlow(seconds)
+    said = " ".join(done.err.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
+    if largest and (done.status == -signal.SIGXFSZ or (done.status != 0 and said.endswith("File too large"))):
         raise TooLarge
-    if status != 0:
-        raise Refused(said[-1000:] or f"it ended with {status}")
-    return printed
+    if done.status != 0:
+        raise Refused(said[-1000:] or f"it ended with {done.status}")
+    return done.out
 
 
-def _environment() -> dict[str, str]:
-    """English, for the callers read what it says; and nothing of a job's environment."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/"}
-
-
-def _listen(process: "Popen[bytes]", seconds: float, progress: "Progress | None") -> tuple[bytes, bytes]:
-    """What it prints and what it complains of, until it has closed both. Raises `TooSlow`."""
-    import selectors
-    from time import monotonic
-
-    assert process.stdout is not None
-    assert process.stderr is not None
-    end = monotonic() + seconds
-    heard = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    with selectors.DefaultSelector() as selector:
-        for descriptor in heard:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map():
-            left = end - monotonic()
-            ready = selector.select(left) if left > 0 else []
-            if not ready and end <= monotonic():
-                raise TooSlow(seconds)
-            for key, _ in ready:
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(key.fd)
-                elif progress is not None and key.fd == process.stdout.fileno():
-                    _tell(data, progress)
-                elif len(heard[key.fd]) < MOST_OUTPUT:
-                    heard[key.fd] += data
-    printed, complaints = heard.values()
-    return bytes(printed), bytes(complaints)
-
-
-def _tell(data: bytes, progress: "Progress") -> None:
+def _tell(progress: "Progress", out: bytearray, _err: bytearray) -> bool:
     """``    (12.34/100%)`` and a carriage return, again and again; the last whole one counts."""
-    before, slash, _ = data.rpartition(b"/100%)")
+    before, slash, rest = out.rpartition(b"/100%)")
     if slash:
+        out[:] = rest
         try:
             progress(float(before.rpartition(b"(")[2]))
         except ValueError:
             pass
-
-
-_watched: "set[Popen[bytes]] | None" = None
-
-
-def _watch(process: "Popen[bytes]") -> None:
-    """Remember it: a server that ends must not leave one behind that goes on writing into the scratch directory."""
-    global _watched
-    if _watched is None:
-        import atexit
-
-        _watched = set()
-        atexit.register(_end_all)
-    _watched.add(process)
-
-
-def _end_all() -> None:
-    for process in list(_watched or ()):
-        process.kill()
-
-
-def _end(process: "Popen[bytes]") -> None:
-    """Make sure that it is gone, as far as that can be had."""
-    import subprocess
-
-    assert _watched is not None
-    if process.poll() is None:
-        process.kill()
-        try:
-            process.wait(_REAP)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel; subprocess collects it later
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    _watched.discard(process)
+    return False

@@ -13,6 +13,7 @@ import re
 from typing import NamedTuple
 
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import run
 
 EXIT_FILE = "vm_exit.json"
 PORT = "org.vmgahp.exit"
@@ -156,21 +157,13 @@ def tell_starter(code: int | None, directory: str, libexec: str, identity: Ident
 
 def _run(words: list[str], directory: str, identity: Identity) -> str:
     """Run condor_chirp; why it failed, or empty."""
-    import subprocess
-
+    environ = {"PATH": os.defpath, "_CONDOR_CHIRP_CONFIG": os.path.join(directory, CHIRP_CONFIG)}
     try:
-        done = subprocess.run(
-            words,
-            cwd="/",
-            env={"PATH": os.defpath, "_CONDOR_CHIRP_CONFIG": os.path.join(directory, CHIRP_CONFIG)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CHIRP_SECONDS,
-            **identity.of_process(groups=[]),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        done = run(words, deadline=CHIRP_SECONDS, environ=environ, user=identity, groups=[])
+    except OSError as error:
         return str(error)
-    if done.returncode == 0:
+    if done.status is None:
+        return f"condor_chirp timed out after {CHIRP_SECONDS:g} s"
+    if done.status == 0:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1][:200] if said else f"condor_chirp ended with {done.returncode}"
+    return done.complaints[-1].strip()[:200] if done.complaints else f"condor_chirp ended with {done.status}"

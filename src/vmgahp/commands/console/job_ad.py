@@ -9,6 +9,7 @@ import os
 from typing import NamedTuple
 
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.host.run import run
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import escape, is_private
 
@@ -50,30 +51,23 @@ def read_file(path: str) -> str:
 
 def ask_condor_q(job: str) -> str:
     """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
-    import subprocess
-
     cluster, _, proc = job.partition(".")
     if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
         raise _no_ad(f"{escape(job)} is no job id", "write it as 12.0")
     try:
-        done = subprocess.run(
-            ["condor_q", "-l", job],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=CONDOR_Q_DEADLINE,
-            check=False,
-        )
+        done = run(["condor_q", "-l", job], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
     except FileNotFoundError as error:
         elsewhere = "write the ad into a file where condor_q is, and start that"
         raise _no_ad("condor_q is not installed here, or not in PATH", elsewhere) from error
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         raise _no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
-    if done.returncode or not done.stdout.strip():
-        said = escape(done.stderr.strip()[-300:]) or "it knows no such job"
+    if done.status is None:
+        raise _no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
+    out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
+    if done.status or not out.strip():
+        said = escape(err.strip()[-300:]) or "it knows no such job"
         raise _no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
-    return done.stdout[:LARGEST_AD]
+    return out[:LARGEST_AD]
 
 
 def parse(text: str) -> tuple[list[tuple[str, str]], int]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from vmgahp import config, errors
 from vmgahp.config import sources
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,29 +195,19 @@ def ask(
 
     One that cannot be run has status 127 and the reason as its error.
     """
-    import subprocess
-
-    user: dict[str, object] = {}
-    if who is not None and os.geteuid() == 0:
-        user = {"user": who.uid, "group": who.gid, "extra_groups": list(who.groups)}
     try:
-        ended = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-            cwd="/",
-            env=dict(environ) if environ is not None else {"PATH": _NO_SHELL_NEEDED},
-            **user,  # type: ignore[call-overload]
+        done = run(
+            command,
+            deadline=seconds,
+            environ={"PATH": _NO_SHELL_NEEDED} if environ is None else environ,
+            user=Identity(who.uid, who.gid) if who is not None else None,
+            groups=who.groups if who is not None else None,
         )
-    except subprocess.TimeoutExpired:
-        return Completed(None, "", "")
     except OSError as error:
         return Completed(127, "", f"{command[0]} cannot be run: {error.strerror}")
-    return Completed(
-        ended.returncode, ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace")
-    )
+    if done.status is None:
+        return Completed(None, "", "")
+    return Completed(done.status, done.out.decode("utf-8", "replace"), done.err.decode("utf-8", "replace"))
 
 
 _CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'

@@ -9,9 +9,12 @@ from time import monotonic
 
 from vmgahp import errors
 from vmgahp.host import kvm
+from vmgahp.host.run import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vmgahp.host.job_user import Identity
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
@@ -64,7 +67,7 @@ def start_passt(identity: "Identity", end: float) -> None:
         if identity.switching:
             os.chown(directory, identity.uid, identity.gid)
         command = [path, "--foreground", "--one-off", "--socket", os.path.join(directory, "socket")]
-        status, _out, err = _run(command, b"", identity, end, [], until=b"bound at")
+        status, _out, err = _run(command, b"", identity, end, [], until=lambda _out, err: b"bound at" in err)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if status is None:
@@ -89,57 +92,24 @@ def _run(
     identity: "Identity",
     end: float,
     devices: list[str],
-    until: bytes = b"",
+    until: "Callable[[bytearray, bytearray], bool] | None" = None,
 ) -> tuple[int | None, bytes, bytes]:
-    """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out.
-
-    With `until` the program is ended as soon as it has written that on standard error, which is success.
-    """
-    import subprocess
-
+    """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out."""
     groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
     try:
-        process = subprocess.Popen(
+        done = run(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            **identity.of_process(groups),
+            deadline=max(0.05, end - monotonic()),
+            stdin=stdin,
+            user=identity,
+            groups=groups,
+            until=until,
         )
     except OSError as error:
         raise errors.MachineFault(
             f"{command[0]} cannot be run: {error.strerror}.", "see that it is installed and whole."
         ) from error
-    with process:
-        try:
-            if until:
-                return _await(process, until, end)
-            out, err = process.communicate(stdin, timeout=max(0.05, end - monotonic()))
-        except subprocess.TimeoutExpired:
-            return None, b"", b""
-        finally:
-            process.kill()
-    return process.returncode, out, err
-
-
-def _await(process: "object", word: bytes, end: float) -> tuple[int | None, bytes, bytes]:
-    import select
-    import subprocess
-
-    assert isinstance(process, subprocess.Popen)
-    assert process.stderr is not None
-    said = b""
-    poll = select.poll()
-    poll.register(process.stderr, select.POLLIN)
-    while word not in said:
-        if not poll.poll(max(0.0, end - monotonic()) * 1000):
-            return None, b"", said
-        chunk = os.read(process.stderr.fileno(), 4096)
-        if not chunk:
-            return process.wait(timeout=max(0.05, end - monotonic())), b"", said
-        said += chunk
-    return 0, b"", said
+    return done.status, done.out, done.err
 
 
 def _patience(end: float) -> str:

@@ -13,6 +13,7 @@ from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
 from vmgahp.drivers.script.spec import ScriptSpec
+from vmgahp.hooks.program import clean
 from vmgahp.host import scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
@@ -167,7 +168,7 @@ class ScriptDriver(Driver):
             )
         self.log(f"{script.path} has modified {before.name}:")
         for line in protocol.difference(job, answer.attributes):
-            self.log(f"{before.name}: {program.clean(line)}")
+            self.log(f"{before.name}: {clean(line)[: protocol.LONGEST_TEXT]}")
         machine.change(wish, ad)
 
     def _undo(self, machine: ScriptMachine) -> None:

@@ -10,11 +10,11 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
+from vmgahp.hooks.program import GIVEN_PATH, clean, converse
 from vmgahp.host import trust
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import AD_DESCRIPTOR, converse, environment
+from vmgahp.host.run import condor_environment
 from vmgahp.job.ad import JobAd
-from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USE
 JOB, CONDOR, ROOT = "job", "condor", "root"
 
 REQUEST_VARIABLE = "VMGAHP_REQUEST"
-REQUEST_PATH = f"/proc/self/fd/{AD_DESCRIPTOR}"
-"""A file in memory, which is gone with the script."""
 
 KNOWN_LIMITS = (
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
@@ -63,37 +61,19 @@ class Program:
         that is none.
         """
         label = f"{SETTING} ({self.path}), {request.action}"
-        descriptor = -1
-        try:
-            descriptor = os.memfd_create("request")
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(request.document(ad))
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            output, complaints, status = converse(
-                SETTING,
-                [*self._prefix(), self.path, request.action],
-                protocol.ad_text(ad),
-                seconds,
-                self._environment() | request.environment() | {REQUEST_VARIABLE: REQUEST_PATH},
-                protocol.LONGEST_ANSWER,
-                descriptor,
-            )
-        except OSError as error:
-            raise errors.MachineFault(
-                f"{label} cannot be given its request: {error}.", "see what is scarce."
-            ) from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        said = [line for line in complaints.decode(errors="replace").splitlines() if line.strip()]
-        for line in said:
-            self._log(f"{label}: {redact(line)}")
-        last = f" Its last words: {clean(said[-1])[:200]}" if said else ""
-        if status is None:
-            raise errors.MachineFault(f"{label} did not end within {seconds:g} s.{last}", _BY_HAND)
-        if len(output) > protocol.LONGEST_ANSWER:
-            limit = protocol.LONGEST_ANSWER >> 10
-            raise errors.MachineFault(f"{label} printed more than {limit} KiB.{last}", _BY_HAND)
+        output, status, last = converse(
+            label,
+            [self.path, request.action],
+            deadline=seconds,
+            log_line=self._log,
+            hint=_BY_HAND,
+            stdin=protocol.ad_text(ad),
+            environ=self._environment() | request.environment() | {REQUEST_VARIABLE: GIVEN_PATH},
+            given=request.document(ad),
+            longest=protocol.LONGEST_ANSWER,
+            user=self.user,
+            limits=self._limits,
+        )
         if status in _NOT_EXECUTABLE:
             raise errors.MachineFault(
                 f"{label} cannot be executed as uid {self.user.uid} (exit status {status}).{last}",
@@ -103,24 +83,13 @@ class Program:
             answer = protocol.decode(request.action, output, status)
         except Malformed as error:
             raise errors.MachineFault(
-                f"{label} gave no answer: {clean(str(error))}.{last}", _BY_HAND
+                f"{label} gave no answer: {clean(str(error))[: protocol.LONGEST_TEXT]}.{last}", _BY_HAND
             ) from error
-        return answer._replace(reason=clean(answer.reason))
-
-    def _prefix(self) -> list[str]:
-        words = [_tool("prlimit"), *self._limits] if self._limits else []
-        if self.user.switching:
-            groups = self.user.groups()
-            words += [_tool("setpriv"), f"--reuid={self.user.uid}", f"--regid={self.user.gid}"]
-            words += [
-                f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
-                "--inh-caps=-all",
-            ]
-        return words
+        return answer._replace(reason=clean(answer.reason)[: protocol.LONGEST_TEXT])
 
     def _environment(self) -> dict[str, str]:
         """What the script's user needs; of another user's than this server's nothing of the server's settings."""
-        environ = environment(os.environ)
+        environ = condor_environment(os.environ)
         if self.user.switching:
             environ = {
                 name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")
@@ -196,17 +165,3 @@ def named_user(settings: Settings, job: Identity) -> Identity:
             f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
         ) from None
     return Identity(entry.pw_uid, entry.pw_gid)
-
-
-def clean(text: str) -> str:
-    """One printable line, without the secrets that `vmgahp.log` knows."""
-    return escape(redact(" ".join(text.split())))[: protocol.LONGEST_TEXT]
-
-
-def _tool(name: str) -> str:
-    """A tool of util-linux, which every Linux has. Raises `errors.MachineFault`."""
-    for directory in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
-        path = os.path.join(directory, name)
-        if os.access(path, os.X_OK):
-            return path
-    raise errors.MachineFault(f"There is no {name} on this machine.", "install util-linux.")

@@ -6,15 +6,13 @@ deadline. It runs as the job's user: what VMware does with the job's files it do
 """
 
 import os
-import select
-import signal
-import subprocess
 import time
 from collections.abc import Mapping
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import SAFE_PATH, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ HANGING_HINT = "see what VMware hangs on (its log is vmware.log beside the .vmx)
 
 PRODUCTS = ("ws", "player", "fusion")
 """What vmrun's flag -T knows today, the most able first."""
-
-SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _OTHER_LINE_ENDS = ("\r\n", "\r")
 
@@ -85,34 +81,27 @@ class Tool:
     def call(self, words: list[str], command: str, seconds: float) -> tuple[int, str, str]:
         """The exit status and what was printed on standard output and standard error."""
         try:
-            process = subprocess.Popen(
+            done = run(
                 [self.path, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self.environment(),
-                cwd="/",
-                start_new_session=True,
-                **self.identity.of_process(),
+                deadline=seconds,
+                environ=self.environment(),
+                user=self.identity,
+                until=_cut,
+                grace=GRACE,
             )
         except OSError as error:
             raise errors.MachineFault(
                 f"{self.path} cannot be started as uid {self.identity.uid}: {error.strerror}.",
                 "set VMWARE_VMRUN to vmrun's full path, and see that the jobs' users may execute it.",
             ) from error
-        try:
-            output, noise = _read(process, time.monotonic() + seconds)
-        except TimeoutError:
-            raise Hanging(command, f"no answer within {seconds:.0f} s") from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        if done.status is None:
+            raise Hanging(command, f"no answer within {seconds:.0f} s")
+        output, noise = _text(done.out), _text(done.err)
         complaint = " ".join(noise.split())[:500]
         if complaint and complaint not in self._complained and len(self._complained) < MOST_COMPLAINTS:
             self._complained.add(complaint)  # some versions say the same at every call
             self._log(f"vmrun {command} says on standard error: {complaint!a}")
-        return process.returncode, output, noise
+        return done.status, output, noise
 
     def environment(self) -> dict[str, str]:
         """What vmrun needs, and nothing of the daemon's own; its language is English, which is understood here."""
@@ -126,48 +115,13 @@ class Tool:
         return {"PATH": SAFE_PATH, "HOME": self.home, "USER": name, "LOGNAME": name, "LC_ALL": "C"}
 
 
-def _read(process: subprocess.Popen[bytes], end: float) -> tuple[str, str]:
-    """What the process prints until it ends, whoever else holds its pipes. Raises TimeoutError at `end`."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    gathered: dict[int, bytearray] = {}
-    poll = select.poll()
-    ended = os.pidfd_open(process.pid)
-    try:
-        poll.register(ended, select.POLLIN)
-        for pipe in (process.stdout, process.stderr):
-            os.set_blocking(pipe.fileno(), False)
-            poll.register(pipe, select.POLLIN)
-            gathered[pipe.fileno()] = bytearray()
-        waiting, alive = set(gathered), True
-        while alive or waiting:
-            left = end - time.monotonic()
-            if left <= 0 and alive:
-                raise TimeoutError
-            ready = poll.poll(max(left, 0) * 1000)
-            for descriptor, _ in ready:
-                if descriptor == ended:
-                    poll.unregister(ended)
-                    alive, end = False, time.monotonic() + GRACE
-                    continue
-                data = os.read(descriptor, 1 << 16)
-                kept = gathered[descriptor]
-                kept += data[: LARGEST_OUTPUT - len(kept)]
-                if not data:
-                    poll.unregister(descriptor)
-                    waiting.discard(descriptor)
-            if not alive and not ready:
-                break
-    finally:
-        os.close(ended)
-        process.stdout.close()
-        process.stderr.close()
-    process.wait()
-    output, noise = (_text(data) for data in gathered.values())
-    return output, noise
+def _cut(output: bytearray, _noise: bytearray) -> bool:
+    """Keep the beginning of what is printed without an end."""
+    del output[LARGEST_OUTPUT:]
+    return False
 
 
-def _text(data: bytearray) -> str:
+def _text(data: bytes) -> str:
     text = data.decode("utf-8", "surrogateescape")
     for line_end in _OTHER_LINE_ENDS:
         text = text.replace(line_end, "\n")
