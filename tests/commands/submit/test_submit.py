@@ -10,15 +10,8 @@ import pytest
 from tests.commands.submit import samples
 from vmgahp.cli import main
 from vmgahp.commands.submit import submit_file
-from vmgahp.commands.submit.machine import (
-    MachineDescription,
-    MachineDisk,
-    MachineNic,
-    is_device,
-    name_devices,
-    simple_name,
-)
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, name_devices, simple_name
+from vmgahp.commands.submit.summary import SubmitError, Summary
 
 pytestmark = pytest.mark.qemu
 
@@ -47,11 +40,11 @@ def submit(capsys):
 
 
 def written(machine, **options):
-    return submit_file.write(machine, "kvm", Report(), **options)
+    return submit_file.write(machine, "kvm", Summary(), **options)
 
 
 def plain(**changes):
-    machine = MachineDescription("vm", 64, disks=[MachineDisk("/images/disk.qcow2", "qcow2", "vda")])
+    machine = Guest("vm", 64, disks=[GuestDisk("/images/disk.qcow2", "qcow2", "vda")])
     for name, value in changes.items():
         setattr(machine, name, value)
     return machine
@@ -87,7 +80,7 @@ def test_what_cannot_be_written_is_refused(text):
 def test_a_disk_whose_name_would_be_read_as_several_is_refused(name):
     for transfer in (True, False):
         with pytest.raises(SubmitError, match="characters"):
-            written(plain(disks=[MachineDisk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
+            written(plain(disks=[GuestDisk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
 
 
 def test_other_files_are_checked_the_same_way():
@@ -97,8 +90,8 @@ def test_other_files_are_checked_the_same_way():
 
 def test_disks_go_with_the_job_or_stay():
     disks = [
-        MachineDisk("/images/a.img", "raw", "vda"),
-        MachineDisk("/images/b.iso", "iso", "sda", writable=False, shared=True),
+        GuestDisk("/images/a.img", "raw", "vda"),
+        GuestDisk("/images/b.iso", "iso", "sda", writable=False, shared=True),
     ]
     read = htcondor2.Submit(written(plain(disks=disks)))
     assert read["vm_disk"] == "a.img:vda:w:raw,b.iso:sda:rs:iso"
@@ -109,7 +102,7 @@ def test_disks_go_with_the_job_or_stay():
 
 
 def test_one_usual_card_is_written_in_the_classic_way():
-    read = htcondor2.Submit(written(plain(nics=[MachineNic("nat", "52:54:00:00:00:01")])))
+    read = htcondor2.Submit(written(plain(nics=[GuestNic("nat", "52:54:00:00:00:01")])))
     assert (read["vm_networking_type"], read["vm_macaddr"]) == ("nat", "52:54:00:00:00:01")
     assert "MY.VMPARAM_vm_NICs" not in read
 
@@ -117,13 +110,13 @@ def test_one_usual_card_is_written_in_the_classic_way():
 @pytest.mark.parametrize(
     ("nics", "entries"),
     [
-        ([MachineNic("nat", model="e1000")], "nat:e1000"),
-        ([MachineNic("user", link_up=False)], "user:virtio:down"),
+        ([GuestNic("nat", model="e1000")], "nat:e1000"),
+        ([GuestNic("user", link_up=False)], "user:virtio:down"),
         (
-            [MachineNic("nat", "52:54:00:00:00:01"), MachineNic("bridge")],
+            [GuestNic("nat", "52:54:00:00:00:01"), GuestNic("bridge")],
             "nat:52:54:00:00:00:01:virtio, bridge:virtio",
         ),
-        ([MachineNic("", model="e1000")], "nat:e1000"),
+        ([GuestNic("", model="e1000")], "nat:e1000"),
     ],
 )
 def test_other_cards_are_written_as_a_list(nics, entries):
@@ -135,10 +128,10 @@ def test_other_cards_are_written_as_a_list(nics, entries):
 @pytest.mark.parametrize(
     "nics",
     [
-        [MachineNic("nat", "01:00:5e:00:00:01")],
-        [MachineNic("nat", "52:54:00:00:00:01, user")],
-        [MachineNic("nat", "52:54:00:00:00:01")] * 2,
-        [MachineNic("nat")] * 17,
+        [GuestNic("nat", "01:00:5e:00:00:01")],
+        [GuestNic("nat", "52:54:00:00:00:01, user")],
+        [GuestNic("nat", "52:54:00:00:00:01")] * 2,
+        [GuestNic("nat")] * 17,
     ],
 )
 def test_cards_that_the_execute_machine_would_refuse_are_refused(nics):
@@ -147,7 +140,7 @@ def test_cards_that_the_execute_machine_would_refuse_are_refused(nics):
 
 
 def test_a_wish_requires_a_machine_that_has_it():
-    read = htcondor2.Submit(written(plain(wishes={"Firmware": "uefi", "TPM": True})))
+    read = htcondor2.Submit(written(plain(options={"Firmware": "uefi", "TPM": True})))
     assert read["MY.VMPARAM_vm_TPM"] == "true"
     assert (
         read["requirements"]
@@ -157,16 +150,16 @@ def test_a_wish_requires_a_machine_that_has_it():
 
 def test_devices_are_named_where_they_have_no_name():
     disks = [
-        MachineDisk("/a", "raw"),
-        MachineDisk("/b", "raw", "vda"),
-        MachineDisk("/c", "iso", bus="sata"),
-        MachineDisk("/d", "raw", bus="floppy"),
+        GuestDisk("/a", "raw"),
+        GuestDisk("/b", "raw", "vda"),
+        GuestDisk("/c", "iso", bus="sata"),
+        GuestDisk("/d", "raw", bus="floppy"),
     ]
-    disks += [MachineDisk("/e", "raw", bus="ide") for _ in range(5)]
+    disks += [GuestDisk("/e", "raw", bus="ide") for _ in range(5)]
     name_devices(disks)
     assert [disk.device for disk in disks] == ["vdb", "vda", "sda", "fda", "hda", "hdb", "hdc", "hdd", "sdb"]
     with pytest.raises(SubmitError, match="two disks"):
-        name_devices([MachineDisk("/a", "raw", "vda"), MachineDisk("/b", "raw", "vda")])
+        name_devices([GuestDisk("/a", "raw", "vda"), GuestDisk("/b", "raw", "vda")])
     assert [name for name in ("vda", "hde", "sdaa", "nvme0", "fdc", "xvda") if is_device(name)] == [
         "vda",
         "sdaa",

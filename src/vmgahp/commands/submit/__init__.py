@@ -1,6 +1,6 @@
 """Front ends that write a submit file from libvirt's XML, OVF, a .vmx or a disk image.
 
-Each reads its file into a `machine.Machine` and tells what it did by `report`; `images` looks at the disks, and
+Each reads its file into a `machine.Guest` and tells what it did by `summary`; `images` looks at the disks, and
 `submit_file` writes. docs/how-to/submitting.md is for users. Nothing here runs as root, or for anybody else than
 who types the command; but the files come from strangers.
 """
@@ -122,15 +122,15 @@ def _cpus(text: str) -> int:
 
 def run(options: "argparse.Namespace") -> int:
     """Read, look, write, tell, and submit; the exit status."""
-    from vmgahp.commands.submit.summary import Report, SubmitError, printable
+    from vmgahp.commands.submit.summary import SubmitError, Summary, printable
 
-    report = Report()
+    summary = Summary()
     try:
-        return _run(options, report)
+        return _run(options, summary)
     except SubmitError as error:
-        if report.lost:
-            report.show(sys.stderr)
-        for path in report.made:
+        if summary.lost:
+            summary.show(sys.stderr)
+        for path in summary.made:
             if os.path.exists(path):
                 os.unlink(path)
         sys.stderr.write(f"vmgahp submit: {printable(str(error))}\n")
@@ -139,28 +139,28 @@ def run(options: "argparse.Namespace") -> int:
         return 1
 
 
-def _run(options: "argparse.Namespace", report: "object") -> int:
+def _run(options: "argparse.Namespace", summary: "object") -> int:
     from importlib import import_module
 
     from vmgahp.commands.submit import images
-    from vmgahp.commands.submit.machine import MachineNic, name_devices
+    from vmgahp.commands.submit.machine import GuestNic, name_devices
     from vmgahp.commands.submit.submit_file import write
-    from vmgahp.commands.submit.summary import Report, SubmitError
+    from vmgahp.commands.submit.summary import SubmitError, Summary
 
-    assert isinstance(report, Report)
+    assert isinstance(summary, Summary)
     beside = os.path.dirname(options.output) if options.output not in ("", "-") else "."
     options.dir = os.path.abspath(options.dir or beside or ".")
     if not os.path.isdir(options.dir):
         raise SubmitError(f"{options.dir} is no directory.", "make it first.")
-    made = import_module(f"vmgahp.commands.submit.{options.module}").machine(options, report)
+    made = import_module(f"vmgahp.commands.submit.{options.module}").machine(options, summary)
     made.memory_mib = options.memory or made.memory_mib
     if options.cpus and options.cpus != made.vcpus:
         made.vcpus = options.cpus
-        made.wishes.pop("Topology", None)
+        made.options.pop("Topology", None)
     if options.network == "none":
         made.nics = []
     elif options.network:
-        made.nics = made.nics or [MachineNic(options.network)]
+        made.nics = made.nics or [GuestNic(options.network)]
         for nic in made.nics:
             nic.kind = options.network
     name_devices(made.disks)
@@ -168,22 +168,22 @@ def _run(options: "argparse.Namespace", report: "object") -> int:
         if disk.url:
             continue
         convert = options.convert and disk.format not in ("qcow2", "iso") and disk.bus != "floppy"
-        images.check(disk, report, converting=convert)
+        images.check(disk, summary, converting=convert)
         if convert:
             before = disk.path
-            images.convert(disk, options.dir, report, force=options.force)
-            if before in report.made:  # it was taken out of an archive, for this alone
+            images.convert(disk, options.dir, summary, force=options.force)
+            if before in summary.made:  # it was taken out of an archive, for this alone
                 os.unlink(before)
         made.files += disk.files
     text = write(
-        made, options.type or made.vm_type, report, transfer=not options.shared, appended=options.append
+        made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append
     )
-    if options.strict and report.lost:
+    if options.strict and summary.lost:
         raise SubmitError(
-            f"{len(report.lost)} thing(s) cannot be carried over (--strict).",
+            f"{len(summary.lost)} thing(s) cannot be carried over (--strict).",
             "leave --strict out to go on without.",
         )
-    report.show(sys.stderr)
+    summary.show(sys.stderr)
     if options.output == "-":
         sys.stdout.write(text)
         if options.submit:

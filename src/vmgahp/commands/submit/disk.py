@@ -2,8 +2,8 @@
 
 import os
 
-from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import FORMATS, UnclearFormat, image_format
 
 TYPE_CHECKING = False
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     import argparse
 
 
-def machine(options: "argparse.Namespace", _report: Report) -> MachineDescription:
+def machine(options: "argparse.Namespace", _summary: Summary) -> Guest:
     """A VM with the disks that were named: images, or URLs of the file transfer plugin. Raises `SubmitError`."""
     disks = [_disk(path, options) for path in options.file]
     stem = os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
-    nics = [MachineNic(options.network)] if options.network not in ("", "none") else []
-    made = MachineDescription(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
+    nics = [GuestNic(options.network)] if options.network not in ("", "none") else []
+    made = Guest(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
     if options.firmware:
-        made.wishes["Firmware"] = options.firmware
+        made.options["Firmware"] = options.firmware
     return made
 
 
-def _disk(path: str, options: "argparse.Namespace") -> MachineDisk:
+def _disk(path: str, options: "argparse.Namespace") -> GuestDisk:
     from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 
     scheme, colon, _ = path.partition("://")
@@ -33,7 +33,7 @@ def _disk(path: str, options: "argparse.Namespace") -> MachineDisk:
             wanted = parse_url(path)
         except TransferError as error:
             raise SubmitError(str(error)) from error
-        return MachineDisk("", "qcow2", url=path, name=wanted.name)
+        return GuestDisk("", "qcow2", url=path, name=wanted.name)
     full = os.path.abspath(path)
     form = options.format
     if not form and full.lower().endswith(".iso"):
@@ -46,7 +46,7 @@ def _disk(path: str, options: "argparse.Namespace") -> MachineDisk:
         raise SubmitError(f"{path}: {error}.", "say --format.") from error
     except OSError as error:
         raise SubmitError(f"{path} cannot be opened ({error.strerror}).") from error
-    disk = MachineDisk(full, form)
+    disk = GuestDisk(full, form)
     if form == "iso":
         disk.bus, disk.writable = "sata", False
     return disk

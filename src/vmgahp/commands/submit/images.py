@@ -6,8 +6,8 @@ sent with the job, are files of whoever types the command: such an image is refu
 
 import os
 
-from vmgahp.commands.submit.machine import MachineDisk, simple_name
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import GuestDisk, simple_name
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import HEADER, looks_like
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""
 
 
-def check(disk: MachineDisk, report: Report, *, converting: bool = False) -> None:
+def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> None:
     """Look at an image that goes with the job, or is converted before: that it is of its format, and whole.
 
     Raises `SubmitError`.
@@ -33,7 +33,7 @@ def check(disk: MachineDisk, report: Report, *, converting: bool = False) -> Non
         ) from error
     if disk.format in ("raw", "iso"):
         if (likeness := looks_like(header)) and disk.format == "raw":
-            report.advise(f"{disk.path} is taken as raw, though it begins like {likeness}.")
+            summary.advise(f"{disk.path} is taken as raw, though it begins like {likeness}.")
         return
     if disk.format == "vmdk" and header.startswith(b"#"):
         disk.files = _flat_files(disk)
@@ -57,7 +57,7 @@ def check(disk: MachineDisk, report: Report, *, converting: bool = False) -> Non
             f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
         )
     if backing:
-        report.advise(
+        summary.advise(
             f"{disk.path} is a layer above {backing}, which the execute machine must have at that path."
         )
     if specific.get("create-type") == "streamOptimized" and disk.writable and not converting:
@@ -68,7 +68,7 @@ def check(disk: MachineDisk, report: Report, *, converting: bool = False) -> Non
         )
 
 
-def convert(disk: MachineDisk, directory: str, report: Report, *, force: bool) -> None:
+def convert(disk: GuestDisk, directory: str, summary: Summary, *, force: bool) -> None:
     """Make a qcow2 image of the disk in `directory` and let the disk be that. Raises `SubmitError`."""
     from vmgahp.images import qemu_img
 
@@ -79,13 +79,13 @@ def convert(disk: MachineDisk, directory: str, report: Report, *, force: bool) -
     try:
         qemu_img.convert(disk.path, _qemu(disk.format), temporary, "qcow2", seconds=CONVERT)
         os.replace(temporary, target)
-        report.made.append(target)
+        summary.made.append(target)
     except (OSError, qemu_img.Trouble) as error:
         raise _refused(disk, f"it cannot be converted: {error}", "see what qemu-img says of it.") from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-    report.carry(f"{os.path.basename(disk.path)} was converted to {target}")
+    summary.carry(f"{os.path.basename(disk.path)} was converted to {target}")
     disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
 
 
@@ -97,7 +97,7 @@ def free(target: str, force: bool) -> None:
         )
 
 
-def _flat_files(disk: MachineDisk) -> list[str]:
+def _flat_files(disk: GuestDisk) -> list[str]:
     """The files of data that a plain VMDK descriptor names, all of them beside it. Raises `SubmitError`."""
     import re
 
@@ -119,7 +119,7 @@ def _flat_files(disk: MachineDisk) -> list[str]:
     return files
 
 
-def _info(disk: MachineDisk) -> "dict[str, Any]":
+def _info(disk: GuestDisk) -> "dict[str, Any]":
     from vmgahp.images import qemu_img
 
     try:
@@ -142,5 +142,5 @@ def _qemu(form: str) -> str:
     return FORMATS[form]
 
 
-def _refused(disk: MachineDisk, problem: str, hint: str) -> SubmitError:
+def _refused(disk: GuestDisk, problem: str, hint: str) -> SubmitError:
     return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", hint)

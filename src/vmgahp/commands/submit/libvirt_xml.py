@@ -5,8 +5,8 @@
 
 import os
 
-from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, is_device, simple_name
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, simple_name
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
 from vmgahp.images.formats import FORMATS
 
@@ -93,7 +93,7 @@ _SETTLED = {
 }
 
 
-def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
+def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -110,7 +110,7 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
         )
     account = Account(root)
     account.take(root)
-    made = MachineDescription(name=_name(root, account, options))
+    made = Guest(name=_name(root, account, options))
     for tag in ("features", "cpu"):  # each of what is in them is told by itself
         if (element := child(root, tag)) is not None:
             account.take(element)
@@ -120,16 +120,16 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
     if devices is not None:
         account.take(devices)
         for disk in children(devices, "disk"):
-            _disk(disk, account, made, report, options)
+            _disk(disk, account, made, summary, options)
         for interface in children(devices, "interface"):
-            _nic(interface, account, made, report)
+            _nic(interface, account, made, summary)
         _others(devices, account, made)
     if options.as_is:
         from vmgahp.commands.submit.trim import bring
 
-        bring(root, account.whole, made, report, _settled, options.dir, force=options.force)
+        bring(root, account.whole, made, summary, _settled, options.dir, force=options.force)
     else:
-        account.tell(report, _settled)
+        account.tell(summary, _settled)
     return made
 
 
@@ -155,7 +155,7 @@ def _name(root: "etree._Element", account: Account, options: "argparse.Namespace
     return simple_name(options.name or text(name), simple_name(stem, "vm"))
 
 
-def _sizes(root: "etree._Element", account: Account, made: MachineDescription) -> None:
+def _sizes(root: "etree._Element", account: Account, made: Guest) -> None:
     memory, vcpu, cpu = child(root, "memory"), child(root, "vcpu"), child(root, "cpu")
     if memory is not None:
         account.take(memory, "unit")
@@ -182,10 +182,10 @@ def _sizes(root: "etree._Element", account: Account, made: MachineDescription) -
     extra = {get(topology, name) or "1" for name in ("dies", "clusters")}
     if extra == {"1"} and parts[0] * parts[1] * parts[2] == made.vcpus:
         account.take(topology, "sockets", "cores", "threads", "dies", "clusters")
-        made.wishes["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
+        made.options["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
 
 
-def _system(root: "etree._Element", account: Account, made: MachineDescription) -> None:
+def _system(root: "etree._Element", account: Account, made: Guest) -> None:
     """Architecture and firmware."""
     system = child(root, "os")
     if system is None:
@@ -197,7 +197,7 @@ def _system(root: "etree._Element", account: Account, made: MachineDescription) 
         if get(kind, "arch") in ("x86_64", "aarch64"):
             account.take(kind, "arch")
             if get(kind, "arch") != "x86_64":
-                made.wishes["Arch"] = get(kind, "arch")
+                made.options["Arch"] = get(kind, "arch")
     loader = child(system, "loader")
     by_path = loader is not None and get(loader, "type") == "pflash"
     secure = loader is not None and get(loader, "secure") == "yes"
@@ -211,16 +211,12 @@ def _system(root: "etree._Element", account: Account, made: MachineDescription) 
                 secure |= get(feature, "name") == "secure-boot" and get(feature, "enabled") == "yes"
         if loader is not None:
             account.take(loader, "type", "readonly", "secure", "format")
-        if secure or made.wishes.get("Arch") != "aarch64":
-            made.wishes["Firmware"] = "uefi-secure" if secure else "uefi"
+        if secure or made.options.get("Arch") != "aarch64":
+            made.options["Firmware"] = "uefi-secure" if secure else "uefi"
 
 
 def _disk(
-    element: "etree._Element",
-    account: Account,
-    made: MachineDescription,
-    report: Report,
-    options: "argparse.Namespace",
+    element: "etree._Element", account: Account, made: Guest, summary: Summary, options: "argparse.Namespace"
 ) -> None:
     place = account.place(element)
     device = get(element, "device") or "disk"
@@ -230,7 +226,7 @@ def _disk(
         account.take_all(element)
         kind = get(element, "type") or "file"
         what = f"a {device} without an image" if not path and kind == "file" else f"a {device} on a {kind}"
-        report.lose(place, f"{what}: jobs have images that are files")
+        summary.lose(place, f"{what}: jobs have images that are files")
         return
     account.take(element, "type", "device", "snapshot", "model")
     assert source is not None
@@ -245,7 +241,7 @@ def _disk(
         raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
     if device == "cdrom" and form == "raw":
         form = "iso"
-    disk = MachineDisk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
+    disk = GuestDisk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
     for flag in ("readonly", "shareable"):
         found = child(element, flag)
         if found is not None:
@@ -259,7 +255,7 @@ def _disk(
     made.disks.append(disk)
 
 
-def _target(target: "etree._Element", disk: MachineDisk, account: Account) -> None:
+def _target(target: "etree._Element", disk: GuestDisk, account: Account) -> None:
     """The device's name, which stands for a bus here: that of the file if it is the same."""
     name, bus = get(target, "dev"), get(target, "bus")
     usual = next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
@@ -272,14 +268,14 @@ def _target(target: "etree._Element", disk: MachineDisk, account: Account) -> No
         disk.device, disk.bus = "", bus
 
 
-def _nic(element: "etree._Element", account: Account, made: MachineDescription, report: Report) -> None:
+def _nic(element: "etree._Element", account: Account, made: Guest, summary: Summary) -> None:
     kind = KINDS.get(get(element, "type"))
     if kind is None:
         account.take_all(element)
-        report.lose(account.place(element), f"a network card of the type {get(element, 'type')}")
+        summary.lose(account.place(element), f"a network card of the type {get(element, 'type')}")
         return
     account.take(element, "type")
-    nic = MachineNic(kind)
+    nic = GuestNic(kind)
     mac, model, link = child(element, "mac"), child(element, "model"), child(element, "link")
     if mac is not None:
         account.take(mac, "address")
@@ -296,7 +292,7 @@ def _nic(element: "etree._Element", account: Account, made: MachineDescription, 
     made.nics.append(nic)
 
 
-def _others(devices: "etree._Element", account: Account, made: MachineDescription) -> None:
+def _others(devices: "etree._Element", account: Account, made: Guest) -> None:
     for graphics in children(devices, "graphics"):
         if get(graphics, "type") == "vnc":
             account.take(graphics, "type")
@@ -310,4 +306,4 @@ def _others(devices: "etree._Element", account: Account, made: MachineDescriptio
         ):
             account.take(tpm)
             account.take(backend, "type", "version")
-            made.wishes["TPM"] = True
+            made.options["TPM"] = True

@@ -13,7 +13,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass
-class MachineDisk:
+class GuestDisk:
     """One disk of the VM."""
 
     path: str
@@ -38,7 +38,7 @@ class MachineDisk:
 
 
 @dataclass
-class MachineNic:
+class GuestNic:
     """One network card; see `vmgahp.job.nics.Nic`."""
 
     kind: str
@@ -49,16 +49,16 @@ class MachineNic:
 
 
 @dataclass
-class MachineDescription:
+class Guest:
     """The whole of it."""
 
     name: str
     memory_mib: int = 0
     vcpus: int = 1
-    disks: list[MachineDisk] = field(default_factory=list)
-    nics: list[MachineNic] = field(default_factory=list)
+    disks: list[GuestDisk] = field(default_factory=list)
+    nics: list[GuestNic] = field(default_factory=list)
     vnc: bool = False
-    wishes: dict[str, str | bool] = field(default_factory=dict)
+    options: dict[str, str | bool] = field(default_factory=dict)
     """What `vmgahp.job.options` knows, by its names there."""
     attributes: dict[str, str | bool] = field(default_factory=dict)
     """Other attributes of the job ad, by their full names."""
@@ -70,12 +70,12 @@ class MachineDescription:
     """Whether the job names its disks in a way of its own, and not by vm_disk."""
 
 
-def name_devices(disks: list[MachineDisk]) -> None:
+def name_devices(disks: list[GuestDisk]) -> None:
     """Give every disk without a device one that is free, on the bus that it wants.
 
     Raises `SubmitError` where two have the same, or a bus has no place left.
     """
-    taken: dict[str, MachineDisk] = {}
+    taken: dict[str, GuestDisk] = {}
     for disk in disks:
         if disk.device:
             if disk.device in taken:
@@ -96,7 +96,7 @@ def is_device(name: str) -> bool:
     return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
 
 
-def _free(disk: MachineDisk, taken: dict[str, MachineDisk]) -> str:
+def _free(disk: GuestDisk, taken: dict[str, GuestDisk]) -> str:
     if disk.bus == "floppy":
         names = ["fda", "fdb"]
     else:

@@ -6,10 +6,9 @@ up without their namespaces: two versions of the standard, oVirt's variant and i
 
 import os
 
-from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
-from vmgahp.commands.submit.ovf_items import Item, amount, choose, items
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.package import Package
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, child, children, get, local, read, text
 
 TYPE_CHECKING = False
@@ -65,9 +64,62 @@ _SETTLED_TAGS = {
 }
 
 
-def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
+_KINDS = "Item", "StorageItem", "EthernetPortItem"
+_UNITS = {"byte": 1, "bytes": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_UNITS |= {"kilobytes": 1 << 10, "megabytes": 1 << 20, "gigabytes": 1 << 30, "kilobyte": 1 << 10}
+_UNITS |= {"megabyte": 1 << 20, "gigabyte": 1 << 30}
+
+_PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "ElementName", "Type", "Device"
+"""What every item has, and nothing is lost with."""
+
+
+class Item:
+    """One item, with what it says by local names."""
+
+    def __init__(self, element: "etree._Element", account: Account) -> None:
+        self._element = element
+        self._account = account
+        self._values: dict[str, str] = {}
+        for part in element:
+            self._values.setdefault(local(part.tag).lower(), text(part))
+        self.place = account.place(element)
+        self.type = self.number("ResourceType")
+        self.instance = self.first("InstanceID")
+        self.device = self.first("Type").lower()
+        account.take(element)
+        self.use(*_PLAIN)
+
+    @property
+    def summary(self) -> str:
+        """What it calls itself."""
+        words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
+        kind = next(filter(None, words), "an item")
+        return f"{kind} (resource type {self.first('ResourceType')})"
+
+    def first(self, name: str) -> str:
+        """The first value of that name, empty for none."""
+        return self._values.get(name.lower(), "")
+
+    def number(self, name: str) -> int:
+        """The same as a whole number that makes sense, 0 for none."""
+        value = self.first(name).partition(".")[0]
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
+
+    def use(self, *names: str) -> None:
+        """Say that these have been dealt with."""
+        wanted = [name.lower() for name in names]
+        for part in self._element:
+            if local(part.tag).lower() in wanted:
+                self._account.take(part)
+
+    def done(self) -> None:
+        """Say that all of it has been dealt with."""
+        self._account.take_all(self._element)
+
+
+def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     """Read a descriptor or an archive. Raises `SubmitError`."""
-    package = Package(options.file, report)
+    package = Package(options.file, summary)
     root = read(package.descriptor(), package.descriptor_name)
     if local(root.tag) != "Envelope":
         raise SubmitError(f"{package.descriptor_name} describes {local(root.tag)[:40]!a}, no OVF Envelope.")
@@ -84,8 +136,8 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
     for tag in ("Name", "Info"):
         if (element := child(system, tag)) is not None:
             account.take_all(element)
-    made = MachineDescription(name=simple_name(options.name or name, simple_name(stem, "vm")))
-    found = items(hardware, account, choose(root, account, options.configuration, report))
+    made = Guest(name=simple_name(options.name or name, simple_name(stem, "vm")))
+    found = items(hardware, account, choose(root, account, options.configuration, summary))
     controllers = {item.instance: item for item in found if item.type in _CONTROLLERS}
     drives = _drives(root, account)
     for item in found:
@@ -96,30 +148,30 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
         elif item.type == DISK or (item.type in (CD, DVD, FLOPPY) and item.first("HostResource")):
             disk = _disk(item, drives, controllers, package, options)
             if disk is None:
-                report.lose(item.place, f"{item.summary}: it names no file of the package")
+                summary.lose(item.place, f"{item.summary}: it names no file of the package")
             else:
                 made.disks.append(disk)
         elif item.type == NIC:
-            _nic(item, made, report, options)
+            _nic(item, made, summary, options)
         elif item.type in _CONTROLLERS and item.first("Type") != "video":
             item.done()
             if item.type == SCSI and any(other.first("Parent") == item.instance for other in found):
-                report.lose(item.place, f"{item.summary}: its disks are on SATA")
+                summary.lose(item.place, f"{item.summary}: its disks are on SATA")
         elif (
             item.device in ("rng", "balloon", "memballoon", "video", "console") or item.type in _SETTLED_ITEMS
         ):
             item.done()
-            report.settle(
+            summary.settle(
                 item.place, f"{item.summary} ({_SETTLED_ITEMS.get(item.type, 'every VM has its own')})"
             )
         elif item.type in (CD, DVD, FLOPPY):
             item.done()
-            report.lose(item.place, f"{item.summary}: a drive without an image")
+            summary.lose(item.place, f"{item.summary}: a drive without an image")
         else:
             item.done()
-            report.lose(item.place, item.summary)
+            summary.lose(item.place, item.summary)
     _firmware(system, hardware, account, made)
-    account.tell(report, _settled)
+    account.tell(summary, _settled)
     return made
 
 
@@ -219,7 +271,7 @@ def _disk(
     controllers: dict[str, Item],
     package: Package,
     options: "argparse.Namespace",
-) -> MachineDisk | None:
+) -> GuestDisk | None:
     item.use("HostResource", "Parent", "AddressOnParent", "ResourceSubType", "Address")
     resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
     kind, _, identity = resource.partition("/")
@@ -239,7 +291,7 @@ def _disk(
             f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example."
         )
     path = package.file(href, options.dir, force=options.force)
-    disk = MachineDisk(path, form, place=item.place, hostile=True)
+    disk = GuestDisk(path, form, place=item.place, hostile=True)
     controller = controllers.get(item.first("Parent"))
     disk.bus = _CONTROLLERS.get(controller.type, "") if controller else ""
     if item.type in (CD, DVD):
@@ -249,7 +301,7 @@ def _disk(
     return disk
 
 
-def _cpus(item: Item, made: MachineDescription) -> None:
+def _cpus(item: Item, made: Guest) -> None:
     item.use("VirtualQuantity", "num_of_sockets", "cpu_per_socket", "threads_per_cpu", "CoresPerSocket")
     item.use("AllocationUnits", "num_cpu", "smp_arch", "max_num_of_vcpus")
     sockets = [item.number(name) for name in ("num_of_sockets", "cpu_per_socket", "threads_per_cpu")]
@@ -263,10 +315,10 @@ def _cpus(item: Item, made: MachineDescription) -> None:
             cores = made.vcpus
         parts = [made.vcpus // cores, cores, 1]
     if made.vcpus > 1 and (sockets[0] or item.first("CoresPerSocket")):
-        made.wishes["Topology"] = "sockets={},cores={},threads={}".format(*parts)
+        made.options["Topology"] = "sockets={},cores={},threads={}".format(*parts)
 
 
-def _memory(item: Item, made: MachineDescription) -> None:
+def _memory(item: Item, made: Guest) -> None:
     item.use("VirtualQuantity", "AllocationUnits")
     unit = item.first("AllocationUnits")
     factor = amount(unit)
@@ -275,26 +327,24 @@ def _memory(item: Item, made: MachineDescription) -> None:
     made.memory_mib = -(-item.number("VirtualQuantity") * factor // (1 << 20))
 
 
-def _nic(item: Item, made: MachineDescription, report: Report, options: "argparse.Namespace") -> None:
+def _nic(item: Item, made: Guest, summary: Summary, options: "argparse.Namespace") -> None:
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
     item.use("AutomaticAllocation", "Name")
     subtype = item.first("ResourceSubType").lower()
     # Some list several, by blanks or commas; the guest is to know each.
     model = next((_MODELS[word] for word in subtype.replace(",", " ").split() if word in _MODELS), "")
     if subtype and not model:
-        report.lose(item.place, f"a network card {subtype}: it is an e1000")
+        summary.lose(item.place, f"a network card {subtype}: it is an e1000")
     model = model or "e1000"
     connection = item.first("Connection")
     kind = {"nat": "nat", "bridged": "bridge"}.get(connection.lower(), "")
     if not kind and connection and not options.network:
-        report.lose(item.place, f"the network {connection}: the execute machine's own")
+        summary.lose(item.place, f"the network {connection}: the execute machine's own")
     address = (item.first("MACAddress") or item.first("Address")).lower()
-    made.nics.append(MachineNic(kind, address if address.count(":") == 5 else "", model))
+    made.nics.append(GuestNic(kind, address if address.count(":") == 5 else "", model))
 
 
-def _firmware(
-    system: "etree._Element", hardware: "etree._Element", account: Account, made: MachineDescription
-) -> None:
+def _firmware(system: "etree._Element", hardware: "etree._Element", account: Account, made: Guest) -> None:
     """Where the three exporters say that the VM boots by UEFI."""
     said: dict[str, str] = {}
     for config in children(hardware, "Config"):
@@ -311,4 +361,61 @@ def _firmware(
             account.take(element)
             firmware = _OVIRT_FIRMWARE.get(text(element), firmware)
     if firmware:
-        made.wishes["Firmware"] = firmware
+        made.options["Firmware"] = firmware
+
+
+def items(hardware: "etree._Element", account: Account, configuration: str) -> list[Item]:
+    """The items of a section that belong to one configuration (see `choose`), in the section's order."""
+    found = []
+    for element in hardware:
+        if local(element.tag) in _KINDS:
+            belongs = get(element, "configuration").split()
+            if not belongs or configuration in belongs:
+                account.take(element, "configuration")
+                found.append(Item(element, account))
+            else:
+                account.take_all(element)
+    return found
+
+
+def choose(root: "etree._Element", account: Account, wanted: str, summary: Summary) -> str:
+    """The configuration that is to be run, of those that the package offers; empty for none.
+
+    Raises `SubmitError` for one that is not there.
+    """
+    offered = [
+        element
+        for section in root.iter()
+        if local(section.tag) == "DeploymentOptionSection" or "DeploymentOption" in get(section, "type")
+        for element in children(section, "Configuration")
+    ]
+    default = next((element for element in offered if get(element, "default") in ("true", "1")), None)
+    names = [get(element, "id") for element in offered]
+    if wanted and wanted not in names:
+        raise SubmitError(
+            f"The package has no configuration {wanted!a}.", f"choose one of: {', '.join(names) or 'none'}."
+        )
+    if not offered:
+        return ""
+    chosen = wanted or get(offered[0] if default is None else default, "id")
+    for element in offered:
+        account.take_all(element)
+    summary.carry(f"the package's configuration {chosen}, of {', '.join(names)} (--configuration)")
+    return chosen
+
+
+def amount(unit: str) -> int:
+    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for what is none."""
+    words = unit.lower().replace(" ", "")
+    base, star, power = words.partition("*")
+    if not star:
+        return _UNITS.get(base, 0)
+    number, _, exponent = power.partition("^")
+    if (
+        base not in ("byte", "bytes")
+        or number not in ("2", "10")
+        or not exponent.isdigit()
+        or int(exponent) > 60
+    ):
+        return 0
+    return int(int(number) ** int(exponent))

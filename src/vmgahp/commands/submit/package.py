@@ -11,7 +11,7 @@ import re
 import tarfile
 
 from vmgahp.commands.submit.machine import simple_name
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST
 
 TYPE_CHECKING = False
@@ -30,9 +30,9 @@ _DIGEST = re.compile(r"^\s*(SHA1|SHA256|SHA512)\s*\(([^)\n]*)\)\s*=\s*([0-9a-fA-
 class Package:
     """A package at `path`: its descriptor, and the files that it names."""
 
-    def __init__(self, path: str, report: Report) -> None:
+    def __init__(self, path: str, summary: Summary) -> None:
         self.path = os.path.abspath(path)
-        self._report = report
+        self._summary = summary
         self._members: dict[str, tuple[int, int]] = {}
         """Of a tar file: name -> where the member's data begins, and how long it is."""
         try:
@@ -74,7 +74,9 @@ class Package:
         path = os.path.join(os.path.dirname(self.path), *parts)
         root = os.path.realpath(os.path.dirname(self.path))
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
-            raise SubmitError(f"{name!a} is no file beside {self.path}.", "keep the package together.")
+            raise SubmitError(
+                f"{name!a} is not a file in the directory of {self.path}.", "keep the package together."
+            )
         if not os.path.realpath(path).startswith(root + "/"):
             raise SubmitError(
                 f"{name!a} is a link to another place.", "put the file itself beside the descriptor."
@@ -107,13 +109,13 @@ class Package:
                 found = _digest(source, algorithm, size, copy)
             self._compare(name, found)
             os.replace(temporary, target)
-            self._report.made.append(target)
+            self._summary.made.append(target)
         except OSError as error:
             raise SubmitError(f"{target} cannot be written ({error.strerror}).") from error
         finally:
             if os.path.lexists(temporary):
                 os.unlink(temporary)
-        self._report.carry(f"{name} was taken out of the archive to {target}")
+        self._summary.carry(f"{name} was taken out of the archive to {target}")
         return target
 
     def _digests(self) -> dict[str, tuple[str, str]]:
@@ -129,7 +131,7 @@ class Package:
                 with open(path, "rb") as file:
                     data = file.read(LARGEST)
         if stem + ".cert" in self._members:
-            self._report.advise(f"{stem}.cert, the package's signature, was not looked at.")
+            self._summary.advise(f"{stem}.cert, the package's signature, was not looked at.")
         return {
             name: (algorithm.lower(), digest.lower())
             for algorithm, name, digest in _DIGEST.findall(data.decode("utf-8", "replace"))
@@ -142,7 +144,8 @@ class Package:
     def _compare(self, name: str, found: str) -> None:
         if name in self.digests and self.digests[name][1] != found:
             raise SubmitError(
-                f"{name} is not the file that the package's manifest speaks of.", "get the package again."
+                f"{name} is not the file of the package's manifest: its digest differs.",
+                "get the package again.",
             )
 
     def _read(self, name: str) -> bytes:
@@ -205,7 +208,7 @@ def _members(file: "BinaryIO", name: str) -> dict[str, tuple[int, int]]:
                 found[_plain(path, name)] = begin, size
             elif member.type != tarfile.DIRTYPE:
                 raise SubmitError(
-                    f"{name} has {path!a}, which is no regular file.", "see what tar -tv shows."
+                    f"{name} has {path!a}, which is not a regular file.", "see what tar -tv shows."
                 )
             long_name, long_size = "", -1
         if len(found) > MOST_MEMBERS:
@@ -230,5 +233,5 @@ def _extended(extra: bytes, name: str) -> tuple[str, int]:
 def _plain(path: str, name: str) -> str:
     parts = path.removeprefix("./").split("/")
     if not path.isprintable() or path.startswith("/") or ".." in parts or "" in parts:
-        raise SubmitError(f"{name} has a file {path!a}.", "a package has its files beside each other.")
+        raise SubmitError(f"{name} has a file {path!a}.", "keep the files of a package in its directory.")
     return "/".join(parts)

@@ -1,4 +1,4 @@
-"""The writer of submit files: a `machine.Machine` as lines for condor_submit.
+"""The writer of submit files: a `machine.Guest` as lines for condor_submit.
 
 In a submit file a line is a command up to its end, ``$`` begins a macro anywhere, a backslash at the end joins lines,
 and an attribute (``+Name = "text"``) is a ClassAd expression; lists of files are split at commas, and some at blanks.
@@ -8,8 +8,8 @@ What cannot be written so that it comes back as it was is refused and never bent
 import os
 import re
 
-from vmgahp.commands.submit.machine import PLAIN_NAME, MachineDescription, MachineDisk, MachineNic
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.job.nics import MOST_NICS
 
 TYPE_CHECKING = False
@@ -44,14 +44,9 @@ def attribute(name: str, value: "str | bool | int") -> str:
 
 
 def write(
-    machine: MachineDescription,
-    vm_type: str,
-    report: Report,
-    *,
-    transfer: bool = True,
-    appended: "Sequence[str]" = (),
+    machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: "Sequence[str]" = ()
 ) -> str:
-    """The submit file's text; what is in it goes to the report. Raises `SubmitError`."""
+    """The submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
     if machine.memory_mib <= 0:
         raise SubmitError("Nobody says how much memory the VM gets.", "give it with --memory, in MiB.")
     if not machine.disks and not machine.own_disks:
@@ -64,7 +59,7 @@ def write(
         command("vm_vcpus", str(machine.vcpus)),
         command("request_cpus", str(machine.vcpus)),
     ]
-    report.carry(f"memory {machine.memory_mib} MiB, {machine.vcpus} CPU{'s' * (machine.vcpus > 1)}")
+    summary.carry(f"memory {machine.memory_mib} MiB, {machine.vcpus} CPU{'s' * (machine.vcpus > 1)}")
     inputs = [*machine.files]
     if not machine.own_disks:
         lines.append(command("vm_disk", ",".join(_disk(disk, transfer) for disk in machine.disks)))
@@ -79,17 +74,17 @@ def write(
                 if transfer
                 else "stays where it is"
             )
-            report.carry(f"disk {disk.device}: {disk.name or disk.path} ({disk.format}), {where}")
-    lines += _network(machine.nics, report)
+            summary.carry(f"disk {disk.device}: {disk.name or disk.path} ({disk.format}), {where}")
+    lines += _network(machine.nics, summary)
     if machine.vnc:
         lines.append(command("vm_vnc", "true"))
-        report.carry("a VNC console")
-    for name, value in machine.wishes.items():
+        summary.carry("a VNC console")
+    for name, value in machine.options.items():
         lines.append(attribute(PREFIX + name, value))
-        report.carry(f"{PREFIX}{name} = {str(value).lower() if isinstance(value, bool) else value}")
+        summary.carry(f"{PREFIX}{name} = {str(value).lower() if isinstance(value, bool) else value}")
     for name, value in machine.attributes.items():
         lines.append(attribute(name, value))
-        report.carry(f"{name} = {value}")
+        summary.carry(f"{name} = {value}")
     lines += _requirements(machine, vm_type)
     lines.append(command("should_transfer_files", "YES"))
     if inputs:
@@ -107,7 +102,7 @@ def write(
     return "\n".join([*lines, "queue", ""])
 
 
-def _disk(disk: MachineDisk, transfer: bool) -> str:
+def _disk(disk: GuestDisk, transfer: bool) -> str:
     # In the scratch directory there are no directories of this machine.
     file = disk.name or (os.path.basename(disk.path) if transfer else disk.path)
     if not _FILE.fullmatch(file):
@@ -134,7 +129,7 @@ def _input(path: str) -> str:
     return path
 
 
-def _network(nics: "Sequence[MachineNic]", report: Report) -> list[str]:
+def _network(nics: "Sequence[GuestNic]", summary: Summary) -> list[str]:
     """The classic commands for what they can say, the list of cards for the rest."""
     if not nics:
         return [command("vm_networking", "false")]
@@ -152,7 +147,7 @@ def _network(nics: "Sequence[MachineNic]", report: Report) -> list[str]:
             )
         if not nic.kind and not plain:
             nic.kind = "nat"
-            report.advise(
+            summary.advise(
                 "A network that has no counterpart here is taken to be nat; --network says otherwise."
             )
         words = [
@@ -161,7 +156,7 @@ def _network(nics: "Sequence[MachineNic]", report: Report) -> list[str]:
             nic.mac,
             "" if nic.link_up else "cable out",
         ]
-        report.carry("network card: " + ", ".join(filter(None, words)))
+        summary.carry("network card: " + ", ".join(filter(None, words)))
     first = nics[0]
     lines = [command("vm_networking", "true")]
     if first.kind:
@@ -174,12 +169,12 @@ def _network(nics: "Sequence[MachineNic]", report: Report) -> list[str]:
     return [*lines, attribute(PREFIX + "NICs", ", ".join(entries))]
 
 
-def _requirements(machine: MachineDescription, vm_type: str) -> list[str]:
+def _requirements(machine: Guest, vm_type: str) -> list[str]:
     """That the machine has what the job's wishes take; condor_submit adds all that it knows itself."""
     wanted = []
-    firmware = machine.wishes.get("Firmware")
+    firmware = machine.options.get("Firmware")
     if isinstance(firmware, str) and PLAIN_NAME.fullmatch(vm_type):
         wanted.append(f'stringListMember("{firmware}", TARGET.VM_{vm_type}_ATTR_firmware)')
-    if machine.wishes.get("TPM"):
+    if machine.options.get("TPM"):
         wanted.append(f"TARGET.VM_{vm_type}_ATTR_tpm")
     return [command("requirements", " && ".join(wanted))] if wanted else []

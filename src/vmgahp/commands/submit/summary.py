@@ -18,7 +18,7 @@ class SubmitError(Exception):
         self.hint = hint
 
 
-class Report:
+class Summary:
     """Collected while a file is read, shown when the submit file is written."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ import re
 
 from lxml import etree
 
-from vmgahp.commands.submit.machine import MachineDescription
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import Guest
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, local
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
 from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, sanitise
@@ -27,8 +27,8 @@ _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"
 def bring(
     root: "etree._Element",
     left_out: "Collection[etree._Element]",
-    made: MachineDescription,
-    report: Report,
+    made: Guest,
+    summary: Summary,
     settled: "Callable[[str, etree._Element], str]",
     directory: str,
     *,
@@ -36,18 +36,18 @@ def bring(
 ) -> None:
     """Write the trimmed file, and let the job have it. Raises `SubmitError`.
 
-    `left_out` are devices that jobs cannot have, of which the report has been told already; `settled` is as for
+    `left_out` are devices that jobs cannot have, which the summary has already; `settled` is as for
     `Account.tell`.
     """
     from vmgahp.commands.submit.images import free
 
     account = Account(root)
-    trimmed = _Trimmer(account, set(left_out), report, settled).trim(root, DOMAIN, "/domain")
+    trimmed = _Trimmer(account, set(left_out), summary, settled).trim(root, DOMAIN, "/domain")
     for source in trimmed.findall("devices/interface/source"):
         parent = source.getparent()
         assert parent is not None
         parent.remove(source)
-        report.settle("/domain/devices/interface/source", "jobs get the machine's own network of that kind")
+        summary.settle("/domain/devices/interface/source", "jobs get the machine's own network of that kind")
     etree.indent(trimmed)
     data = etree.tostring(trimmed, encoding="utf-8", xml_declaration=True) + b"\n"
     name = f"{made.name}.xml"
@@ -59,30 +59,30 @@ def bring(
     free(path, force)
     with open(path, "wb") as file:
         file.write(data)
-    report.made.append(path)
+    summary.made.append(path)
     made.attributes[ATTRIBUTE] = name
     made.files.append(path)
     # The rest the file says itself; the ad names the disks and grants the amounts.
-    made.wishes.pop("Topology", None)
+    made.options.pop("Topology", None)
     made.nics = made.nics[:1]
     for nic in made.nics:
         nic.mac, nic.model, nic.link_up = "", "virtio", True
-    report.advise(f"{path} goes with the job. The machine must take such jobs (VM_ALLOW_LIBVIRT_XML).")
+    summary.advise(f"{path} goes with the job. The machine must take such jobs (VM_ALLOW_LIBVIRT_XML).")
 
 
 class _Trimmer:
-    """Makes a copy with what is allowed; the rest goes to the report."""
+    """Makes a copy with what is allowed; the rest goes to the summary."""
 
     def __init__(
         self,
         account: Account,
         left_out: "set[etree._Element]",
-        report: Report,
+        summary: Summary,
         settled: "Callable[[str, etree._Element], str]",
     ) -> None:
         self._account = account
         self._left_out = left_out
-        self._report = report
+        self._summary = summary
         self._settled = settled
 
     def trim(self, element: "etree._Element", allowed: Allowed, path: str) -> "etree._Element":
@@ -112,7 +112,7 @@ class _Trimmer:
         return made
 
     def _tell(self, path: str, suffix: str, element: "etree._Element", what: str) -> None:
-        tell = self._report.settle if self._settled(path, element) else self._report.lose
+        tell = self._summary.settle if self._settled(path, element) else self._summary.lose
         tell(self._account.place(element) + suffix, what)
 
 

@@ -4,8 +4,8 @@ import os
 import re
 
 from vmgahp.commands.submit.images import check
-from vmgahp.commands.submit.machine import MachineDescription, MachineDisk, MachineNic, simple_name
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.vmware import DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
@@ -40,7 +40,7 @@ _SETTLED = re.compile(
 told where it is not carried over."""
 
 
-def machine(options: "argparse.Namespace", report: Report) -> MachineDescription:
+def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -53,30 +53,28 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
             "open the VM in VMware, and take the file it writes.",
         ) from error
     stem = os.path.splitext(os.path.basename(options.file))[0]
-    made = MachineDescription(
-        name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm"))
-    )
+    made = Guest(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
     used = {"memsize", "numvcpus", "firmware", "uefi.secureboot.enabled", "displayname"}
     made.memory_mib = _number(vmx, "memsize")
     made.vcpus = _number(vmx, "numvcpus") or 1
     cores = _number(vmx, "cpuid.coresPerSocket")
     if cores > 1 and made.vcpus % cores == 0:
-        made.wishes["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
+        made.options["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
         used.add("cpuid.corespersocket")
     if vmx.get("firmware", "").lower() == "efi":
-        made.wishes["Firmware"] = "uefi-secure" if vmx.boolean("uefi.secureBoot.enabled") else "uefi"
+        made.options["Firmware"] = "uefi-secure" if vmx.boolean("uefi.secureBoot.enabled") else "uefi"
     if vmx.boolean("vtpm.present"):
-        made.wishes["TPM"] = True
+        made.options["TPM"] = True
         used.add("vtpm.present")
     directory = os.path.dirname(os.path.abspath(options.file))
     names = sorted({name.lower().partition(".")[0] for name in vmx})
     for name in names:
         if _DRIVE.fullmatch(name):
-            _drive(vmx, name, directory, made, report)
+            _drive(vmx, name, directory, made, summary)
         elif found := _CARD.fullmatch(name):
-            _card(vmx, name, int(found[1]), made, report)
+            _card(vmx, name, int(found[1]), made, summary)
     if options.as_is:
-        _as_is(made, options, report)
+        _as_is(made, options, summary)
         return made
     for name, value in vmx.items():
         device, _, what = name.lower().partition(".")
@@ -84,14 +82,14 @@ def machine(options: "argparse.Namespace", report: Report) -> MachineDescription
             continue
         if (_DRIVE.fullmatch(device) or _CARD.fullmatch(device)) and what in _DEVICE:
             continue  # the device has been told of
-        if _SETTLED.fullmatch(name) and not (name.lower() == "nvram" and "Firmware" in made.wishes):
-            report.settle(f"{name} = {value}", "VMware's own, or the machine's to settle")
+        if _SETTLED.fullmatch(name) and not (name.lower() == "nvram" and "Firmware" in made.options):
+            summary.settle(f"{name} = {value}", "VMware's own, or the machine's to settle")
         elif what == "present":
-            report.lose(
+            summary.lose(
                 f"{name} = {value}", f"the device {device} {vmx.get(device + '.virtualDev', '')}".rstrip()
             )
         elif not vmx.boolean(f"{device}.present"):
-            report.lose(f"{name} = {value}", "nothing here corresponds to it")
+            summary.lose(f"{name} = {value}", "nothing here corresponds to it")
     return made
 
 
@@ -112,7 +110,7 @@ def _number(vmx: Vmx, name: str) -> int:
     return int(text or 0)
 
 
-def _drive(vmx: Vmx, name: str, directory: str, made: MachineDescription, report: Report) -> None:
+def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -> None:
     kind = name.partition(":")[0].rstrip("0123456789")
     present = vmx.boolean(f"{name}.present", default=kind == "floppy" and f"{name}.fileName" in vmx)
     if not present:
@@ -122,7 +120,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: MachineDescription, report
     images = ("", "disk", "ata-harddisk", "scsi-harddisk", "nvme", "plaindisk", "cdrom-image", "file")
     what = vmx.get(f"{name}.fileType", what).lower() if kind == "floppy" else what
     if what not in images or not path or path.lower() in ("auto detect", "emptybackingstring"):
-        report.lose(place, f"a drive of the host, or without an image ({what or 'no type'})")
+        summary.lose(place, f"a drive of the host, or without an image ({what or 'no type'})")
         return
     is_cd = what == "cdrom-image"
     plain = path.replace("\\", "/")
@@ -135,35 +133,35 @@ def _drive(vmx: Vmx, name: str, directory: str, made: MachineDescription, report
         else BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
     )
     if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
-        report.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
-    disk = MachineDisk(full, form, place=place)
+        summary.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
+    disk = GuestDisk(full, form, place=place)
     disk.bus = {"ide": "ide", "floppy": "floppy"}.get(kind, "sata")
     disk.writable = not is_cd and kind != "floppy"
     if kind in ("scsi", "nvme") and not is_cd:
-        report.lose(
+        summary.lose(
             place,
             f"the controller {vmx.get(name.partition(':')[0] + '.virtualDev', kind)}: the disk is on SATA",
         )
     made.disks.append(disk)
 
 
-def _card(vmx: Vmx, name: str, number: int, made: MachineDescription, report: Report) -> None:
+def _card(vmx: Vmx, name: str, number: int, made: Guest, summary: Summary) -> None:
     if not vmx.boolean(f"{name}.present"):
         return
     kind = vmx.get(f"{name}.connectionType", "bridged").lower()
     model = vmx.get(f"{name}.virtualDev", "e1000").lower()
     if kind not in _KINDS:
         network = vmx.get(f"{name}.networkName", vmx.get(f"{name}.vnet", kind))
-        report.lose(f"{name}.connectionType = {kind}", f"the network {network}: the execute machine's own")
+        summary.lose(f"{name}.connectionType = {kind}", f"the network {network}: the execute machine's own")
     if model not in _MODELS:
-        report.lose(f"{name}.virtualDev = {model}", "it is an e1000")
+        summary.lose(f"{name}.virtualDev = {model}", "it is an e1000")
     chosen = vmx.get(f"{name}.addressType", "").lower() == "static"
     address = vmx.get(f"{name}.address", "").strip().lower() if chosen else ""
     up = vmx.boolean(f"{name}.startConnected", default=True)
-    made.nics.append(MachineNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
+    made.nics.append(GuestNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
 
 
-def _as_is(made: MachineDescription, options: "argparse.Namespace", report: Report) -> None:
+def _as_is(made: Guest, options: "argparse.Namespace", summary: Summary) -> None:
     """A job for a machine with VMware: the .vmx and its disks go with it."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):
@@ -171,10 +169,10 @@ def _as_is(made: MachineDescription, options: "argparse.Namespace", report: Repo
     made.own_disks = True
     made.attributes[VMX_FILE] = name
     made.files.append(os.path.abspath(options.file))
-    made.wishes.clear()
+    made.options.clear()
     if len(made.nics) > 1:
-        report.lose("ethernet1", "VMware jobs have one network card")
-    made.nics = [MachineNic(nic.kind, nic.mac) for nic in made.nics[:1]]
+        summary.lose("ethernet1", "VMware jobs have one network card")
+    made.nics = [GuestNic(nic.kind, nic.mac) for nic in made.nics[:1]]
     made.vm_type = "vmrun"
     if options.shared:
         made.attributes[TRANSFER] = False
@@ -182,9 +180,9 @@ def _as_is(made: MachineDescription, options: "argparse.Namespace", report: Repo
     disks = made.disks
     for disk in disks:
         if not options.shared:
-            check(disk, report)
+            check(disk, summary)
             made.files += [disk.path, *disk.files]
-        report.carry(
+        summary.carry(
             f"disk {os.path.basename(disk.path)}, {'stays where it is' if options.shared else 'goes with the job'}"
         )
     names = [
@@ -192,4 +190,4 @@ def _as_is(made: MachineDescription, options: "argparse.Namespace", report: Repo
     ]
     if names:
         made.attributes[VMDK_FILES] = ",".join(names)
-    report.advise("The machine must have VMware: --type vmrun or vsphere (docs/how-to/vmware.md).")
+    summary.advise("The machine must have VMware: --type vmrun or vsphere (docs/how-to/vmware.md).")

@@ -2,7 +2,7 @@
 
 from lxml import etree
 
-from vmgahp.commands.submit.summary import Report, SubmitError
+from vmgahp.commands.submit.summary import SubmitError, Summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,23 +108,23 @@ class Account:
             walk = parent
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
-    def tell(self, report: Report, settled: "Callable[[str, etree._Element], str]") -> None:
-        """Report all that has not been taken: the topmost element of it, each attribute by itself.
+    def tell(self, summary: Summary, settled: "Callable[[str, etree._Element], str]") -> None:
+        """Summary all that has not been taken: the topmost element of it, each attribute by itself.
 
         `settled` is given the path of names and the element; what it returns is why that is the execute machine's
         to settle, empty for what is lost.
         """
-        self._tell(self.root, f"/{local(self.root.tag)}", report, settled)
+        self._tell(self.root, f"/{local(self.root.tag)}", summary, settled)
 
     def _tell(
         self,
         element: "etree._Element",
         path: str,
-        report: Report,
+        summary: Summary,
         settled: "Callable[[str, etree._Element], str]",
     ) -> None:
         if not any(below in self._taken for below in element.iter()):
-            self._one(self.place(element), path, element, _summary(element), report, settled)
+            self._one(self.place(element), path, element, _summary(element), summary, settled)
             return
         known = self._taken.get(element, set())
         if known is not None:
@@ -132,9 +132,9 @@ class Account:
                 name = local(key)
                 if name.lower() not in known:
                     at = f"{self.place(element)}/@{name}"
-                    self._one(at, f"{path}/@{name}", element, f"{name} = {value!s}", report, settled)
+                    self._one(at, f"{path}/@{name}", element, f"{name} = {value!s}", summary, settled)
         for below in element:
-            self._tell(below, f"{path}/{local(below.tag)}", report, settled)
+            self._tell(below, f"{path}/{local(below.tag)}", summary, settled)
 
     def _one(
         self,
@@ -142,14 +142,14 @@ class Account:
         path: str,
         element: "etree._Element",
         what: str,
-        report: Report,
+        summary: Summary,
         settled: "Callable[[str, etree._Element], str]",
     ) -> None:
         reason = settled(path, element)
         if reason:
-            report.settle(place, f"{what} ({reason})")
+            summary.settle(place, f"{what} ({reason})")
         else:
-            report.lose(place, what)
+            summary.lose(place, what)
 
 
 def _summary(element: "etree._Element") -> str:
