@@ -29,7 +29,7 @@ SECTIONS = [
 ]
 
 
-def test_plain_text_has_no_colour_and_no_line_is_too_long() -> None:
+def test_plain_text_has_no_color_and_no_line_is_too_long() -> None:
     text = show.render(Page(symbols=True, width=50), SECTIONS)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 50
@@ -38,13 +38,13 @@ def test_plain_text_has_no_colour_and_no_line_is_too_long() -> None:
     assert "Empty" not in text
 
 
-def test_colours_change_no_letter() -> None:
+def test_colors_change_no_letter() -> None:
     plain = show.render(Page(symbols=True, width=60), SECTIONS)
-    coloured = show.render(Page(colour=True, symbols=True, width=60), SECTIONS)
-    assert "\x1b[1;31m✗\x1b[0m" in coloured
+    colored = show.render(Page(color=True, symbols=True, width=60), SECTIONS)
+    assert "\x1b[1;31m✗\x1b[0m" in colored
     for code in ("1;31", "32", "36", "1", "2", "0"):
-        coloured = coloured.replace(f"\x1b[{code}m", "")
-    assert coloured == plain
+        colored = colored.replace(f"\x1b[{code}m", "")
+    assert colored == plain
 
 
 def test_without_utf8_all_is_ascii() -> None:
@@ -73,10 +73,10 @@ class _Terminal(io.StringIO):
 
 def test_what_a_page_takes_from_its_stream() -> None:
     terminal = Page.of(_Terminal(), {"TERM": "xterm"})
-    assert (terminal.colour, terminal.symbols, terminal.width) == (True, True, 80)
-    assert not Page.of(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}).colour
-    assert not Page.of(_Terminal(), {"TERM": "dumb"}).colour
-    assert not Page.of(io.StringIO(), {"TERM": "xterm"}).colour
+    assert (terminal.color, terminal.symbols, terminal.width) == (True, True, 80)
+    assert not Page.of(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}).color
+    assert not Page.of(_Terminal(), {"TERM": "dumb"}).color
+    assert not Page.of(io.StringIO(), {"TERM": "xterm"}).color
 
 
 def test_the_width_is_the_terminals() -> None:
@@ -89,7 +89,7 @@ def test_the_width_is_the_terminals() -> None:
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 66, 0, 0))
         with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
             page = Page.of(stream, {"TERM": "xterm"})
-        assert (page.width, page.colour) == (66, True)
+        assert (page.width, page.color) == (66, True)
     finally:
         os.close(ours)
         os.close(theirs)

@@ -21,7 +21,7 @@ from tests.lab.namespace import REPOSITORY
 from vmgahp.protocol.client import Client, ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
-COLOURS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}
+COLORS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}
 
 
 class DemoError(Exception):
@@ -33,12 +33,12 @@ class Screen:
 
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.colour = sys.stdout.isatty()
+        self.color = sys.stdout.isatty()
 
     def show(self, mark: str, line: str) -> None:
         text = f"{time.monotonic() - self.began:6.1f}  {mark} {line}"
-        if self.colour:
-            text = f"\033[{COLOURS[mark]}m{text}\033[0m"
+        if self.color:
+            text = f"\033[{COLORS[mark]}m{text}\033[0m"
         print(text, flush=True)
 
 

@@ -47,7 +47,7 @@ FORMAT = """\
 
 
 def as_svg(text: str, width: int = WIDTH, name: str = "doctor") -> str:
-    """What a terminal of `width` columns shows of `text`, with its colours."""
+    """What a terminal of `width` columns shows of `text`, with its colors."""
     from rich.console import Console
     from rich.text import Text
 
@@ -65,7 +65,7 @@ def doctor(chamber: Chamber) -> str:
 
 
 LINE = re.compile(r"\x1b\[(\d+)m( *([\d.]+)  .*?)\x1b\[0m")
-COLOURS = {"36": "#5fd7d7", "32": "#87d787", "33": "#ffd787", "2": "#9e9e9e", "31": "#ff8787"}
+COLORS = {"36": "#5fd7d7", "32": "#87d787", "33": "#ffd787", "2": "#9e9e9e", "31": "#ff8787"}
 HEIGHT, CHARACTER, LONGEST = 17, 7.9, 100
 
 
@@ -73,9 +73,9 @@ def recording(text: str) -> str:
     """The demonstration as an SVG in which each line appears when it was said; all at once for who wants no motion."""
     lines = LINE.findall(text)
     parts = []
-    for number, (colour, line, when) in enumerate(lines, 1):
+    for number, (color, line, when) in enumerate(lines, 1):
         shown = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
-        style = f"fill: {COLOURS[colour]}; animation-delay: {when}s"
+        style = f"fill: {COLORS[color]}; animation-delay: {when}s"
         parts.append(f'<text x="10" y="{number * HEIGHT + 6}" style="{style}">{escape(shown)}</text>')
     width, height = round(LONGEST * CHARACTER) + 20, len(lines) * HEIGHT + 20
     return f"""\

@@ -186,7 +186,7 @@ def _print_table(found: list[Row], page: Page) -> bool:
         from rich.text import Text
     except ImportError:
         return False
-    console = Console(no_color=not page.colour, highlight=False)
+    console = Console(no_color=not page.color, highlight=False)
     headings = ["Setting", "Value", "From"]
     if console.width >= WITH_MEANING:
         headings.append("Meaning")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SYMBOLS = {OK: "✓", OFF: "!", BAD: "✗", UNKNOWN: "?"}
 PLAIN = {OK: "ok", OFF: "!!", BAD: "XX", UNKNOWN: "??"}
 """Where the output's encoding has no symbols."""
-_COLOURS = {OK: "32", OFF: "33", BAD: "1;31", UNKNOWN: "36"}
+_COLORS = {OK: "32", OFF: "33", BAD: "1;31", UNKNOWN: "36"}
 _DIM = "2"
 
 LEAST_WIDTH, USUAL_WIDTH, MOST_WIDTH = 40, 80, 110
@@ -23,16 +23,16 @@ _PAST_ASCII = {"“": '"', "”": '"', "→": "->"}
 
 
 class Page:
-    """Where the findings go: how wide it is, and whether it has colours and symbols."""
+    """Where the findings go: how wide it is, and whether it has colors and symbols."""
 
-    def __init__(self, *, colour: bool = False, symbols: bool = False, width: int = USUAL_WIDTH) -> None:
-        self.colour = colour
+    def __init__(self, *, color: bool = False, symbols: bool = False, width: int = USUAL_WIDTH) -> None:
+        self.color = color
         self.symbols = symbols
         self.width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
 
     @classmethod
     def of(cls, stream: "TextIO", environ: "Mapping[str, str]") -> "Page":
-        """What a stream can show: colours on a terminal without NO_COLOR, symbols where UTF-8 is written."""
+        """What a stream can show: colors on a terminal without NO_COLOR, symbols where UTF-8 is written."""
         terminal = stream.isatty()
         width = USUAL_WIDTH
         if terminal:
@@ -41,13 +41,13 @@ class Page:
             except (OSError, ValueError):
                 pass
         return cls(
-            colour=terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb"),
+            color=terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb"),
             symbols=(getattr(stream, "encoding", "") or "").lower().replace("-", "") == "utf8",
             width=width,
         )
 
     def paint(self, text: str, codes: str) -> str:
-        return f"\x1b[{codes}m{text}\x1b[0m" if self.colour and text else text
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.color and text else text
 
     def text(self, text: str) -> str:
         """`text` without anything that a terminal would act upon, nor what this page cannot show."""
@@ -80,7 +80,7 @@ def _finding(page: Page, finding: Finding) -> list[str]:
     # Many a sentence begins with the name of the setting that it is about.
     head = finding.check if seen.startswith(f"{finding.check} ") else f"{finding.check}:"
     body = _wrap(seen if head == finding.check else f"{head} {seen}", page.width - len(indent))
-    lines = [f"  {page.paint(mark, _COLOURS[finding.verdict])} {page.paint(body[0][: len(head)], '1')}"]
+    lines = [f"  {page.paint(mark, _COLORS[finding.verdict])} {page.paint(body[0][: len(head)], '1')}"]
     lines[0] += body[0][len(head) :]
     lines += [indent + line for line in body[1:]]
     lines += _aside(page, indent, "looked at ", finding.looked_at, _DIM)

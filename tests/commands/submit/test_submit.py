@@ -289,7 +289,7 @@ def test_an_image_that_is_not_there_must_be_shared(submit):
     assert read["vm_disk"].startswith(os.path.abspath("disk.qcow2") + ":vda:w")
 
 
-def test_a_layer_is_told_about(home, submit):
+def test_an_overlay_is_named(home, submit):
     command = [
         "qemu-img",
         "create",
@@ -304,7 +304,7 @@ def test_a_layer_is_told_about(home, submit):
     ]
     subprocess.run(command, check=True)
     _, said = submit("disk", "top.qcow2", "--memory", "1G")
-    assert f"layer above {home}/disk.qcow2" in said
+    assert f"overlay of {home}/disk.qcow2" in said
 
 
 def test_a_vmdk_in_two_files_goes_whole(home, submit):

@@ -82,7 +82,7 @@ class Examination:
                 f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
             )
         left = [finding.check for finding in self.findings if finding.verdict == OFF]
-        less = f" What is marked ! it does without, or is worth mending: {', '.join(dict.fromkeys(left))}."
+        less = f" What is marked ! is missing or worth fixing: {', '.join(dict.fromkeys(left))}."
         return f"{what} could run here.{less if left else ''}"
 
     def document(self) -> dict[str, object]:

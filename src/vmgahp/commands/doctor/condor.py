@@ -49,7 +49,7 @@ def installed(context: Context) -> Finding:
 
 
 def settings(context: Context) -> list[Finding]:
-    """Settings that cannot be read, that are no values, contradict each other, or whose names look misspelt."""
+    """Settings that cannot be read, that are invalid, contradict each other, or have names that look misspelled."""
     check = Check(settings_check.CHECK, settings_check.LOOKED_AT)
     found = [check.bad(fault.problem, fault.hint) for fault in context.faults]
     if not context.unread:
@@ -183,7 +183,7 @@ def _identify(context: Context, path: str, check: Check) -> Finding:
     why = said.complaint or f"it ended with status {said.status} and said nothing"
     return check.bad(
         f"VM_GAHP_SERVER = {path} does not start: {why}.",
-        f"run {path} -version and mend what it complains of, or set VM_GAHP_SERVER = {our_launcher()}",
+        f"run {path} -version and fix what it complains about, or set VM_GAHP_SERVER = {our_launcher()}",
     )
 
 
@@ -284,7 +284,7 @@ def _judge_ad(context: Context, ad: "JobAd", check: Check, fit: bool) -> Finding
         return check.bad(
             f"A starter took this machine out of the VM universe{_ago(ad.integer('VMOfflineTime'))}: "
             f"VMOfflineReason is {_clean(reason)}.",
-            "mend the cause (the last failures in the log, below, name it); then condor_restart -startd.",
+            "fix the cause (the last failures in the log, below, name it); then condor_restart -startd.",
         )
     if not ad.boolean("HasVM"):
         if fit:
@@ -294,7 +294,7 @@ def _judge_ad(context: Context, ad: "JobAd", check: Check, fit: bool) -> Finding
             )
         else:
             seen = "HasVM is not true: the startd's own probe failed."
-            hint = f"mend what is said above; then condor_restart -startd, or wait up to {interval} s."
+            hint = f"fix what is said above; then condor_restart -startd, or wait up to {interval} s."
         return check.bad(seen, hint)
     offered = (ad.string("VM_Type") or "").lower()
     configured = context.settings.string("VM_TYPE").lower()

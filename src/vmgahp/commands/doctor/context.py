@@ -129,7 +129,7 @@ class Context:
         return User("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
 
     def path(self, path: str) -> str:
-        """A path of the system, beneath `root`."""
+        """A path of the system, below `root`."""
         return self.root + path
 
     def read(self, path: str) -> str:

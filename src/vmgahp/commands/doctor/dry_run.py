@@ -179,7 +179,7 @@ def _unmet(spec: JobSpec, probe: "Probe") -> list[Finding]:
         miss(
             "job network",
             f"The job asks for a network of type {kind}, which this machine does not offer now.",
-            "mend that network (see above), or set another vm_networking_type.",
+            "fix that network (see above), or set another vm_networking_type.",
         )
     prefix = f"VM_{probe.vm_type}_ATTR_"
     most = offered.get(prefix + "max_vcpus")
@@ -192,9 +192,9 @@ def _unmet(spec: JobSpec, probe: "Probe") -> list[Finding]:
     if spec.checkpoint and offered.get(prefix + "checkpoint") is False:
         miss(
             "job checkpoint",
-            "The job asks for checkpoints (vm_checkpoint), and this machine makes none: when it has to go, it "
-            "starts anew.",
-            "see room, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
+            "The job asks for checkpoints (vm_checkpoint), and this machine makes none: when it is "
+            "evicted, it starts again from the beginning.",
+            "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
             OFF,
         )
     if spec.checkpoint and spec.vm_type not in lifecycle.TYPES_WITHOUT_PERIODIC:

@@ -246,7 +246,7 @@ def clock(context: Context, probe: "Probe", run_server: bool) -> Finding:
         return check.bad(
             f"It says nothing to the startd{_as(who)}, although nothing else was found wrong: "
             f"{problem.rstrip('.') or 'no word'}.",
-            hint or "run the command by hand and mend what it complains of.",
+            hint or "run the command by hand and fix what it complains about.",
         )
     return _judge_clock(check, seconds)
 

@@ -14,7 +14,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
     command = commands.add_parser(
         "report",
         help="make a page of what a VM used and what happened to it",
-        description="Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes home with a job: "
+        description="Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "
         "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
         "The page needs nothing but itself.",
     )

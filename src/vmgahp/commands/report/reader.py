@@ -1,7 +1,7 @@
 """Reads a job's ``vm_metrics.jsonl``, which may say anything, into samples and events.
 
 What is no line of ours is counted and left out; so is what goes beyond `MOST_SAMPLES` and `MOST_EVENTS`. Texts
-are made printable here, and numbers are finite, so that whoever draws them need not look again.
+are made printable here, and numbers are finite, so that the chart need not check them again.
 """
 
 import os
@@ -105,9 +105,9 @@ class Story:
         self.samples: list[Sample] = []
         self.events: list[Event] = []
         self.bad_lines = 0
-        """Lines that are none of ours."""
+        """Lines that make no sense."""
         self.how_it_ended = self.exit_code = ""
-        """By the ``vm_exit.json`` beside the file; empty where nobody knows."""
+        """From the ``vm_exit.json`` in the same directory; empty where it does not say."""
         self.left_out = 0
         """Lines beyond what is kept, and everything beyond `LARGEST_FILE` as one."""
 
@@ -145,7 +145,7 @@ def read(path: str) -> Story:
         story.how_it_ended, story.exit_code = _ending(os.path.join(os.path.dirname(path), EXIT_FILE))
     except FileNotFoundError:
         raise Unreadable(
-            f"There is no {path}. It comes home with a job whose machine has VM_METRICS_INTERVAL above 0."
+            f"There is no {path}. It comes back with a job whose machine has VM_METRICS_INTERVAL above 0."
         ) from None
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error

@@ -77,7 +77,7 @@ def _common(kind: "argparse.ArgumentParser") -> None:
         "--network",
         choices=("nat", "bridge", "user", "none"),
         default="",
-        help="the kind of network for all cards; none: no cards",
+        help="the kind of network for all NICs; none: no NICs",
     )
     kind.add_argument("--convert", action="store_true", help="convert all disks to qcow2")
     kind.add_argument(
@@ -135,7 +135,7 @@ def run(options: "argparse.Namespace") -> int:
                 os.unlink(path)
         sys.stderr.write(f"vmgahp submit: {printable(str(error))}\n")
         if error.hint:
-            sys.stderr.write(f"To mend it: {printable(error.hint)}\n")
+            sys.stderr.write(f"Hint: {printable(error.hint)}\n")
         return 1
 
 
@@ -181,7 +181,7 @@ def _run(options: "argparse.Namespace", summary: "object") -> int:
     if options.strict and summary.lost:
         raise SubmitError(
             f"{len(summary.lost)} thing(s) cannot be carried over (--strict).",
-            "leave --strict out to go on without.",
+            "leave --strict out to continue without.",
         )
     summary.show(sys.stderr)
     if options.output == "-":

@@ -1,7 +1,7 @@
 """Disk images for the front ends: checked, and converted to qcow2 on request.
 
 An image of a stranger can name other files of this machine as parts of it. What would then be in the copy, or be
-sent with the job, are files of whoever types the command: such an image is refused.
+sent with the job, are files of the person who types the command: such an image is refused.
 """
 
 import os
@@ -49,16 +49,16 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
             )
     backing = info.get("full-backing-filename") or info.get("backing-filename")
     if backing and disk.hostile:
-        raise _refused(disk, f"it is a layer above {backing}", "export the VM without snapshots.")
+        raise _refused(disk, f"it is an overlay of {backing}", "export the VM without snapshots.")
     if backing and "backing-filename-format" not in info and disk.format != "vmdk":
         raise _refused(
             disk,
-            f"it does not say what format {backing} has, which is beneath it",
+            f"it does not say what format its backing file {backing} has",
             f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
         )
     if backing:
         summary.advise(
-            f"{disk.path} is a layer above {backing}, which the execute machine must have at that path."
+            f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path."
         )
     if specific.get("create-type") == "streamOptimized" and disk.writable and not converting:
         raise _refused(
@@ -98,7 +98,7 @@ def free(target: str, force: bool) -> None:
 
 
 def _flat_files(disk: GuestDisk) -> list[str]:
-    """The files of data that a plain VMDK descriptor names, all of them beside it. Raises `SubmitError`."""
+    """The files of data that a plain VMDK descriptor names, all of them in its directory. Raises `SubmitError`."""
     import re
 
     with open(disk.path, "rb") as file:

@@ -272,7 +272,7 @@ def _nic(element: "etree._Element", account: Account, made: Guest, summary: Summ
     kind = KINDS.get(get(element, "type"))
     if kind is None:
         account.take_all(element)
-        summary.lose(account.place(element), f"a network card of the type {get(element, 'type')}")
+        summary.lose(account.place(element), f"an interface of the type {get(element, 'type')}")
         return
     account.take(element, "type")
     nic = GuestNic(kind)
@@ -280,7 +280,7 @@ def _nic(element: "etree._Element", account: Account, made: Guest, summary: Summ
     if mac is not None:
         account.take(mac, "address")
         nic.mac = get(mac, "address").lower()
-    nic.model = "rtl8139"  # what libvirt gives to a card without one
+    nic.model = "rtl8139"  # what libvirt gives to an interface without one
     if model is not None:
         account.take(model)
         nic.model = _MODELS.get(get(model, "type"), "e1000")

@@ -39,7 +39,7 @@ class GuestDisk:
 
 @dataclass
 class GuestNic:
-    """One network card; see `vmgahp.job.nics.Nic`."""
+    """One NIC; see `vmgahp.job.nics.Nic`."""
 
     kind: str
     """``nat``, ``bridge``, ``user``; empty for what the execute machine has."""

@@ -30,7 +30,7 @@ _MODELS = {
     "2": "e1000",
     "1": "rtl8139",
 }
-"""Cards by ResourceSubType; the numbers are oVirt's."""
+"""NIC models by ResourceSubType; the numbers are oVirt's."""
 
 _FORMATS = (
     ("vmdk", "vmdk"),
@@ -247,7 +247,7 @@ def _drives(root: "etree._Element", account: Account) -> "dict[str, tuple[str, s
                 href = files.get(reference, ("", ""))[0]
                 if get(element, "parentRef"):
                     raise SubmitError(
-                        f"{account.place(element)}: the disk is a layer above another.",
+                        f"{account.place(element)}: the disk is an overlay of another.",
                         "export it without snapshots.",
                     )
                 drive = href, _format(element), element
@@ -334,7 +334,7 @@ def _nic(item: Item, made: Guest, summary: Summary, options: "argparse.Namespace
     # Some list several, by blanks or commas; the guest is to know each.
     model = next((_MODELS[word] for word in subtype.replace(",", " ").split() if word in _MODELS), "")
     if subtype and not model:
-        summary.lose(item.place, f"a network card {subtype}: it is an e1000")
+        summary.lose(item.place, f"a NIC {subtype}: it is an e1000")
     model = model or "e1000"
     connection = item.first("Connection")
     kind = {"nat": "nat", "bridged": "bridge"}.get(connection.lower(), "")

@@ -130,20 +130,20 @@ def _input(path: str) -> str:
 
 
 def _network(nics: "Sequence[GuestNic]", summary: Summary) -> list[str]:
-    """The classic commands for what they can say, the list of cards for the rest."""
+    """The classic commands for what they can say, the list of NICs for the rest."""
     if not nics:
         return [command("vm_networking", "false")]
     plain = len(nics) == 1 and nics[0].model == "virtio" and nics[0].link_up
     addresses = [nic.mac for nic in nics if nic.mac]
     if len(nics) > MOST_NICS:
-        raise SubmitError(f"The VM has {len(nics)} network cards.", f"jobs have {MOST_NICS} at most.")
+        raise SubmitError(f"The VM has {len(nics)} NICs.", f"jobs have {MOST_NICS} at most.")
     for nic in nics:
         if nic.mac and (
             not _MAC.fullmatch(nic.mac) or int(nic.mac[:2], 16) & 1 or addresses.count(nic.mac) > 1
         ):
             raise SubmitError(
-                f"{nic.mac!a} is no MAC address that one card can have, or two cards have it.",
-                "mend it in the file.",
+                f"{nic.mac!a} is not a MAC address that one NIC can have, or two NICs have it.",
+                "correct it in the file.",
             )
         if not nic.kind and not plain:
             nic.kind = "nat"
@@ -156,7 +156,7 @@ def _network(nics: "Sequence[GuestNic]", summary: Summary) -> list[str]:
             nic.mac,
             "" if nic.link_up else "cable out",
         ]
-        summary.carry("network card: " + ", ".join(filter(None, words)))
+        summary.carry("NIC: " + ", ".join(filter(None, words)))
     first = nics[0]
     lines = [command("vm_networking", "true")]
     if first.kind:
@@ -170,7 +170,7 @@ def _network(nics: "Sequence[GuestNic]", summary: Summary) -> list[str]:
 
 
 def _requirements(machine: Guest, vm_type: str) -> list[str]:
-    """That the machine has what the job's wishes take; condor_submit adds all that it knows itself."""
+    """That the machine has what the job's options need; condor_submit adds all that it knows itself."""
     wanted = []
     firmware = machine.options.get("Firmware")
     if isinstance(firmware, str) and PLAIN_NAME.fullmatch(vm_type):

@@ -1,6 +1,6 @@
 """What a front end carried over, what it did not, and where that stands.
 
-Nothing is dropped in silence. What would make another VM of it, such as a sound card that is missing, is told apart
+Nothing is dropped in silence. What would make another VM of it, such as a missing sound device, is told apart
 from what the execute machine settles by itself, such as a PCI address.
 """
 

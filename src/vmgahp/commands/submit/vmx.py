@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import argparse
 
 _DRIVE = re.compile(r"(scsi|sata|nvme|ide)(\d{1,2}):(\d{1,2})|(floppy)(\d)")
-_CARD = re.compile(r"ethernet(\d{1,2})")
+_NIC = re.compile(r"ethernet(\d{1,2})")
 _DEVICE = (
     *("present", "filename", "devicetype", "filetype", "mode", "startconnected"),
     *("connectiontype", "virtualdev", "addresstype", "address", "networkname", "vnet"),
 )
-"""What is read of drives and cards."""
+"""What is read of drives and NICs."""
 _KINDS = {"nat": "nat", "bridged": "bridge"}
 _MODELS = {"e1000": "e1000", "e1000e": "e1000e"}
 
@@ -71,8 +71,8 @@ def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     for name in names:
         if _DRIVE.fullmatch(name):
             _drive(vmx, name, directory, made, summary)
-        elif found := _CARD.fullmatch(name):
-            _card(vmx, name, int(found[1]), made, summary)
+        elif found := _NIC.fullmatch(name):
+            _nic(vmx, name, int(found[1]), made, summary)
     if options.as_is:
         _as_is(made, options, summary)
         return made
@@ -80,7 +80,7 @@ def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
         device, _, what = name.lower().partition(".")
         if name.lower() in used or _is_nothing(vmx, name):
             continue
-        if (_DRIVE.fullmatch(device) or _CARD.fullmatch(device)) and what in _DEVICE:
+        if (_DRIVE.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
             continue  # the device has been told of
         if _SETTLED.fullmatch(name) and not (name.lower() == "nvram" and "Firmware" in made.options):
             summary.settle(f"{name} = {value}", "VMware's own, or the machine's to settle")
@@ -106,7 +106,7 @@ def _is_nothing(vmx: Vmx, name: str) -> bool:
 def _number(vmx: Vmx, name: str) -> int:
     text = vmx.get(name, "").strip()
     if text and not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise SubmitError(f"{name} = {text[:40]!a} is no number.", "mend it in the .vmx.")
+        raise SubmitError(f"{name} = {text[:40]!a} is not a number.", "correct it in the .vmx.")
     return int(text or 0)
 
 
@@ -145,7 +145,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -
     made.disks.append(disk)
 
 
-def _card(vmx: Vmx, name: str, number: int, made: Guest, summary: Summary) -> None:
+def _nic(vmx: Vmx, name: str, number: int, made: Guest, summary: Summary) -> None:
     if not vmx.boolean(f"{name}.present"):
         return
     kind = vmx.get(f"{name}.connectionType", "bridged").lower()
@@ -171,7 +171,7 @@ def _as_is(made: Guest, options: "argparse.Namespace", summary: Summary) -> None
     made.files.append(os.path.abspath(options.file))
     made.options.clear()
     if len(made.nics) > 1:
-        summary.lose("ethernet1", "VMware jobs have one network card")
+        summary.lose("ethernet1", "VMware jobs have one NIC")
     made.nics = [GuestNic(nic.kind, nic.mac) for nic in made.nics[:1]]
     made.vm_type = "vmrun"
     if options.shared:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LARGEST = 4 << 20
-"""Bytes of a file; the longest descriptors have a licence agreement of some hundred thousand."""
+"""Bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
 
 DEEPEST, MOST = 100, 50_000
 """Levels and elements."""

@@ -21,7 +21,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
         help="show the VMs of this machine, live",
         description="Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
         "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
-        "On a terminal it goes on until q or Ctrl-C; elsewhere it prints one table.",
+        "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table.",
     )
     command.add_argument("--once", action="store_true", help="print one table")
     command.add_argument("--json", action="store_true", help="print one look as JSON")

@@ -32,17 +32,17 @@ LONGEST = 200
 
 
 class Use:
-    """What a VM had used at one moment, summed up over its disks and its cards."""
+    """What a VM had used at one moment, summed up over its disks and its NICs."""
 
     __slots__ = ("cpu_seconds", "read", "received", "sent", "time", "written")
 
     def __init__(
-        self, time: float, cpu: float, disks: tuple[float, float], cards: tuple[float, float]
+        self, time: float, cpu: float, disks: tuple[float, float], nics: tuple[float, float]
     ) -> None:
         self.time = time
         self.cpu_seconds = cpu
         self.read, self.written = disks
-        self.received, self.sent = cards
+        self.received, self.sent = nics
 
 
 class VmRow:
@@ -128,7 +128,7 @@ class Node:
         try:
             found = self._ask_libvirt()
         except errors.Fault as fault:
-            look.notes.append(f"{fault.problem} To mend it: {fault.hint}")
+            look.notes.append(f"{fault.problem} Hint: {fault.hint}")
             found = []
         by_scratch = self._read_files(look, [row.scratch for row in found])
         for row in found:
@@ -292,9 +292,9 @@ class _File:
         elif is_counter(line.get("cpu_seconds")):
             self._sample = line
             disks = _sum(line.get("block"), "read_bytes", "write_bytes")
-            cards = _sum(line.get("network"), "rx_bytes", "tx_bytes")
+            nics = _sum(line.get("network"), "rx_bytes", "tx_bytes")
             self._before = self._now
-            self._now = Use(float(when), float(line["cpu_seconds"]), disks, cards)  # type: ignore[arg-type]
+            self._now = Use(float(when), float(line["cpu_seconds"]), disks, nics)  # type: ignore[arg-type]
 
     def row(self, now: float) -> VmRow | None:
         """Its VM, unless it is over."""

@@ -21,7 +21,7 @@ FIRST_TO_GO = ("SCRATCH", "OWNER", "VCPUS", "AGE", "RECV/s", "SEND/s", "READ/s",
 """The columns that a narrow terminal does without, in this order."""
 UNKNOWN = "-"
 
-COLOURS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
+COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 
 
 def cells(row: "VmRow") -> "dict[str, str]":
@@ -84,8 +84,8 @@ def rich_table(look: "Look", width: int) -> "Group":
             name, justify="right" if name in NUMBERS else "left", no_wrap=True, overflow="ellipsis"
         )
     for line in lines:
-        colour = COLOURS.get(line["STATE"], "")
-        table.add_row(*(Text(line[name], colour if name == "STATE" else "") for name in names))
+        color = COLORS.get(line["STATE"], "")
+        table.add_row(*(Text(line[name], color if name == "STATE" else "") for name in names))
     running = sum(row.state == "Running" for row in look.rows)
     head = Text(f"{os.uname().nodename}  {time.strftime('%H:%M:%S', time.localtime(look.time))}  ", "bold")
     head.append(f"VMs: {len(look.rows)}, running: {running}, memory: ", "not bold")
