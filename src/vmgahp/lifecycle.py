@@ -31,10 +31,6 @@ GETPID = "GETPID"
 
 OPERATIONS = (START, STOP, SUSPEND, SOFT_SUSPEND, RESUME, CHECKPOINT, STATUS, GETPID)
 
-TYPES_WITHOUT_PERIODIC = ("kvm", "xen")
-"""VM types for which condor_starter makes no periodic checkpoints (``VMProc::Ckpt`` in HTCondor's
-``src/condor_starter.V6.1/vm_proc.cpp``): after a checkpoint of theirs the VM is always stopped."""
-
 KEEP = "keep"
 """The operation is granted without calling the driver: the VM is already as asked."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
-from vmgahp import errors
+from vmgahp import errors, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.simulated import SimulatedDriver
@@ -101,10 +101,10 @@ class TestOneFromElsewhere(DriverContract):
 
 
 def test_what_is_no_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.BUILT_IN, "odd", "vmgahp.errors:Fault")
+    monkeypatch.setitem(vm_types.DRIVERS, "odd", "vmgahp.errors:Fault")
     with pytest.raises(errors.MachineFault, match="is not a Driver"):
         base.find("odd")
-    monkeypatch.setitem(base.BUILT_IN, "missing", "vmgahp.drivers.no_such_module:Driver")
+    monkeypatch.setitem(vm_types.DRIVERS, "missing", "vmgahp.drivers.no_such_module:Driver")
     with pytest.raises(errors.MachineFault, match="cannot be loaded"):
         base.find("missing")
     with pytest.raises(errors.MachineFault, match="No driver is installed"):

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 
 from vmgahp import errors, lifecycle
 from vmgahp.metrics import Metrics, Status
+from vmgahp.vm_types import ANY, DRIVERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -183,22 +184,6 @@ class Driver(ABC):
         """Let go of connections; called once, when the server ends."""
 
 
-BUILT_IN = {
-    "any": "vmgahp.drivers.any:AnyDriver",
-    "kvm": "vmgahp.drivers.libvirt:LibvirtDriver",
-    "libvirt": "vmgahp.drivers.libvirt:LibvirtDriver",
-    "qemu": "vmgahp.drivers.libvirt:LibvirtDriver",
-    "script": "vmgahp.drivers.script:ScriptDriver",
-    "simulated": "vmgahp.drivers.simulated:SimulatedDriver",
-    "vsphere": "vmgahp.drivers.vsphere:VsphereDriver",
-    "vmrun": "vmgahp.drivers.vmrun:VmrunDriver",
-    "vmware": "vmgahp.drivers.vmrun:VmrunDriver",
-    "xen": "vmgahp.drivers.libvirt.xen:XenDriver",
-}
-"""VM type -> ``module:class``; looked up here first, because to scan the installed packages for entry
-points costs more than all else that a server imports."""
-
-
 def find(vm_type: str) -> type[Driver]:
     """The driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
 
@@ -206,8 +191,9 @@ def find(vm_type: str) -> type[Driver]:
     """
     from importlib import import_module
 
-    # A list of types is a choice as "any" is; no driver's name has a comma.
-    place = BUILT_IN.get("any" if "," in vm_type else vm_type)
+    # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
+    # the installed packages for entry points costs more than all else that a server imports.
+    place = DRIVERS.get(ANY if "," in vm_type else vm_type)
     if place is None:
         from importlib.metadata import entry_points
 
@@ -217,12 +203,12 @@ def find(vm_type: str) -> type[Driver]:
         else:
             from difflib import get_close_matches
 
-            near = get_close_matches(vm_type, BUILT_IN, 1)
+            near = get_close_matches(vm_type, DRIVERS, 1)
             hint = f"did you mean {near[0]}? Else " if near else ""
             raise errors.MachineFault(
                 f"No driver is installed for VM_TYPE = {vm_type}.",
                 hint
-                + f"set VM_TYPE to one of {', '.join(sorted(BUILT_IN))}, or install the package of the driver.",
+                + f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver.",
                 errors.NO_SUPPORTED_VM_TYPE,
             )
     module_name, _, class_name = place.partition(":")

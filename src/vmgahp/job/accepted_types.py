@@ -12,11 +12,11 @@ from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
+from vmgahp.vm_types import ANY, VMWARE
 
-ANY = "any"
 TYPES = "VMPARAM_vm_Types"
 
-STANDS_FOR = {"vmware": ("vmware", "vmrun", "vsphere")}
+STANDS_FOR = {"vmware": VMWARE}
 """A job's word -> the VM types of machines that it means, where those are more than itself."""
 
 _MOST = 20

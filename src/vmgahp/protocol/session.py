@@ -12,6 +12,7 @@ last figures after `PATIENCE` seconds: the starter counts unanswered ones, and f
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
 from vmgahp.protocol.calls import Accounting, Call, Vm
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ COMMANDS = (
     "CLASSAD_END",
 )
 """Every command, in the order of the reference's answer to COMMANDS."""
-
-CLASSIC_TYPES = ("xen", "kvm")
-"""VM types that START takes for a well-formed word on every server; whether this one serves them is
-another matter, answered with ``VMGAHP_ERR_NO_SUPPORTED_VM_TYPE``."""
 
 PATIENCE = 2.0
 """Seconds that a STATUS waits for its turn behind another operation of its VM."""
@@ -85,7 +82,7 @@ class Session:
         self._ad: list[str] | None = None
         self._ad_size = 0
         self._in_ad = False
-        self._types = (*CLASSIC_TYPES, *(() if self.vm_type in CLASSIC_TYPES else (self.vm_type,)))
+        self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {
             command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS
         }
@@ -403,7 +400,7 @@ class Session:
         target.goes_on = (
             call.operation == lifecycle.CHECKPOINT
             and call.state == lifecycle.RUNNING
-            and self.vm_type not in lifecycle.TYPES_WITHOUT_PERIODIC
+            and self.vm_type not in HTCONDORS
         )
         target.last_status = (f"STATUS={lifecycle.STATUS_WORDS[target.state]}",)
         self._result(call, True)

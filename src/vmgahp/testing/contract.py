@@ -28,6 +28,7 @@ import pytest
 from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers import base
 from vmgahp.job.ad import JobAd, quote
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Subject(ABC):
 
     def match(self, job: JobAd) -> str:
         """How the startd names the job's VM to the kill mode."""
-        return job.vm_name() if self.vm_type in ("kvm", "xen") else job.working_dir()
+        return job.vm_name() if self.vm_type in HTCONDORS else job.working_dir()
 
     @abstractmethod
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:

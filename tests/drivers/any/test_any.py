@@ -19,7 +19,7 @@ from tests.drivers.support import URI, Emulated
 from tests.lab.guest import BANNER, counts, make_guest, read_count
 from tests.lab.vmware import convert, count_on, vmware
 from tests.peer import Peer, environment
-from vmgahp import errors, findings, lifecycle
+from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
@@ -71,7 +71,7 @@ class StandIn(SimulatedDriver):
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     """kvm, xen, vmrun and script are in memory."""
     for vm_type in ("kvm", "xen", "vmrun", "script"):
-        monkeypatch.setitem(base.BUILT_IN, vm_type, f"{__name__}:StandIn")
+        monkeypatch.setitem(vm_types.DRIVERS, vm_type, f"{__name__}:StandIn")
     monkeypatch.setattr(StandIn, "broken", set())
     monkeypatch.setattr(StandIn, "refuses", {})
     monkeypatch.setattr(StandIn, "started", [])

@@ -14,6 +14,7 @@ from vmgahp.daemon import probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
+from vmgahp.vm_types import QEMU
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
     context = Context(environ, vm_type, root)
     done = Examination(context.vm_type)
     server = condor.server(context)
-    on_libvirt = _is_libvirts(context.vm_type)
+    on_libvirt = context.vm_type in QEMU
     known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
     probed = _probe(context, isinstance(known, access.Capabilities))
     parts = _sorted(context, probed)
@@ -158,17 +159,12 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
     return done
 
 
-def _is_libvirts(vm_type: str) -> bool:
-    """Whether libvirt's QEMU runs the VMs of a type; Xen's guests have neither KVM nor a user of their own."""
-    return base.BUILT_IN.get(vm_type, "").startswith("vmgahp.drivers.libvirt:")
-
-
 def _probe(context: Context, answers: bool) -> probe.Probe:
     """The startd's probe in this process, with a driver that writes no log."""
     driver: base.Driver
     try:
         identity = Identity.from_environ(context.environ)
-        if context.blind and _is_libvirts(context.vm_type):
+        if context.blind and context.vm_type in QEMU:
             driver = _StandIn(context, base.Survey(host.unseen(context, answers)))
         else:
             driver = base.find(context.vm_type)(
@@ -207,7 +203,7 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
         name = finding.check.partition(" ")[0]
         if name == "memory" and (context.unread or "VM_MEMORY" in context.bad_names):
             continue  # it is among the settings already
-        if finding.check == "libvirt" and finding.verdict == BAD and _is_libvirts(context.vm_type):
+        if finding.check == "libvirt" and finding.verdict == BAD and context.vm_type in QEMU:
             finding = host.explain_libvirt(context, finding)
         if finding.check == "kvm" and finding.verdict in (BAD, OFF):
             finding = host.explain_kvm(context, finding)

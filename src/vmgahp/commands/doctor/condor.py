@@ -5,11 +5,12 @@ import stat
 import time
 
 from vmgahp import __version__, errors
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Check, Context, ask, down_to, first_closed
+from vmgahp.commands.doctor.context import Check, Context, ask, down_to, first_closed
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.findings import OK, UNKNOWN, Finding
 from vmgahp.host.trust import changeable_by_others
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _why_not_run(context: Context, path: str) -> tuple[str, str]:
         return "root may not execute it", f"chmod 755 {path}"
     if context.is_root and not os.access(path, os.X_OK):
         return "root may not execute it", "see whether its file system is mounted with noexec (findmnt -T)."
-    if context.vm_type not in TYPES_OF_ROOT and context.condor:
+    if context.vm_type not in HTCONDORS and context.condor:
         closed = first_closed(context.condor, [*down_to(os.path.dirname(path)), path])
         if closed:
             return (
@@ -164,7 +165,7 @@ def _why_not_run(context: Context, path: str) -> tuple[str, str]:
 
 def _identify(context: Context, path: str, check: Check) -> Finding:
     """Ask the program for its version, as the user who will run it."""
-    who = None if context.vm_type in TYPES_OF_ROOT else context.condor
+    who = None if context.vm_type in HTCONDORS else context.condor
     said = ask([path, "-version"], SERVER_DEADLINE, context.environ, who)
     first = " ".join(said.out.split())[:120]
     if said.status is None:

@@ -19,10 +19,6 @@ MORE_SETTINGS = ("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE",
 SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
 """Where a machine without an HTCondor has them (`vmgahp.config.sources.read`)."""
 
-TYPES_OF_ROOT = ("kvm", "xen")
-"""VM types whose probe the startd runs as root; that of any other as its own user
-(``VMUniverseMgr::testVMGahp`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``)."""
-
 NOBODY = 65534
 
 _NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-from vmgahp import errors, lifecycle
+from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -12,6 +12,7 @@ from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _unmet(spec: JobSpec, probe: "Probe") -> list[Finding]:
             "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
             OFF,
         )
-    if spec.checkpoint and spec.vm_type not in lifecycle.TYPES_WITHOUT_PERIODIC:
+    if spec.checkpoint and spec.vm_type not in HTCONDORS:
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
         if shared:
             miss(

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from glob import glob
 
 from vmgahp.commands.doctor import log_history
-from vmgahp.commands.doctor.context import TYPES_OF_ROOT, Check, Context, User, ask
+from vmgahp.commands.doctor.context import Check, Context, User, ask
 from vmgahp.findings import BAD, OFF, UNKNOWN, Finding
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def clock(context: Context, probe: "Probe", run_server: bool) -> Finding:
 
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
     check = Check("clock", f"the startd's own probe, {' '.join(command)}")
-    who = None if context.vm_type in TYPES_OF_ROOT else context.condor
+    who = None if context.vm_type in HTCONDORS else context.condor
     began = monotonic()
     with _called("condor_startd"):
         said = ask(command, PROBE_DEADLINE, context.environ, who)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vmgahp import lifecycle
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
@@ -13,11 +12,7 @@ from vmgahp.job.disks import DISK
 from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN
 from vmgahp.job.vmware import VMX_FILE
 from vmgahp.text import shown
-
-QEMU = ("kvm", "libvirt", "qemu")
-XEN = ("xen",)
-VMWARE = ("vmrun", "vmware", "vsphere")
-"""Types of which is known what they can do. Of any other, its driver says it when it is asked to start the job."""
+from vmgahp.vm_types import HTCONDORS, LIBVIRT, QEMU, VMWARE, XEN
 
 XEN_KERNEL = "VMPARAM_Xen_Kernel"
 LIBVIRT_XML = "VMPARAM_Libvirt_XML"
@@ -52,7 +47,7 @@ def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -
     needed: list[tuple[AnyDisk, str]] = []
     for disk in disks:
         stays = disk.path and disk.writable and not disk.transferred
-        if stays and vm_type in lifecycle.TYPES_WITHOUT_PERIODIC and ad.boolean("JobVMCheckpoint"):
+        if stays and vm_type in HTCONDORS and ad.boolean("JobVMCheckpoint"):
             # The starter takes periodic checkpoints of vm_type any, after which the guest goes on.
             return Compatibility(
                 f"{shown(disk.entry)} is not transferred, and would move on after a periodic checkpoint"
@@ -72,7 +67,7 @@ def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -
 
 def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
     """What the job asks for that the type does not have."""
-    if vm_type not in QEMU + XEN + VMWARE:
+    if vm_type not in LIBVIRT + VMWARE:  # its driver says it when it is asked to start the job
         return
     kernel = ad.string(XEN_KERNEL)
     if kernel is not None and kernel.strip().lower() not in _BOOTS_ITSELF and vm_type not in XEN:
@@ -143,4 +138,4 @@ def as_they_would_be(disks: Sequence[AnyDisk], made: dict[str, AnyDisk]) -> str:
     return ",".join(made.get(disk.path, disk).written() for disk in disks)
 
 
-__all__ = ["QEMU", "VMWARE", "XEN", "Compatibility", "as_they_would_be", "fit"]
+__all__ = ["Compatibility", "as_they_would_be", "fit"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-from vmgahp import errors, findings
+from vmgahp import errors, findings, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.any import choice as memo
@@ -68,7 +68,7 @@ class AnyDriver(Driver):
 
         def tell(vm_type: str) -> str:
             needed = choice.fits[vm_type].conversions
-            if needed or (vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None):
+            if needed or (vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None):
                 converted = "".join(f"; {disk.name} as {target}" for disk, target in needed)
                 return f"The job would run by {vm_type}{converted}.\n"
             ad = self._changed(choice, vm_type, {})
@@ -81,7 +81,7 @@ class AnyDriver(Driver):
         found, trouble = False, None
         counts = self._may_have_it(match)
         for vm_type in surveys.machine_types(self.settings):
-            if not match.startswith("/") and vm_type not in compatibility.QEMU + compatibility.XEN:
+            if not match.startswith("/") and vm_type not in vm_types.LIBVIRT:
                 continue  # those know VMs by their directories
             try:
                 found |= self._driver_for(vm_type).kill(match, uuid)
@@ -110,7 +110,7 @@ class AnyDriver(Driver):
             types = surveys.machine_types(self.settings)
         except MachineFault as fault:
             return Survey([findings.judge("types", surveys.SETTING, fault, "")])
-        return surveys.together(accepted_types.ANY, surveys.surveys(types, self._driver_for, end))
+        return surveys.together(vm_types.ANY, surveys.surveys(types, self._driver_for, end))
 
     def close(self) -> None:
         for driver in self._drivers.values():
@@ -123,7 +123,7 @@ class AnyDriver(Driver):
         types = surveys.machine_types(self.settings)
         wishes = accepted_types.wanted(job)
         Options(job, others_know=bool(self.settings.xml_script()))
-        for name in job.names(f"VM_{accepted_types.ANY}_ATTR_"):
+        for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
             raise JobFault(
                 errors.MISMATCHED,
                 f"{name} = {shown(job.expression(name))}: the job runs by another type than any.",
@@ -172,7 +172,7 @@ class AnyDriver(Driver):
                 errors.MISMATCHED_CHECKPOINT,
                 f"The job has run by {shown(before)} before, and goes on by no other type; {why}.",
                 f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
-                if before in base.BUILT_IN
+                if before in vm_types.DRIVERS
                 else f"submit the job anew, without {memo.FILE}.",
             )
         return [before]
@@ -284,7 +284,7 @@ class AnyDriver(Driver):
         changes = {"JobVMType": quote(vm_type)}
         if choice.disks:
             changes[DISK] = quote(compatibility.as_they_would_be(choice.disks, made))
-        if vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None:
+        if vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None:
             now = [made.get(disk.path, disk) for disk in choice.disks]
             self._write(choice.directory, vmx_writer.FILE, vmx_writer.describe(now).encode())
             changes |= vmx_writer.attributes(now)
@@ -307,7 +307,7 @@ class AnyDriver(Driver):
     def _undo(self, choice: _Choice, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """A start that failed leaves the scratch directory as it was."""
         names = [disk.name for disk in made.values()]
-        if vm_type in compatibility.VMWARE and choice.job.expression(VMX_FILE) is None:
+        if vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None:
             names.append(vmx_writer.FILE)
         try:
             for name in names:

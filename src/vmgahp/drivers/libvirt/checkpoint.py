@@ -10,11 +10,12 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import errors, lifecycle
+from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.save import CANNOT_SAVE
+from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class LibvirtCheckpoints:
         """Why a job's VM cannot be checkpointed; empty where it can."""
         if not spec.checkpoint:
             return "the job does not ask for it with vm_checkpoint"
-        if spec.vm_type in lifecycle.TYPES_WITHOUT_PERIODIC:
+        if spec.vm_type in HTCONDORS:
             return ""
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
         if shared:

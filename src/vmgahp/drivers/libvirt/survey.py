@@ -7,7 +7,7 @@ from xml.etree import ElementTree as etree
 
 import libvirt
 
-from vmgahp import errors, findings
+from vmgahp import errors, findings, vm_types
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
@@ -256,7 +256,7 @@ class LibvirtSurveyor:
         """The types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
         if self._fixed:
             return list(dict.fromkeys((self.vm_type, self._fixed)))
-        return list(dict.fromkeys((self.vm_type, "kvm", "libvirt", "qemu")))
+        return list(dict.fromkeys((self.vm_type, *vm_types.QEMU)))
 
     def _attributes(
         self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]

@@ -13,13 +13,12 @@ from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import NETWORKING_TYPES
+from vmgahp.vm_types import VMRUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.base import Logger
 
-
-VM_TYPES = ("vmware", "vmrun")
 
 INSTALLED = "/etc/vmware"
 """Where a VMware product on Linux keeps its settings."""
@@ -84,7 +83,7 @@ class VmrunSurveyor:
             },
             networking=networking,
             hypervisors=["vmware"],
-            vm_types=list(dict.fromkeys((self.vm_type, *VM_TYPES))),
+            vm_types=list(dict.fromkeys((self.vm_type, *VMRUN))),
         )
 
     @staticmethod
