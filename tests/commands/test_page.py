@@ -113,8 +113,8 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
         made = []
         for finding in found:
             seen = usual(finding.seen)
-            if finding.check == "room" and "has room" in seen:
-                seen = "EXECUTE = /lab/execute has room for 9000 MiB, VM_MEMORY is 64 MiB"
+            if finding.check == "disk space" and "MiB free" in seen:
+                seen = "EXECUTE = /lab/execute has 9000 MiB free, VM_MEMORY is 64 MiB"
             if finding.check == "simulated" and finding.verdict == OK:
                 seen = "it runs nothing"
             if finding.check == "clock":

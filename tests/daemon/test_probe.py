@@ -112,17 +112,17 @@ def test_without_room_for_the_memory_of_vms_they_cannot_be_suspended(tmp_path: P
     found = look(works(), VM_MEMORY=2**40, EXECUTE=tmp_path)
     assert found.attributes["VM_kvm_ATTR_suspend"] is False
     assert found.attributes["VM_kvm_ATTR_checkpoint"] is False
-    assert finding(found, "room").verdict == OFF
-    assert f"EXECUTE = {tmp_path}" in finding(found, "room").seen
+    assert finding(found, "disk space").verdict == OFF
+    assert f"EXECUTE = {tmp_path}" in finding(found, "disk space").seen
     assert found.trouble is None
 
 
 def test_a_scratch_file_system_that_is_not_there_stops_all(tmp_path: Path) -> None:
     found = look(works(), EXECUTE=tmp_path / "nowhere")
     assert found.trouble is not None
-    assert found.trouble.check == "room"
+    assert found.trouble.check == "disk space"
     assert look(works()).trouble is None
-    assert finding(look(works()), "room").verdict == UNKNOWN
+    assert finding(look(works()), "disk space").verdict == UNKNOWN
 
 
 @pytest.mark.parametrize("survey", [None, Survey([Finding("kvm", BAD, "kvm", "it is broken", "mend it")])])

@@ -34,6 +34,9 @@ MIB = 1 << 20
 
 _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 
+DISK_SPACE = "disk space"
+"""The name of a finding."""
+
 
 class Probe:
     """What a look at this machine found."""
@@ -79,11 +82,11 @@ def probe(
     memory, execute = settings.integer("VM_MEMORY"), settings.string("EXECUTE")
     checks = {
         "memory": _physical_memory_mib,
-        "room": lambda: _free_mib(execute),
+        DISK_SPACE: lambda: _free_mib(execute),
         "driver": lambda: driver.survey(end - 0.1),
     }
     if not execute:
-        del checks["room"]
+        del checks[DISK_SPACE]
     policy = [name for name in _POLICY if settings.string(name)]
     if policy:
         checks["policy"] = lambda: _inspect_policy(settings)
@@ -105,9 +108,9 @@ def probe(
     else:
         found.findings.append(findings.judge("hypervisor", f"the driver of VM type {vm_type}", survey, ""))
         survey = base.Survey()
-    room = _judge_room(execute, memory, outcomes.get("room"), found.findings)
+    enough = _judge_disk_space(execute, memory, outcomes.get(DISK_SPACE), found.findings)
     found.seconds = monotonic() - began
-    if not room:
+    if not enough:
         for name in ("suspend", "checkpoint"):
             if name in survey.attributes:
                 survey.attributes[name] = False
@@ -207,21 +210,23 @@ def _judge_memory(memory: int, physical: object, into: "list[Finding]") -> int:
     return memory
 
 
-def _judge_room(execute: str, memory: int, free: object, into: "list[Finding]") -> bool:
-    """Whether there is room to save the memory of VMs."""
-    looked_at = "the free room in EXECUTE, where a suspended VM's memory is saved"
+def _judge_disk_space(execute: str, memory: int, free: object, into: "list[Finding]") -> bool:
+    """Whether there is enough disk space to save the memory of VMs."""
+    looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
         into.append(
-            Finding("room", findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+            Finding(DISK_SPACE, findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
         )
     elif isinstance(free, int) and free < memory:
-        seen = f"EXECUTE = {execute} has room for {free} MiB, and VMs may have {memory} MiB of memory (VM_MEMORY)."
-        hint = f"make room in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
-        into.append(Finding("room", OFF, looked_at, seen, hint))
+        seen = (
+            f"EXECUTE = {execute} has {free} MiB free, and VMs may have {memory} MiB of memory (VM_MEMORY)."
+        )
+        hint = f"free disk space in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
+        into.append(Finding(DISK_SPACE, OFF, looked_at, seen, hint))
         return False
     else:
-        seen = f"EXECUTE = {execute} has room for {free} MiB, VM_MEMORY is {memory} MiB"
-        into.append(findings.judge("room", looked_at, free, seen))
+        seen = f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
+        into.append(findings.judge(DISK_SPACE, looked_at, free, seen))
     return True
 
 

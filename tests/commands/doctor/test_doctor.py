@@ -161,7 +161,7 @@ def test_a_healthy_machine(pool: Condor) -> None:
 def test_the_order_is_that_of_what_depends_on_what(pool: Condor) -> None:
     checks = [finding.check for finding in pool.examine().findings]
     wanted = ["HTCondor", "settings", "VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG"]
-    wanted += ["root", "simulated", "room", "clock", "startd", "log"]
+    wanted += ["root", "simulated", "disk space", "clock", "startd", "log"]
     assert checks == wanted
 
 
@@ -172,7 +172,7 @@ def test_every_check_is_made_whatever_is_broken(pool: Condor) -> None:
         VM_TYPE="nonsense", VM_MEMORY="lots", VM_GAHP_SERVER="gone", EXECUTE="/nonexistent", VM_GAHP_LOG=None
     )
     done = doctor.examine(environ)
-    for check in ("settings", "VM_TYPE", "VM_GAHP_SERVER", "hypervisor", "room", "startd"):
+    for check in ("settings", "VM_TYPE", "VM_GAHP_SERVER", "hypervisor", "disk space", "startd"):
         assert named(done.findings, check).verdict in (BAD, OFF), check
     assert named(done.findings, "log").verdict == UNKNOWN
     assert done.status == doctor.UNFIT

@@ -141,9 +141,9 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
     if on_libvirt:
         domain_type = "qemu" if accel == "tcg" else "kvm"
         reached = (access.scratch(context, known, domain_type), access.confinement(context, known))
-        add(_ACCESS, *reached, *parts["room"])
+        add(_ACCESS, *reached, *parts["disk"])
     else:
-        add(_SCRATCH, *parts["room"])
+        add(_SCRATCH, *parts["disk"])
     add(_NETWORKS, *parts["network"])
     if parts["images"]:
         add(_IMAGES, *parts["images"])
@@ -197,7 +197,7 @@ class _StandIn(base.Driver):
 def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
     """The probe's findings by where they are shown, those that are bad with their causes."""
     parts: dict[str, list[Finding]] = {
-        name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "room", "images")
+        name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "disk", "images")
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]
