@@ -23,7 +23,8 @@ class Rule(NamedTuple):
     origins: tuple[str, ...] = ()
     """The parts of libvirt that may report it, without ``VIR_FROM_``; none takes any."""
     job_xml_may_cause: bool = False
-    """Whether a job with libvirt XML of its own may have caused it, by asking for what this machine does not have."""
+    """Whether a job with libvirt XML of its own may have caused it, by asking for a machine type, a CPU or a device
+    that this libvirt or QEMU does not have. A machine that is unfit for every job shows it with the next one."""
     example: tuple[str, str, str] = ("", "", "")
     """Kind, origin and message, shortened, with ``*`` for what the job chose; empty where a message decides first."""
 

@@ -31,6 +31,7 @@ from vmgahp.job.spec import JobSpec
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 from tests import fault_cases  # noqa: E402
+from vmgahp.drivers.fault_rules import Rule  # noqa: E402
 from vmgahp.drivers.libvirt import fault_table, faults, qemu_log  # noqa: E402 - they need libvirt
 
 PAGE = REPOSITORY / "docs" / "reference" / "faults.md"
@@ -64,9 +65,9 @@ def origin(name: str) -> int:
 @pytest.mark.parametrize(
     "rule", [rule for rule in fault_table.RULES if rule.example[0]], ids=lambda rule: rule.name
 )
-def test_every_doors_example_comes_to_that_very_door(rule: fault_table.Rule) -> None:
+def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
     error = Said(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
-    assert faults.judge(error) is rule
+    assert faults.classify(error) is rule
     fault = faults.from_libvirt(error, "starting a VM")
     assert type(fault) is rule.fault
     assert fault.code == rule.code
@@ -75,18 +76,18 @@ def test_every_doors_example_comes_to_that_very_door(rule: fault_table.Rule) -> 
 
 
 @pytest.mark.parametrize("name", sorted(CODES - LEVELS))
-def test_every_code_of_libvirt_has_a_door_of_its_own(name: str) -> None:
+def test_every_code_of_libvirt_is_in_a_rule(name: str) -> None:
     number = getattr(libvirt, name)
     rule = faults.rule_of(number, libvirt.VIR_FROM_NONE, "what nobody has ever said")
-    assert number in faults.numbers(rule.codes), f"{name} is in no row of the table"
+    assert number in faults.numbers(rule.kinds), f"{name} is in no row of the table"
 
 
-def test_every_door_has_an_example_or_is_known_by_its_code_alone() -> None:
-    assert all(rule.example[0] or (rule.codes and not rule.message) for rule in fault_table.RULES[:-1])
+def test_every_rule_has_an_example_or_a_code_alone() -> None:
+    assert all(rule.example[0] or (rule.kinds and not rule.message) for rule in fault_table.RULES[:-1])
 
 
 def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
-    named = [name for rule in fault_table.RULES if not (rule.message or rule.origins) for name in rule.codes]
+    named = [name for rule in fault_table.RULES if not (rule.message or rule.origins) for name in rule.kinds]
     assert sorted(named) == sorted(set(named))
 
 
@@ -106,15 +107,15 @@ def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
     [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE],
     ids=lambda row: row.name,
 )
-def test_a_word_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(
-    row: fault_table.Rule | fault_cases.Check,
+def test_a_code_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(
+    row: Rule | fault_cases.Check,
 ) -> None:
     assert (row.code in errors.HOLD_CODES) == (row.fault is errors.JobFault)
     assert row.code.startswith(errors.PREFIX)
 
 
 @pytest.mark.parametrize("row", fault_table.RULES, ids=lambda row: row.name)
-def test_every_door_but_that_of_what_is_gone_has_a_cure(row: fault_table.Rule) -> None:
+def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint(row: Rule) -> None:
     assert row.hint or row.fault is errors.ClientFault
 
 
@@ -122,7 +123,7 @@ def test_every_door_but_that_of_what_is_gone_has_a_cure(row: fault_table.Rule) -
     "path",
     ["/home/alice/No space left on device", "/x/Cannot allocate memory", "/x/network 'a' is not active"],
 )
-def test_what_the_job_chose_does_not_choose_the_door(path: str) -> None:
+def test_what_the_job_chose_does_not_choose_the_rule(path: str) -> None:
     message = f"Cannot access storage file '{path}': No such file or directory"
     assert isinstance(faults.from_libvirt(Said(38, 18, message), "starting", [path]), errors.JobFault)
     # the same at the end of a message, where only the cut tells it from the operating system's own word

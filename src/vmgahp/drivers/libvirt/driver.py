@@ -365,8 +365,9 @@ class LibvirtDriver(Driver):
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
-        fault, rule = faults.from_libvirt(error, doing, chosen, more), faults.judge(error, chosen, more)
-        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self._connection):
+        fault = faults.from_libvirt(error, doing, chosen, more)
+        is_description = faults.classify(error, chosen, more) is DESCRIPTION
+        if is_description and hooks.hooks_are_to_blame(described, self._connection):
             return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
             return errors.HypervisorFault(

@@ -1,15 +1,13 @@
-"""Whose fault an error of libvirt is: `rules` has the table, and here it is read."""
+"""Whose fault an error of libvirt is, by the rules of `fault_table`."""
 
-import re
+from collections.abc import Iterable
 
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt.fault_table import RULES, Rule
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from vmgahp.drivers import fault_rules
+from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt.fault_table import HUNG_UP, NO_CONNECTION, RULES
 
 _CODE, _ORIGIN = "VIR_ERR_", "VIR_FROM_"
 
@@ -23,7 +21,7 @@ class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
         return code
 
 
-def find(connection: "libvirt.virConnect", name: str, uuid: str) -> "libvirt.virDomain":
+def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
     """The domain that has both the name and the UUID.
 
     A checkpoint brings its UUID with it, and whoever crafts one could choose that of another's VM: nothing
@@ -35,30 +33,30 @@ def find(connection: "libvirt.virConnect", name: str, uuid: str) -> "libvirt.vir
     return domain
 
 
-def is_connection_loss(error: "libvirt.libvirtError") -> bool:
+def is_connection_loss(error: libvirt.libvirtError) -> bool:
     """Whether the error is about the way to libvirtd and not about what was asked of it."""
     code, origin = error.get_error_code(), error.get_error_domain()
     return code in _LOST or (code in _LOST_FROM[0] and origin in _LOST_FROM[1])
 
 
-def is_no_domain(error: "libvirt.libvirtError") -> bool:
+def is_no_domain(error: libvirt.libvirtError) -> bool:
     """Whether the domain that was asked for does not exist (any more)."""
     return bool(error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN)
 
 
-def is_unsupported(error: "libvirt.libvirtError") -> bool:
+def is_unsupported(error: libvirt.libvirtError) -> bool:
     """Whether libvirt's driver of the hypervisor has no such call."""
     code: int = error.get_error_code()
     return code in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
 
 
-def is_unknown_flag(error: "libvirt.libvirtError") -> bool:
+def is_unknown_flag(error: libvirt.libvirtError) -> bool:
     """Whether libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
     is_argument: bool = error.get_error_code() in numbers(("INVALID_ARG",))
     return is_argument and message_of(error).startswith("unsupported flags")
 
 
-def unreachable(uri: str, error: "libvirt.libvirtError") -> errors.MachineFault:
+def unreachable(uri: str, error: libvirt.libvirtError) -> errors.MachineFault:
     """libvirtd does not answer at all."""
     return errors.MachineFault(
         f"libvirt cannot be reached at {uri}: {error}.",
@@ -74,65 +72,46 @@ def hanging(uri: str) -> errors.MachineFault:
     )
 
 
-def numbers(names: "Iterable[str]", prefix: str = _CODE) -> frozenset[int]:
+def numbers(names: Iterable[str], prefix: str = _CODE) -> frozenset[int]:
     """The numbers of libvirt's constants; a name that this libvirt has not yet, or no more, has none."""
     return frozenset(
         number for number in (getattr(libvirt, prefix + name, None) for name in names) if number is not None
     )
 
 
-def _fits(rule: Rule, code: int | None, origin: int | None, message: str) -> bool:
-    return (
-        (not rule.codes or code in numbers(rule.codes))
-        and (not rule.origins or origin in numbers(rule.origins, _ORIGIN))
-        and (not rule.message or re.search(rule.message, message) is not None)
-    )
-
-
-def rule_of(code: int | None, origin: int | None, message: str) -> Rule:
-    """The first rule of the table that an error fits; the last one takes any."""
-    return next(rule for rule in RULES if _fits(rule, code, origin, message))
-
-
-def judge(error: "libvirt.libvirtError", job_values: "Iterable[str]" = (), more: str = "") -> Rule:
+def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
     """The rule of an error of libvirt; see `from_libvirt` for the rest."""
-    message = message_of(error, more)
-    for value in sorted(filter(None, job_values), key=len, reverse=True):
-        message = message.replace(value, "*")
-    return rule_of(error.get_error_code(), error.get_error_domain(), message)
+    return rule_of(error.get_error_code(), error.get_error_domain(), message_of(error, more), job_values)
+
+
+def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> Rule:
+    """The first rule of the table that an error fits; the last one takes any."""
+
+    def takes(rule: Rule) -> bool:
+        return (not rule.kinds or code in numbers(rule.kinds)) and (
+            not rule.origins or origin in numbers(rule.origins, _ORIGIN)
+        )
+
+    return fault_rules.classify(RULES, message, job_values, takes)
 
 
 def from_libvirt(
-    error: "libvirt.libvirtError", doing: str, job_values: "Iterable[str]" = (), more: str = ""
+    error: libvirt.libvirtError, doing: str, job_values: Iterable[str] = (), more: str = ""
 ) -> errors.Fault:
     """The fault for an error of libvirt met while `doing` something ("starting alice_lab_7.0").
 
-    `job_values` are texts that the job chose, its paths above all. They are cut out before the message is
-    judged, or a disk called "No space left on device" would take the machine out of service. `more` is what
-    is known beside the message (`qemu_log`).
+    `job_values` are texts that the job chose (`fault_rules.classify`). `more` is what is known beside the
+    message (`qemu_log`).
     """
-    return fault_of(
-        judge(error, job_values, more), f"libvirt failed while {doing}: {message_of(error, more)}."
-    )
+    rule = classify(error, job_values, more)
+    return rule.make(f"libvirt failed while {doing}: {message_of(error, more)}.")
 
 
-def fault_of(rule: Rule, problem: str) -> errors.Fault:
-    """The fault that a rule makes of a problem."""
-    if issubclass(rule.fault, errors.MachineFault):
-        return rule.fault(problem, rule.hint, rule.code)
-    return rule.fault(rule.code, problem, rule.hint)
-
-
-def message_of(error: "libvirt.libvirtError", more: str = "") -> str:
+def message_of(error: libvirt.libvirtError, more: str = "") -> str:
     """What libvirt says, in one line, and what is known beside it."""
     message = " ".join(str(error.get_error_message() or error).split())
     return f"{message.rstrip(' :')}: {more}" if more else message
 
 
-def _rule_named(name: str) -> Rule:
-    return next(rule for rule in RULES if rule.name == name)
-
-
-_LOST = numbers(_rule_named("the way to libvirtd").codes)
-_HUNG_UP = _rule_named("libvirtd hung up")
-_LOST_FROM = numbers(_HUNG_UP.codes), numbers(_HUNG_UP.origins, _ORIGIN)
+_LOST = numbers(NO_CONNECTION.kinds)
+_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, _ORIGIN)

@@ -120,7 +120,7 @@ def hooks_are_to_blame(made: Described, connection: "LibvirtConnection") -> bool
     try:
         connection.call(look)
     except libvirt.libvirtError as error:
-        return faults.judge(error) is not DESCRIPTION
+        return faults.classify(error) is not DESCRIPTION
     return True
 
 

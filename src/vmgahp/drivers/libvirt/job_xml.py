@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
 """As `vmgahp.domain.job_xml.ATTRIBUTE`, which is imported for jobs that have it alone."""
 
-JOB_XML_MAY_CAUSE = (
-    "the description of the VM",
-    "the CPU of guests",
-    "QEMU itself",
-    "libvirt's own directory",
-    "the console's socket",
-    "libvirt's set-up",
-    "what QEMU or libvirt could not do",
-    "anything else",
-)
-"""Rules (`fault_table`) that blame the machine, or a disk, for what such a job may have caused by
-a wish that this libvirt or QEMU does not grant: a machine type, a CPU, a device. A machine that is unfit for every
-job shows it with the next one that brings no XML."""
-
 
 def load(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
     """The job with what its XML says, or as it is where it brings none. Raises `errors.Fault`."""
@@ -80,7 +66,7 @@ def judge(job: "JobAd", fault: errors.Fault) -> errors.Fault:
         return mine.explain(fault)
     cause = fault.__cause__
     doubtful = isinstance(cause, verify.Mismatch) or (
-        isinstance(cause, libvirt.libvirtError) and faults.judge(cause).name in JOB_XML_MAY_CAUSE
+        isinstance(cause, libvirt.libvirtError) and faults.classify(cause).job_xml_may_cause
     )
     if not (isinstance(fault, errors.MachineFault) and doubtful):
         return fault
