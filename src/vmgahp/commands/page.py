@@ -2,14 +2,11 @@
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.text import escape
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import TextIO
 
 SYMBOLS = {OK: "✓", OFF: "!", BAD: "✗", UNKNOWN: "?"}
 PLAIN = {OK: "ok", OFF: "!!", BAD: "XX", UNKNOWN: "??"}
@@ -31,7 +28,7 @@ class Page:
         self.width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
 
     @classmethod
-    def of(cls, stream: "TextIO", environ: "Mapping[str, str]") -> "Page":
+    def of(cls, stream: TextIO, environ: Mapping[str, str]) -> "Page":
         """What a stream can show: colors on a terminal without NO_COLOR, symbols where UTF-8 is written."""
         terminal = stream.isatty()
         width = USUAL_WIDTH
@@ -59,7 +56,7 @@ class Page:
         return text.encode("ascii", "backslashreplace").decode()
 
 
-def render(page: Page, sections: "Sequence[tuple[str, Sequence[Finding]]]") -> str:
+def render(page: Page, sections: Sequence[tuple[str, Sequence[Finding]]]) -> str:
     """All sections, those without findings left out."""
     blocks = []
     for title, found in sections:
@@ -109,6 +106,6 @@ def verdict(page: Page, text: str, good: bool | None) -> str:
     return "\n".join(page.paint(line, codes) for line in _wrap(page.text(text), page.width)) + "\n"
 
 
-def page_of_stdout(environ: "Mapping[str, str]") -> Page:
+def page_of_stdout(environ: Mapping[str, str]) -> Page:
     """The page that standard output is."""
     return Page.of(sys.stdout, environ)

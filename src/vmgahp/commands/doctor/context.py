@@ -1,6 +1,7 @@
 """What the doctor's checks share: settings, users, and calls with a deadline."""
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vmgahp import config, errors
@@ -8,10 +9,6 @@ from vmgahp.config import sources
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MORE_SETTINGS = ("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS")
 """HTCondor's settings that only the doctor reads."""
@@ -76,7 +73,7 @@ class Context:
     tests that have a machine of files.
     """
 
-    def __init__(self, environ: "Mapping[str, str]", vm_type: str = "", root: str = "") -> None:
+    def __init__(self, environ: Mapping[str, str], vm_type: str = "", root: str = "") -> None:
         self.environ = dict(environ)
         self.root = root
         self.is_root = os.geteuid() == 0
@@ -182,9 +179,9 @@ def who_is(name: str, uid: int, gid: int) -> User:
 
 
 def ask(
-    command: "Sequence[str]",
+    command: Sequence[str],
     seconds: float,
-    environ: "Mapping[str, str] | None" = None,
+    environ: Mapping[str, str] | None = None,
     who: User | None = None,
 ) -> Completed:
     """Run a program to its end, or for so many seconds; as another user where `who` says so and this is root.
@@ -209,7 +206,7 @@ def ask(
 _CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
 
 
-def first_closed(who: User, paths: "Sequence[str]", flag: str = "-x") -> str | None:
+def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | None:
     """The first of some paths that a user may not use (``-x``, ``-r``, ``-w``), empty where all are open.
 
     The kernel decides, asked by a process of that user's, so access lists and all else count. None where it

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
+from vmgahp.daemon.probe import Probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
@@ -13,10 +14,6 @@ from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.daemon.probe import Probe
 
 LARGEST_AD = 1 << 22
 """Bytes of a file that are read; ads have some kilobytes."""
@@ -67,7 +64,7 @@ def _no_ad(problem: str) -> errors.ClientFault:
     )
 
 
-def try_out(context: Context, path: str, probe: "Probe") -> Trial:
+def try_out(context: Context, path: str, probe: Probe) -> Trial:
     """Check a job ad as a START would, against what this machine was seen to offer; nothing is started."""
     trial = Trial(path)
     check = Check("job ad", f"the job ad in {path}")
@@ -157,7 +154,7 @@ def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
     return [check._replace(name="job type").bad(seen, hint)]
 
 
-def _unmet(spec: JobSpec, probe: "Probe") -> list[Finding]:
+def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
     """What the job asks for and this machine, as probed, does not offer."""
     offered = probe.attributes
     found = []

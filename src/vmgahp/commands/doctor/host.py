@@ -1,19 +1,15 @@
 """The machine itself: who asks, libvirt's daemon, causes at KVM, firmware, the clock."""
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
 
 from vmgahp.commands.doctor import log_history
 from vmgahp.commands.doctor.context import Check, Context, User, ask
+from vmgahp.daemon.probe import Probe
 from vmgahp.findings import BAD, OFF, UNKNOWN, Finding
 from vmgahp.vm_types import HTCONDORS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vmgahp.daemon.probe import Probe
 
 STARTD_PATIENCE = 5.0
 """Seconds after which the startd ends a probe (``testVMGahp`` in HTCondor's
@@ -206,7 +202,7 @@ def _cpu_flags(context: Context) -> list[str]:
 # What the probe would say
 
 
-def firmware(context: Context, probe: "Probe") -> Finding:
+def firmware(context: Context, probe: Probe) -> Finding:
     """Which firmware a guest can have, from libvirt's domain capabilities."""
     check = Check("firmware", "libvirt's domain capabilities (virsh domcapabilities)")
     offered = probe.attributes.get(f"VM_{context.vm_type}_ATTR_firmware")
@@ -220,7 +216,7 @@ def firmware(context: Context, probe: "Probe") -> Finding:
     )
 
 
-def clock(context: Context, probe: "Probe", run_server: bool) -> Finding:
+def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
     """How long the startd's probe takes here, by running it as the startd does where that is safe.
 
     With -t its lines go to standard error and not to the log.
@@ -257,7 +253,7 @@ def _as(who: User | None) -> str:
 
 
 @contextmanager
-def _called(name: str) -> "Iterator[None]":
+def _called(name: str) -> Iterator[None]:
     """Give this process another name for a while: a server asks who has started it, and a startd has more say."""
     own = "/proc/self/comm"
     try:

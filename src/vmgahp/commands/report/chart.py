@@ -4,6 +4,7 @@ Built by hand with lxml: what is wanted is a few step lines with gaps, a band an
 and no script; the libraries that draw that take tens of MiB, or put a script into the picture.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lxml import etree
@@ -12,17 +13,12 @@ from lxml.builder import ElementMaker
 from vmgahp import lifecycle
 from vmgahp.commands import units
 from vmgahp.commands.report import series
+from vmgahp.commands.report.reader import Event, Story
+from vmgahp.commands.report.series import Figures, Rate, Span
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from vmgahp.commands.report.reader import Event, Story
-    from vmgahp.commands.report.series import Figures, Rate, Span
-
-    Element = etree._Element
-    X = Callable[[float], float]
-    """Where in the picture a moment is."""
+Element = etree._Element
+X = Callable[[float], float]
+"""Where in the picture a moment is."""
 
 SVG = "http://www.w3.org/2000/svg"
 _MAKER: Any = ElementMaker(namespace=SVG, nsmap={None: SVG})
@@ -91,11 +87,11 @@ class Chart(NamedTuple):
 
     title: str
     unit: str
-    lines: "list[tuple[str, list[Rate]]]"
+    lines: list[tuple[str, list[Rate]]]
     marks: list[tuple[float, str]]
 
 
-def draw(story: "Story", figures: "Figures") -> "Element":
+def draw(story: Story, figures: Figures) -> Element:
     """The picture as an element."""
     begin, length = story.begin, max(story.end - story.begin, 1.0)
 
@@ -138,7 +134,7 @@ def draw(story: "Story", figures: "Figures") -> "Element":
     return root
 
 
-def _charts(figures: "Figures") -> "Iterator[Chart]":
+def _charts(figures: Figures) -> Iterator[Chart]:
     """The charts that have something in them."""
     if peak := _peak(figures.cpu):
         yield Chart("CPU", "per cent of the VM's vCPUs", [("used", figures.cpu)], units.percent_marks(peak))
@@ -155,11 +151,11 @@ def _charts(figures: "Figures") -> "Iterator[Chart]":
             yield Chart(title, unit, shown, units.byte_marks(top, per))
 
 
-def _peak(line: "list[Rate]") -> float:
+def _peak(line: list[Rate]) -> float:
     return max((rate.value for rate in line), default=0.0)
 
 
-def _band(spans: "Sequence[Span]", x: "X") -> "Iterator[Element]":
+def _band(spans: Sequence[Span], x: X) -> Iterator[Element]:
     """The states, and their legend above."""
     yield _text(LEFT - 8, TOP + 16, "State", "head wide", "end")
     yield _element("rect", "panel", x=LEFT, y=TOP, width=PLOT, height=BAND)
@@ -181,10 +177,10 @@ def _band(spans: "Sequence[Span]", x: "X") -> "Iterator[Element]":
 def _chart(
     chart: Chart,
     y: float,
-    x: "X",
+    x: X,
     times: list[tuple[float, str]],
-    events: "list[tuple[float, Event]]",
-) -> "Iterator[Element]":
+    events: list[tuple[float, Event]],
+) -> Iterator[Element]:
     """One panel, its upper edge at `y`: step lines with gaps, over the lines of the axes and of the events."""
     top, bottom = chart.marks[-1][0], y + HEIGHT
     head = _text(LEFT, y - 10, chart.title, "head")
@@ -220,7 +216,7 @@ def _chart(
         )
 
 
-def _flags(events: "list[tuple[float, Event]]") -> "Iterator[Element]":
+def _flags(events: list[tuple[float, Event]]) -> Iterator[Element]:
     """What happened, above the band, with a word or two where there is space."""
     free = 0.0
     for x, event in events:
@@ -236,11 +232,11 @@ def _flags(events: "list[tuple[float, Event]]") -> "Iterator[Element]":
             free = left + wide + 10
 
 
-def _kind(event: "Event") -> str:
+def _kind(event: Event) -> str:
     return "failed" if event.error else "checkpoint" if event.name == "checkpoint" else "other"
 
 
-def told(event: "Event") -> str:
+def told(event: Event) -> str:
     """What has happened, in a few words: ``checkpoint, 820 KiB in 2.1 s``."""
     words = event.name + (" failed" if event.error else "")
     if event.size:
@@ -253,7 +249,7 @@ def told(event: "Event") -> str:
 # Elements
 
 
-def _element(tag: str, style: str, *children: "Element | str", **values: object) -> "Element":
+def _element(tag: str, style: str, *children: Element | str, **values: object) -> Element:
     texts = {
         name: f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
         for name, value in values.items()
@@ -262,13 +258,13 @@ def _element(tag: str, style: str, *children: "Element | str", **values: object)
     return element
 
 
-def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> "Element":
+def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> Element:
     element = _element("text", style, text, x=x, y=y)
     element.set("text-anchor", anchor)
     return element
 
 
-def _legend(x: float, y: float, keys: "Sequence[tuple[str, str, str]]", anchor: str = "start") -> "Element":
+def _legend(x: float, y: float, keys: Sequence[tuple[str, str, str]], anchor: str = "start") -> Element:
     """Signs in their colors, each with its name; that of the states is too long for a phone."""
     legend = _text(x, y, "", "soft wide" if anchor == "start" else "soft", anchor)
     for number, (style, sign, name) in enumerate(keys):

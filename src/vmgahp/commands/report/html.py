@@ -1,5 +1,6 @@
 """The report as one HTML page that needs nothing but itself: no script, no font, no network."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lxml import etree
@@ -8,13 +9,8 @@ from lxml.builder import ElementMaker
 from vmgahp import __version__
 from vmgahp.commands import units
 from vmgahp.commands.report import chart, series
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from vmgahp.commands.report.reader import Event, Story
-    from vmgahp.commands.report.series import Figures
+from vmgahp.commands.report.reader import Event, Story
+from vmgahp.commands.report.series import Figures
 
 MOST_ROWS = 2000
 
@@ -49,7 +45,7 @@ tr.failed td.what { color: var(--bad); }
 """
 
 
-def render(story: "Story", figures: "Figures", log: "Sequence[tuple[float, str]]", source: str) -> bytes:
+def render(story: Story, figures: Figures, log: Sequence[tuple[float, str]], source: str) -> bytes:
     """The page; `log` are the lines of the daemon's log, `source` names the file that this was made from."""
     name = story.name or "A VM"
     when = f"{units.clock(story.begin)} to {units.clock(story.end)} ({units.zone(story.end)})"
@@ -90,7 +86,7 @@ def render(story: "Story", figures: "Figures", log: "Sequence[tuple[float, str]]
     return b"<!DOCTYPE html>\n" + etree.tostring(page, method="html", encoding="utf-8", pretty_print=True)
 
 
-def _summary(story: "Story", figures: "Figures") -> "Iterator[tuple[str, str, str]]":
+def _summary(story: Story, figures: Figures) -> Iterator[tuple[str, str, str]]:
     """Each figure: what it is, its value, and its style."""
     time_in: dict[str, float] = {}
     for span in series.spans(story):
@@ -121,7 +117,7 @@ def _summary(story: "Story", figures: "Figures") -> "Iterator[tuple[str, str, st
             yield term, value, "total"
 
 
-def _devices(figures: "Figures") -> "Iterator[Any]":
+def _devices(figures: Figures) -> Iterator[Any]:
     rows = [
         E.tr(*_cells((name, "what"), (units.size(one), "number"), (units.size(other), "number")))
         for devices in (figures.disks, figures.nics)
@@ -132,7 +128,7 @@ def _devices(figures: "Figures") -> "Iterator[Any]":
         yield _table("devices", ("Device", "Read or received", "Written or sent"), (1, 2), rows)
 
 
-def _events(story: "Story", log: "Sequence[tuple[float, str]]") -> "Iterator[Any]":
+def _events(story: Story, log: Sequence[tuple[float, str]]) -> Iterator[Any]:
     yield E.h2("What happened when")
     found: list[tuple[float, int, Event | str]] = [(event.time, 1, event) for event in story.events]
     found += [(when, 0, text) for when, text in log]
@@ -146,7 +142,7 @@ def _events(story: "Story", log: "Sequence[tuple[float, str]]") -> "Iterator[Any
         yield E.p({"class": "soft"}, f"{len(found) - MOST_ROWS} more are not shown.")
 
 
-def _happened(when: float, after: float, thing: "Event | str") -> Any:
+def _happened(when: float, after: float, thing: Event | str) -> Any:
     """An event, or a line of the log, as a row."""
     style, what, took, size = "log", "log", "", ""
     if isinstance(thing, str):
@@ -171,7 +167,7 @@ def _happened(when: float, after: float, thing: "Event | str") -> Any:
     )
 
 
-def _footer(story: "Story", source: str) -> "Iterator[str]":
+def _footer(story: Story, source: str) -> Iterator[str]:
     counts = f"samples: {len(story.samples)}, events: {len(story.events)}"
     yield f"Made from {source} ({counts}) by vmgahp {__version__}."
     if story.bad_lines:
@@ -184,7 +180,7 @@ def _cells(*texts: tuple[str, str]) -> list[Any]:
     return [E.td({"class": style}, text) for text, style in texts]
 
 
-def _table(style: str, heads: "Iterable[str]", numbers: "Sequence[int]", rows: list[Any]) -> Any:
+def _table(style: str, heads: Iterable[str], numbers: Sequence[int], rows: list[Any]) -> Any:
     cells = (
         E.th({"scope": "col", "class": "number" if place in numbers else ""}, text)
         for place, text in enumerate(heads)

@@ -7,18 +7,14 @@ are made printable here, and numbers are finite, so that the chart need not chec
 import os
 import re
 import time
+from collections.abc import Iterator, Mapping
 from stat import S_ISREG
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from vmgahp.job.exit_code import EXIT_FILE
 from vmgahp.metrics import is_counter
 from vmgahp.metrics.file import LONGEST_LINE, NAME, parse
 from vmgahp.text import escape, redact
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import BinaryIO
 
 LARGEST_FILE = 64 << 20
 """Bytes that are read, four times what vm_metrics.jsonl may become."""
@@ -55,7 +51,7 @@ class Sample(NamedTuple):
     nics: dict[str, tuple[float, float]]
 
     @classmethod
-    def of(cls, time: float, line: "Mapping[str, object]") -> "Sample":
+    def of(cls, time: float, line: Mapping[str, object]) -> "Sample":
         """The sample that a line of the file is."""
         return cls(
             time,
@@ -83,7 +79,7 @@ class Event(NamedTuple):
     pid: int
 
     @classmethod
-    def of(cls, time: float, line: "Mapping[str, object]") -> "Event":
+    def of(cls, time: float, line: Mapping[str, object]) -> "Event":
         """The event that a line of the file is."""
         return cls(
             time,
@@ -154,7 +150,7 @@ def read(path: str) -> Story:
     return story
 
 
-def read_from(file: "BinaryIO") -> Story:
+def read_from(file: BinaryIO) -> Story:
     """The story in an open file."""
     story = Story()
     for text in _lines(file, story):
@@ -227,7 +223,7 @@ def _ending(path: str) -> tuple[str, str]:
     return _text((found or {}).get("ended_by"), LONGEST_NAME), str(code) if is_code else ""
 
 
-def _lines(file: "BinaryIO", story: Story) -> "Iterator[bytes]":
+def _lines(file: BinaryIO, story: Story) -> Iterator[bytes]:
     left = LARGEST_FILE
     while text := file.readline(LONGEST_LINE + 1):
         left -= len(text)
@@ -243,7 +239,7 @@ def _lines(file: "BinaryIO", story: Story) -> "Iterator[bytes]":
             yield text
 
 
-def _pairs(devices: object, one: str, other: str) -> "Iterator[tuple[str, tuple[float, float]]]":
+def _pairs(devices: object, one: str, other: str) -> Iterator[tuple[str, tuple[float, float]]]:
     if isinstance(devices, dict):
         for name, figures in list(devices.items())[:MOST_DEVICES]:
             if isinstance(figures, dict) and (one in figures or other in figures):

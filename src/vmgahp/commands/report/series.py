@@ -1,17 +1,13 @@
 """Rates with their gaps, and the VM's states over time, from samples and events."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from vmgahp import lifecycle
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from vmgahp.commands.report.reader import Event, Sample, Story
+from vmgahp.commands.report.reader import Event, Sample, Story
 
 BUSY = "Busy"
 """Something is being done to the VM: a start, a save, a restore."""
@@ -48,7 +44,7 @@ class Span:
 class Figures:
     """The lines of the report's charts, and the totals of all lives of the VM."""
 
-    def __init__(self, story: "Story") -> None:
+    def __init__(self, story: Story) -> None:
         self.cpu: list[Rate] = []
         """Per cent of the vCPUs."""
         self.memory: list[Rate] = []
@@ -73,7 +69,7 @@ class Figures:
             if 0 < now.time - then.time <= longest and not _between(breaks, then.time, now.time):
                 self._draw(then, now)
 
-    def _draw(self, then: "Sample", now: "Sample") -> None:
+    def _draw(self, then: Sample, now: Sample) -> None:
         seconds = now.time - then.time
         values = [(self.memory, then.memory_kib * 1024), (self.rss, then.rss_kib * 1024)]
         if not now.state == then.state == lifecycle.SOFT_SUSPENDED:
@@ -90,7 +86,7 @@ class Figures:
             line.append(Rate(then.time, now.time, value))
 
 
-def _totals(samples: "Iterable[dict[str, tuple[float, float]]]") -> dict[str, tuple[float, float]]:
+def _totals(samples: Iterable[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
     """What each device has done; a counter that went down has begun anew."""
     last: dict[str, tuple[float, float]] = {}
     totals: dict[str, tuple[float, float]] = {}
@@ -103,7 +99,7 @@ def _totals(samples: "Iterable[dict[str, tuple[float, float]]]") -> dict[str, tu
     return totals
 
 
-def spans(story: "Story") -> list[Span]:
+def spans(story: Story) -> list[Span]:
     """The VM's states, one after another; what is between them is not known."""
     marks: list[tuple[float, str]] = []
     for event in story.events:
@@ -135,7 +131,7 @@ def spans(story: "Story") -> list[Span]:
     return [span for span in _without_silence(found, story) if span.state != AWAY and span.end > span.begin]
 
 
-def _without_silence(found: list[Span], story: "Story") -> list[Span]:
+def _without_silence(found: list[Span], story: Story) -> list[Span]:
     """Cut a state short that ended without a word, as when the machine lost its power: a start follows it."""
     starts = sorted(event.time - event.seconds for event in story.events if event.name == "start")
     seen = sorted([sample.time for sample in story.samples] + [event.time for event in story.events])
@@ -148,7 +144,7 @@ def _without_silence(found: list[Span], story: "Story") -> list[Span]:
     return found
 
 
-def _thinned(samples: "Sequence[Sample]") -> "list[Sample]":
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
     """About `MOST_POINTS` of the samples, evenly over time, the first and the last among them."""
     if len(samples) <= MOST_POINTS:
         return list(samples)
@@ -165,13 +161,13 @@ def _thinned(samples: "Sequence[Sample]") -> "list[Sample]":
     return kept
 
 
-def _usual_pause(samples: "Sequence[Sample]") -> float:
+def _usual_pause(samples: Sequence[Sample]) -> float:
     """Seconds from one sample to the next; those that are taken at events make for shorter ones."""
     pauses = sorted(now.time - then.time for then, now in pairwise(samples))
     return max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 1.0
 
 
-def _between(times: "Sequence[float]", begin: float, end: float) -> bool:
+def _between(times: Sequence[float], begin: float, end: float) -> bool:
     index = bisect_right(times, begin)
     return index < len(times) and times[index] <= end
 
@@ -181,7 +177,7 @@ def _grown(then: float, now: float) -> float:
 
 
 def _grown_devices(
-    then: "dict[str, tuple[float, float]]", now: "dict[str, tuple[float, float]]"
+    then: dict[str, tuple[float, float]], now: dict[str, tuple[float, float]]
 ) -> tuple[float, float]:
     """What all devices together have read and written more; one that was not there before counts from now on."""
     one = other = 0.0
@@ -192,6 +188,6 @@ def _grown_devices(
     return one, other
 
 
-def checkpoints(events: "Sequence[Event]") -> "list[Event]":
+def checkpoints(events: Sequence[Event]) -> list[Event]:
     """Those that were made."""
     return [event for event in events if event.name == "checkpoint" and not event.error]

@@ -1,17 +1,14 @@
 """Disk images as a job: the VM is what the command line says."""
 
+import argparse
 import os
 
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import FORMATS, UnclearFormat, image_format
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
-
-def machine(options: "argparse.Namespace", _summary: Summary) -> Guest:
+def machine(options: argparse.Namespace, _summary: Summary) -> Guest:
     """A VM with the disks that were named: images, or URLs of the file transfer plugin. Raises `SubmitError`."""
     disks = [_disk(path, options) for path in options.file]
     stem = os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
@@ -22,7 +19,7 @@ def machine(options: "argparse.Namespace", _summary: Summary) -> Guest:
     return made
 
 
-def _disk(path: str, options: "argparse.Namespace") -> GuestDisk:
+def _disk(path: str, options: argparse.Namespace) -> GuestDisk:
     from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 
     scheme, colon, _ = path.partition("://")

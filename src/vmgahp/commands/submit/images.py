@@ -5,14 +5,11 @@ sent with the job, are files of the person who types the command: such an image 
 """
 
 import os
+from typing import Any
 
 from vmgahp.commands.submit.machine import GuestDisk, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import HEADER, looks_like
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""
@@ -119,7 +116,7 @@ def _flat_files(disk: GuestDisk) -> list[str]:
     return files
 
 
-def _info(disk: GuestDisk) -> "dict[str, Any]":
+def _info(disk: GuestDisk) -> dict[str, Any]:
     from vmgahp.images import qemu_img
 
     try:

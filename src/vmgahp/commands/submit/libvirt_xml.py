@@ -3,18 +3,15 @@
 `libvirt_as_is` is the other way.
 """
 
+import argparse
 import os
+
+from lxml import etree
 
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
 from vmgahp.images.formats import FORMATS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from lxml import etree
 
 UNITS = {
     "b": 1,
@@ -35,65 +32,50 @@ _BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc"}
 """What a device's name stands for on the execute machine, by its beginning."""
 
 _SETTLED = {
-    "/domain/@id": "a number of the moment",
-    "/domain/@type": "VM_TYPE and VM_ALLOW_EMULATION",
-    "/domain/uuid": "HTCondor names the VM",
-    "/domain/genid": "HTCondor names the VM",
-    "/domain/title": "HTCondor names the VM",
-    "/domain/description": "HTCondor names the VM",
-    "/domain/metadata": "of the program that wrote the file",
-    "/domain/resource": "its own control groups",
-    "/domain/seclabel": "its own security",
-    "/domain/cputune": "its own tuning",
-    "/domain/memtune": "its own tuning",
-    "/domain/numatune": "its own tuning",
-    "/domain/blkiotune": "its own tuning",
-    "/domain/iothreads": "its own tuning",
-    "/domain/vcpu/@placement": "its own tuning",
-    "/domain/vcpu/@cpuset": "its own tuning",
-    **dict.fromkeys(
+    f"/domain/{path}": reason
+    for reason, paths in (
+        ("a number of the moment", "@id"),
+        ("VM_TYPE and VM_ALLOW_EMULATION", "@type"),
+        ("HTCondor names the VM", "uuid genid title description"),
+        ("of the program that wrote the file", "metadata"),
+        ("its own control groups", "resource"),
+        ("its own security", "seclabel"),
+        ("its own tuning", "cputune memtune numatune blkiotune iothreads vcpu/@placement vcpu/@cpuset"),
         (
-            *(f"/domain/cpu/@{name}" for name in ("mode", "match", "check", "migratable")),
-            *(f"/domain/cpu/{name}" for name in ("model", "vendor", "feature", "cache", "maxphysaddr")),
+            "VM_CPU_MODE",
+            "cpu/@mode cpu/@match cpu/@check cpu/@migratable cpu/model cpu/vendor cpu/feature cpu/cache "
+            "cpu/maxphysaddr",
         ),
-        "VM_CPU_MODE",
-    ),
-    "/domain/on_poweroff": "the job ends with the guest",
-    "/domain/on_reboot": "the job ends with the guest",
-    "/domain/on_crash": "the job ends with the guest",
-    "/domain/on_lockfailure": "the job ends with the guest",
-    "/domain/pm": "HTCondor suspends the job",
-    "/domain/features/acpi": "every VM has it",
-    "/domain/features/apic": "every VM has it",
-    "/domain/features/pae": "every VM has it",
-    "/domain/features/smm": "it comes with the firmware",
-    "/domain/os/type/@machine": "it goes with architecture and firmware",
-    "/domain/devices/emulator": "its own QEMU",
-    "/domain/devices/controller": "it goes with the disks",
-    "/domain/devices/input": "it goes with the console",
-    "/domain/devices/video": "it goes with the console",
-    "/domain/devices/serial": "its own, which goes to vm_console.log",
-    "/domain/devices/console": "its own, which goes to vm_console.log",
-    "/domain/devices/memballoon": "every VM has one",
-    "/domain/devices/rng": "every VM has one",
-    "/domain/devices/audio": "nothing is heard",
-    "/domain/devices/disk/alias": "libvirt's own",
-    "/domain/devices/disk/address": "libvirt's own",
-    "/domain/devices/disk/backingStore": "found in the image",
-    "/domain/devices/disk/mirror": "of the moment",
-    "/domain/devices/disk/boot": "the disks' order",
-    "/domain/devices/disk/source/@startupPolicy": "the image is there, or the job is held",
-    "/domain/devices/interface/boot": "VMs boot from disks first",
-    "/domain/devices/interface/alias": "libvirt's own",
-    "/domain/devices/interface/address": "libvirt's own",
-    "/domain/devices/interface/target": "libvirt's own",
-    "/domain/devices/interface/source": "its own network of that kind",
-    "/domain/devices/tpm/alias": "libvirt's own",
-    "/domain/devices/graphics": "its own VNC on loopback, with a password",
+        ("the job ends with the guest", "on_poweroff on_reboot on_crash on_lockfailure"),
+        ("HTCondor suspends the job", "pm"),
+        ("every VM has it", "features/acpi features/apic features/pae"),
+        ("it comes with the firmware", "features/smm"),
+        ("it goes with architecture and firmware", "os/type/@machine"),
+        ("its own QEMU", "devices/emulator"),
+        ("it goes with the disks", "devices/controller"),
+        ("it goes with the console", "devices/input devices/video"),
+        ("its own, which goes to vm_console.log", "devices/serial devices/console"),
+        ("every VM has one", "devices/memballoon devices/rng"),
+        ("nothing is heard", "devices/audio"),
+        (
+            "libvirt's own",
+            "devices/disk/alias devices/disk/address devices/interface/alias devices/interface/address "
+            "devices/interface/target devices/tpm/alias",
+        ),
+        ("found in the image", "devices/disk/backingStore"),
+        ("of the moment", "devices/disk/mirror"),
+        ("the disks' order", "devices/disk/boot"),
+        ("the image is there, or the job is held", "devices/disk/source/@startupPolicy"),
+        ("VMs boot from disks first", "devices/interface/boot"),
+        ("its own network of that kind", "devices/interface/source"),
+        ("its own VNC on loopback, with a password", "devices/graphics"),
+    )
+    for path in paths.split()
 }
+"""Path -> why what is there is left to the execute machine."""
 
 
-def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -133,7 +115,7 @@ def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     return made
 
 
-def _settled(path: str, element: "etree._Element") -> str:
+def _settled(path: str, element: etree._Element) -> str:
     if path == "/domain/currentMemory":
         return "the VM has all of its memory"
     if path == "/domain/os/boot" and get(element, "dev") == "hd":
@@ -147,7 +129,7 @@ def _settled(path: str, element: "etree._Element") -> str:
     return ""
 
 
-def _name(root: "etree._Element", account: Account, options: "argparse.Namespace") -> str:
+def _name(root: etree._Element, account: Account, options: argparse.Namespace) -> str:
     name = child(root, "name")
     if name is not None:
         account.take(name)
@@ -155,7 +137,7 @@ def _name(root: "etree._Element", account: Account, options: "argparse.Namespace
     return simple_name(options.name or text(name), simple_name(stem, "vm"))
 
 
-def _sizes(root: "etree._Element", account: Account, made: Guest) -> None:
+def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
     memory, vcpu, cpu = child(root, "memory"), child(root, "vcpu"), child(root, "cpu")
     if memory is not None:
         account.take(memory, "unit")
@@ -185,7 +167,7 @@ def _sizes(root: "etree._Element", account: Account, made: Guest) -> None:
         made.options["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
 
 
-def _system(root: "etree._Element", account: Account, made: Guest) -> None:
+def _system(root: etree._Element, account: Account, made: Guest) -> None:
     """Architecture and firmware."""
     system = child(root, "os")
     if system is None:
@@ -216,7 +198,7 @@ def _system(root: "etree._Element", account: Account, made: Guest) -> None:
 
 
 def _disk(
-    element: "etree._Element", account: Account, made: Guest, summary: Summary, options: "argparse.Namespace"
+    element: etree._Element, account: Account, made: Guest, summary: Summary, options: argparse.Namespace
 ) -> None:
     place = account.place(element)
     device = get(element, "device") or "disk"
@@ -255,7 +237,7 @@ def _disk(
     made.disks.append(disk)
 
 
-def _target(target: "etree._Element", disk: GuestDisk, account: Account) -> None:
+def _target(target: etree._Element, disk: GuestDisk, account: Account) -> None:
     """The device's name, which stands for a bus here: that of the file if it is the same."""
     name, bus = get(target, "dev"), get(target, "bus")
     usual = next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
@@ -268,7 +250,7 @@ def _target(target: "etree._Element", disk: GuestDisk, account: Account) -> None
         disk.device, disk.bus = "", bus
 
 
-def _nic(element: "etree._Element", account: Account, made: Guest, summary: Summary) -> None:
+def _nic(element: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
     kind = KINDS.get(get(element, "type"))
     if kind is None:
         account.take_all(element)
@@ -292,7 +274,7 @@ def _nic(element: "etree._Element", account: Account, made: Guest, summary: Summ
     made.nics.append(nic)
 
 
-def _others(devices: "etree._Element", account: Account, made: Guest) -> None:
+def _others(devices: etree._Element, account: Account, made: Guest) -> None:
     for graphics in children(devices, "graphics"):
         if get(graphics, "type") == "vnc":
             account.take(graphics, "type")

@@ -4,18 +4,15 @@ DMTF's DSP0243 says what elements mean, CIM's resource types (DSP1041) what the 
 up without their namespaces: two versions of the standard, oVirt's variant and items of three kinds have the same ones.
 """
 
+import argparse
 import os
+
+from lxml import etree
 
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.package import Package
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, child, children, get, local, read, text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from lxml import etree
 
 CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, DISK, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 17, 20
 _CONTROLLERS = {IDE: "ide", SCSI: "sata", STORAGE: "sata"}
@@ -76,7 +73,7 @@ _PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "
 class Item:
     """One item, with what it says by local names."""
 
-    def __init__(self, element: "etree._Element", account: Account) -> None:
+    def __init__(self, element: etree._Element, account: Account) -> None:
         self._element = element
         self._account = account
         self._values: dict[str, str] = {}
@@ -117,7 +114,7 @@ class Item:
         self._account.take_all(self._element)
 
 
-def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read a descriptor or an archive. Raises `SubmitError`."""
     package = Package(options.file, summary)
     root = read(package.descriptor(), package.descriptor_name)
@@ -175,7 +172,7 @@ def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
     return made
 
 
-def _settled(path: str, element: "etree._Element") -> str:
+def _settled(path: str, element: etree._Element) -> str:
     tag = local(element.tag)
     kind = get(element, "type").rpartition(":")[2].removesuffix("_Type") if tag == "Section" else tag
     if path.endswith("/@required") or ("/@" in path and tag in _WITH_REMARKS):
@@ -187,7 +184,7 @@ def _settled(path: str, element: "etree._Element") -> str:
     return _SETTLED_TAGS.get(kind, "")
 
 
-def _system(root: "etree._Element", account: Account, wanted: str) -> "etree._Element":
+def _system(root: etree._Element, account: Account, wanted: str) -> etree._Element:
     """The one virtual system that is meant."""
     systems = [
         element
@@ -208,7 +205,7 @@ def _system(root: "etree._Element", account: Account, wanted: str) -> "etree._El
     return account.take(chosen[0], "id", "type")
 
 
-def _hardware(system: "etree._Element", account: Account) -> "etree._Element":
+def _hardware(system: etree._Element, account: Account) -> etree._Element:
     sections = [
         element
         for element in system
@@ -219,7 +216,7 @@ def _hardware(system: "etree._Element", account: Account) -> "etree._Element":
     return account.take(sections[0], "type")
 
 
-def _drives(root: "etree._Element", account: Account) -> "dict[str, tuple[str, str, etree._Element]]":
+def _drives(root: etree._Element, account: Account) -> dict[str, tuple[str, str, etree._Element]]:
     """The package's disks and files: diskId, or file id or oVirt's path -> href, format, element."""
     files: dict[str, tuple[str, str]] = {}
     found: dict[str, tuple[str, str, etree._Element]] = {}
@@ -257,7 +254,7 @@ def _drives(root: "etree._Element", account: Account) -> "dict[str, tuple[str, s
     return found
 
 
-def _format(disk: "etree._Element") -> str:
+def _format(disk: etree._Element) -> str:
     volume = get(disk, "volume-format").upper()
     if volume in ("COW", "RAW"):
         return {"COW": "qcow2", "RAW": "raw"}[volume]
@@ -267,10 +264,10 @@ def _format(disk: "etree._Element") -> str:
 
 def _disk(
     item: Item,
-    drives: "dict[str, tuple[str, str, etree._Element]]",
+    drives: dict[str, tuple[str, str, etree._Element]],
     controllers: dict[str, Item],
     package: Package,
-    options: "argparse.Namespace",
+    options: argparse.Namespace,
 ) -> GuestDisk | None:
     item.use("HostResource", "Parent", "AddressOnParent", "ResourceSubType", "Address")
     resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
@@ -327,7 +324,7 @@ def _memory(item: Item, made: Guest) -> None:
     made.memory_mib = -(-item.number("VirtualQuantity") * factor // (1 << 20))
 
 
-def _nic(item: Item, made: Guest, summary: Summary, options: "argparse.Namespace") -> None:
+def _nic(item: Item, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
     item.use("AutomaticAllocation", "Name")
     subtype = item.first("ResourceSubType").lower()
@@ -344,7 +341,7 @@ def _nic(item: Item, made: Guest, summary: Summary, options: "argparse.Namespace
     made.nics.append(GuestNic(kind, address if address.count(":") == 5 else "", model))
 
 
-def _firmware(system: "etree._Element", hardware: "etree._Element", account: Account, made: Guest) -> None:
+def _firmware(system: etree._Element, hardware: etree._Element, account: Account, made: Guest) -> None:
     """Where the three exporters say that the VM boots by UEFI."""
     said: dict[str, str] = {}
     for config in children(hardware, "Config"):
@@ -364,7 +361,7 @@ def _firmware(system: "etree._Element", hardware: "etree._Element", account: Acc
         made.options["Firmware"] = firmware
 
 
-def items(hardware: "etree._Element", account: Account, configuration: str) -> list[Item]:
+def items(hardware: etree._Element, account: Account, configuration: str) -> list[Item]:
     """The items of a section that belong to one configuration (see `choose`), in the section's order."""
     found = []
     for element in hardware:
@@ -378,7 +375,7 @@ def items(hardware: "etree._Element", account: Account, configuration: str) -> l
     return found
 
 
-def choose(root: "etree._Element", account: Account, wanted: str, summary: Summary) -> str:
+def choose(root: etree._Element, account: Account, wanted: str, summary: Summary) -> str:
     """The configuration that is to be run, of those that the package offers; empty for none.
 
     Raises `SubmitError` for one that is not there.

@@ -9,14 +9,11 @@ import hashlib
 import os
 import re
 import tarfile
+from typing import BinaryIO
 
 from vmgahp.commands.submit.machine import simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 BLOCK = 512
 MOST_MEMBERS = 1000
@@ -155,7 +152,7 @@ class Package:
             return file.read(min(size, LARGEST + 1))
 
 
-def _digest(source: "BinaryIO", algorithm: str, size: int | None, copy: "BinaryIO | None" = None) -> str:
+def _digest(source: BinaryIO, algorithm: str, size: int | None, copy: BinaryIO | None = None) -> str:
     """The digest of `size` bytes (all, for None), which go to `copy` too. Raises OSError where they end too soon."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     left = size
@@ -173,7 +170,7 @@ def _digest(source: "BinaryIO", algorithm: str, size: int | None, copy: "BinaryI
     return digest.hexdigest()
 
 
-def _members(file: "BinaryIO", name: str) -> dict[str, tuple[int, int]]:
+def _members(file: BinaryIO, name: str) -> dict[str, tuple[int, int]]:
     """The regular files of a tar file: plain name -> begin and size. Raises `SubmitError`."""
     found: dict[str, tuple[int, int]] = {}
     end = file.seek(0, os.SEEK_END)

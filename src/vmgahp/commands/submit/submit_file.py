@@ -7,14 +7,11 @@ What cannot be written so that it comes back as it was is refused and never bent
 
 import os
 import re
+from collections.abc import Sequence
 
 from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.job.nics import MOST_NICS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PREFIX = "VMPARAM_vm_"
 
@@ -32,7 +29,7 @@ def command(name: str, text: str) -> str:
     return f"{name} = {text.replace('$', '$(DOLLAR)')}"
 
 
-def attribute(name: str, value: "str | bool | int") -> str:
+def attribute(name: str, value: str | bool | int) -> str:
     """``+name = value`` as one line, a text in quotes. Raises `SubmitError`."""
     if isinstance(value, bool):
         return f"+{name} = {str(value).lower()}"
@@ -44,7 +41,7 @@ def attribute(name: str, value: "str | bool | int") -> str:
 
 
 def write(
-    machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: "Sequence[str]" = ()
+    machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: Sequence[str] = ()
 ) -> str:
     """The submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
     if machine.memory_mib <= 0:
@@ -129,7 +126,7 @@ def _input(path: str) -> str:
     return path
 
 
-def _network(nics: "Sequence[GuestNic]", summary: Summary) -> list[str]:
+def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
     """The classic commands for what they can say, the list of NICs for the rest."""
     if not nics:
         return [command("vm_networking", "false")]

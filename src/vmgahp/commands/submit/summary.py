@@ -4,9 +4,7 @@ Nothing is dropped in silence. What would make another VM of it, such as a missi
 from what the execute machine settles by itself, such as a PCI address.
 """
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TextIO
+from typing import TextIO
 
 
 class SubmitError(Exception):
@@ -48,7 +46,7 @@ class Summary:
         if text not in self.advice:
             self.advice.append(text)
 
-    def show(self, out: "TextIO") -> None:
+    def show(self, out: TextIO) -> None:
         """Print everything."""
         lines = [f"  {text}" for text in self.carried_over]
         lines.insert(0, "Carried over:")

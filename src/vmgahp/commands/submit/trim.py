@@ -6,6 +6,7 @@ its reader has the last word here too: nobody waits for a match to hear of a ref
 
 import os
 import re
+from collections.abc import Callable, Collection
 
 from lxml import etree
 
@@ -16,20 +17,16 @@ from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
 from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, sanitise
 from vmgahp.errors import JobFault
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"
 """Attributes without which an element would mean something else."""
 
 
 def bring(
-    root: "etree._Element",
-    left_out: "Collection[etree._Element]",
+    root: etree._Element,
+    left_out: Collection[etree._Element],
     made: Guest,
     summary: Summary,
-    settled: "Callable[[str, etree._Element], str]",
+    settled: Callable[[str, etree._Element], str],
     directory: str,
     *,
     force: bool,
@@ -76,16 +73,16 @@ class _Trimmer:
     def __init__(
         self,
         account: Account,
-        left_out: "set[etree._Element]",
+        left_out: set[etree._Element],
         summary: Summary,
-        settled: "Callable[[str, etree._Element], str]",
+        settled: Callable[[str, etree._Element], str],
     ) -> None:
         self._account = account
         self._left_out = left_out
         self._summary = summary
         self._settled = settled
 
-    def trim(self, element: "etree._Element", allowed: Allowed, path: str) -> "etree._Element":
+    def trim(self, element: etree._Element, allowed: Allowed, path: str) -> etree._Element:
         made = etree.Element(local(element.tag))
         for key, value in element.items():
             form = allowed.attributes.get(str(key))
@@ -111,12 +108,12 @@ class _Trimmer:
                 made.append(self.trim(child, below, f"{path}/{local(tag)}"))
         return made
 
-    def _tell(self, path: str, suffix: str, element: "etree._Element", what: str) -> None:
+    def _tell(self, path: str, suffix: str, element: etree._Element, what: str) -> None:
         tell = self._summary.settle if self._settled(path, element) else self._summary.lose
         tell(self._account.place(element) + suffix, what)
 
 
-def _keeps(element: "etree._Element", allowed: Allowed) -> bool:
+def _keeps(element: etree._Element, allowed: Allowed) -> bool:
     """Whether what is left of an element would still mean the same."""
     text = (element.text or "").strip()
     if allowed.text is not None and not re.fullmatch(allowed.text, text, re.ASCII):

@@ -1,5 +1,6 @@
 """VMware's .vmx as a job: as attributes for libvirt, or the file itself (``--as-is``)."""
 
+import argparse
 import os
 import re
 
@@ -9,10 +10,6 @@ from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.vmware import DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 _DRIVE = re.compile(r"(scsi|sata|nvme|ide)(\d{1,2}):(\d{1,2})|(floppy)(\d)")
 _NIC = re.compile(r"ethernet(\d{1,2})")
@@ -40,7 +37,7 @@ _SETTLED = re.compile(
 told where it is not carried over."""
 
 
-def machine(options: "argparse.Namespace", summary: Summary) -> Guest:
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
@@ -161,7 +158,7 @@ def _nic(vmx: Vmx, name: str, number: int, made: Guest, summary: Summary) -> Non
     made.nics.append(GuestNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
 
 
-def _as_is(made: Guest, options: "argparse.Namespace", summary: Summary) -> None:
+def _as_is(made: Guest, options: argparse.Namespace, summary: Summary) -> None:
     """A job for a machine with VMware: the .vmx and its disks go with it."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):

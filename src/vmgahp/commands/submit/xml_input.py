@@ -1,12 +1,10 @@
 """XML files of strangers: read within limits, with an account of what was used."""
 
+from collections.abc import Callable, Iterator
+
 from lxml import etree
 
 from vmgahp.commands.submit.summary import SubmitError, Summary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LARGEST = 4 << 20
 """Bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
@@ -15,7 +13,7 @@ DEEPEST, MOST = 100, 50_000
 """Levels and elements."""
 
 
-def read(data: bytes, name: str) -> "etree._Element":
+def read(data: bytes, name: str) -> etree._Element:
     """The root of the file's tree, without comments. Raises `SubmitError`."""
     if len(data) > LARGEST:
         raise SubmitError(f"{name} has more than {LARGEST >> 20} MiB.", "see whether it is the right file.")
@@ -49,7 +47,7 @@ def local(name: object) -> str:
     return str(name).rpartition("}")[2]
 
 
-def get(element: "etree._Element", name: str) -> str:
+def get(element: etree._Element, name: str) -> str:
     """An attribute by its local name in any case, empty where there is none."""
     for key, value in element.items():
         if local(key).lower() == name.lower():
@@ -57,18 +55,18 @@ def get(element: "etree._Element", name: str) -> str:
     return ""
 
 
-def children(element: "etree._Element", *names: str) -> "Iterator[etree._Element]":
+def children(element: etree._Element, *names: str) -> Iterator[etree._Element]:
     """The children of these local names, in any case; all for none."""
     wanted = [name.lower() for name in names]
     return (child for child in element if not wanted or local(child.tag).lower() in wanted)
 
 
-def child(element: "etree._Element", name: str) -> "etree._Element | None":
+def child(element: etree._Element, name: str) -> etree._Element | None:
     """The first child of a local name."""
     return next(children(element, name), None)
 
 
-def text(element: "etree._Element | None") -> str:
+def text(element: etree._Element | None) -> str:
     """The text of an element, empty for none."""
     return "" if element is None else (element.text or "").strip()
 
@@ -76,27 +74,27 @@ def text(element: "etree._Element | None") -> str:
 class Account:
     """Which elements and attributes of a tree have been looked at, so that the others can be told."""
 
-    def __init__(self, root: "etree._Element") -> None:
+    def __init__(self, root: etree._Element) -> None:
         self.root = root
         self._keep = list(root.iter())  # the objects stand for the elements as long as they are held
         self._taken: dict[etree._Element, set[str] | None] = {}
         self.whole: list[etree._Element] = []
         """What was given to `take_all`."""
 
-    def take(self, element: "etree._Element", *attributes: str) -> "etree._Element":
+    def take(self, element: etree._Element, *attributes: str) -> etree._Element:
         """Say that an element has been dealt with, with these of its attributes (more with each call)."""
         known = self._taken.setdefault(element, set())
         if known is not None:
             known.update(name.lower() for name in attributes)
         return element
 
-    def take_all(self, element: "etree._Element") -> None:
+    def take_all(self, element: etree._Element) -> None:
         """Say that all of it has been dealt with, with everything in it."""
         self.whole.append(element)
-        for below in element.iter():
-            self._taken[below] = None
+        for inner in element.iter():
+            self._taken[inner] = None
 
-    def place(self, element: "etree._Element") -> str:
+    def place(self, element: etree._Element) -> str:
         """The line and the path of an element."""
         words = []
         walk: etree._Element | None = element
@@ -108,55 +106,40 @@ class Account:
             walk = parent
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
-    def tell(self, summary: Summary, settled: "Callable[[str, etree._Element], str]") -> None:
-        """Summary all that has not been taken: the topmost element of it, each attribute by itself.
+    def tell(self, summary: Summary, settled: Callable[[str, etree._Element], str]) -> None:
+        """Report all that has not been taken: the topmost element of it, each attribute by itself.
 
-        `settled` is given the path of names and the element; what it returns is why that is the execute machine's
-        to settle, empty for what is lost.
+        `settled` is given the path of names and the element; what it returns is why that is left to the execute
+        machine, empty for what is lost.
         """
-        self._tell(self.root, f"/{local(self.root.tag)}", summary, settled)
 
-    def _tell(
-        self,
-        element: "etree._Element",
-        path: str,
-        summary: Summary,
-        settled: "Callable[[str, etree._Element], str]",
-    ) -> None:
-        if not any(below in self._taken for below in element.iter()):
-            self._one(self.place(element), path, element, _summary(element), summary, settled)
-            return
-        known = self._taken.get(element, set())
-        if known is not None:
-            for key, value in element.items():
+        def one(place: str, path: str, element: etree._Element, what: str) -> None:
+            if reason := settled(path, element):
+                summary.settle(place, f"{what} ({reason})")
+            else:
+                summary.lose(place, what)
+
+        def walk(element: etree._Element, path: str) -> None:
+            if not any(inner in self._taken for inner in element.iter()):
+                one(self.place(element), path, element, _summary(element))
+                return
+            known = self._taken.get(element, set())
+            for key, value in element.items() if known is not None else ():
                 name = local(key)
-                if name.lower() not in known:
+                if known is not None and name.lower() not in known:
                     at = f"{self.place(element)}/@{name}"
-                    self._one(at, f"{path}/@{name}", element, f"{name} = {value!s}", summary, settled)
-        for below in element:
-            self._tell(below, f"{path}/{local(below.tag)}", summary, settled)
+                    one(at, f"{path}/@{name}", element, f"{name} = {value!s}")
+            for inner in element:
+                walk(inner, f"{path}/{local(inner.tag)}")
 
-    def _one(
-        self,
-        place: str,
-        path: str,
-        element: "etree._Element",
-        what: str,
-        summary: Summary,
-        settled: "Callable[[str, etree._Element], str]",
-    ) -> None:
-        reason = settled(path, element)
-        if reason:
-            summary.settle(place, f"{what} ({reason})")
-        else:
-            summary.lose(place, what)
+        walk(self.root, f"/{local(self.root.tag)}")
 
 
-def _summary(element: "etree._Element") -> str:
+def _summary(element: etree._Element) -> str:
     """An element in a few words."""
     words = [f"{local(key)}={value!s}" for key, value in element.items()]
     if text(element):
         words.append(text(element))
     if len(element):
-        words.append("with " + ", ".join(dict.fromkeys(local(below.tag) for below in element)))
+        words.append("with " + ", ".join(dict.fromkeys(local(inner.tag) for inner in element)))
     return f"{local(element.tag)} {'; '.join(words)}"[:200].strip()

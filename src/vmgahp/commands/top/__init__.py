@@ -69,6 +69,7 @@ def run(options: "argparse.Namespace") -> int:
 
 def _once(node: "Any", *, as_json: bool) -> int:
     import time
+    from dataclasses import asdict
 
     from vmgahp.commands.top import screen
 
@@ -79,7 +80,7 @@ def _once(node: "Any", *, as_json: bool) -> int:
     if as_json:
         import json
 
-        told = {"time": round(look.time, 3), "vms": [row.as_dict() for row in look.rows], "notes": look.notes}
+        told = {"time": round(look.time, 3), "vms": [asdict(row) for row in look.rows], "notes": look.notes}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     else:
         sys.stdout.write(screen.plain(look))

@@ -7,21 +7,21 @@ jobs': what they say is made printable and kept within bounds (`vmgahp.commands.
 
 import os
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from stat import S_ISREG
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.metrics import is_counter
+from vmgahp.config import Settings
+from vmgahp.metrics import Metrics, is_counter
 from vmgahp.metrics.file import NAME, parse
 from vmgahp.text import escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vmgahp.config import Settings
     from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.stats import Meter
-    from vmgahp.metrics import Metrics
 
 FIRST_READ, NEXT_READ = 16 << 20, 1 << 20
 """Bytes of a file that are looked at, from its end, when it is first seen, and each time after."""
@@ -31,95 +31,71 @@ DEADLINE = 5.0
 LONGEST = 200
 
 
-class Use:
-    """What a VM had used at one moment, summed up over its disks and its NICs."""
+class Usage(NamedTuple):
+    """What a VM had used at one moment, summed up over its disks and its NICs, in bytes."""
 
-    __slots__ = ("cpu_seconds", "read", "received", "sent", "time", "written")
-
-    def __init__(
-        self, time: float, cpu: float, disks: tuple[float, float], nics: tuple[float, float]
-    ) -> None:
-        self.time = time
-        self.cpu_seconds = cpu
-        self.read, self.written = disks
-        self.received, self.sent = nics
+    time: float
+    cpu_seconds: float
+    read: float
+    written: float
+    received: float
+    sent: float
 
 
+@dataclass
 class VmRow:
     """A VM as it is shown; a figure that nobody knows is None."""
 
-    __slots__ = (
-        *(
-            "age",
-            "cpu_percent",
-            "max_memory_kib",
-            "memory_kib",
-            "name",
-            "owner",
-            "read",
-            "received",
-            "rss_kib",
-        ),
-        *("scratch", "sent", "source", "state", "vcpus", "written"),
-    )
+    name: str
+    source: str
+    """Who told: libvirt, or metrics for a file in the scratch directory."""
+    scratch: str
+    owner: str = ""
+    state: str = ""
+    vcpus: int = 1
+    memory_kib: int = 0
+    max_memory_kib: int = 0
+    rss_kib: int = 0
+    cpu_percent: float | None = None
+    """Of all the VM's vCPUs."""
+    read: float | None = None
+    """Bytes a second, like the next three."""
+    written: float | None = None
+    received: float | None = None
+    sent: float | None = None
+    age: float | None = None
+    """Seconds since its start here."""
 
-    def __init__(self, name: str, source: str, scratch: str) -> None:
-        self.name = name
-        self.source = source
-        """Who told: libvirt, or metrics for a file in the scratch directory."""
-        self.scratch = scratch
-        self.owner = ""
-        self.state = ""
-        self.vcpus = 1
-        self.memory_kib = 0
-        self.max_memory_kib = 0
-        self.rss_kib = 0
-        self.cpu_percent: float | None = None
-        """Of all the VM's vCPUs."""
-        self.read: float | None = None
-        """Bytes a second, like the next three."""
-        self.written: float | None = None
-        self.received: float | None = None
-        self.sent: float | None = None
-        self.age: float | None = None
-        """Seconds since its start here."""
-
-    def rate(self, then: Use | None, now: Use | None) -> None:
+    def rate(self, then: Usage | None, now: Usage | None) -> None:
         """Fill in what it uses, from two moments of one run."""
         if then is None or now is None or now.time <= then.time:
             return
         seconds = now.time - then.time
-
-        def grown(what: str) -> float:
-            return max(0.0, float(getattr(now, what)) - float(getattr(then, what))) / seconds
-
-        self.cpu_percent = 100 * grown("cpu_seconds") / max(self.vcpus, 1)
-        self.read, self.written = grown("read"), grown("written")
-        self.received, self.sent = grown("received"), grown("sent")
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in sorted(self.__slots__)}
+        cpu, *rates = (
+            max(0.0, after - before) / seconds for before, after in zip(then[1:], now[1:], strict=True)
+        )
+        self.cpu_percent = 100 * cpu / max(self.vcpus, 1)
+        self.read, self.written, self.received, self.sent = rates
 
 
+@dataclass
 class Look:
     """What was seen at one moment."""
 
-    def __init__(self) -> None:
-        self.rows: list[VmRow] = []
-        self.notes: list[str] = []
-        """What could not be looked at, in sentences."""
-        self.time = time.time()
+    rows: list[VmRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be looked at, in sentences."""
+    time: float = field(default_factory=time.time)
 
 
 class Node:
     """Looks again and again; rates are those between two looks."""
 
-    def __init__(self, settings: "Settings", execute: str = "") -> None:
+    def __init__(self, settings: Settings, execute: str = "") -> None:
         self._execute = execute or settings.string("EXECUTE")
         self._uri = settings.string("VM_LIBVIRT_URI")
         self._connection: LibvirtConnection | None = None
-        self._meters: dict[str, tuple[Meter, str, Use | None]] = {}
+        self._meters: dict[str, tuple[Meter, str, Usage | None]] = {}
         self._files: dict[str, _File] = {}
 
     def look(self) -> Look:
@@ -198,7 +174,7 @@ class Node:
         metrics = meter.read()
         if metrics is None:
             return None
-        now = _use(metrics)
+        now = _usage(metrics)
         row = VmRow(escape(name), "libvirt", escape(scratch))
         row.state, row.vcpus = metrics.state, metrics.vcpus
         row.memory_kib, row.max_memory_kib, row.rss_kib = (
@@ -212,7 +188,7 @@ class Node:
 
     # Scratch directories
 
-    def _read_files(self, look: Look, more: "Iterable[str]") -> "dict[str, _File]":
+    def _read_files(self, look: Look, more: Iterable[str]) -> "dict[str, _File]":
         """The files of the scratch directories in EXECUTE, and of `more` directories, by the directories."""
         closed = 0
         names: list[str] = []
@@ -250,8 +226,8 @@ class _File:
         self._name = ""
         self._state = ""
         self._sample: dict[str, object] = {}
-        self._before: Use | None = None
-        self._now: Use | None = None
+        self._before: Usage | None = None
+        self._now: Usage | None = None
         self._offset = -1
 
     def read(self) -> None:
@@ -278,7 +254,7 @@ class _File:
             if line is not None:
                 self._take(line)
 
-    def _take(self, line: "dict[str, object]") -> None:
+    def _take(self, line: dict[str, object]) -> None:
         when = line.get("time")
         if not is_counter(when):
             return
@@ -294,7 +270,7 @@ class _File:
             disks = _sum(line.get("block"), "read_bytes", "write_bytes")
             nics = _sum(line.get("network"), "rx_bytes", "tx_bytes")
             self._before = self._now
-            self._now = Use(float(when), float(line["cpu_seconds"]), disks, nics)  # type: ignore[arg-type]
+            self._now = Usage(float(when), float(line["cpu_seconds"]), *disks, *nics)  # type: ignore[arg-type]
 
     def row(self, now: float) -> VmRow | None:
         """Its VM, unless it is over."""
@@ -318,9 +294,12 @@ def is_vm_name(name: str) -> bool:
     return "_" in name and all(word.isascii() and word.isdigit() for word in (cluster, proc))
 
 
-def _use(metrics: "Metrics") -> Use:
-    disks = _sum(metrics.block, "read_bytes", "write_bytes")
-    return Use(metrics.time, metrics.cpu_seconds, disks, _sum(metrics.network, "rx_bytes", "tx_bytes"))
+def _usage(metrics: Metrics) -> Usage:
+    disks, nics = (
+        _sum(metrics.block, "read_bytes", "write_bytes"),
+        _sum(metrics.network, "rx_bytes", "tx_bytes"),
+    )
+    return Usage(metrics.time, metrics.cpu_seconds, *disks, *nics)
 
 
 def _sum(devices: object, one: str, other: str) -> tuple[float, float]:

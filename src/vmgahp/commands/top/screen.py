@@ -4,13 +4,12 @@ import os
 import sys
 import time
 
+from vmgahp.commands.top.node import Look, Node, VmRow
 from vmgahp.commands.units import duration, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rich.console import Group
-
-    from vmgahp.commands.top.node import Look, Node, VmRow
 
 COLUMNS = (
     *("NAME", "OWNER", "STATE", "CPU", "VCPUS", "MEMORY"),
@@ -24,7 +23,7 @@ UNKNOWN = "-"
 COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 
 
-def cells(row: "VmRow") -> "dict[str, str]":
+def cells(row: VmRow) -> dict[str, str]:
     """A VM's texts by their columns."""
 
     def rate(value: float | None) -> str:
@@ -46,7 +45,7 @@ def cells(row: "VmRow") -> "dict[str, str]":
     }
 
 
-def plain(look: "Look") -> str:
+def plain(look: Look) -> str:
     """The table as lines, and what could not be looked at below it."""
     if not look.rows:
         lines = ["There are no VMs of jobs on this machine."]
@@ -63,7 +62,7 @@ def plain(look: "Look") -> str:
     return "\n".join(lines + look.notes) + "\n"
 
 
-def rich_table(look: "Look", width: int) -> "Group":
+def rich_table(look: Look, width: int) -> "Group":
     """The same for a terminal of so many columns."""
     from rich.console import Group
     from rich.table import Table
@@ -96,7 +95,7 @@ def rich_table(look: "Look", width: int) -> "Group":
     return Group(head, Text(""), body, Text(""), *notes)
 
 
-def live(node: "Node", interval: float) -> None:
+def live(node: Node, interval: float) -> None:
     """Show the VMs until q or Ctrl-C; a libvirtd that hangs holds up the figures and not the keys."""
     from rich.console import Console
     from rich.live import Live
@@ -114,7 +113,7 @@ def live(node: "Node", interval: float) -> None:
                 screen.update(rich_table(look, console.width), refresh=True)
 
 
-def repeat(node: "Node", interval: float) -> None:
+def repeat(node: Node, interval: float) -> None:
     """Lines again and again, for a terminal that can do no more, until Ctrl-C."""
     looks = _Looks(node, interval)
     while True:
@@ -127,7 +126,7 @@ def repeat(node: "Node", interval: float) -> None:
 class _Looks:
     """Looks in a thread of its own, which ends with the program."""
 
-    def __init__(self, node: "Node", interval: float) -> None:
+    def __init__(self, node: Node, interval: float) -> None:
         import threading
 
         self.last: Look | None = None
