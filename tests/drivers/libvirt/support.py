@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as etree
@@ -74,7 +75,8 @@ def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
 
 
 def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
-    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    # The guest never listens to a shutdown request: nobody waits for it where that is not what is tested.
+    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
     return Peer(environment(vm_type, job.scratch, **settings))
 
 
@@ -210,7 +212,15 @@ def runs(peer: Peer, job: Job) -> None:
 USER_NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
 
 
-ASKS = ("JobVMNetworking = true", 'JobVM_MACADDR = "52:54:00:12:34:58"')
+def own_mac(number: int) -> str:
+    """One of four MAC addresses that no other process on this machine takes: a process id has 22 bits, and these 24."""
+    digits = f"{os.getpid() << 2 | number:06x}"
+    return ":".join(["52:54:00", digits[:2], digits[2:4], digits[4:]])
+
+
+MAC, OTHER_MAC = own_mac(0), own_mac(1)
+
+ASKS = ("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
 
 
 def live(job: Job) -> etree.Element:
@@ -236,16 +246,14 @@ def evict(peer: Peer) -> None:
     peer.quit()
 
 
-NETWORK_NAME, BRIDGE = "vmgahp-test", "vmgahptest0"
+NETWORK_NAME, BRIDGE = f"vmgahp-test-{os.getpid()}", f"vgt{os.getpid()}"
 
-
-MAC = "52:54:00:12:34:57"
-
-
-# 198.51.100.0/24 is set aside for examples (RFC 5737): no machine has it.
+# 198.18.0.0/15 is set aside for benchmarks (RFC 2544): no machine has it. Each process that runs tests takes 8 of it.
+ADDRESSES = IPv4Network("198.18.0.0/15")[os.getpid() % (1 << 14) * 8]
+LEASED = str(ADDRESSES + 3)
 NETWORK_XML = f"""<network><name>{NETWORK_NAME}</name><forward mode='nat'/><bridge name='{BRIDGE}'/>
-    <ip address='198.51.100.1' netmask='255.255.255.0'>
-        <dhcp><range start='198.51.100.2' end='198.51.100.99'/></dhcp></ip></network>"""
+    <ip address='{ADDRESSES + 1}' netmask='255.255.255.248'>
+        <dhcp><range start='{ADDRESSES + 2}' end='{ADDRESSES + 6}'/></dhcp></ip></network>"""
 
 
 def network_ad(kind: str) -> tuple[str, ...]:
@@ -256,7 +264,7 @@ def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDr
     """The driver itself, in this process."""
     from vmgahp.drivers.libvirt import LibvirtDriver
 
-    wishes = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 1} | settings
+    wishes = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
     owner = job.scratch.stat()
     driver = LibvirtDriver(
         "kvm",

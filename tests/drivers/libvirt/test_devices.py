@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.libvirt.support import (
+    MAC,
+    OTHER_MAC,
     URI,
     Job,
     evict,
@@ -17,6 +19,7 @@ from tests.drivers.libvirt.support import (
     until,
     words_of,
 )
+from tests.peer import Peer
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
@@ -111,16 +114,17 @@ def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
 # TPM
 
 
-def swtpms(job: Job) -> list[tuple[int, int]]:
-    """(pid, uid) of every swtpm that the job's user runs."""
+def swtpms(peer: Peer, job: Job) -> list[int]:
+    """The process ids of what the job's user runs as swtpm for a daemon, whose number its directories have."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 path.joinpath("comm").read_text() == "swtpm\n"
+                and f"-{peer.process.pid}-" in path.joinpath("cmdline").read_text()
                 and path.stat().st_uid == job.scratch.stat().st_uid
             ):
-                found.append((int(path.name), path.stat().st_uid))
+                found.append(int(path.name))
         except OSError:
             continue
     return found
@@ -132,20 +136,20 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
         path = live(job).find("devices/tpm/backend/source")
         assert path is not None
         directory = Path(path.get("path", "")).parent
-        assert len(swtpms(job)) == 1
+        assert len(swtpms(peer, job)) == 1
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        assert len(swtpms(job)) == 1
+        assert len(swtpms(peer, job)) == 1
         evict(peer)
-    assert not swtpms(job)
+    assert not swtpms(peer, job)
     assert not directory.exists()
     moved(job, elsewhere)
     with running(job, *wishes) as peer:
-        assert len(swtpms(job)) == 1
+        assert len(swtpms(peer, job)) == 1
         log = peer.quit()
     assert "goes on where it was saved" in log, log
-    assert not swtpms(job)
+    assert not swtpms(peer, job)
 
 
 def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
@@ -155,7 +159,7 @@ def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
         directory = Path(source.get("path", "")).parent
         assert {path.name for path in directory.iterdir()} == {"tpm", "state"}
         peer.end_by(signal.SIGKILL)
-    until(lambda: job.domain() is None and not swtpms(job), "the guardian clears up")
+    until(lambda: job.domain() is None and not swtpms(peer, job), "the guardian clears up")
     until(lambda: not directory.exists(), "the guardian removes what the TPM kept")
 
 
@@ -171,7 +175,7 @@ def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch:
 
 
 def test_network_cards_are_as_the_list_says(job: Job) -> None:
-    cards = '"user:52:54:00:12:34:57, user:e1000:down, user:rtl8139, user:down:52-54-00-12-34-58"'
+    cards = f'"user:{MAC}, user:e1000:down, user:rtl8139, user:down:{OTHER_MAC.replace(":", "-")}"'
     with running(job, f"VMPARAM_vm_NICs = {cards}", VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
         found = [
             [part.get(name) if (part := card.find(path)) is not None else None for path, name in FACTS]
@@ -183,8 +187,8 @@ def test_network_cards_are_as_the_list_says(job: Job) -> None:
             ["rtl8139", None],
             ["virtio", "down"],
         ]
-        assert [found[0][0], found[3][0]] == ["52:54:00:12:34:57", "52:54:00:12:34:58"]
-        assert words_of(peer.run("STATUS", 1))["MAC"] == "52:54:00:12:34:57"
+        assert [found[0][0], found[3][0]] == [MAC, OTHER_MAC]
+        assert words_of(peer.run("STATUS", 1))["MAC"] == MAC
 
 
 FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))

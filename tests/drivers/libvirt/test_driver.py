@@ -14,6 +14,7 @@ from tests.drivers.libvirt.support import (
     CHECKPOINT,
     CONSOLE,
     EXIT,
+    MAC,
     METRICS,
     URI,
     WANTS,
@@ -90,7 +91,7 @@ def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None
 
 @pytest.mark.smoke
 def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
-    with running(job) as peer:
+    with running(job, VM_STOP_TIMEOUT=1) as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
@@ -375,7 +376,7 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
 
 
 def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
-    victim_xml = """<domain type='qemu'><name>victim_lab_1.0</name><memory unit='MiB'>64</memory>
+    victim_xml = f"""<domain type='qemu'><name>victim-of-{job.name}</name><memory unit='MiB'>64</memory>
         <os><type>hvm</type></os></domain>"""
     vacate(job)
     victim = job._connection.createXML(victim_xml, 0)
@@ -580,11 +581,11 @@ def test_user_networking(job: Job) -> None:
         job,
         "JobVMNetworking = true",
         'JobVMNetworkingType = "user"',
-        'JobVM_MACADDR = "52:54:00:12:34:56"',
+        f'JobVM_MACADDR = "{MAC}"',
         VM_NETWORKING=True,
         VM_NETWORKING_TYPE="user",
     ) as peer:
-        assert peer.run("STATUS", 1)[1] == "MAC=52:54:00:12:34:56"
+        assert peer.run("STATUS", 1)[1] == f"MAC={MAC}"
 
 
 def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> None:

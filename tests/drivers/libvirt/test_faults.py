@@ -13,6 +13,8 @@ from tests.drivers.libvirt.support import (
     ASKS,
     CONSOLE,
     CRITICAL,
+    MAC,
+    OTHER_MAC,
     USER_NETWORK,
     Job,
     greeted,
@@ -448,8 +450,8 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
     disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
     with running(job, *ASKS, **USER_NETWORK) as peer:
         text = refused_beside(peer, other, MISMATCHED, *ASKS, disk)
-        assert "JobVM_MACADDR = 52:54:00:12:34:58" in text
-        peer.send_ad(*other.ad(ASKS[0], 'JobVM_MACADDR = "52:54:00:12:34:59"', disk))
+        assert f"JobVM_MACADDR = {MAC}" in text
+        peer.send_ad(*other.ad(ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"', disk))
         assert peer.run("START", "kvm")[0] == "0", "another address will do"
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         assert job.name in peer.quit(), "the log names the other VM"
@@ -462,20 +464,19 @@ def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(
     """Of two starts at once, each of which finds the other."""
     from vmgahp.drivers.libvirt import host_checks
 
-    mac = "52:54:00:12:34:5a"
     xml = """<domain type='qemu'><name>{}</name><memory unit='MiB'>32</memory><os><type>hvm</type></os>
         <devices><interface type='user'><mac address='{}'/></interface></devices></domain>"""
     made = []
     try:
         for number in (1, 2):
             name = f"{job.name}-{number}"
-            made.append(connection.createXML(xml.format(name, mac), libvirt.VIR_DOMAIN_START_PAUSED))
+            made.append(connection.createXML(xml.format(name, MAC), libvirt.VIR_DOMAIN_START_PAUSED))
         first, later = (domain.ID() for domain in made)
-        host_checks.require_free_mac(connection, mac, print, first)
+        host_checks.require_free_mac(connection, MAC, print, first)
         with pytest.raises(errors.JobFault):
-            host_checks.require_free_mac(connection, mac, print, later)
+            host_checks.require_free_mac(connection, MAC, print, later)
         with pytest.raises(errors.JobFault):
-            host_checks.require_free_mac(connection, mac, print)
+            host_checks.require_free_mac(connection, MAC, print)
     finally:
         for domain in made:
             domain.destroy()
@@ -484,9 +485,9 @@ def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
 def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "libvirt.virConnect") -> None:
-    name = "vmgahp-test-inactive"
+    name = f"vmgahp-test-inactive-{os.getpid()}"
     network = connection.networkDefineXML(
-        f"<network><name>{name}</name><bridge name='vmgahpoff0'/></network>"
+        f"<network><name>{name}</name><bridge name='vgi{os.getpid()}'/></network>"
     )
     try:
         with greeted(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:

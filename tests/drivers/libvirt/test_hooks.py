@@ -14,6 +14,8 @@ from tests.commands.doctor.test_dry_run import Ad, ad, offers, tried
 from tests.domain.support import host, spec
 from tests.drivers.libvirt.support import (
     CRITICAL,
+    MAC,
+    OTHER_MAC,
     WANTS,
     Job,
     driver_for,
@@ -45,7 +47,6 @@ __all__ = ["ad", "pool"]
 EXAMPLES = REPOSITORY / "config" / "policy"
 NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
 OFFERS = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
-MAC = "52:54:00:99:00:01"
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
         stage(
             policies,
-            'exec sed \'s/<model type="virtio"/<mac address="52:54:00:99:00:02"\\/><model type="e1000"/\'',
+            f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\'',
         ),
     )
     policy = ", ".join(map(str, stages))
@@ -93,9 +94,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         watchdog = domain.find("devices/watchdog")
         assert watchdog is not None
         assert watchdog.get("model") == "i6300esb"
-        assert [card.get("address") for card in domain.iterfind("devices/interface/mac")] == [
-            "52:54:00:99:00:02"
-        ]
+        assert [card.get("address") for card in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
         words = words_of(peer.run("STATUS", 1))
         assert words["MAXMEMORY"] == str(48 << 10)
         log = peer.quit()

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
+from tests.drivers.libvirt.support import MAC
 from tests.drivers.support import Emulated
 from tests.lab.guest import make_guest
 from vmgahp import errors, lifecycle
@@ -109,7 +110,7 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
 def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
     offers = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user"}
     cards = (
-        "<interface type='user'><mac address='52:54:00:7a:00:01'/><model type='rtl8139'/></interface>"
+        f"<interface type='user'><mac address='{MAC}'/><model type='rtl8139'/></interface>"
         "<interface type='user'><model type='e1000'/><link state='down'/></interface>"
     )
     with WithXml(scratch.parent, Settings(offers), WHO) as subject:
@@ -118,7 +119,7 @@ def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
         machine = subject.driver().start(job)
         one, two = subject.live(job, connection).findall("devices/interface")
         assert (one.find("mac").get("address"), one.find("model").get("type")) == (
-            "52:54:00:7a:00:01",
+            MAC,
             "rtl8139",
         )
         assert (two.find("model").get("type"), two.find("link").get("state")) == ("e1000", "down")
@@ -150,7 +151,8 @@ def test_its_own_kernel(subject: WithXml) -> None:
 
 
 def copies() -> list[Path]:
-    return sorted(Path("/run/vmgahp").glob("*/kernel"))
+    """Of this process alone, whose number its directories have."""
+    return sorted(Path("/run/vmgahp").glob(f"*-{os.getpid()}-*/kernel"))
 
 
 def make_kernel(path: Path, text: bytes) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.drivers.libvirt.support import (
     BRIDGE,
+    LEASED,
     MAC,
     NETWORK_NAME,
     Job,
@@ -38,11 +39,11 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
         assert words["MAC"] == MAC
         assert "IP" not in words
         # The guest asks for no address; this is what libvirt's helper writes when dnsmasq gives one out.
-        lease = {"ip-address": "198.51.100.7", "mac-address": MAC, "hostname": "guest", "expiry-time": 2**31}
+        lease = {"ip-address": LEASED, "mac-address": MAC, "hostname": "guest", "expiry-time": 2**31}
         leases = Path(f"/var/lib/libvirt/dnsmasq/{BRIDGE}.status")
         leases.write_text(json.dumps([lease]))
         try:
-            assert words_of(peer.run("STATUS", 1))["IP"] == "198.51.100.7"
+            assert words_of(peer.run("STATUS", 1))["IP"] == LEASED
         finally:
             leases.unlink()
 

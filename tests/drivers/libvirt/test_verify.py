@@ -13,6 +13,7 @@ from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt.support import (
     ASKS,
     CRITICAL,
+    MAC,
     USER_NETWORK,
     WANTS,
     Job,
@@ -171,9 +172,6 @@ def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
     assert "goes on where it was saved" in log
     assert "it was paused" not in log
     assert "it was resumed" not in log
-
-
-MAC = "52:54:00:12:34:5b"
 
 
 @pytest.fixture

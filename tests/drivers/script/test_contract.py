@@ -181,7 +181,7 @@ def container_runtime(directory: Path) -> str:
         for path in (home, home / "image.tar"):
             os.chown(path, JOB_UID, JOB_UID)
         own = f"podman --root {home}/root --runroot {home}/run --storage-driver=vfs"
-        options = "--network=none --cgroups=disabled --ulimit=nofile=99:99 --ulimit=nproc=99:99"
+        options = "--network=none --cgroups=disabled --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024"
         done = subprocess.run(
             [
                 "sh",
