@@ -99,6 +99,24 @@ def test_people_get_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert command in shown
 
 
+@pytest.mark.parametrize("word", [word for word, _, _ in cli.COMMANDS])
+def test_a_command_has_the_arguments_that_the_manual_has(word: str) -> None:
+    """Only the chosen command's arguments are added, as they are where all are."""
+    chosen, everything = (
+        next(iter(parser._subparsers._group_actions)).choices[word].format_help()  # type: ignore[union-attr,index]
+        for parser in (cli.main_parser(word), cli.main_parser())
+    )
+    assert chosen == everything
+
+
+def test_a_command_loads_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; from vmgahp.cli import main; main(sys.argv); print(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code, "version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not [name for name in ended.stdout.split() if name.startswith("vmgahp.commands")]
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["vmgahp", "version"]) == 0
     assert capsys.readouterr().out.startswith("vmgahp ")

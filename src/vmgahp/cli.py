@@ -1,4 +1,4 @@
-"""From argv to a mode: the daemon's ``-M 0|1|3|4`` as HTCondor calls it, and the commands for people.
+"""From argv to a mode: the daemon's ``-M 0|1|3|4`` as HTCondor calls it, and the command-line tools.
 
 The daemon's road to the greeting is paved by hand: argparse alone costs more than all that is needed here.
 """
@@ -21,7 +21,7 @@ usage: condor_vm-gahp -f [-t] -M 0 vmtype <vmtype>                   probe this 
        condor_vm-gahp -f [-t] -M 4 vmtype <vmtype> match <string>    destroy a leftover VM
   -f  stay in the foreground (always so)      -t  log to standard error
 HTCondor starts this program by itself (VM_GAHP_SERVER). Serving needs VMGAHP_VMTYPE and VMGAHP_WORKING_DIR
-in the environment and, as root, VMGAHP_USER_UID and VMGAHP_USER_GID. People use vmgahp: see vmgahp --help.
+in the environment and, as root, VMGAHP_USER_UID and VMGAHP_USER_GID. By hand use vmgahp: see vmgahp --help.
 """
 
 _FLAGS = ("foreground", "termlog", "background", "dynamic", "quiet", "http")
@@ -132,16 +132,50 @@ def _say(text: str) -> None:
         pass
 
 
-def _version() -> int:
-    from vmgahp import __version__
-
-    sys.stdout.write(f"vmgahp {__version__} (VM GAHP protocol 0.0.1)\n")
-    return 0
+COMMANDS = (
+    ("serve", "vmgahp.cli:serve_arguments", "speak the GAHP protocol on standard input and output"),
+    ("probe", "vmgahp.cli:probe_arguments", "print what this machine would advertise, or why it would not"),
+    (
+        "doctor",
+        "vmgahp.commands.doctor:add_arguments",
+        "say why condor_status -vm is empty, or a VM job stays idle, on this machine",
+    ),
+    (
+        "config",
+        "vmgahp.commands.config:add_arguments",
+        "print the settings as they count here, and where each comes from",
+    ),
+    ("kill", "vmgahp.cli:kill_arguments", "destroy a leftover VM by its name"),
+    (
+        "submit",
+        "vmgahp.commands.submit:add_arguments",
+        "write a submit file for a VM that exists: libvirt XML, OVF, VMware's .vmx, a disk",
+    ),
+    (
+        "report",
+        "vmgahp.commands.report:add_arguments",
+        "make a page of what a VM used and what happened to it",
+    ),
+    ("top", "vmgahp.commands.top:add_arguments", "show the VMs of this machine, live"),
+    (
+        "console",
+        "vmgahp.commands.console:add_arguments",
+        "talk to a daemon by hand: job ads, requests, results in words",
+    ),
+    ("record", "vmgahp.commands.record:add_arguments", "run a server and write its conversation into a file"),
+    (
+        "replay",
+        "vmgahp.commands.replay:add_arguments",
+        "play a recorded conversation to a server, and show the differences",
+    ),
+    ("version", "vmgahp.cli:version_arguments", "print the version"),
+)
+"""Word, ``module:function`` that adds the arguments and what to run, help."""
 
 
 def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
-    options = main_parser().parse_args(argv[1:])
+    options = main_parser(argv[1] if len(argv) > 1 else "-").parse_args(argv[1:])
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -149,113 +183,62 @@ def main(argv: "Sequence[str]") -> int:
     return status
 
 
-def main_parser() -> "argparse.ArgumentParser":
-    """The command line of ``vmgahp``, of which the manual page is made too."""
+def main_parser(chosen: str = "") -> "argparse.ArgumentParser":
+    """The command line of ``vmgahp``, with the arguments of the chosen command, or of all for the manual page."""
     import argparse
+    from importlib import import_module
 
     parser = argparse.ArgumentParser(
         prog="vmgahp",
         description="Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
-        "this command is for people.",
+        "this is the command-line tool beside it.",
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for word, place, text in COMMANDS:
+        command = commands.add_parser(word, help=text)
+        if chosen in (word, ""):
+            module, _, function = place.partition(":")
+            getattr(import_module(module), function)(command)
+    return parser
 
-    command = commands.add_parser(
-        "serve",
-        help="speak the GAHP protocol on standard input and output",
-        description="Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
-        "Without root the VMs run under your own libvirt (qemu:///session).",
+
+def serve_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp serve``."""
+    command.description = (
+        "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
+        "Without root the VMs run under your own libvirt (qemu:///session)."
     )
     _add_type(command)
     command.add_argument("--dir", default=".", help="the scratch directory of the job (default: here)")
-    command.set_defaults(run=_people_serve)
+    command.set_defaults(run=_serve_by_hand)
 
-    command = commands.add_parser(
-        "probe",
-        help="print what this machine would advertise, or why it would not",
-        description="Run the probe of the startd and print the attributes that it would publish. The reason "
-        "why a machine is not VM-capable goes to standard error, with exit status 1.",
+
+def probe_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp probe``."""
+    command.description = (
+        "Run the probe of the startd and print the attributes that it would publish. The reason "
+        "why a machine is not VM-capable goes to standard error, with exit status 1."
     )
     _add_type(command)
     command.add_argument(
         "--json", action="store_true", help="print everything that was looked at, with the reasons, as JSON"
     )
-    command.set_defaults(run=_people_probe)
+    command.set_defaults(run=_probe_by_hand)
 
-    command = commands.add_parser(
-        "doctor",
-        help="say why condor_status -vm is empty, or a VM job stays idle, on this machine",
-        description="Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
-        "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
-        "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root).",
-    )
-    command.add_argument(
-        "--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)"
-    )
-    command.add_argument("--json", action="store_true", help="print the findings as JSON")
-    command.add_argument(
-        "--job",
-        default="",
-        metavar="AD",
-        help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
-    )
-    command.set_defaults(run=_people_doctor)
 
-    command = commands.add_parser(
-        "config",
-        help="print the settings as they count here, and where each comes from",
-        description="Print each setting's value and the file and line, or whatever else, that it comes from; then "
-        "what is wrong: values that are none, misspelt names, names that nobody reads any more. The exit status is "
-        "1 where that keeps jobs from running, 2 for a name that is no setting.",
-    )
-    command.add_argument(
-        "names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too"
-    )
-    command.add_argument("--changed", action="store_true", help="only those that somebody has set")
-    command.add_argument(
-        "--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read"
-    )
-    command.add_argument(
-        "--verbose",
-        action="store_true",
-        help="with the default, the type, who reads it, and the whole meaning",
-    )
-    command.add_argument("--json", action="store_true", help="print everything as JSON")
-    command.set_defaults(run=_people_config)
-
-    command = commands.add_parser(
-        "kill",
-        help="destroy a leftover VM by its name",
-        description="Destroy the VM of a job that is gone. A VM that does not exist is a success.",
-    )
+def kill_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp kill``."""
+    command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
     _add_type(command)
     command.add_argument(
         "name", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
     )
-    command.set_defaults(run=_people_kill)
+    command.set_defaults(run=_kill_by_hand)
 
-    from vmgahp.commands import submit
 
-    submit.add_to(commands)
-
-    from vmgahp.commands import report, top
-
-    report.add_to(commands)
-    top.add_to(commands)
-
-    from vmgahp.commands import console
-
-    console.add_to(commands)
-
-    from vmgahp.commands import record, replay
-
-    record.add_to(commands)
-    replay.add_to(commands)
-
-    command = commands.add_parser("version", help="print the version")
+def version_arguments(command: "argparse.ArgumentParser") -> None:
+    """``vmgahp version`` has none."""
     command.set_defaults(run=lambda _options: _version())
-
-    return parser
 
 
 def _add_type(command: "argparse.ArgumentParser") -> None:
@@ -264,39 +247,20 @@ def _add_type(command: "argparse.ArgumentParser") -> None:
     )
 
 
-def _people_serve(options: "argparse.Namespace") -> int:
+def _serve_by_hand(options: "argparse.Namespace") -> int:
     environ = dict(os.environ)
     environ["VMGAHP_VMTYPE"] = options.type
     environ["VMGAHP_WORKING_DIR"] = os.path.abspath(options.dir)
     return _serve(environ, to_stderr=True)
 
 
-def _people_probe(options: "argparse.Namespace") -> int:
+def _probe_by_hand(options: "argparse.Namespace") -> int:
     from vmgahp.daemon import probe
 
     return probe.run(options.type.lower(), _with_user(), to_stderr=True, as_json=options.json)
 
 
-def _people_doctor(options: "argparse.Namespace") -> int:
-    from vmgahp.commands import doctor
-
-    return doctor.run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
-
-
-def _people_config(options: "argparse.Namespace") -> int:
-    from vmgahp.commands import config
-
-    return config.run(
-        os.environ,
-        options.names,
-        vm_type=options.type.lower(),
-        changed=options.changed,
-        verbose=options.verbose,
-        as_json=options.json,
-    )
-
-
-def _people_kill(options: "argparse.Namespace") -> int:
+def _kill_by_hand(options: "argparse.Namespace") -> int:
     from vmgahp.daemon.kill import kill
 
     return kill(options.type.lower(), options.name, "", _with_user(), to_stderr=True)
@@ -308,3 +272,10 @@ def _with_user() -> dict[str, str]:
     if os.getuid() == 0:
         environ.setdefault("VMGAHP_USER_UID", "65534")
     return environ
+
+
+def _version() -> int:
+    from vmgahp import __version__
+
+    sys.stdout.write(f"vmgahp {__version__} (VM GAHP protocol 0.0.1)\n")
+    return 0

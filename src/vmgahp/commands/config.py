@@ -1,5 +1,6 @@
 """``vmgahp config``: each setting's value, where it comes from, and what it means."""
 
+import os
 import sys
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from vmgahp.text import escape, redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
@@ -101,20 +103,36 @@ def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list
     return chosen, complaints
 
 
-def run(
-    environ: "Mapping[str, str]",
-    wanted: "Sequence[str]" = (),
-    *,
-    vm_type: str = "",
-    changed: bool = False,
-    verbose: bool = False,
-    as_json: bool = False,
-) -> int:
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp config``."""
+    command.description = (
+        "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
+        "wrong: invalid values, misspelled names, names that nobody reads any more. The exit status is 1 where "
+        "that keeps jobs from running, 2 for a name that is no setting."
+    )
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too"
+    )
+    command.add_argument("--changed", action="store_true", help="only those that somebody has set")
+    command.add_argument(
+        "--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read"
+    )
+    command.add_argument(
+        "--verbose",
+        action="store_true",
+        help="with the default, the type, who reads it, and the whole meaning",
+    )
+    command.add_argument("--json", action="store_true", help="print everything as JSON")
+    command.set_defaults(run=run)
+
+
+def run(options: "argparse.Namespace") -> int:
     """Print the settings that were asked for, or all, and what is wrong with any.
 
-    With a `vm_type` only those that its VMs come to read. What is wrong goes to standard error where standard
+    With ``--type`` only those that its VMs come to read. What is wrong goes to standard error where standard
     output is no terminal, so that this has nothing but settings.
     """
+    environ, wanted, vm_type = os.environ, options.names, options.type.lower()
     try:
         settings = config.load(environ)
         entries = sources.entries(environ)
@@ -135,11 +153,11 @@ def run(
         found, complaints = _chosen(found, wanted)
     if vm_type:
         found = [row for row in found if check.is_read(row.setting.name, settings, vm_type)]
-    if changed:
+    if options.changed:
         found = [row for row in found if row.is_changed]
     for complaint in complaints:
         sys.stderr.write(f"vmgahp config: {escape(complaint)}\n")
-    if as_json:
+    if options.json:
         import json
 
         document = {
@@ -148,7 +166,7 @@ def run(
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        _print(found, wrong if not wanted else [], verbose, environ)
+        _print(found, wrong if not wanted else [], options.verbose, environ)
     if complaints:
         return NO_SUCH_NAME
     return WRONG if first_bad(wrong) else GOOD

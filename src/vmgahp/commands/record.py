@@ -34,14 +34,13 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127
 """Exit statuses for a command that cannot be started, as of a shell."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = commands.add_parser(
-        "record",
-        help="run a server and write its conversation into a file",
-        description="Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp record``."""
+    command.description = (
+        "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
         "exit status. The conversation is written into a new file, with the time, and without the secrets of the "
         "job ad. To record what HTCondor says, let VM_GAHP_SERVER be a script that ends with: "
-        'exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"',
+        'exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"'
     )
     command.add_argument(
         "-o",

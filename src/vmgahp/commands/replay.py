@@ -30,38 +30,37 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp replay``."""
     from argparse import SUPPRESS
 
-    parser = commands.add_parser(
-        "replay",
-        help="play a recorded conversation to a server, and show the differences",
-        description="Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
+    command.description = (
+        "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared. The exit status is 0 only "
-        "if nothing differs, 1 if something does, 2 if it could not be tried.",
+        "if nothing differs, 1 if something does, 2 if it could not be tried."
     )
-    parser.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
-    parser.add_argument(
+    command.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
+    command.add_argument(
         "command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --"
     )
     for retired in ("--as-server", "--exact", "--paced"):
-        parser.add_argument(retired, action="store_true", help=SUPPRESS)
-    parser.add_argument(
+        command.add_argument(retired, action="store_true", help=SUPPRESS)
+    command.add_argument(
         "--timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
         help="how long an answer may take (default: 60)",
     )
-    parser.add_argument(
+    command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="replace an attribute of the job ad, such as VM_WORKING_DIR='\"/tmp/here\"'; may be given again",
     )
-    parser.add_argument("--vm-type", default="", metavar="VM_TYPE", help="ask for VMs of this type instead")
-    parser.set_defaults(run=_main)
+    command.add_argument("--vm-type", default="", metavar="VM_TYPE", help="ask for VMs of this type instead")
+    command.set_defaults(run=_main)
 
 
 def _main(options: "argparse.Namespace") -> int:

@@ -24,14 +24,12 @@ HINT = (
 )
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The command line of ``vmgahp console``."""
-    command = commands.add_parser(
-        "console",
-        help="talk to a daemon by hand: job ads, requests, results in words",
-        description="Start the daemon, or any other server of the protocol, as condor_starter would, and talk to it: "
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp console``."""
+    command.description = (
+        "Start the daemon, or any other server of the protocol, as condor_starter would, and talk to it: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
-        "a pipe. The exit status is 1 where the server did not last, or with --strict where anything failed.",
+        "a pipe. The exit status is 1 where the server did not last, or with --strict where anything failed."
     )
     command.add_argument(
         "--type", "--vmtype", default="kvm", metavar="VM_TYPE", help="the server's (default: kvm)"

@@ -5,6 +5,7 @@ it said. Nothing is changed: no setting, no file, no domain, no network; what a 
 that, it does not find out.
 """
 
+import os
 import sys
 
 from vmgahp import errors, findings
@@ -18,6 +19,7 @@ from vmgahp.vm_types import QEMU
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
     from vmgahp.commands.doctor.dry_run import Trial
@@ -211,6 +213,28 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
             name = "images"
         parts[name if name in parts else "hypervisor"].append(finding)
     return parts
+
+
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp doctor``."""
+    command.description = (
+        "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
+        "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
+        "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root)."
+    )
+    command.add_argument(
+        "--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)"
+    )
+    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.add_argument(
+        "--job",
+        default="",
+        metavar="AD",
+        help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
+    )
+    command.set_defaults(
+        run=lambda options: run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
+    )
 
 
 def run(

@@ -6,17 +6,14 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
 
 
-def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to those of ``vmgahp``."""
-    command = commands.add_parser(
-        "report",
-        help="make a page of what a VM used and what happened to it",
-        description="Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp report``."""
+    command.description = (
+        "Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "
         "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
-        "The page needs nothing but itself.",
+        "The page needs nothing but itself."
     )
     command.add_argument(
         "place",

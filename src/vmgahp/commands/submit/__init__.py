@@ -28,13 +28,11 @@ SUBMIT_DEADLINE = 600.0
 """Seconds for condor_submit, which may have to spool the disks."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The command line of ``vmgahp submit``."""
-    command = commands.add_parser(
-        "submit",
-        help="write a submit file for a VM that exists: libvirt XML, OVF, VMware's .vmx, a disk",
-        description="Write a submit file for a VM that exists in another form, and say what of it is carried over, "
-        "what is not, and where that stands. The exit status is 0 for a file that was written, 1 for none.",
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp submit``."""
+    command.description = (
+        "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
+        "what is not, and where that stands. The exit status is 0 for a file that was written, 1 for none."
     )
     kinds = command.add_subparsers(title="what to read", dest="kind", metavar="KIND", required=True)
     for word, module, what in FRONT_ENDS:

@@ -6,7 +6,8 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
+
+    from vmgahp.commands.top.node import Node
 
 BETWEEN = 1.0
 """Seconds between the two looks that a single table takes: rates are those of the time between."""
@@ -14,14 +15,12 @@ BETWEEN = 1.0
 HINT = "For a table that stays in its place install the Python package rich (pip install 'vmgahp[front-ends]').\n"
 
 
-def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command to those of ``vmgahp``."""
-    command = commands.add_parser(
-        "top",
-        help="show the VMs of this machine, live",
-        description="Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
+def add_arguments(command: "argparse.ArgumentParser") -> None:
+    """The arguments of ``vmgahp top``."""
+    command.description = (
+        "Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
         "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
-        "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table.",
+        "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table."
     )
     command.add_argument("--once", action="store_true", help="print one table")
     command.add_argument("--json", action="store_true", help="print one look as JSON")
@@ -67,7 +66,7 @@ def run(options: "argparse.Namespace") -> int:
     return 0
 
 
-def _once(node: "Any", *, as_json: bool) -> int:
+def _once(node: "Node", *, as_json: bool) -> int:
     import time
     from dataclasses import asdict
 
