@@ -66,24 +66,26 @@ class Fault(Exception):
         self.problem = problem
         self.hint = hint
 
+    @property
+    def sentence(self) -> str:
+        """What was seen, and what to do."""
+        return f"{self.problem} Hint: {self.hint}" if self.hint else self.problem
+
     def render(self) -> str:
-        """The one way in which a fault is shown to people: who must act, what was seen, what to do."""
-        text = f"{self.code}: {self.problem}"
-        if self.hint:
-            text += f" To mend it: {self.hint}"
-        return f"{text} ({self.blames} must act.)"
+        """The one way in which a fault is shown to people: what was seen, what to do, and in brackets by whom."""
+        return f"{self.code}: {self.sentence} ({self.blames})"
 
 
 class ClientFault(Fault):
     """The client asked for what makes no sense now, such as to resume a VM that is gone."""
 
-    blames = "the client"
+    blames = "client"
 
 
 class JobFault(Fault):
     """The job's user must change something; the job is held and the machine stays in service."""
 
-    blames = "the job's owner"
+    blames = "job's owner"
 
     def __init__(self, code: str, problem: str, hint: str = "") -> None:
         if code not in HOLD_CODES:
@@ -94,7 +96,7 @@ class JobFault(Fault):
 class MachineFault(Fault):
     """The administrator of this machine must act; the starter takes it out of the VM universe."""
 
-    blames = "the administrator of this machine"
+    blames = "administrator"
 
     def __init__(self, problem: str, hint: str = "", code: str = CRITICAL) -> None:
         if code in HOLD_CODES:
@@ -105,7 +107,7 @@ class MachineFault(Fault):
 class HypervisorFault(MachineFault):
     """The hypervisor failed in a way that is neither the job's doing nor the settings'."""
 
-    blames = "whoever keeps the hypervisor on this machine"
+    blames = "hypervisor's administrator"
 
     def __init__(self, problem: str, hint: str = "", code: str = INTERNAL) -> None:
         super().__init__(problem, hint, code)

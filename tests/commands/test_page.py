@@ -143,7 +143,7 @@ def test_a_sick_machine(pool: Condor, request: pytest.FixtureRequest) -> None:
     offline = f'VMOfflineTime = {int(time.time()) - 605}\nVMOfflineReason = "VMGAHP_ERR_CRITICAL"\n'
     pool.ad.write_text(AD.replace("HasVM = true", "HasVM = false") + offline)
     pool.log(
-        failure(1, "VMGAHP_ERR_BAD_IMAGE: disk.qcow2 is damaged.", "the job's owner"),
+        failure(1, "VMGAHP_ERR_BAD_IMAGE: disk.qcow2 is damaged.", "job's owner"),
         failure(2, "VMGAHP_ERR_CRITICAL: No space is left in /lab/execute."),
     )
     done = pool.examine(

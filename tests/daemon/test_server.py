@@ -87,21 +87,21 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
 
 
 @pytest.mark.parametrize(
-    ("fault", "word"),
+    ("fault", "word", "who"),
     [
-        ("job", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"),
-        ("machine", "VMGAHP_ERR_CRITICAL"),
-        ("bug", "VMGAHP_ERR_INTERNAL"),
+        ("job", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM", "job's owner"),
+        ("machine", "VMGAHP_ERR_CRITICAL", "administrator"),
+        ("bug", "VMGAHP_ERR_INTERNAL", "hypervisor's administrator"),
     ],
 )
 def test_a_failed_start_says_why_in_the_scratch_directory(
-    peer: Peer, scratch: Path, fault: str, word: str
+    peer: Peer, scratch: Path, fault: str, word: str, who: str
 ) -> None:
     peer.send_ad(*simulated_ad(scratch, f'Simulated_Fault = "{fault}"'))
     assert peer.run("START", "simulated") == ["1", word]
     text = (scratch / server.ERROR_FILE).read_text()
     assert text.startswith(f"{word}: ")
-    assert "must act" in text
+    assert text.endswith(f" ({who})\n")
     peer.quit()
 
 

@@ -63,7 +63,7 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
         descriptor, _ = transcript_file.create(output)
         file = transcript_file.TranscriptFile(descriptor, _say)
     except errors.MachineFault as fault:
-        _say(f"{fault.problem} To mend it: {fault.hint}")
+        _say(fault.sentence)
     writer = transcript.Writer(file.write if file else lambda _: None)
     writer.comment(
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) + f" pid {os.getpid()}: {' '.join(command)}"

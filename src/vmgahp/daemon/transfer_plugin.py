@@ -113,7 +113,7 @@ def fetch(url: str, destination: str, settings: "Settings") -> int:
         else:
             _create(base, base_format, target, who)
     except errors.JobFault as fault:
-        raise TransferError(f"{_shown(url)}: {fault.problem} To mend it: {fault.hint}") from fault
+        raise TransferError(f"{_shown(url)}: {fault.sentence}") from fault
     return os.stat(target).st_size
 
 

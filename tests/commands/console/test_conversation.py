@@ -200,11 +200,11 @@ def test_the_job_ad_goes_out_whole_and_is_shown_in_one_line() -> None:
 def test_what_a_server_left_about_a_failed_start_is_shown_with_what_becomes_of_the_job() -> None:
     rig = Rig()
     rig.fault = errors.JobFault(errors.BAD_IMAGE, "It is damaged.", "mend it.")
-    rig.world.left = "BAD_IMAGE: It is damaged.\x1b[2J To mend it: mend it.\n"
+    rig.world.left = "BAD_IMAGE: It is damaged.\x1b[2J Hint: mend it.\n"
     said = rig.type("start job.ad")
     assert "#1 START failed: VMGAHP_ERR_BAD_IMAGE: A disk image is damaged" in said
     assert "puts the job on hold" in said
-    assert "It left this: BAD_IMAGE: It is damaged.\\x1b[2J To mend it" in said
+    assert "It left this: BAD_IMAGE: It is damaged.\\x1b[2J Hint" in said
     rig.fault = errors.MachineFault("No room.")
     assert "takes the whole machine out" in rig.type("start job.ad")
     rig.fault = errors.Fault("NULL", "Nobody knows.")  # as HTCondor's own server answers
@@ -493,7 +493,7 @@ def test_job_takes_the_ad_of_a_job() -> None:
     rig = Rig()
     rig.type("start job 12.0")
     assert 'Job = "12.0"' in rig.sent
-    assert "missing cannot be read. To mend it: write one." in rig.type("start missing")
+    assert "missing cannot be read. Hint: write one." in rig.type("start missing")
     assert "start takes" in rig.type("start")
     assert "start takes" in rig.type("start a b c")
 

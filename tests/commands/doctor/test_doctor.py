@@ -591,9 +591,7 @@ def test_the_startds_probe_is_run_as_the_startd_runs_it(
     assert host.clock(pool.context(), probed(), run_server=True).verdict == OK
     assert words.read_text().split() == ["-f", "-t", "-M", "0", "vmtype", "simulated", "condor_startd"]
     assert Path("/proc/self/comm").read_text() == name
-    pool.program(
-        "#!/bin/sh\necho 'No module. To mend it: install it. (who keeps it must act.)' >&2; exit 1\n"
-    )
+    pool.program("#!/bin/sh\necho 'No module. Hint: install it. (administrator)' >&2; exit 1\n")
     found = host.clock(pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True)
     assert found.verdict == BAD
     assert "run as the user condor, although nothing else was found wrong: No module." in found.seen
@@ -663,8 +661,8 @@ def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:
 # The log
 
 
-def failure(day: int, sentence: str, who: str = "the administrator of this machine") -> str:
-    return f"11/{day:02}/26 10:00:00 (pid:7) START of VM 1 failed: {sentence} To mend it: do {day}. ({who} must act.)"
+def failure(day: int, sentence: str, who: str = "administrator") -> str:
+    return f"11/{day:02}/26 10:00:00 (pid:7) START of VM 1 failed: {sentence} Hint: do {day}. ({who})"
 
 
 def test_the_last_three_failures(pool: Condor) -> None:
@@ -678,16 +676,21 @@ def test_the_last_three_failures(pool: Condor) -> None:
         "2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4."
     )
     assert found[0].hint == "do 4."
-    assert "administrator of this machine must act" in found[0].seen
+    assert "(administrator)" in found[0].seen
     assert found[1].seen.startswith("2026-11-03 10:00:00: ")
     assert found[2].seen.startswith("2026-11-02 11:00:00, 2 times: ")
 
 
 def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> None:
-    pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "the job's owner"))
+    pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "job's owner"))
     (found,) = log_history.failures(pool.context())
     assert found.verdict == OK
     assert "BAD_IMAGE" in found.seen
+
+
+def test_a_line_of_an_earlier_release_is_understood() -> None:
+    line = "VMGAHP_ERR_BAD_IMAGE: No image. To mend it: write one. (the job's owner must act.)"
+    assert log_history.parted(line) == ("VMGAHP_ERR_BAD_IMAGE: No image.", "job's owner", "write one.")
 
 
 def test_the_log_is_hostile(pool: Condor) -> None:

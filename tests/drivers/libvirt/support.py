@@ -197,7 +197,7 @@ def refused_cleanly(peer: Peer, job: Job, word: str, *more: str, explained: bool
         return ""
     text = (job.scratch / "vm_error.txt").read_text()
     assert word in text
-    assert "To mend it: " in text
+    assert "Hint: " in text
     return text
 
 

@@ -404,7 +404,7 @@ def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(jo
             assert "vm_memory" in text
         runs(peer, job)
         log = peer.quit()
-    assert log.count("To mend it: ") == len(SPOILED) + 3
+    assert log.count("Hint: ") == len(SPOILED) + 3
     assert "Traceback" not in log
 
 
@@ -515,7 +515,7 @@ def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Jo
         log = peer.quit()
     assert f"The scratch directory {job.scratch} cannot be entered" in log
     assert f"{CONSOLE} cannot be opened in {job.scratch}" in log
-    assert log.count("To mend it: ") == 2
+    assert log.count("Hint: ") == 2
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def run(options: "argparse.Namespace") -> int:
     try:
         settings = [launch.checked_setting(text) for text in options.set]
     except errors.ClientFault as fault:
-        screen.show(Line(BAD, f"{fault.problem} To mend it: {fault.hint}."))
+        screen.show(Line(BAD, f"{fault.sentence}."))
         return REFUSED
     try:
         place = launch.Place(options.type, options.dir)
@@ -86,7 +86,7 @@ def run(options: "argparse.Namespace") -> int:
         recording = _Recording(options.record) if options.record else None
     except errors.MachineFault as fault:
         place.close()
-        screen.show(Line(BAD, f"{fault.problem} To mend it: {fault.hint}"))
+        screen.show(Line(BAD, fault.sentence))
         return LOST
     try:
         return _converse(options, place, place.environment(os.environ, settings), screen, recording)

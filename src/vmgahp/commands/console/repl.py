@@ -150,7 +150,7 @@ class Session:
         try:
             ad = (self._outside.ad_of_job if live else self._outside.ad_of_file)(rest[0], vm_type)
         except ClientFault as fault:
-            talk.fail(f"{fault.problem} To mend it: {fault.hint}.")
+            talk.fail(f"{fault.sentence}.")
             return
         self.last_ad = ad
         for note in ad.notes:
@@ -226,7 +226,7 @@ class Session:
             try:
                 ad = self._outside.ad_of_file(" ".join(words), "")
             except ClientFault as fault:
-                talk.fail(f"{fault.problem} To mend it: {fault.hint}.")
+                talk.fail(f"{fault.sentence}.")
                 return
         if ad is None:
             talk.show(PLAIN, "  No job ad was sent yet.")

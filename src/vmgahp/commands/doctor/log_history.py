@@ -20,8 +20,11 @@ LONGEST_SENTENCE = 600
 MOST_FILES = 50
 
 _LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:\d+\) (.*VMGAHP_ERR_.*)", re.ASCII)
-_HINT = " To mend it: "
-_WHO = re.compile(r" ?\(([a-z][a-z' ]+) must act\.\)$")
+_HINT = re.compile(" (?:Hint|To mend it): ")
+_WHO = re.compile(
+    r" ?\((?:(client|job's owner|administrator|hypervisor's administrator)|(?:the )?([a-z][a-z' ]+) must act\.)\)$"
+)
+"""Both also as earlier releases wrote them: a log file outlives a release."""
 
 
 def failures(context: Context) -> list[Finding]:
@@ -93,8 +96,8 @@ def _failures(text: str) -> list[tuple[float, str]]:
 def parted(sentence: str) -> tuple[str, str, str]:
     """What a fault's own rendering (`vmgahp.errors.Fault.render`) says: the problem, who must act, the hint."""
     who = _WHO.search(sentence)
-    problem, _, hint = _WHO.sub("", sentence).partition(_HINT)
-    return problem[:LONGEST_SENTENCE], who[1] if who else "", hint[:LONGEST_SENTENCE]
+    problem, hint = (*_HINT.split(_WHO.sub("", sentence), maxsplit=1), "")[:2]
+    return problem[:LONGEST_SENTENCE], (who[1] or who[2]) if who else "", hint[:LONGEST_SENTENCE]
 
 
 def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
@@ -102,6 +105,6 @@ def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     often = f", {times} times" if times > 1 else ""
     # A job's own mistake held that job and says nothing against the machine.
-    owners = who in ("the job's owner", "the client")
-    acting = f" ({who} must act)" if who else ""
+    owners = who in ("job's owner", "client")
+    acting = f" ({who})" if who else ""
     return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", hint)

@@ -104,7 +104,7 @@ class Node:
         try:
             found = self._ask_libvirt()
         except errors.Fault as fault:
-            look.notes.append(f"{fault.problem} Hint: {fault.hint}")
+            look.notes.append(fault.sentence)
             found = []
         by_scratch = self._read_files(look, [row.scratch for row in found])
         for row in found:
