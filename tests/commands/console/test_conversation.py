@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmgahp import errors, lifecycle
-from vmgahp.commands.console import commands, completion, conversation, help, history, job_ad, launch, render
-from vmgahp.commands.console.repl import Session
+from vmgahp.commands.console import commands, job_ad, launch, prompt, render
+from vmgahp.commands.console.conversation import Conversation, Typed
+from vmgahp.commands.console.repl import Interpreter
 from vmgahp.errors import ClientFault
 from vmgahp.metrics import Status
 from vmgahp.protocol import error_words, session, wire
@@ -67,32 +68,32 @@ class Rig:
     ) -> None:
         self.now = 100.0
         self.world = World()
-        self.session = Session(self.world, self.now, serves="kvm", asks=asks, patient=patient)
-        self.talk = self.session.conversation
+        self.interpreter = Interpreter(self.world, self.now, asks=asks, patient=patient)
+        self.conversation = self.interpreter.conversation
         self.server = server or session.Session("kvm", lambda _: None, lambda _: None)
         self.sent: list[str] = []
-        self.shown: list[render.Line] = []
+        self.shown: list[render.Shown] = []
         self.calls: list[Call] = []
         self.fault: errors.Fault | None = None
-        self.talk.received(wire.GREETING.decode(), self.now)
+        self.conversation.received(wire.GREETING.decode(), self.now)
         self.step()
 
     def step(self) -> None:
         """Carry lines to and fro until nobody has anything to say."""
-        while lines := self.talk.take_sends():
+        while lines := self.conversation.take_sends():
             for line in lines:
                 self.sent.append(line)
                 self.server.receive(line.encode("utf-8", "surrogateescape") + b"\r\n", self.now)
             self.now += 0.25
             self.carry()
-        self.shown += self.talk.take_shown()
+        self.shown += self.conversation.take_shown()
 
     def carry(self) -> None:
         self.calls += self.server.take_calls()
         if self.server.quitting:
             self.server.goodbye()
         for line in self.server.take_output().splitlines():
-            self.talk.received(line.decode(), self.now)
+            self.conversation.received(line.decode(), self.now)
 
     def work(self) -> None:
         """The drivers do what was asked."""
@@ -111,7 +112,7 @@ class Rig:
     def type(self, line: str, *, work: bool = True) -> str:
         """Type a line: what was shown since."""
         before = len(self.shown)
-        self.session.typed(line, self.now)
+        self.interpreter.typed(line, self.now)
         self.step()
         if work:
             self.work()
@@ -135,11 +136,11 @@ def test_the_life_of_a_vm_in_short_forms() -> None:
     rig.type("soft-suspend 1")
     assert "VM 1: SoftSuspended" in rig.type("vms")
     rig.type("resume")
-    assert rig.talk.vms == {1: lifecycle.RUNNING}
+    assert rig.conversation.vms == {1: lifecycle.RUNNING}
     rig.type("checkpoint")
     rig.type("stop")
     assert "No VM was started here" in rig.type("vms")
-    assert rig.talk.failures == 0
+    assert rig.conversation.failures == 0
     requests = [line for line in rig.sent if line.startswith("CONDOR_VM_")]
     assert [line.split()[1] for line in requests] == [str(n + 1) for n in range(len(requests))]
 
@@ -150,7 +151,7 @@ def test_results_are_fetched_when_r_comes() -> None:
     assert rig.sent[-1] == "CONDOR_VM_START 1 kvm"
     rig.work()
     assert rig.sent[-1] == "RESULTS"
-    assert rig.talk.requests == {}
+    assert rig.conversation.requests.pending == {}
 
 
 def test_without_asynchronous_mode_results_are_fetched_only_while_somebody_waits() -> None:
@@ -158,34 +159,34 @@ def test_without_asynchronous_mode_results_are_fetched_only_while_somebody_waits
     rig.type("async off")
     rig.type("start job.ad")
     assert "RESULTS" not in rig.sent
-    assert rig.talk.requests
+    assert rig.conversation.requests.pending
     rig.type("wait")
-    assert not rig.talk.settled()
-    due = rig.talk.next_deadline()
+    assert not rig.conversation.settled()
+    due = rig.conversation.next_deadline()
     assert due is not None
-    rig.talk.tick(due)
+    rig.conversation.tick(due)
     rig.step()
     assert rig.sent[-1] == "RESULTS"
-    assert rig.talk.settled()
-    assert rig.talk.vms == {1: lifecycle.RUNNING}
+    assert rig.conversation.settled()
+    assert rig.conversation.vms == {1: lifecycle.RUNNING}
 
 
 def test_requests_are_sent_in_step() -> None:
     """As the real client does: a request goes out when the one before it was answered."""
-    talk = conversation.Conversation(0.0, lambda: "")
-    talk.push([conversation.Out("VERSION"), conversation.Out("COMMANDS")], 0.0)
-    assert talk.take_sends() == [], "nothing before the greeting"
-    talk.received("$VMGahpVersion 0.0.1 $", 0.1)
-    assert talk.take_sends() == ["VERSION"]
-    talk.received("R", 0.2)
-    assert talk.take_sends() == []
-    talk.received("S x", 0.3)
-    assert talk.take_sends() == ["RESULTS"]
-    talk.received("S 2", 0.4)
-    talk.received("7 0 NULL", 0.5)
-    assert talk.take_sends() == []
-    talk.received("8 0 NULL", 0.6)
-    assert talk.take_sends() == ["COMMANDS"]
+    conversation = Conversation(0.0, lambda: "")
+    conversation.push([Typed("VERSION"), Typed("COMMANDS")], 0.0)
+    assert conversation.take_sends() == [], "nothing before the greeting"
+    conversation.received("$VMGahpVersion 0.0.1 $", 0.1)
+    assert conversation.take_sends() == ["VERSION"]
+    conversation.received("R", 0.2)
+    assert conversation.take_sends() == []
+    conversation.received("S x", 0.3)
+    assert conversation.take_sends() == ["RESULTS"]
+    conversation.received("S 2", 0.4)
+    conversation.received("7 0 NULL", 0.5)
+    assert conversation.take_sends() == []
+    conversation.received("8 0 NULL", 0.6)
+    assert conversation.take_sends() == ["COMMANDS"]
 
 
 def test_the_job_ad_goes_out_whole_and_is_shown_in_one_line() -> None:
@@ -209,7 +210,7 @@ def test_what_a_server_left_about_a_failed_start_is_shown_with_what_becomes_of_t
     assert "takes the whole machine out" in rig.type("start job.ad")
     rig.fault = errors.Fault("NULL", "Nobody knows.")  # as HTCondor's own server answers
     assert "takes the whole machine out" in rig.type("start job.ad")
-    assert rig.talk.failures == 3
+    assert rig.conversation.failures == 3
 
 
 def test_a_start_whose_ad_is_refused_is_not_sent() -> None:
@@ -217,7 +218,7 @@ def test_a_start_whose_ad_is_refused_is_not_sent() -> None:
     said = rig.type("start job.ad")
     assert "CLASSAD was refused" in said
     assert rig.sent == ["CLASSAD"]
-    assert rig.talk.settled(), "nobody waits for the result of a START that was never sent"
+    assert rig.conversation.settled(), "nobody waits for the result of a START that was never sent"
 
 
 class Deaf(session.Session):
@@ -244,7 +245,7 @@ def test_a_vm_is_meant_where_there_is_but_one() -> None:
     assert "x is no number of a VM" in rig.type("stop x")
     rig.type("stop 2")
     rig.type("stop")
-    assert rig.talk.vms == {}
+    assert rig.conversation.vms == {}
     assert "STATUS of VM 9: stopped" in rig.type("status 9")
 
 
@@ -263,11 +264,11 @@ def test_lines_of_the_protocol_go_out_as_they_are(line: str) -> None:
 def test_a_raw_request_is_followed_too() -> None:
     rig = Rig()
     rig.type("CLASSAD")
-    assert rig.session.prompt == "classad> "
+    assert rig.interpreter.prompt == "classad> "
     for line in prepared().lines:
         rig.type(line)
     rig.type("CLASSAD_END")
-    assert rig.session.prompt == "vmgahp> "
+    assert rig.interpreter.prompt == "vmgahp> "
     assert "#40 START: VM 1 runs" in rig.type("CONDOR_VM_START 40 kvm")
     assert "#41 STATUS of VM 1" in rig.type("status")
 
@@ -276,37 +277,21 @@ def test_a_refusal_is_explained_and_counted() -> None:
     rig = Rig()
     assert "BOGUS was refused" in rig.type("BOGUS")
     assert "There is no command statsu: did you mean status?" in rig.type("statsu")
-    assert rig.talk.failures == 2
-
-
-def test_no_answer_comes_to_an_end() -> None:
-    talk = conversation.Conversation(0.0, lambda: "")
-    assert talk.next_deadline() == conversation.GREETING_DEADLINE
-    talk.tick(conversation.GREETING_DEADLINE)
-    assert "greeting" in talk.broken
-    talk = conversation.Conversation(0.0, lambda: "")
-    talk.received("$VMGahpVersion $", 1.0)
-    talk.push([conversation.Out("VERSION")], 2.0)
-    due = talk.next_deadline()
-    assert due == 2.0 + conversation.REPLY_DEADLINE
-    talk.tick(due - 0.1)
-    assert not talk.broken
-    talk.tick(due)
-    assert "VERSION" in talk.broken
+    assert rig.conversation.failures == 2
 
 
 def test_a_result_that_never_comes_is_waited_for_as_long_as_the_starter_waits() -> None:
     rig = Rig()
     rig.type("start job.ad", work=False)
-    assert not rig.talk.settled()
-    due = rig.talk.next_deadline()
+    assert not rig.conversation.settled()
+    due = rig.conversation.next_deadline()
     assert due is not None
-    assert due == rig.talk.requests[1].asked + session.REQUEST_TIMEOUT + session.START_EXTRA
-    rig.talk.tick(due)
+    assert due == rig.conversation.requests.pending[1].sent + session.REQUEST_TIMEOUT + session.START_EXTRA
+    rig.conversation.tick(due)
     rig.step()
     assert "condor_starter would give up now" in rig.shown[-1].text
-    assert rig.talk.settled()
-    assert rig.talk.next_deadline() is None
+    assert rig.conversation.settled()
+    assert rig.conversation.next_deadline() is None
 
 
 # ---- the end
@@ -320,7 +305,7 @@ def test_quit_is_asked_once_where_somebody_can_be_asked_and_a_vm_would_be_lost()
     assert "VM 1 would be destroyed" in rig.type("quit"), "something else was typed in between"
     rig.type("quit")
     assert rig.sent[-1] == "QUIT"
-    assert rig.talk.quitting
+    assert rig.conversation.quitting
 
 
 @pytest.mark.parametrize("answer", ["y", "yes", "quit", ""])
@@ -330,13 +315,13 @@ def test_the_answer_to_that_question(answer: str) -> None:
     assert "what #1 START starts would be destroyed" in rig.type("QUIT", work=False)
     rig.type(answer)
     rig.type("quit")
-    assert rig.talk.quitting
+    assert rig.conversation.quitting
 
 
 def test_a_pipe_is_not_asked() -> None:
     rig = Rig()
     rig.type("start job.ad")
-    assert rig.session.end_of_input(rig.now)
+    assert rig.interpreter.end_of_input(rig.now)
     rig.step()
     assert rig.sent[-1] == "QUIT"
     assert any("VM 1 will be destroyed" in line.text for line in rig.shown)
@@ -346,20 +331,20 @@ def test_control_d_ends_a_job_ad_first() -> None:
     rig = Rig(asks=True, patient=False)
     rig.type("CLASSAD")
     rig.type("A = 1")
-    assert not rig.session.end_of_input(rig.now)
+    assert not rig.interpreter.end_of_input(rig.now)
     rig.step()
     assert rig.sent[-1] == "CLASSAD_END"
-    assert not rig.talk.quitting
-    assert rig.session.end_of_input(rig.now)
+    assert not rig.conversation.quitting
+    assert rig.interpreter.end_of_input(rig.now)
 
 
 def test_what_is_waited_for_can_be_interrupted() -> None:
     rig = Rig(patient=False)
     rig.type("start job.ad", work=False)
     rig.type("wait 1", work=False)
-    assert not rig.talk.settled()
-    rig.session.interrupted()
-    assert rig.talk.settled()
+    assert not rig.conversation.settled()
+    rig.interpreter.interrupted()
+    assert rig.conversation.settled()
 
 
 # ---- decoding
@@ -372,13 +357,13 @@ def test_nothing_that_a_server_says_reaches_the_terminal_raw(line: str) -> None:
     """Before the greeting, as a reply, as the number of results and as a result: shown, and never acted upon."""
     for prefix in ("", "S ", "S 1\n", "1 0 ", "1 1 ", "1 0 STATUS=", "R\n"):
         rig = Rig(patient=False)
-        rig.talk.push([conversation.Out("RESULTS"), conversation.Out("CONDOR_VM_STATUS 1 1")], rig.now)
+        rig.conversation.push([Typed("RESULTS"), Typed("CONDOR_VM_STATUS 1 1")], rig.now)
         for part in (prefix + line).split("\n"):
-            rig.talk.received(part, rig.now)
-        rig.talk.logged(line)
-        rig.talk.live_log = True
-        rig.talk.logged(line)
-        shown = [part.text for part in rig.talk.take_shown()]
+            rig.conversation.received(part, rig.now)
+        rig.conversation.logged(line)
+        rig.conversation.live_log = True
+        rig.conversation.logged(line)
+        shown = [part.text for part in rig.conversation.take_shown()]
         assert all(text.isprintable() for text in shown), shown
 
 
@@ -410,11 +395,6 @@ def test_the_figures_of_a_status(words: str, said: str) -> None:
 )
 def test_times(seconds: float, said: str) -> None:
     assert render.duration(seconds) == said
-
-
-@pytest.mark.parametrize("line", ["", "1", "x 0 1", "-1 0 1", "1 2 x", "S 1", f"{'9' * 40} 0 1"])
-def test_what_is_no_result_is_none(line: str) -> None:
-    assert render.result(line).request == 0
 
 
 # ---- job ads
@@ -534,11 +514,11 @@ def test_secrets_that_are_typed_are_neither_shown_nor_kept() -> None:
     rig.type("CLASSAD")
     said = rig.type('ClaimId = "<127.0.0.1:9618>#1#2#topsecret"')
     assert "topsecret" not in said
-    assert not rig.session.memorable("A = 1"), "a line of a job ad"
+    assert not rig.interpreter.memorable("A = 1"), "a line of a job ad"
     rig.type("CLASSAD_END")
-    assert rig.session.memorable("status")
-    assert not rig.session.memorable('ClaimId = "x"')
-    rig.talk.logged('ClaimId = "<127.0.0.1:9618>#1#2#topsecret"')
+    assert rig.interpreter.memorable("status")
+    assert not rig.interpreter.memorable('ClaimId = "x"')
+    rig.conversation.logged('ClaimId = "<127.0.0.1:9618>#1#2#topsecret"')
     assert "topsecret" not in rig.type("log")
 
 
@@ -546,17 +526,17 @@ def test_secrets_that_are_typed_are_neither_shown_nor_kept() -> None:
 
 
 def test_every_command_has_help_and_every_word_that_it_names_a_meaning() -> None:
-    overview = "\n".join(line.text for line in help.overview())
+    overview = "\n".join(line.text for line in commands.overview())
     for command in commands.PROTOCOL:
         assert command.word in overview
-        text = "\n".join(line.text for line in help.about(command.word))
+        text = "\n".join(line.text for line in commands.about(command.word))
         for word in command.errors:
             assert f"{word}: {error_words.WORDS[word]}" in text
     for own in commands.OWN:
         assert own.word in overview
-        assert help.about(own.word)[0].text.startswith(own.word)
+        assert commands.about(own.word)[0].text.startswith(own.word)
     assert [command.word for command in commands.PROTOCOL] == list(session.COMMANDS)
-    assert set(commands.OPERATIONS.values()) == set(lifecycle.OPERATIONS) - {lifecycle.START}
+    assert {own.operation for own in commands.OWN} - {""} == set(lifecycle.OPERATIONS) - {lifecycle.START}
 
 
 def test_every_error_word_of_the_daemon_is_explained() -> None:
@@ -570,7 +550,7 @@ def test_every_error_word_of_the_daemon_is_explained() -> None:
     }
     for word in words | set(errors.HOLD_CODES):
         assert error_words.meaning(word), word
-        text = "\n".join(line.text for line in help.about(word))
+        text = "\n".join(line.text for line in commands.about(word))
         assert error_words.meaning(word) in text
         assert ("on hold" in text) == (word in errors.HOLD_CODES)
 
@@ -578,14 +558,14 @@ def test_every_error_word_of_the_daemon_is_explained() -> None:
 def test_help_for_what_there_is_not() -> None:
     rig = Rig()
     assert "Did you mean BAD_IMAGE?" in rig.type("help BADIMAGE")
-    assert rig.talk.failures == 1
+    assert rig.conversation.failures == 1
 
 
 # ---- completion
 
 
 def candidates(line: str, rig: Rig | None = None) -> list[str]:
-    return [found.text for found in completion.complete(line, (rig or Rig()).talk)]
+    return [found.text for found in commands.complete(line, (rig or Rig()).conversation)]
 
 
 def test_completion_of_words() -> None:
@@ -632,36 +612,43 @@ def test_completion_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @given(st.text(max_size=60))
 def test_completion_never_fails(line: str) -> None:
     if "/" not in line:
-        for found in completion.complete(line, Rig().talk):
+        for found in commands.complete(line, Rig().conversation):
             assert -len(line) <= found.start <= 0
 
 
 # ---- history
 
 
+def history(path: object, rig: Rig | None = None) -> "prompt.History":
+    return prompt.History(str(path), (rig or Rig()).interpreter)
+
+
+def kept(path: object) -> list[str]:
+    """The lines of a history, the oldest first."""
+    return list(history(path).load_history_strings())[::-1]
+
+
 def test_the_history_is_the_users_alone(tmp_path: Path) -> None:
-    file = history.path({"XDG_STATE_HOME": str(tmp_path / "state")})
+    file = prompt.history_path({"XDG_STATE_HOME": str(tmp_path / "state")})
     assert file == str(tmp_path / "state/vmgahp/console_history")
-    kept = history.History(file)
-    for line in ("status", "status", "stop 1", "bad\x1b[2J", "x" * 600, "two\nlines"):
-        kept.add(line)
-    kept.close()
+    typed = history(file)
+    for line in ("status", "status", "stop 1", "bad\x1b[2J", "x" * 600, "two\nlines", 'ClaimId = "x"'):
+        typed.append_string(line)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    again = history.History(file)
-    assert again.lines == ["status", "stop 1"]
-    again.close()
+    assert kept(file) == ["status", "stop 1"]
 
 
 def test_the_history_does_not_grow_for_ever(tmp_path: Path) -> None:
     file = tmp_path / "console_history"
-    file.write_text("".join(f"line {n}\n" for n in range(3 * history.MOST_LINES)))
+    lines = [f"line {n}" for n in range(prompt.LARGEST_HISTORY // 8)]
+    file.write_text("".join(f"+{line}\n\n" for line in lines))
     file.chmod(0o644)
-    kept = history.History(str(file))
-    assert len(kept.lines) == history.MOST_LINES
-    assert kept.lines[-1] == f"line {3 * history.MOST_LINES - 1}"
-    kept.add("one more")
-    kept.close()
-    assert len(file.read_text().splitlines()) == history.MOST_LINES + 1
+    left = kept(file)
+    assert file.stat().st_size <= prompt.LARGEST_HISTORY // 2
+    assert left == lines[-len(left) :]
+    assert len(left) > 1000
+    history(file).append_string("one more")
+    assert kept(file) == [*left, "one more"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -669,28 +656,28 @@ def test_no_history_where_others_could_put_something(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious\n")
     (tmp_path / "console_history").symlink_to(victim)
-    kept = history.History(str(tmp_path / "console_history"))
-    kept.add("status")
+    history(tmp_path / "console_history").append_string("status")
     assert victim.read_text() == "precious\n"
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    history.History(str(open_to_all / "console_history")).add("status")
+    history(open_to_all / "console_history").append_string("status")
     assert not any(open_to_all.iterdir())
-    history.History("").add("status")
+    history("").append_string("status")
+    history("/dev/full").append_string("status")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes in somebody else's home")
 def test_root_leaves_the_home_of_another_alone(tmp_path: Path) -> None:
     os.chown(tmp_path, 54321, 54321)
-    history.History(str(tmp_path / "console_history")).add("status")
+    history(tmp_path / "console_history").append_string("status")
     assert not any(tmp_path.iterdir())
 
 
 def test_where_the_history_is() -> None:
-    assert history.path({"HOME": "/home/a"}) == "/home/a/.local/state/vmgahp/console_history"
-    assert history.path({"HOME": "/home/a", "XDG_STATE_HOME": "relative"}).startswith("/home/a/")
-    assert history.path({}) == ""
+    assert prompt.history_path({"HOME": "/home/a"}) == "/home/a/.local/state/vmgahp/console_history"
+    assert prompt.history_path({"HOME": "/home/a", "XDG_STATE_HOME": "relative"}).startswith("/home/a/")
+    assert prompt.history_path({}) == ""
 
 
 # ---- the place

@@ -1,7 +1,8 @@
 """``vmgahp console``: a conversation with a daemon, by hand.
 
-`commands` is the table of what can be typed, `session` what it becomes, `conversation` the wire, `show` what answers
-mean, `ad` and `launch` the world outside, `terminal` and `prompt` the loops. docs/how-to/console.md is for users.
+`commands` is the table of what can be typed, `repl` makes lines for the server of it, `conversation` follows the
+protocol, `render` says what answers mean, `job_ad` and `launch` are the world outside, `prompt` is the loop on a
+terminal. docs/how-to/console.md is for users.
 """
 
 import errno
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
     import argparse
 
     from vmgahp.commands.console.launch import Place
-    from vmgahp.commands.console.terminal import Console, Screen
-    from vmgahp.protocol.client import Client
+    from vmgahp.commands.console.render import Screen
+    from vmgahp.commands.console.repl import Console
+    from vmgahp.protocol.transcript import Writer
 
 LOST, REFUSED, STRICT = 1, 2, 1
 """Exit statuses: the server could not be started or did not last; a wrong command line; an error with --strict."""
 
-HINT = (
-    "For completion and history install the Python package prompt_toolkit (pip install 'vmgahp[front-ends]')."
+NO_TOOLKIT = (
+    "On a terminal the console needs the Python package prompt_toolkit. Hint: pip install 'vmgahp[front-ends]', "
+    "or send lines through a pipe."
 )
 
 
@@ -67,134 +70,111 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
 
 def run(options: "argparse.Namespace") -> int:
     """The command; returns the exit status."""
-    from vmgahp import errors
-    from vmgahp.commands.console import launch, terminal
-    from vmgahp.commands.console.render import BAD, NOTE, Line
+    from importlib.util import find_spec
 
-    screen = terminal.Screen(sys.stdout, os.environ)
+    from vmgahp import errors
+    from vmgahp.commands.console import launch
+    from vmgahp.commands.console.render import BAD, NOTE, Screen, Shown
+    from vmgahp.protocol import transcript, transcript_file
+
+    screen = Screen(sys.stdout, dict(os.environ))
+
+    def refuse(status: int, why: str) -> int:
+        screen.show(Shown(BAD, why))
+        return status
+
+    if sys.stdin.isatty() and find_spec("prompt_toolkit") is None:
+        return refuse(REFUSED, NO_TOOLKIT)
     try:
         settings = [launch.checked_setting(text) for text in options.set]
-    except errors.ClientFault as fault:
-        screen.show(Line(BAD, f"{fault.sentence}."))
-        return REFUSED
-    try:
         place = launch.Place(options.type, options.dir)
+    except errors.ClientFault as fault:
+        return refuse(REFUSED, f"{fault.sentence}.")
     except OSError as error:
-        screen.show(Line(BAD, f"There is no working directory: {error}"))
-        return LOST
+        return refuse(LOST, f"There is no working directory: {error}")
+    file: transcript_file.TranscriptFile | None = None
     try:
-        recording = _Recording(options.record) if options.record else None
+        if options.record:
+            descriptor, path = transcript_file.create(options.record)
+            file = transcript_file.TranscriptFile(descriptor)
+        writer = transcript.Writer(file.write if file else lambda _: None)
+        return _converse(options, place, place.environment(os.environ, settings), screen, writer)
     except errors.MachineFault as fault:
-        place.close()
-        screen.show(Line(BAD, fault.sentence))
-        return LOST
-    try:
-        return _converse(options, place, place.environment(os.environ, settings), screen, recording)
+        return refuse(LOST, fault.sentence)
     finally:
         left = place.close()
-        if recording is not None:
-            recording.close()
-            screen.show(Line(NOTE, f"The conversation is in {recording.path}."))
+        if file is not None:
+            file.close()
+            screen.show(Shown(NOTE, f"The conversation is in {path}."))
         if left:
-            screen.show(Line(BAD, f"{left} could not be removed."))
-
-
-class _Recording:
-    """The conversation in a new file, in the format of ``vmgahp record``. Raises `errors.MachineFault`."""
-
-    def __init__(self, target: str) -> None:
-        from vmgahp.protocol import transcript, transcript_file
-
-        descriptor, self.path = transcript_file.create(target)
-        self._file = transcript_file.TranscriptFile(descriptor)
-        self.writer = transcript.Writer(self._file.write)
-
-    def close(self) -> None:
-        self._file.close()
+            screen.show(Shown(BAD, f"{left} could not be removed."))
 
 
 def _converse(
-    options: "argparse.Namespace",
-    place: "Place",
-    environ: dict[str, str],
-    screen: "Screen",
-    recording: _Recording | None,
+    options: "argparse.Namespace", place: "Place", environ: dict[str, str], screen: "Screen", writer: "Writer"
 ) -> int:
     import signal
     from time import monotonic
 
-    from vmgahp.commands.console import launch, terminal
-    from vmgahp.commands.console.render import BAD, NOTE, Line
-    from vmgahp.commands.console.repl import Session
-    from vmgahp.protocol import client as clients
+    from vmgahp.commands.console import launch, repl
+    from vmgahp.commands.console.render import BAD, NOTE, Shown
+    from vmgahp.protocol.client import Client, ProtocolError
 
     person = sys.stdin.isatty()
-    edits = not options.plain and terminal.can_edit(os.environ)
-    if edits and not _has_toolkit():
-        screen.show(Line(NOTE, HINT))
-        edits = False
-    session = Session(place, monotonic(), serves=place.vm_type, asks=person, patient=not person)
+    interpreter = repl.Interpreter(place, monotonic(), asks=person, patient=not person)
     command = launch.resolved(options.server) if options.server else launch.own_command()
-    console: terminal.Console | None = None
-
-    if recording is not None:
-        recording.writer.comment(f"vmgahp console: {' '.join(command)}")
+    writer.comment(f"vmgahp console: {' '.join(command)}")
 
     def heard(mark: str, line: str) -> None:
-        if recording is not None and mark != "!":
-            recording.writer.text(mark, line)
-        if console is not None:
-            console.heard(mark, line)
+        if mark == "!":
+            interpreter.conversation.logged(line)
+        else:
+            writer.text(mark, line)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupted)
     try:
-        client = clients.Client(command, environ, place.path, heard=heard)
+        client = Client(command, environ, place.path, heard=heard)
     except OSError as error:
-        screen.show(Line(BAD, f"{command[0]} cannot be started: {error.strerror or error}"))
+        screen.show(Shown(BAD, f"{command[0]} cannot be started: {error.strerror or error}"))
         return LOST
-    with client:
-        console = terminal.Console(session, client, screen)
-        if person:
-            what = (
-                "a new working directory, removed at the end" if place.is_fresh else "the working directory"
-            )
-            screen.show(Line(NOTE, f"{place.path} is {what}. help lists what can be typed."))
+
+    def end() -> None:
+        """Let the server destroy its VMs and end."""
         try:
-            if edits:
-                _edit(console)
+            client.finish(repl.END_DEADLINE)
+        except ProtocolError:
+            pass  # it has been killed, and its guardians destroy its VMs
+
+    with client:
+        console = repl.Console(interpreter, client, screen)
+        try:
+            if person:
+                fresh = "a new working directory, removed at the end"
+                what = fresh if place.is_fresh else "the working directory"
+                screen.show(Shown(NOTE, f"{place.path} is {what}. help lists what can be typed."))
+                _edit(console, plain=options.plain)
             else:
-                terminal.plain(console, sys.stdin.fileno(), person)
+                repl.pipe(console, sys.stdin.fileno())
             good = console.finish()
         except KeyboardInterrupt:
-            _end(client)
+            end()
             raise
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             # Whoever read our output is gone, or the terminal; Python would say so once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _end(client)
+            end()
             return LOST
         finally:
             status = client.process.poll()
-            if recording is not None and status is not None:
-                recording.writer.exit(status)
+            if status is not None:
+                writer.exit(status)
     if not good:
         return LOST
-    return STRICT if options.strict and session.conversation.failures else 0
-
-
-def _end(client: "Client") -> None:
-    """Let the server destroy its VMs and end."""
-    from vmgahp.commands.console.terminal import END_DEADLINE
-    from vmgahp.protocol.client import ProtocolError
-
-    try:
-        client.finish(END_DEADLINE)
-    except ProtocolError:
-        pass  # it has been killed, and its guardians destroy its VMs
+    return STRICT if options.strict and interpreter.conversation.failures else 0
 
 
 def _interrupted(_number: int, _frame: object) -> None:
@@ -202,17 +182,11 @@ def _interrupted(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _has_toolkit() -> bool:
-    from importlib.util import find_spec
+def _edit(console: "Console", *, plain: bool) -> None:
+    """The loop on a terminal; where no line can be edited, prompt_toolkit's for a dumb one."""
+    environ = dict(os.environ)
+    if plain or not sys.stdout.isatty() or environ.get("TERM", "") in ("", "unknown"):
+        os.environ["TERM"] = "dumb"
+    from vmgahp.commands.console import prompt
 
-    return find_spec("prompt_toolkit") is not None
-
-
-def _edit(console: "Console") -> None:
-    from vmgahp.commands.console import history, prompt
-
-    kept = history.History(history.path(os.environ))
-    try:
-        prompt.run(console, kept, colour=not os.environ.get("NO_COLOR"))
-    finally:
-        kept.close()
+    prompt.run(console, environ)

@@ -1,17 +1,27 @@
-"""The commands of the protocol and of the console, with what there is to say of each.
+"""The commands of the protocol and of the console: what they take, their help and their completion. Pure.
 
-One table for the help, the completion and the session. The first part of it is the protocol's, in the order in
-which a server lists its commands; the second is the console's own.
+One table for all of it. Its first part is the protocol's, in the order in which a server lists its commands; the
+second is the console's own. Only the names of files are looked up.
 """
 
-from typing import NamedTuple
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
-from vmgahp import lifecycle
+from vmgahp import vm_types
+from vmgahp.commands.console.render import BAD, GOOD, NOTE, PLAIN, Shown, clean
+from vmgahp.protocol import error_words
+from vmgahp.protocol.requests import PREFIX
+from vmgahp.text import escape
 
-VM_PREFIX = "CONDOR_VM_"
+if TYPE_CHECKING:
+    from vmgahp.commands.console.conversation import Conversation
 
 _OF_A_VM = ("VM_NOT_FOUND", "VM_INVALID_OPERATION", "INTERNAL", "CRITICAL")
 """What an operation of a VM may fail with."""
+
+MOST_FILES = 500
+"""Names of a directory that are looked at."""
 
 
 class Command(NamedTuple):
@@ -35,11 +45,14 @@ class Own(NamedTuple):
     word: str
     arguments: str
     summary: str
-    text: str
+    text: str = ""
     protocol: str = ""
     """The command of the protocol that it stands for."""
-    takes: str = ""
-    """What its argument is, for the completion: ``vm``, ``ad``, ``help``, ``on|off``, ``request``."""
+
+    @property
+    def operation(self) -> str:
+        """What it asks of a VM; empty where that is nothing."""
+        return self.protocol.removeprefix(PREFIX) if self.arguments == "[VM]" else ""
 
 
 PROTOCOL: tuple[Command, ...] = (
@@ -93,7 +106,7 @@ PROTOCOL: tuple[Command, ...] = (
         "REQUEST VM",
         "suspend [VM]",
         "save a VM's memory to a file and free its memory",
-        "The file is of use to this server alone. RESUME goes on from it.",
+        "The file is of use to this server alone. RESUME continues from it.",
         "REQUEST 0 NULL",
         (*_OF_A_VM, "VM_NO_SUPPORT_SUSPEND"),
     ),
@@ -110,7 +123,7 @@ PROTOCOL: tuple[Command, ...] = (
         "CONDOR_VM_RESUME",
         "REQUEST VM",
         "resume [VM]",
-        "let a suspended VM go on",
+        "let a suspended VM run again",
         "After SUSPEND, SOFT_SUSPEND or CHECKPOINT alike.",
         "REQUEST 0 NULL",
         (*_OF_A_VM, "VM_INVALID_SUSPEND_FILE"),
@@ -130,7 +143,7 @@ PROTOCOL: tuple[Command, ...] = (
         "status [VM]",
         "the state of a VM and what it has used",
         "A VM that nobody knows is Stopped. CPU time is seconds of all its CPUs together and never runs backwards; "
-        "utilisation is the CPU used since the last STATUS by wall time and CPUs; memory is in KiB.",
+        "utilization is the CPU used since the last STATUS by wall time and CPUs; memory is in KiB.",
         "REQUEST 0 STATUS=Running CPUUTILIZATION=0.5 CPUTIME=12.0 MEMORY=65536 MAXMEMORY=65536",
         ("INTERNAL", "CRITICAL"),
     ),
@@ -173,6 +186,15 @@ PROTOCOL: tuple[Command, ...] = (
     ),
 )
 
+
+def _short(*words: str) -> Iterator[Own]:
+    """The console's form of commands of the protocol that say all there is to say."""
+    for command in PROTOCOL:
+        word, _, arguments = command.short.partition(" ")
+        if word in words:
+            yield Own(word, arguments, command.summary, "", command.word)
+
+
 OWN: tuple[Own, ...] = (
     Own(
         "start",
@@ -183,72 +205,189 @@ OWN: tuple[Own, ...] = (
         "its own, for a START destroys what is left of an earlier VM of the same name. Files are not copied: "
         "the console says which it would look for and where.",
         "CONDOR_VM_START",
-        "ad",
     ),
-    *(
-        Own(
-            word,
-            "[VM]",
-            next(command.summary for command in PROTOCOL if command.word == VM_PREFIX + operation),
-            "",
-            VM_PREFIX + operation,
-            "vm",
-        )
-        for word, operation in (
-            ("status", lifecycle.STATUS),
-            ("pid", lifecycle.GETPID),
-            ("suspend", lifecycle.SUSPEND),
-            ("soft-suspend", lifecycle.SOFT_SUSPEND),
-            ("resume", lifecycle.RESUME),
-            ("checkpoint", lifecycle.CHECKPOINT),
-            ("stop", lifecycle.STOP),
-        )
-    ),
+    *_short("status", "pid", "suspend", "soft-suspend", "resume", "checkpoint", "stop"),
     Own("vms", "", "the VMs that were started here, as far as is known", "Nothing is asked of the server."),
     Own(
         "wait",
         "[REQUEST]",
         "wait for the result of a request, or of all of them",
         "What is typed meanwhile is kept until then. Control-C ends the waiting.",
-        "",
-        "request",
     ),
-    Own(
-        "ad",
-        "[FILE]",
-        "show the job ad that was sent last, or that of a file, without its secrets",
-        "",
-        "",
-        "ad",
-    ),
-    Own(
-        "log",
-        "[LINES]  or  on|off",
-        "the end of the server's standard error, or all as it comes",
-        "",
-        "",
-        "log",
-    ),
-    Own("wire", "on|off", "show the lines of the protocol, or only what they mean", "", "", "on|off"),
-    Own("async", "on|off", "whether the server says R when a result is there", "", "ASYNC_MODE_ON", "on|off"),
-    Own("results", "", "fetch the results that are there", "", "RESULTS"),
-    Own("version", "", "what the server calls itself", "", "VERSION"),
-    Own("commands", "", "the commands that the server knows", "", "COMMANDS"),
-    Own("types", "", "the VM types that START takes for a word", "", "SUPPORT_VMS"),
-    Own("help", "[COMMAND | ERROR]", "this list, or all about a command or an error word", "", "", "help"),
+    Own("ad", "[FILE]", "show the job ad that was sent last, or that of a file, without its secrets"),
+    Own("log", "[LINES]  or  on|off", "the end of the server's standard error, or all as it comes"),
+    Own("wire", "on|off", "show the lines of the protocol, or only what they mean"),
+    Own("async", "on|off", "whether the server says R when a result is there", "", "ASYNC_MODE_ON"),
+    *_short("results", "version", "commands", "types"),
+    Own("help", "[COMMAND | ERROR]", "this list, or all about a command or an error word"),
     Own("quit", "", "destroy all VMs and end", "The end of input (Control-D) does the same.", "QUIT"),
 )
 
-OPERATIONS = {own.word: own.protocol.removeprefix(VM_PREFIX) for own in OWN if own.takes == "vm"}
-"""Short form -> operation, for what is asked of a VM."""
+LEGEND = (
+    "A line that begins in upper case goes to the server as it is. # and a number is a request; VM is the number of "
+    "a VM, which may be left out while there is only one."
+)
 
 
 def protocol(word: str) -> Command | None:
     """The command of the protocol of this name, in any case, with or without ``CONDOR_VM_``."""
     word = word.upper()
-    return next((command for command in PROTOCOL if command.word in (word, VM_PREFIX + word)), None)
+    return next((command for command in PROTOCOL if command.word in (word, PREFIX + word)), None)
 
 
 def own(word: str) -> Own | None:
     """The console's own command of this name."""
     return next((command for command in OWN if command.word == word), None)
+
+
+# Help
+
+
+def overview() -> list[Shown]:
+    """The list of commands."""
+    width = max(len(f"{own.word} {own.arguments}") for own in OWN) + 2
+
+    def rows(table: Iterable[Own | Command]) -> Iterator[Shown]:
+        for row in table:
+            yield Shown(PLAIN, f"  {f'{row.word} {row.arguments}'.rstrip().ljust(width)}{row.summary}")
+
+    own_rows = (Shown(GOOD, "Commands of the console"), *rows(OWN))
+    return [*own_rows, Shown(GOOD, "Commands of the protocol"), *rows(PROTOCOL), Shown(NOTE, LEGEND)]
+
+
+def about(topic: str) -> list[Shown]:
+    """All about a command, of the console's or of the protocol's, or about an error word."""
+    lines: list[Shown] = []
+    found = own(topic.lower()) if not topic.isupper() else None
+    if found is not None:
+        lines += _title(found)
+        if found.protocol:
+            lines.append(Shown(PLAIN, f"  It sends {found.protocol}."))
+        topic = found.protocol or topic
+    command = protocol(topic)
+    if command is not None:
+        lines += _title(command)
+        if command.short:
+            lines.append(Shown(PLAIN, f"  Here for short: {command.short}"))
+        if command.result:
+            lines.append(Shown(PLAIN, f"  The result is such as: {command.result}"))
+        if command.errors:
+            lines.append(Shown(PLAIN, "  or REQUEST 1 and one of"))
+        lines += [Shown(PLAIN, f"    {word}: {error_words.meaning(word)}") for word in command.errors]
+    return lines or _about_word(topic)
+
+
+def _title(row: Own | Command) -> list[Shown]:
+    lines = [f"  {row.summary[:1].upper()}{row.summary[1:]}.", *([f"  {row.text}"] if row.text else [])]
+    return [Shown(GOOD, f"{row.word} {row.arguments}".rstrip()), *(Shown(PLAIN, line) for line in lines)]
+
+
+def _about_word(topic: str) -> list[Shown]:
+    meaning = error_words.meaning(topic)
+    if meaning:
+        word = topic if topic == error_words.NOTHING else f"VMGAHP_ERR_{error_words.short(topic)}"
+        fate = error_words.fate(topic)
+        return [Shown(GOOD, word), Shown(PLAIN, f"  {meaning}"), Shown(PLAIN, f"  {fate}")]
+    near = nearest(topic)
+    return [
+        Shown(BAD, f"There is no help about {clean(topic)}." + (f" Did you mean {near}?" if near else ""))
+    ]
+
+
+def nearest(word: str) -> str:
+    """A command or an error word that looks like `word`; empty where none does."""
+    import difflib
+
+    known = [*(own.word for own in OWN), *(command.word for command in PROTOCOL), *error_words.WORDS]
+    pool = {name.lower(): name for name in known}
+    short = word.lower().removeprefix("vmgahp_err_")
+    found = difflib.get_close_matches(short[:60], pool, 1, 0.6)
+    return pool[found[0]] if found else ""
+
+
+# Completion
+
+
+class Candidate(NamedTuple):
+    """One way to complete a line."""
+
+    text: str
+    start: int
+    """How many characters before the cursor it replaces, as a number below or equal to 0."""
+    hint: str = ""
+
+
+def complete(line: str, conversation: "Conversation") -> Iterator[Candidate]:
+    """The candidates for a line up to the cursor."""
+    *before, last = line.split(" ")
+    if conversation.in_ad:
+        last, choices = line, {"CLASSAD_END": ""} if line else {}
+    elif not before:
+        choices = _first_words(last)
+    else:
+        takes = _takes(before)
+        if takes in ("ad", "start"):
+            yield from (Candidate("job", -len(last)),) if takes == "start" and "job".startswith(last) else ()
+            yield from _files(last)
+        choices = _choices(takes, last, conversation)
+    for text, hint in choices.items():
+        if text.lower().startswith(last.lower()):
+            yield Candidate(text, -len(last), hint)
+
+
+def _takes(before: list[str]) -> str:
+    """What comes after these words: ``ad``, ``help``, ``on|off``, ``REQUEST``, ``VM`` and so on; empty for nothing."""
+    found, place = own(before[0]), len(before) - 1
+    if found is None:
+        command = protocol(before[0])
+        wanted = command.arguments.split() if command is not None else []
+        return f"new {wanted[0]}" if wanted and not place else wanted[place] if place < len(wanted) else ""
+    if found.word == "start" and place:
+        return "TYPE" if place == (2 if before[1] == "job" else 1) else ""
+    if place:
+        return ""
+    return found.word if found.word in ("start", "ad", "help") else found.arguments.split(" ")[-1].strip("[]")
+
+
+def _first_words(last: str) -> dict[str, str]:
+    rows: list[Own | Command] = [row for row in OWN if row.word.startswith(last)]
+    if last[:1].isupper() or not last:
+        rows += [row for row in PROTOCOL if row.word.startswith(last)]
+    return {row.word: row.summary for row in rows}
+
+
+def _choices(takes: str, last: str, conversation: "Conversation") -> dict[str, str]:
+    match takes:
+        case "VM":
+            return {str(number): state for number, state in conversation.vms.items()}
+        case "REQUEST":
+            pending = conversation.requests.pending.values()
+            return {str(request.number): request.operation for request in pending}
+        case "new REQUEST":
+            return {str(conversation.requests.last_id + 1): "the next request id"}
+        case "TYPE":
+            return dict.fromkeys(vm_types.DRIVERS, "")
+        case "on|off":
+            return {"on": "", "off": ""}
+        case "help":
+            prefix = "VMGAHP_ERR_" if last.upper().startswith("VMGAHP_") else ""
+            words = error_words.WORDS if last else {}
+            return _first_words(last) | {prefix + word: meaning for word, meaning in words.items()}
+    return {}
+
+
+def _files(last: str) -> Iterator[Candidate]:
+    """Names of files and directories that begin as `last` does; none with characters that a terminal acts upon."""
+    directory, _, begin = last.rpartition("/")
+    where = os.path.expanduser(f"{directory}/") if directory or last.startswith("/") else "."
+    try:
+        with os.scandir(where) as entries:
+            found = []
+            for _, entry in zip(range(MOST_FILES), entries, strict=False):
+                if entry.name.startswith(begin) and (begin or not entry.name.startswith(".")):
+                    found.append((entry.name, entry.is_dir()))
+    except OSError:
+        return
+    for name, is_directory in sorted(found):
+        if escape(name) == name and not any(character.isspace() for character in name):
+            yield Candidate(name + ("/" if is_directory else ""), -len(begin))

@@ -1,177 +1,212 @@
 """The loop on a terminal: a line to edit while results arrive above it (prompt_toolkit)."""
 
 import asyncio
+import os
+import stat
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, Completion
-from prompt_toolkit.completion.base import CompleteEvent
+from prompt_toolkit.application import create_app_session, run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.history import History as ToolkitHistory
-from prompt_toolkit.patch_stdout import patch_stdout
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import is_dumb_terminal
 
-from vmgahp.commands.console.completion import complete
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vmgahp.commands.console.history import History
-    from vmgahp.commands.console.repl import Session
-    from vmgahp.commands.console.terminal import Console
+from vmgahp.commands.console.commands import complete
+from vmgahp.commands.console.repl import Console, Interpreter
 
 REFRESH = 1.0
 """Seconds between two looks at how long requests have taken."""
 
-_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
+LONGEST_LINE = 500
+"""Characters of a line that is kept in the history; longer ones were pasted, not typed."""
 
-_NO_COLOUR = Style.from_dict({"bottom-toolbar": "noreverse", "prompt": "bold"})
+LARGEST_HISTORY = 1 << 18
+"""Bytes of the history's file; when it is longer, the oldest half goes."""
+
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
+_NO_COLOR = Style.from_dict({"bottom-toolbar": "noreverse", "prompt": "bold"})
 
 
 class _Completer(Completer):
-    def __init__(self, session: "Session") -> None:
-        self._session = session
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> "Iterable[Completion]":
-        for found in complete(document.text_before_cursor.lstrip(), self._session.conversation):
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        for found in complete(document.text_before_cursor.lstrip(), self._interpreter.conversation):
             yield Completion(found.text, found.start, display_meta=found.hint)
 
 
-class _Remembered(ToolkitHistory):
-    """`History` as prompt_toolkit wants it: the newest line first, and nothing in it that is not `memorable`."""
+def history_path(environ: Mapping[str, str]) -> str:
+    """Where the history is, by the XDG rules; empty where there is no home."""
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        home = environ.get("HOME", "")
+        if not os.path.isabs(home):
+            return ""
+        state = os.path.join(home, ".local", "state")
+    return os.path.join(state, "vmgahp", "console_history")
 
-    def __init__(self, history: "History", session: "Session") -> None:
-        super().__init__()
-        self._history = history
-        self._session = session
 
-    def load_history_strings(self) -> "Iterable[str]":
-        return reversed(self._history.lines)
+def own_file(path: str) -> str:
+    """A history's file, made and ready to be written; `os.devnull` where there can be none.
+
+    The file is the user's and closed to others (0600), in a directory that only he can write. As root in somebody
+    else's home it is left alone.
+    """
+    try:
+        directory = os.path.dirname(path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        found = os.stat(directory)
+        if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return os.devnull
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "r+b", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                return os.devnull
+            os.fchmod(file.fileno(), 0o600)
+            if found.st_size > LARGEST_HISTORY:
+                kept = os.pread(file.fileno(), LARGEST_HISTORY // 2, found.st_size - LARGEST_HISTORY // 2)
+                file.truncate(0)
+                file.write(kept.partition(b"\n")[2])
+    except OSError:
+        return os.devnull
+    return path
+
+
+class History(FileHistory):
+    """What a person typed: short commands, and never a job ad."""
+
+    def __init__(self, path: str, interpreter: Interpreter) -> None:
+        super().__init__(own_file(path))
+        self._interpreter = interpreter
+
+    def load_history_strings(self) -> Iterable[str]:
+        return [line for line in super().load_history_strings() if line.isprintable()]
 
     def append_string(self, string: str) -> None:
-        if self._session.memorable(string):
+        if self._interpreter.memorable(string) and self.get_strings()[-1:] != [string.strip()]:
             super().append_string(string.strip())
 
     def store_string(self, string: str) -> None:
-        self._history.add(string)
+        if string.isprintable() and len(string) <= LONGEST_LINE:
+            with suppress(OSError):
+                super().store_string(string)
 
 
-def run(console: "Console", history: "History", *, colour: bool) -> None:
-    """Type and show until the session is done."""
-    asyncio.run(_Loop(console, history, colour).run())
+def run(console: Console, environ: Mapping[str, str]) -> None:
+    """Type and show until the console is done."""
+    with create_app_session(output=PlainTextOutput(sys.stdout) if is_dumb_terminal() else None):
+        asyncio.run(_Loop(console, environ).run())
 
 
 class _Loop:
-    def __init__(self, console: "Console", history: "History", colour: bool) -> None:
+    def __init__(self, console: Console, environ: Mapping[str, str]) -> None:
         self._console = console
-        self._history = _Remembered(history, console.session)
-        self._style = _STYLE if colour else _NO_COLOUR
-        self._watched: list[int] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._finished = asyncio.Event()
-
-    async def run(self) -> None:
-        session = self._console.session
-        prompt: PromptSession[str] = PromptSession(
-            history=self._history,
-            completer=_Completer(session),
+        self._dumb = is_dumb_terminal()
+        self._asking = False
+        """On a dumb terminal: a prompt stands on the last line."""
+        self._texts: list[str] = []
+        """What is to be shown."""
+        self._prompt: PromptSession[str] = PromptSession(
+            history=History(history_path(environ), console.interpreter),
+            completer=_Completer(console.interpreter),
             complete_while_typing=False,
             complete_style=CompleteStyle.MULTI_COLUMN,
             bottom_toolbar=self._toolbar,
-            style=self._style,
+            style=_NO_COLOR if environ.get("NO_COLOR") else _STYLE,
             enable_open_in_editor=False,
             refresh_interval=REFRESH,
             reserve_space_for_menu=5,
         )
-        # raw: the colours are ours; whatever a server said has been made harmless before.
-        with patch_stdout(raw=True):
-            self._console.screen.write = _print
-            self._watch()
-            while not self._console.done:
-                typing = asyncio.ensure_future(self._ask(prompt))
-                ending = asyncio.ensure_future(self._finished.wait())
-                await asyncio.wait({typing, ending}, return_when=asyncio.FIRST_COMPLETED)
-                ending.cancel()
-                if not typing.done():
-                    typing.cancel()
-                await asyncio.wait({typing})
-                if typing.cancelled():
-                    break
-                self._typed(typing.result())
-                if session.conversation.quitting and not self._console.done:
-                    await self._finished.wait()  # no more prompts until the server has answered
-            self._unwatch()
 
-    async def _ask(self, prompt: "PromptSession[str]") -> "str | type[KeyboardInterrupt] | None":
-        """What was typed; None for Control-D, KeyboardInterrupt for Control-C, which as an exception ends loops."""
+    async def run(self) -> None:
+        screen = self._console.screen
+        write, screen.write = screen.write, self._texts.append
         try:
-            return await prompt.prompt_async(lambda: ANSI(self._console.session.prompt))
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            return KeyboardInterrupt
+            following = asyncio.create_task(self._follow())
+            typing = asyncio.create_task(self._type())
+            await asyncio.wait({following, typing}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                typing.cancel()
+                await asyncio.wait({typing})
+            if not typing.cancelled():
+                typing.result()
+            await following  # no more prompts until the server has answered a QUIT
+        finally:
+            screen.write = write
+            write("".join(self._texts))
 
-    def _typed(self, answer: "str | type[KeyboardInterrupt] | None") -> None:
-        if answer is None:
-            self._console.type(None)
-        elif isinstance(answer, str):
-            for line in answer.split("\n"):  # several lines can be pasted at once
-                self._console.type(line)
-        else:
-            self._console.session.interrupted()
-            self._console.turn()
-        self._after()
+    async def _type(self) -> None:
+        console = self._console
+        while not (console.done or console.conversation.quitting):
+            await self._flush()
+            self._asking = self._dumb
+            try:
+                typed = await self._prompt.prompt_async(lambda: ANSI(console.interpreter.prompt))
+            except EOFError:
+                self._answered()
+                console.type(None)
+            except KeyboardInterrupt:
+                self._answered()
+                console.interpreter.interrupted()
+                console.turn()
+            else:
+                self._asking = False
+                for line in typed.split("\n"):  # several lines can be pasted at once
+                    console.type(line)
+
+    def _answered(self) -> None:
+        if self._asking:
+            self._write("")
+
+    async def _follow(self) -> None:
+        """Take in what the server says, as it comes, and what has taken too long."""
+        loop = asyncio.get_running_loop()
+        while not self._console.done:
+            heard = asyncio.Event()
+            watched = self._console.client.descriptors()
+            for descriptor in watched:
+                loop.add_reader(descriptor, heard.set)
+            with suppress(TimeoutError):
+                due = self._console.timeout()
+                await asyncio.wait_for(heard.wait(), REFRESH / 2 if due is None else min(due, REFRESH / 2))
+            for descriptor in watched:
+                loop.remove_reader(descriptor)
+            asked = self._asking
+            self._console.pump()
+            await self._flush()
+            if asked and not self._asking and not self._console.done:
+                self._write(self._console.interpreter.prompt)
+                self._asking = True
+
+    async def _flush(self) -> None:
+        """Show what is to be shown, above the line that is being typed."""
+        text = "".join(self._texts)
+        self._texts.clear()
+        if text and self._prompt.app.is_running:
+            await run_in_terminal(lambda: self._write(text))
+        elif text:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(f"\n{text}" if self._asking else text)
+        sys.stdout.flush()
+        self._asking = False
 
     def _toolbar(self) -> str:
-        talk = self._console.session.conversation
-        parts = [f"VM {number} {state}" for number, state in talk.vms.items()] or ["no VM"]
-        now = monotonic()
-        parts += [f"{request} for {now - request.asked:.0f} s" for request in talk.requests.values()]
-        if talk.waited_for:
+        conversation = self._console.conversation
+        parts = [f"VM {number} {state}" for number, state in conversation.vms.items()] or ["no VM"]
+        for request in conversation.requests.pending.values():
+            parts.append(f"{request} for {monotonic() - request.sent:.0f} s")
+        if conversation.waited_for:
             parts.append("waiting; Control-C ends that")
         return " " + " | ".join(parts)
-
-    # The server
-
-    def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        wanted = self._console.client.descriptors()
-        for descriptor in self._watched:
-            if descriptor not in wanted:
-                loop.remove_reader(descriptor)
-        for descriptor in wanted:
-            if descriptor not in self._watched:
-                loop.add_reader(descriptor, self._pump)
-        self._watched = wanted
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self._console.timeout()
-        self._timer = None if due is None else loop.call_later(due, self._pump)
-
-    def _unwatch(self) -> None:
-        loop = asyncio.get_running_loop()
-        for descriptor in self._watched:
-            loop.remove_reader(descriptor)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _pump(self) -> None:
-        self._console.pump()
-        self._after()
-
-    def _after(self) -> None:
-        """Something has happened: look at what to wait for now, and whether this is the end."""
-        self._console.flush()
-        self._watch()
-        if self._console.done:
-            self._finished.set()
-
-
-def _print(text: str) -> None:
-    """Above the line that is being typed: `patch_stdout` has put itself in the place of standard output."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -1,23 +1,23 @@
-"""What comes from a server, in words: replies, results, the figures of a STATUS, error words. Pure.
+"""What comes from a server, in words, and the screen that shows it.
 
 Everything that a server says may have been said by a guest or by a stranger's job: nothing of it reaches a
 terminal but printable characters, and no line of it is beyond `LONGEST`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
+from typing import NamedTuple, TextIO
 
 from vmgahp import lifecycle
-from vmgahp.protocol import error_words, wire
+from vmgahp.commands.page import Page
+from vmgahp.protocol import error_words
+from vmgahp.protocol.requests import digits
 from vmgahp.text import escape
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 SENT, RECEIVED, GOOD, BAD, NOTE, LOG, PLAIN = "sent", "received", "good", "bad", "note", "log", "plain"
-"""The kinds of what is shown; `COLOURS` has a terminal's codes for them."""
+"""The kinds of what is shown; `COLORS` has a terminal's codes for them."""
 
-COLOURS = {SENT: "36", RECEIVED: "2", GOOD: "32", BAD: "31", NOTE: "33", LOG: "2", PLAIN: ""}
+COLORS = {SENT: "36", RECEIVED: "2", GOOD: "32", BAD: "31", NOTE: "33", LOG: "2", PLAIN: ""}
 
 WIRE = (SENT, RECEIVED, LOG)
 """Lines that are shown as they are, however wide."""
@@ -33,21 +33,11 @@ _STATES = {
 }
 
 
-class Line(NamedTuple):
+class Shown(NamedTuple):
     """One line for the person."""
 
     kind: str
     text: str
-
-
-class Result(NamedTuple):
-    """A line that RESULTS fetched."""
-
-    request: int
-    """0 where the line is no result."""
-    ok: bool
-    words: tuple[str, ...]
-    """What follows the request id and the 0 or 1."""
 
 
 def clean(text: str) -> str:
@@ -56,20 +46,7 @@ def clean(text: str) -> str:
     return shown if len(text) <= LONGEST else f"{shown} ... and {len(text) - LONGEST} more characters"
 
 
-def result(line: str) -> Result:
-    """A line of RESULTS taken apart."""
-    parts = wire.words(line)
-    if len(parts) < 2 or parts[1] not in ("0", "1") or number(parts[0]) is None:
-        return Result(0, False, tuple(parts))
-    return Result(number(parts[0]) or 0, parts[1] == "0", tuple(parts[2:]))
-
-
-def number(word: str) -> int | None:
-    """A word of a few ASCII digits as a number; None for any other."""
-    return int(word) if word.isascii() and word.isdigit() and len(word) <= 18 else None
-
-
-def fields(payload: "Sequence[str]") -> dict[str, str]:
+def fields(payload: Sequence[str]) -> dict[str, str]:
     """The ``NAME=value`` words of a STATUS; of a name that comes twice the first one counts."""
     found: dict[str, str] = {}
     for word in payload:
@@ -79,7 +56,7 @@ def fields(payload: "Sequence[str]") -> dict[str, str]:
     return found
 
 
-def status(payload: "Sequence[str]") -> str:
+def status(payload: Sequence[str]) -> str:
     """The figures of a STATUS in words and units; what is not known is shown as it came."""
     left = fields(payload)
     state = left.pop("STATUS", "")
@@ -122,7 +99,29 @@ def _real(text: str) -> float | None:
 
 
 def _mebibytes(text: str) -> str:
-    kib = number(text)
+    kib = digits(text)
     if kib is None:
         return clean(text)
     return f"{kib / 1024:.0f} MiB" if kib % 1024 == 0 else f"{kib / 1024:.1f} MiB"
+
+
+class Screen:
+    """Where lines are shown: colors as the terminal and NO_COLOR have it."""
+
+    def __init__(self, stream: TextIO, environ: Mapping[str, str]) -> None:
+        self._page = Page.of(stream, environ)
+        self._wraps = stream.isatty()
+        self._stream = stream
+        self.write: Callable[[str], object] = self._write
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def show(self, line: Shown) -> None:
+        text = self._page.text(line.text)
+        lines = [text]
+        if self._wraps and line.kind not in WIRE and len(text) > self._page.width:
+            indent = " " * (len(text) - len(text.lstrip()))
+            lines = wrap(text, self._page.width, subsequent_indent=indent + "  ", break_on_hyphens=False)
+        self.write("".join(self._page.paint(part, COLORS[line.kind]) + "\n" for part in lines))

@@ -1,54 +1,74 @@
-"""What a person types, made into lines for the server. Pure; the wire is `conversation`'s.
+"""What a person or a pipe types, made into lines for the server, and the loop over both.
 
-Whatever needs the world outside, a job ad's file or condor_q, is asked of `Outside`.
+`Interpreter` is pure: whatever needs the world outside, a job ad's file or condor_q, is asked of `Outside`. `Console`
+puts it between a server and a screen, and `pipe` is the loop for lines that come from a pipe; `prompt` has that of a
+terminal.
 """
 
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from time import monotonic
+from typing import Protocol
+
 from vmgahp import lifecycle
-from vmgahp.commands.console import commands, help, render
-from vmgahp.commands.console.conversation import Conversation, Out
-from vmgahp.commands.console.job_ad import Ad, public_lines
-from vmgahp.commands.console.render import BAD, LOG, NOTE, PLAIN
+from vmgahp.commands.console import commands, render
+from vmgahp.commands.console.conversation import Conversation, Typed
+from vmgahp.commands.console.job_ad import Ad
+from vmgahp.commands.console.render import BAD, LOG, NOTE, PLAIN, Screen, Shown, clean
 from vmgahp.errors import ClientFault
+from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.requests import Request, State, digits
+from vmgahp.text import redact
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
+LONGEST_INPUT = 1 << 20
+"""Bytes of one typed line."""
 
-    class Outside(Protocol):
-        """What a session needs of the world."""
+END_DEADLINE = 60.0
+"""Seconds that the server has for its end after QUIT or the end of its input."""
 
-        def ad_of_file(self, path: str, vm_type: str) -> Ad:
-            """A job ad from a file, ready to be sent. Raises `ClientFault`."""
+LOST_DEADLINE = 5.0
+"""The same for one that has closed an end of its pipes without being asked to end."""
 
-        def ad_of_job(self, job: str, vm_type: str) -> Ad:
-            """The ad of a job in the queue, ready to be sent. Raises `ClientFault`."""
-
-        def explanation(self) -> str:
-            """The sentences that a server left about the START that has failed just now."""
-
+LAST_WORDS = 10
+"""Lines of its standard error that are shown of a server that has failed."""
 
 _LOG_LINES = 20
 
 
-class Session:
-    """One person at one conversation.
+class Outside(Protocol):
+    """What an interpreter needs of the world."""
+
+    def ad_of_file(self, path: str, vm_type: str) -> Ad:
+        """A job ad from a file, ready to be sent. Raises `ClientFault`."""
+
+    def ad_of_job(self, job: str, vm_type: str) -> Ad:
+        """The ad of a job in the queue, ready to be sent. Raises `ClientFault`."""
+
+    def explanation(self) -> str:
+        """The sentences that a server left about the START that has failed just now."""
+
+
+class Interpreter:
+    """What one person types at one conversation.
 
     `asks` says whether somebody is there to be asked before VMs are destroyed; `patient`, for input that comes
     from a pipe, makes every short form wait for its result before the next line is taken.
     """
 
-    def __init__(self, outside: "Outside", now: float, *, serves: str, asks: bool, patient: bool) -> None:
+    def __init__(self, outside: Outside, now: float, *, asks: bool, patient: bool) -> None:
         self.conversation = Conversation(now, outside.explanation)
-        self.serves = serves
-        """The server's VM type, as far as it is known."""
-        self.last_ad: Ad | None = None
-        self._outside = outside
         self.asks = asks
         self.patient = patient
+        self._outside = outside
+        self._last_ad: Ad | None = None
         self._asked_to_quit = False
-        self._groups = 0
-        self._handlers: dict[str, Callable[[list[str], float], None]] = {
+        self._groups = count(1)
+        self._now = now
+        self._handlers: dict[str, Callable[[list[str]], None]] = {
             "start": self._start,
             "vms": self._vms,
             "wait": self._wait,
@@ -67,53 +87,51 @@ class Session:
 
     def memorable(self, line: str) -> bool:
         """Whether a line that is about to be typed may be kept in a history: job ads may not."""
-        from vmgahp.text import redact
-
         return not self.conversation.in_ad and bool(line.strip()) and redact(line) == line
 
     def typed(self, line: str, now: float) -> None:
         """A line of the person's, without its end."""
-        talk = self.conversation
-        if talk.in_ad:
-            self._ad_line(line, now)
-            return
+        self._now = now
         words = line.split()
-        if not words:
-            return
-        if self._asked_to_quit and words[0].lower() in ("y", "yes", "quit"):
-            words = ["quit"]
-        elif words[0] != "quit":
-            self._asked_to_quit = False
-        own = commands.own(words[0])
+        if self.conversation.in_ad:
+            self._ad_line(line)
+        elif words:
+            if self._asked_to_quit and words[0].lower() in ("y", "yes", "quit"):
+                words = ["quit"]
+            elif words[0] != "quit":
+                self._asked_to_quit = False
+            self._command(line, words)
+
+    def _command(self, line: str, words: list[str]) -> None:
+        word, rest = words[0], words[1:]
+        own = commands.own(word)
         if own is None:
-            if _is_raw(words[0]):
-                self._raw(line, now)
-            else:
-                near = help.nearest(words[0])
-                hint = f"did you mean {near}?" if near else "help lists all there is."
-                talk.fail(f"There is no command {render.clean(words[0])}: {hint}")
-        elif own.takes == "vm":
-            self._operate(own, words[1:], now)
-        elif words[0] in self._handlers:
-            self._handlers[words[0]](words[1:], now)
-        elif len(words) > 1:
-            talk.fail(f"{words[0]} takes nothing after it.")
+            self._raw(line, word)
+        elif own.operation:
+            target = self._target(word, rest)
+            if target is not None:
+                self._request([], own.operation, str(target))
+        elif word in self._handlers:
+            self._handlers[word](rest)
+        elif rest:
+            self.conversation.fail(f"{word} takes nothing after it.")
         else:
-            talk.push([Out(own.protocol)], now)
+            self._push(Typed(own.protocol))
 
     def end_of_input(self, now: float) -> bool:
-        """The person is done: Control-D, or the end of a pipe. Whether that ends the session, or was a question.
+        """The person is done: Control-D, or the end of a pipe. Whether that ends it all, or was a question.
 
         A job ad that was being typed is ended, and nothing else happens where somebody types.
         """
-        talk = self.conversation
-        if talk.in_ad:
-            self._ad_line("CLASSAD_END", now)
+        self._now = now
+        conversation = self.conversation
+        if conversation.in_ad:
+            self._ad_line("CLASSAD_END")
             if self.asks:
                 return False
-        if not talk.quitting:
-            self._quit([], now)
-        return talk.quitting or not self._asked_to_quit
+        if not conversation.quitting:
+            self._quit([])
+        return conversation.quitting or not self._asked_to_quit
 
     def interrupted(self) -> None:
         """Control-C: nothing is waited for any longer."""
@@ -122,171 +140,313 @@ class Session:
 
     # The protocol as it is
 
-    def _raw(self, line: str, now: float) -> None:
-        out = Out(line)
-        if out.command == "QUIT":
-            self._quit([], now)
-        else:
-            self.conversation.push([out], now)
+    def _push(self, *typed: Typed) -> None:
+        self.conversation.push(typed, self._now)
 
-    def _ad_line(self, line: str, now: float) -> None:
-        talk = self.conversation
-        if line.strip().upper() == "CLASSAD_END":
-            talk.in_ad = False
-            talk.push([Out("CLASSAD_END")], now)
+    def _raw(self, line: str, word: str) -> None:
+        """A line of the protocol: its word is in upper case, or a command of the protocol in any."""
+        typed = Typed(line)
+        if not ((word.isupper() and word[0].isalpha()) or ("_" in word and commands.protocol(word))):
+            near = commands.nearest(word)
+            hint = f"did you mean {near}?" if near else "help lists all there is."
+            self.conversation.fail(f"There is no command {clean(word)}: {hint}")
+        elif typed.command == "QUIT":
+            self._quit([])
         else:
-            talk.push([Out(line, expects=False)], now)
+            self._push(typed)
+
+    def _ad_line(self, line: str) -> None:
+        ends = line.strip().upper() == "CLASSAD_END"
+        self.conversation.in_ad = not ends
+        self._push(Typed("CLASSAD_END" if ends else line))
 
     # Short forms
 
-    def _start(self, words: list[str], now: float) -> None:
-        talk = self.conversation
+    def _ad_of(self, find: Callable[[str, str], Ad], *words: str) -> Ad | None:
+        try:
+            return find(*words)
+        except ClientFault as fault:
+            self.conversation.fail(f"{fault.sentence}.")
+            return None
+
+    def _start(self, words: list[str]) -> None:
         live = len(words) > 1 and words[0] == "job"
         rest = words[1:] if live else words
         if not 0 < len(rest) <= 2:
-            talk.fail("start takes the file of a job ad, or job and its id, and then a VM type if need be.")
+            usage = "start takes the file of a job ad, or job and its id, and then a VM type if need be."
+            self.conversation.fail(usage)
             return
         vm_type = rest[1].lower() if len(rest) == 2 else ""
-        try:
-            ad = (self._outside.ad_of_job if live else self._outside.ad_of_file)(rest[0], vm_type)
-        except ClientFault as fault:
-            talk.fail(f"{fault.sentence}.")
+        ad = self._ad_of(self._outside.ad_of_job if live else self._outside.ad_of_file, rest[0], vm_type)
+        if ad is None:
             return
-        self.last_ad = ad
-        for note in ad.notes:
-            talk.show(NOTE, f"  {note}")
-        self._groups += 1
-        summary = f"> ({len(ad.lines)} attributes of {render.clean(ad.name)})"
-        outs = [Out("CLASSAD", group=self._groups)]
-        for line in ad.lines:
-            outs.append(Out(line, expects=False, group=self._groups, shown=summary))
-            summary = ""
-        outs.append(Out("CLASSAD_END", group=self._groups))
-        self._request(outs, lifecycle.START, ad.vm_type, now)
+        self._last_ad = ad
+        self._show_notes(ad)
+        group = next(self._groups)
+        summary = f"> ({len(ad.lines)} attributes of {clean(ad.name)})"
+        first, *others = ad.lines
+        block = [Typed("CLASSAD", group=group), Typed(first, group=group, shown=summary)]
+        block += (Typed(line, group=group, shown="") for line in others)
+        self._request([*block, Typed("CLASSAD_END", group=group)], lifecycle.START, ad.vm_type)
 
-    def _operate(self, own: commands.Own, words: list[str], now: float) -> None:
-        target = self._target(own.word, words)
-        if target is not None:
-            self._request([], commands.OPERATIONS[own.word], str(target), now)
-
-    def _request(self, before: list[Out], operation: str, argument: str, now: float) -> None:
-        talk = self.conversation
-        number = talk.fresh_id()
+    def _request(self, before: list[Typed], operation: str, argument: str) -> None:
+        request = self.conversation.requests.new(operation, argument)
         if self.patient:
-            talk.waited_for.add(number)
-        line = f"{commands.VM_PREFIX}{operation} {number} {argument}"
-        talk.push([*before, Out(line, group=self._groups if before else 0)], now)
+            self.conversation.waited_for.add(request.number or 0)
+        self._push(*before, Typed(request.line, group=before[0].group if before else 0))
 
     def _target(self, word: str, words: list[str]) -> int | None:
         """The VM that is meant; None, and why is shown, where nobody can tell."""
-        talk = self.conversation
+        vms = self.conversation.vms
+        number = digits(words[0]) if words else None
         if len(words) > 1:
-            talk.fail(f"{word} takes the number of one VM.")
+            why = f"{word} takes the number of one VM."
+        elif number is not None:
+            return number
         elif words:
-            number = render.number(words[0])
-            if number is not None:
-                return number
-            talk.fail(f"{render.clean(words[0])} is no number of a VM.")
-        elif len(talk.vms) == 1:
-            return next(iter(talk.vms))
-        elif talk.vms:
-            talk.fail(f"Which VM? There are {', '.join(map(str, talk.vms))}.")
-        elif any(request.operation == lifecycle.START for request in talk.requests.values()):
-            talk.fail("The VM has not started yet; wait waits for it.")
+            why = f"{clean(words[0])} is no number of a VM."
+        elif len(vms) == 1:
+            return next(iter(vms))
+        elif vms:
+            why = f"Which VM? There are {', '.join(map(str, vms))}."
+        elif self._starting():
+            why = "The VM has not started yet; wait waits for it."
         else:
-            talk.fail("No VM was started here: start one, or say a number.")
+            why = "No VM was started here: start one, or say a number."
+        self.conversation.fail(why)
         return None
 
-    def _vms(self, words: list[str], now: float) -> None:
-        talk = self.conversation
-        if not talk.vms:
-            talk.show(PLAIN, "  No VM was started here, or none is left.")
-        for number, state in talk.vms.items():
-            talk.show(PLAIN, f"  VM {number}: {state}")
-        for request in talk.requests.values():
-            talk.show(PLAIN, f"  {request} has no result yet, after {render.duration(now - request.asked)}")
+    def _starting(self) -> list[Request]:
+        pending = self.conversation.requests.pending.values()
+        return [request for request in pending if request.operation == lifecycle.START]
 
-    def _wait(self, words: list[str], now: float) -> None:
-        talk = self.conversation
+    def _vms(self, _: list[str]) -> None:
+        conversation = self.conversation
+        if not conversation.vms:
+            conversation.show(PLAIN, "  No VM was started here, or none is left.")
+        for number, state in conversation.vms.items():
+            conversation.show(PLAIN, f"  VM {number}: {state}")
+        for request in conversation.requests.pending.values():
+            waited = render.duration(self._now - request.sent)
+            conversation.show(PLAIN, f"  {request} has no result yet, after {waited}")
+
+    def _wait(self, words: list[str]) -> None:
+        conversation = self.conversation
+        pending = conversation.requests.pending
+        number = digits(words[0].removeprefix("#")) if len(words) == 1 else None
         if not words:
-            talk.waited_for |= set(talk.requests)
-            return
-        number = render.number(words[0].removeprefix("#")) if len(words) == 1 else None
-        if number is None:
-            talk.fail("wait takes the number of a request, or nothing.")
-        elif number in talk.requests:
-            talk.waited_for.add(number)
+            conversation.waited_for |= set(pending)
+        elif number is None:
+            conversation.fail("wait takes the number of a request, or nothing.")
+        elif number in pending:
+            conversation.waited_for.add(number)
         else:
-            talk.show(NOTE, f"  Request #{number} waits for no result.")
+            conversation.show(NOTE, f"  Request #{number} waits for no result.")
 
-    def _ad(self, words: list[str], now: float) -> None:
-        talk = self.conversation
-        ad = self.last_ad
-        if words:
-            try:
-                ad = self._outside.ad_of_file(" ".join(words), "")
-            except ClientFault as fault:
-                talk.fail(f"{fault.sentence}.")
-                return
-        if ad is None:
-            talk.show(PLAIN, "  No job ad was sent yet.")
-            return
-        for line in public_lines(ad.lines):
-            talk.show(PLAIN, f"  {render.clean(line)}")
+    def _ad(self, words: list[str]) -> None:
+        ad = self._ad_of(self._outside.ad_of_file, " ".join(words), "") if words else self._last_ad
+        if ad is not None:
+            for line in ad.lines:
+                self.conversation.show(PLAIN, f"  {clean(redact(line))}")
+            self._show_notes(ad)
+        elif not words:
+            self.conversation.show(PLAIN, "  No job ad was sent yet.")
+
+    def _show_notes(self, ad: Ad) -> None:
         for note in ad.notes:
-            talk.show(NOTE, f"  {note}")
+            self.conversation.show(NOTE, f"  {note}")
 
-    def _log(self, words: list[str], now: float) -> None:
-        talk = self.conversation
-        word = words[0] if words else str(_LOG_LINES)
-        count = render.number(word)
-        if len(words) > 1 or (count is None and word not in ("on", "off")):
-            talk.fail("log takes a number of lines, on or off.")
-        elif count is None:
-            talk.live_log = word == "on"
+    def _log(self, words: list[str]) -> None:
+        conversation = self.conversation
+        lines = digits(words[0]) if words else _LOG_LINES
+        if len(words) == 1 and words[0] in ("on", "off"):
+            conversation.live_log = words[0] == "on"
+        elif len(words) > 1 or lines is None:
+            conversation.fail("log takes a number of lines, on or off.")
         else:
-            for line in list(talk.log)[max(0, len(talk.log) - count) :]:
-                talk.show(LOG, f"| {line}")
-            if not talk.log:
-                talk.show(PLAIN, "  The server has said nothing on its standard error.")
+            for line in list(conversation.log)[max(0, len(conversation.log) - lines) :]:
+                conversation.show(LOG, f"| {line}")
+            if not conversation.log:
+                conversation.show(PLAIN, "  The server has said nothing on its standard error.")
 
-    def _wire(self, words: list[str], now: float) -> None:
+    def _wire(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
             self.conversation.fail("wire is on or off.")
         else:
             self.conversation.wire = words == ["on"]
 
-    def _async(self, words: list[str], now: float) -> None:
+    def _async(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
             self.conversation.fail("async is on or off.")
         else:
-            self.conversation.push([Out(f"ASYNC_MODE_{words[0].upper()}")], now)
+            self._push(Typed(f"ASYNC_MODE_{words[0].upper()}"))
 
-    def _help(self, words: list[str], now: float) -> None:
-        lines = help.about(" ".join(words)) if words else help.overview()
+    def _help(self, words: list[str]) -> None:
+        lines = commands.about(" ".join(words)) if words else commands.overview()
         for line in lines:
             self.conversation.show(line.kind, line.text)
-        if lines[0].kind == BAD:
-            self.conversation.failures += 1
+        self.conversation.failures += lines[0].kind == BAD
 
-    def _quit(self, words: list[str], now: float) -> None:
-        talk = self.conversation
-        living = [f"VM {number}" for number, state in talk.vms.items() if state != lifecycle.STOPPED]
-        living += [
-            f"what {request} starts"
-            for request in talk.requests.values()
-            if request.operation == lifecycle.START
-        ]
+    def _quit(self, _: list[str]) -> None:
+        conversation = self.conversation
+        living = [f"VM {number}" for number, state in conversation.vms.items() if state != lifecycle.STOPPED]
+        living += [f"what {request} starts" for request in self._starting()]
         if living and self.asks and not self._asked_to_quit:
             self._asked_to_quit = True
             question = "quit again to do that, or type anything else to stay."
-            talk.show(NOTE, f"{' and '.join(living)} would be destroyed: {question}")
+            conversation.show(NOTE, f"{' and '.join(living)} would be destroyed: {question}")
             return
         if living:
-            talk.show(NOTE, f"{' and '.join(living)} will be destroyed.")
-        talk.push([Out("QUIT")], now)
+            conversation.show(NOTE, f"{' and '.join(living)} will be destroyed.")
+        self._push(Typed("QUIT"))
 
 
-def _is_raw(word: str) -> bool:
-    """Whether a word begins a line of the protocol: it is in upper case, or a command of it in any."""
-    return (word.isupper() and word[0].isalpha()) or ("_" in word and commands.protocol(word) is not None)
+class Console:
+    """An interpreter, its server, and a screen. What is typed is kept until the interpreter takes it."""
+
+    def __init__(self, interpreter: Interpreter, client: Client, screen: Screen) -> None:
+        self.interpreter = interpreter
+        self.conversation = interpreter.conversation
+        self.client = client
+        self.screen = screen
+        self.done = False
+        """Nothing more is to be typed or to come."""
+        self.lost = ""
+        """Why it ended, where that was not on purpose."""
+        self._typed: deque[str | None] = deque()
+
+    def type(self, line: str | None) -> None:
+        """A typed line, or None for the end of input."""
+        self._typed.append(line)
+        self.turn()
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether all that was typed was taken, and the next line would be."""
+        return not self._typed and self._ready()
+
+    def turn(self) -> None:
+        """Take what the server has said and what was typed, send and show."""
+        conversation = self.conversation
+        try:
+            while (line := self.client.next_line()) is not None:
+                conversation.received(line, monotonic())
+                self._send()
+            conversation.tick(monotonic())
+            self._send()
+            while self._typed and self._ready():
+                typed = self._typed.popleft()
+                if typed is not None:
+                    self.interpreter.typed(typed, monotonic())
+                elif not self._end_of_input():
+                    self._typed.clear()
+                self._send()
+        except ProtocolError as error:
+            self._lose(error)
+        self.flush()
+        if self.client.ended and not conversation.quitting:
+            self.lost = self.lost or "it has ended its output"
+        self.lost = self.lost or conversation.broken
+        self.done = bool(self.lost) or (
+            conversation.quitting and (self.client.ended or conversation.settled())
+        )
+
+    def _lose(self, error: ProtocolError) -> None:
+        self.lost = self.lost or str(error).partition("; its log:")[0]
+
+    def _end_of_input(self) -> bool:
+        """The end of input was typed; whether that is the end."""
+        conversation = self.conversation
+        pending = conversation.requests.pending
+        if pending and not self.interpreter.asks and not conversation.quitting:
+            # Results that are still to come are waited for, then the end comes again.
+            timely = (number for number, request in pending.items() if request.state is State.ACCEPTED)
+            conversation.waited_for.update(timely)
+            if conversation.waited_for:
+                self._typed.appendleft(None)
+                return True
+        return self.interpreter.end_of_input(monotonic())
+
+    def _ready(self) -> bool:
+        """Whether a typed line is taken now; where somebody can be asked, that is at any time."""
+        conversation = self.conversation
+        if self.interpreter.patient:
+            return conversation.settled()
+        return conversation.requests.greeted and not conversation.waited_for
+
+    def _send(self) -> None:
+        for line in self.conversation.take_sends():
+            self.client.send(line)
+
+    def flush(self) -> None:
+        """Show what is to be shown."""
+        for line in self.conversation.take_shown():
+            self.screen.show(line)
+
+    def timeout(self) -> float | None:
+        """Seconds until `turn` is due, whatever happens; None for never."""
+        deadline = self.conversation.next_deadline()
+        return None if deadline is None else max(0.0, deadline - monotonic())
+
+    def pump(self) -> None:
+        """Take in what the server has said, and do what follows from it."""
+        try:
+            self.client.pump()
+        except ProtocolError as error:
+            self._lose(error)
+        self.turn()
+
+    def finish(self) -> bool:
+        """End the server, and say how it ended; whether that was as it should be."""
+        killed = bool(self.conversation.broken)
+        try:
+            if killed:
+                self.client.kill()
+                self.client.pump()
+            else:
+                self.client.finish(LOST_DEADLINE if self.lost else END_DEADLINE)
+        except ProtocolError as error:
+            killed = True
+            self._lose(error)
+        self.flush()
+        status = self.client.process.poll()
+        if not self.lost and not status:
+            return True
+        why = self.lost or "it has ended"
+        ended = "" if status is None or killed else f" Its {_exit(status)}."
+        self.screen.show(Shown(BAD, f"The server is lost: {clean(why)}.{ended}"))
+        for line in list(self.conversation.log)[-LAST_WORDS:]:
+            self.screen.show(Shown(NOTE, f"| {line}"))
+        return False
+
+
+def _exit(status: int) -> str:
+    if status >= 0:
+        return f"exit status is {status}"
+    try:
+        return f"end was {signal.Signals(-status).name}"
+    except ValueError:
+        return f"end was signal {-status}"
+
+
+def pipe(console: Console, stdin: int) -> None:
+    """Lines from a pipe, each taken when the one before it is settled; no more is read than can be taken."""
+    buffer = bytearray()
+    ended = False
+    while not console.done:
+        end = buffer.find(b"\n")
+        if end < 0 and (ended or len(buffer) >= LONGEST_INPUT):
+            end = len(buffer)
+        if console.wants_input and ((end >= 0 and buffer) or ended):
+            line = bytes(buffer[:end]).removesuffix(b"\r").decode("utf-8", "surrogateescape")
+            console.type(line if buffer else None)
+            del buffer[: end + 1]
+            continue
+        watched = console.client.descriptors()
+        if not ended and console.wants_input:
+            watched.append(stdin)
+        if stdin in select.select(watched, [], [], console.timeout())[0]:
+            data = os.read(stdin, 65536)
+            buffer += data
+            ended = not data
+        console.pump()
