@@ -1,7 +1,7 @@
 """Mermaid state diagrams drawn by Graphviz while the documents are built.
 
 Mermaid itself is a program for browsers that a page would fetch from somewhere. The diagrams here need so little
-of it (one transition a line) that Graphviz draws them as well, into an SVG in the colour of the text.
+of it (one transition a line) that Graphviz draws them as well, into an SVG in the color of the text.
 """
 
 import re
@@ -52,7 +52,7 @@ def draw(mermaid: str) -> str:
     dot = subprocess.run(
         ["dot", "-Tsvg"], input=to_dot(mermaid), capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    # Graphviz draws in black, and says nothing of the colour of a text that is.
+    # Graphviz draws in black, and says nothing of the color of a text that is.
     svg = dot[dot.index("<svg") :].replace('="black"', '="currentColor"')
     return svg.replace("<text ", '<text fill="currentColor" ')
 

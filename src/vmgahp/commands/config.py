@@ -1,8 +1,13 @@
 """``vmgahp config``: each setting's value, where it comes from, and what it means."""
 
+import argparse
+import json
 import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from textwrap import wrap
 from typing import NamedTuple
 
 from vmgahp import config, errors
@@ -12,11 +17,6 @@ from vmgahp.config.table import FOLDED, Setting
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, Finding, first_bad
 from vmgahp.text import escape, redact
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
 """The exit status: nothing keeps jobs from running, a setting does, or an unknown name was asked for."""
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether somebody set it, to whatever value."""
+        """Whether it is set, to whatever value."""
         return self.where not in _UNSET
 
     def document(self) -> dict[str, object]:
@@ -56,7 +56,7 @@ class Row(NamedTuple):
         }
 
 
-def rows(settings: config.Settings, environ: "Mapping[str, str]", places: "Mapping[str, str]") -> list[Row]:
+def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[str, str]) -> list[Row]:
     """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
     read = (*config.SETTINGS, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
     found = [
@@ -73,8 +73,6 @@ def rows(settings: config.Settings, environ: "Mapping[str, str]", places: "Mappi
 
 def _shown(setting: Setting, value: str) -> str:
     """A value without what may be a secret in it: an argument such as ``--password …``, or one within a URI."""
-    import re
-
     if setting.kind in ("arguments", "string"):
         name = r"[\w-]*(?:pass(?:word|wd|phrase)?|secret|token|key)"
         value = re.sub(rf"(?i)({name}[=:]|-{name}\s+)[^\s'\"]+", r"\1...", value)
@@ -82,7 +80,7 @@ def _shown(setting: Setting, value: str) -> str:
     return escape(redact(value))
 
 
-def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list[str]]":
+def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[str]]:
     """The rows of the names and patterns that were asked for, and a complaint about each unknown name."""
     chosen: list[Row] = []
     complaints = []
@@ -103,17 +101,17 @@ def _chosen(found: list[Row], wanted: "Sequence[str]") -> "tuple[list[Row], list
     return chosen, complaints
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp config``."""
     command.description = (
         "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
-        "wrong: invalid values, misspelled names, names that nobody reads any more. The exit status is 1 where "
+        "wrong: invalid values, misspelled names, retired names. The exit status is 1 where "
         "that keeps jobs from running, 2 for a name that is no setting."
     )
     command.add_argument(
         "names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too"
     )
-    command.add_argument("--changed", action="store_true", help="only those that somebody has set")
+    command.add_argument("--changed", action="store_true", help="only those that are set")
     command.add_argument(
         "--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read"
     )
@@ -126,7 +124,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
     command.set_defaults(run=run)
 
 
-def run(options: "argparse.Namespace") -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the settings that were asked for, or all, and what is wrong with any.
 
     With ``--type`` only those that its VMs come to read. What is wrong goes to standard error where standard
@@ -158,8 +156,6 @@ def run(options: "argparse.Namespace") -> int:
     for complaint in complaints:
         sys.stderr.write(f"vmgahp config: {escape(complaint)}\n")
     if options.json:
-        import json
-
         document = {
             "settings": [row.document() for row in found],
             "findings": [finding._asdict() for finding in wrong],
@@ -172,7 +168,7 @@ def run(options: "argparse.Namespace") -> int:
     return WRONG if first_bad(wrong) else GOOD
 
 
-def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: "Mapping[str, str]") -> None:
+def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: Mapping[str, str]) -> None:
     page = page_of_stdout(environ)
     terminal = sys.stdout.isatty()
     if not (terminal and not verbose and _print_table(found, page)):
@@ -184,8 +180,6 @@ def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: "Mapp
 
 def _lines(row: Row, verbose: bool) -> list[str]:
     """A setting as in a file of settings; what is said of it are comments there."""
-    from textwrap import wrap
-
     setting = row.setting
     lines = [f"{setting.name} = {row.value}".rstrip(), f" # from: {row.where}"]
     if verbose:

@@ -6,13 +6,10 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 """
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 
 from vmgahp.config.table import BY_NAME, SETTINGS, Setting
 from vmgahp.errors import MachineFault
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "example", "load"]
 
@@ -32,9 +29,9 @@ class Settings:
 
     def __init__(
         self,
-        values: "Mapping[str, str] | None" = None,
-        where: "Mapping[str, str] | str" = "given",
-        warnings: "Iterable[str]" = (),
+        values: Mapping[str, str] | None = None,
+        where: Mapping[str, str] | str = "given",
+        warnings: Iterable[str] = (),
     ) -> None:
         self._values: dict[str, str] = {}
         self._where: dict[str, str] = {}
@@ -47,10 +44,10 @@ class Settings:
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
     def where(self, name: str) -> str:
-        """Where a setting's value came from, for people; ``default`` where it is not set."""
+        """Where a setting's value came from; ``default`` where it is not set."""
         return self._where.get(BY_NAME[name].name, "default")
 
-    def locate(self, where: "Mapping[str, str]") -> None:
+    def locate(self, where: Mapping[str, str]) -> None:
         """Learn more exactly where values came from, such as from which line of a file."""
         self._where.update({name: place for name, place in where.items() if name in self._where})
 
@@ -129,12 +126,12 @@ class Settings:
         return self.size("VM_CONSOLE_LOG_MAX") if self.boolean("VM_CONSOLE_LOG") else 0
 
     def networking_types(
-        self, kinds: "Sequence[str]" = NETWORKING_TYPES, own_bridge: bool = False
+        self, kinds: Sequence[str] = NETWORKING_TYPES, own_bridge: bool = False
     ) -> list[str]:
         """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
 
         As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
-        bridge of its own (`own_bridge`); what is none of the `kinds` is left out.
+        bridge of its own (`own_bridge`); words that are not among the `kinds` are left out.
         """
         if not self.boolean("VM_NETWORKING"):
             return []
@@ -182,7 +179,7 @@ _UNITS = {"": 0, "b": 0, "byte": 0, "bytes": 0} | {
 }
 
 
-def load(environ: "Mapping[str, str]") -> Settings:
+def load(environ: Mapping[str, str]) -> Settings:
     """Read the settings from where `vmgahp.config.sources.read` finds them, in a pool from HTCondor.
 
     Raises `MachineFault` for a source that is there and cannot be read.

@@ -4,17 +4,16 @@ For the probe, the doctor and ``vmgahp config``; the server itself looks at noth
 needs. A finding is bad only where jobs of the VM type would fail for it.
 """
 
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
 from vmgahp import errors
 from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
+from vmgahp.config.sources import Entries, Entry
 from vmgahp.config.table import BY_NAME, FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.vm_types import ANY, VMWARE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from vmgahp.config.sources import Entries, Entry
 
 CHECK = "settings"
 LOOKED_AT = "all settings of this daemon"
@@ -29,7 +28,7 @@ _DAEMONS = {"STARTD": STARTD, "STARTER": STARTER, "VM_GAHP": SERVER, "MASTER": "
 """Before a dot in a name, a daemon of HTCondor's, for which alone the setting then is."""
 
 
-def check(settings: Settings, vm_type: str, entries: "Entries | None" = None) -> list[Finding]:
+def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> list[Finding]:
     """All that is wrong, what keeps jobs from running first; nothing where all is well.
 
     What is wrong with the networks is left to `networking`.
@@ -171,7 +170,7 @@ def _is(settings: Settings, name: str) -> bool | None:
 # Names
 
 
-def names(entries: "Entries") -> list[Finding]:
+def names(entries: Entries) -> list[Finding]:
     """Names that are nearly one of ours, that HTCondor no longer reads, or that are set for the wrong daemon."""
     known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
     known |= set(BY_NAME) | set(htcondor.BY_NAME)
@@ -195,13 +194,15 @@ def names(entries: "Entries") -> list[Finding]:
         else:
             if used is None:
                 used = _used_names(entries.all)
-            sentence, hint = ("", "") if name in used else _misspelt(entry, name, known, entries.of_htcondor)
+            sentence, hint = (
+                ("", "") if name in used else _misspelled(entry, name, known, entries.of_htcondor)
+            )
         if sentence:
             found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, hint))
     return found
 
 
-def elsewhere(entries: "Entries") -> list[Finding]:
+def elsewhere(entries: Entries) -> list[Finding]:
     """Values of settings that only HTCondor's own daemons read, which HTCondor replaces by others."""
     found = []
     for entry in entries.all:
@@ -214,7 +215,7 @@ def elsewhere(entries: "Entries") -> list[Finding]:
     return found
 
 
-def _misspelt(entry: "Entry", name: str, known: "set[str]", of_htcondor: bool) -> tuple[str, str]:
+def _misspelled(entry: Entry, name: str, known: set[str], of_htcondor: bool) -> tuple[str, str]:
     """In a site's own configuration are names of the site's own: there only what is nearly one of ours is told."""
     near = nearest(name, known, _CLOSEST if of_htcondor else _CLOSE)
     if not near and of_htcondor:
@@ -226,7 +227,7 @@ def _misspelt(entry: "Entry", name: str, known: "set[str]", of_htcondor: bool) -
     )
 
 
-def _wrong_daemon(entry: "Entry", daemon: str, name: str) -> str:
+def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
     """What to say where a name is set for one daemon of HTCondor's that does not read it; empty where it does."""
     setting = BY_NAME.get(name) or htcondor.BY_NAME.get(name)
     if setting is None or daemon not in _DAEMONS or _DAEMONS[daemon] in setting.readers:
@@ -237,25 +238,21 @@ def _wrong_daemon(entry: "Entry", daemon: str, name: str) -> str:
     )
 
 
-def _used_names(entries: "Sequence[Entry]") -> set[str]:
+def _used_names(entries: Sequence[Entry]) -> set[str]:
     """Every word in any value: a name that stands there is a site's own, for a purpose."""
-    import re
-
     word = re.compile(r"\w+")
     return {found.upper() for entry in entries for found in word.findall(entry.value)}
 
 
-def nearest(name: str, known: "Iterable[str]", likeness: float = _CLOSE) -> str:
+def nearest(name: str, known: Iterable[str], likeness: float = _CLOSE) -> str:
     """The known name that is most like `name`; empty where none is like it by so much (1 is the same)."""
-    from difflib import get_close_matches
-
     return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
 
 
-def _meant(word: str, words: "Sequence[str]") -> str:
+def _meant(word: str, words: Sequence[str]) -> str:
     near = nearest(word, words)
     return f"did you mean {near}? Else " if near else ""
 
 
-def _either(words: "Sequence[str]", last: str) -> str:
+def _either(words: Sequence[str], last: str) -> str:
     return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]

@@ -13,22 +13,19 @@ an HTCondor that is not there (``EXECUTE = /execute``).
 """
 
 import os
+from collections.abc import Mapping, Sequence
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.run import run
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Answer = tuple[dict[str, str], dict[str, str], list[str]]
-    """Values by name, where each came from, and sentences for the log."""
+Answer = tuple[dict[str, str], dict[str, str], list[str]]
+"""Values by name, where each came from, and sentences for the log."""
 
 SUBSYSTEM = "VM_GAHP"
 """The subsystem name of condor_vm-gahp: ``VM_GAHP.NAME`` is a value of NAME for this daemon alone."""
 
 HTCONDOR, ENVIRONMENT = "HTCondor's configuration", "the environment"
-"""Where a value came from, for people, where no more is known."""
+"""Where a value came from, where no more is known."""
 
 _TOOL = "condor_config_val"
 _AT = " # at: "
@@ -74,7 +71,7 @@ class Entries:
         return places
 
 
-def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
+def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
     """The values of `names` from the first of these that is there:
 
     the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python
@@ -92,8 +89,8 @@ def read(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer":
     return _from_tables(*_own_tables(environ), names)
 
 
-def entries(environ: "Mapping[str, str]") -> Entries:
-    """Every name that is set, and where, from the source that `read` reads; for people, not for the server.
+def entries(environ: Mapping[str, str]) -> Entries:
+    """Every name that is set, and where, from the source that `read` reads; not for the server.
 
     Raises `MachineFault` for a source that is there and cannot be read.
     """
@@ -106,7 +103,7 @@ def entries(environ: "Mapping[str, str]") -> Entries:
             if not out:
                 raise MachineFault(
                     f"HTCondor's configuration cannot be listed: {tool} says: {' '.join(err.split())[:500]}.",
-                    f"run {tool} -dump and mend what it complains of.",
+                    f"run {tool} -dump and correct what it complains of.",
                 )
             return Entries(parse(out), of_htcondor=True)
     table, origin = _own_tables(environ)
@@ -132,7 +129,7 @@ def parse(text: str) -> list[Entry]:
     return found
 
 
-def own_file(environ: "Mapping[str, str]") -> str:
+def own_file(environ: Mapping[str, str]) -> str:
     """The file that has the settings where there is no HTCondor; empty where there is none either."""
     home = environ.get("HOME", "")
     for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
@@ -141,7 +138,7 @@ def own_file(environ: "Mapping[str, str]") -> str:
     return ""
 
 
-def overrides(environ: "Mapping[str, str]") -> dict[str, str]:
+def overrides(environ: Mapping[str, str]) -> dict[str, str]:
     """What the environment sets: upper-cased ``NAME`` or ``VM_GAHP.NAME`` to its value."""
     prefix = "_CONDOR_"
     return {
@@ -151,7 +148,7 @@ def overrides(environ: "Mapping[str, str]") -> dict[str, str]:
     }
 
 
-def find_tool(environ: "Mapping[str, str]") -> str:
+def find_tool(environ: Mapping[str, str]) -> str:
     """The path of condor_config_val, or an empty string.
 
     Looked for beside the HTCondor daemon that started this one, then on PATH, beside the configuration's
@@ -175,7 +172,7 @@ def find_tool(environ: "Mapping[str, str]") -> str:
     return ""
 
 
-def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer | None":
+def _from_tool(tool: str, names: Sequence[str], environ: Mapping[str, str]) -> Answer | None:
     """Ask condor_config_val; None where HTCondor is installed and has no configuration."""
     answer = _ask([tool, "-subsystem", SUBSYSTEM], names, environ)
     if answer is None:
@@ -190,9 +187,9 @@ def _from_tool(tool: str, names: "Sequence[str]", environ: "Mapping[str, str]") 
     return found, where, warnings[:20]
 
 
-def ask_tool(command: "Sequence[str]", environ: "Mapping[str, str]") -> tuple[str, str]:
+def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """What HTCondor's tool writes to standard output and to standard error. Raises `MachineFault`."""
-    reinstall = "mend or reinstall HTCondor."
+    reinstall = "repair or reinstall HTCondor."
     try:
         done = run(command, deadline=DEADLINE, environ=environ, directory="", longest=LONGEST_CONFIGURATION)
     except OSError as error:
@@ -208,7 +205,7 @@ def ask_tool(command: "Sequence[str]", environ: "Mapping[str, str]") -> tuple[st
 
 
 def _ask(
-    command: list[str], names: "Sequence[str]", environ: "Mapping[str, str]"
+    command: list[str], names: Sequence[str], environ: "Mapping[str, str]"
 ) -> tuple[dict[str, str], str] | None:
     """The values of some names, and what else the tool says; None where there is no configuration."""
     out, err = ask_tool([*command, *names], environ)
@@ -221,7 +218,7 @@ def _ask(
         problem = " ".join(err.split())[:500].rstrip(".") or "it wrote nothing"
         raise MachineFault(
             f"HTCondor's configuration cannot be read: {command[0]} says: {problem}.",
-            f"run {command[0]} VM_TYPE and mend what it complains of.",
+            f"run {command[0]} VM_TYPE and correct what it complains of.",
         )
     if len(names) == 1:
         return {names[0]: out.removesuffix("\n")}, err
@@ -234,7 +231,7 @@ def _ask(
     return {**first[0], **second[0]}, first[1] + second[1]
 
 
-def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
+def _pair(names: Sequence[str], out: str, err: str) -> dict[str, str] | None:
     """Give each line of output its name; None where that does not come out even."""
     missing = {line[len(_NOT_DEFINED) :] for line in err.splitlines() if line.startswith(_NOT_DEFINED)}
     asked = [name for name in names if name not in missing]
@@ -244,7 +241,7 @@ def _pair(names: "Sequence[str]", out: str, err: str) -> dict[str, str] | None:
     return dict(zip(asked, lines, strict=True))
 
 
-def _from_bindings(names: "Sequence[str]", environ: "Mapping[str, str]") -> "Answer | None":
+def _from_bindings(names: Sequence[str], environ: Mapping[str, str]) -> Answer | None:
     """Ask HTCondor's Python module; None where there is no configuration, or no module to read it."""
     path = environ.get("CONDOR_CONFIG", "")
     if not path and not os.path.exists("/etc/condor/condor_config"):
@@ -286,12 +283,12 @@ def read_file(path: str) -> str:
     return text
 
 
-def _own_tables(environ: "Mapping[str, str]") -> tuple[dict[str, str], dict[str, str]]:
+def _own_tables(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     path = environ.get("VMGAHP_CONFIG") or own_file(environ)
     return tables(read_file(path) if path else "", path, environ)
 
 
-def _from_tables(table: "Mapping[str, str]", origin: "Mapping[str, str]", names: "Sequence[str]") -> "Answer":
+def _from_tables(table: Mapping[str, str], origin: Mapping[str, str], names: Sequence[str]) -> Answer:
     values, where = {}, {}
     for name in names:
         key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
@@ -301,7 +298,7 @@ def _from_tables(table: "Mapping[str, str]", origin: "Mapping[str, str]", names:
     return values, where, []
 
 
-def tables(text: str, path: str, environ: "Mapping[str, str]") -> tuple[dict[str, str], dict[str, str]]:
+def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """What a file and the environment set, as it is written, and where each name was set last."""
     table: dict[str, str] = {}
     origin: dict[str, str] = {}
@@ -316,10 +313,10 @@ def tables(text: str, path: str, environ: "Mapping[str, str]") -> tuple[dict[str
     return table, origin
 
 
-def logical_lines(text: str, path: str) -> "list[tuple[int, str, str]]":
+def logical_lines(text: str, path: str) -> list[tuple[int, str, str]]:
     """The ``NAME = value`` lines of a file, continued ones joined: line number, upper-cased name, value.
 
-    Raises `MachineFault`, with the file and the line, for a line that is none.
+    Raises `MachineFault`, with the file and the line, for a malformed line.
     """
     found = []
     joined, start = "", 0
@@ -339,14 +336,14 @@ def logical_lines(text: str, path: str) -> "list[tuple[int, str, str]]":
             if not equals or not (plain.isascii() and plain.isalnum()) or name[0].isdigit():
                 raise MachineFault(
                     f"{path}, line {start}: {joined.strip()[:100]!r} is not of the form NAME = value.",
-                    "mend the line, or put # before it.",
+                    "correct the line, or put # before it.",
                 )
             found.append((start, name.upper(), value.strip()))
         joined, start = "", 0
     return found
 
 
-def expand(value: str, table: "Mapping[str, str]", what: str, depth: int = 0) -> str:
+def expand(value: str, table: Mapping[str, str], what: str, depth: int = 0) -> str:
     """`value` with each ``$(NAME)`` and ``$(NAME:default)`` replaced by its value in `table`.
 
     A name that is not set is empty, ``$(DOLLAR)`` is a dollar sign, ``$$(NAME)`` stays as it is. Raises

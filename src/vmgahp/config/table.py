@@ -115,7 +115,7 @@ SETTINGS = (
         "libvirt's CPU mode; empty: host-passthrough for KVM, maximum for TCG.",
         words=("custom", "host-model", "host-passthrough", "maximum"), types=QEMU, fatal=True),
     Setting("VM_CONSOLE_LOG_MAX", "size", "16 Mb",
-        "How much of the serial console is kept in vm_console.log, which goes home with the job; 0: nothing."),
+        "How much of the serial console is kept in vm_console.log, which is transferred back with the job; 0: none."),
     Setting("VM_METRICS_INTERVAL", "integer", "60",
         "How often what a VM uses goes to vm_metrics.jsonl and home with the job; 0: there is no such "
         "file.", unit="seconds"),
@@ -175,7 +175,7 @@ SETTINGS = (
         "A PEM file with the server's own certificate: that one is accepted and no other. Empty: one that "
         "an authority vouches for whom this machine trusts."),
     _vsphere("VSPHERE_TLS_VERIFY", "bool", "true",
-        "Whether the server must prove who it is, where VSPHERE_TLS_PIN is empty. Without that whoever "
+        "Whether the server must prove who it is, where VSPHERE_TLS_PIN is empty. Otherwise whoever "
         "answers in its place gets the password."),
     _vsphere("VSPHERE_DATACENTER", "string", "", "The data center for VMs; empty: the only one."),
     _vsphere("VSPHERE_DATASTORE", "string", "",

@@ -1,16 +1,14 @@
 """The kill mode (``-M 4``): make sure that a VM is gone, for a startd whose starter has vanished."""
 
+from collections.abc import Mapping
+
 from vmgahp import config, errors
 from vmgahp.drivers import base
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-def kill(vm_type: str, match: str, uuid: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
+def kill(vm_type: str, match: str, uuid: str, environ: Mapping[str, str], *, to_stderr: bool) -> int:
     """Destroy the VM that `match` names; the exit status. One that is not there is a success."""
     log = Log()
     try:

@@ -1,24 +1,20 @@
 """The prober (``-M 0``): what the startd publishes about the VMs that this machine can run."""
 
+import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
+from vmgahp.config.sources import Entries
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from vmgahp.config.sources import Entries
-    from vmgahp.drivers.base import Value
-
-    Attributes = dict[str, Value]
+Attributes = dict[str, "base.Value"]
 
 VERSION = "0.0.1"
 """Of the GAHP protocol, as the startd publishes it in VM_GAHP_VERSION."""
@@ -45,7 +41,7 @@ class Probe:
         self.vm_type = vm_type
         self.findings: list[Finding] = []
         self.attributes: Attributes = {}
-        """What the startd is to publish; only where `reason` is empty."""
+        """What the startd is to publish; only where there is no `trouble`."""
         self.seconds = 0.0
 
     @property
@@ -69,13 +65,13 @@ def probe(
     settings: config.Settings,
     driver: base.Driver,
     seconds: float = DEADLINE - RESERVE,
-    entries: "Callable[[], Entries] | None" = None,
+    entries: Callable[[], Entries] | None = None,
 ) -> Probe:
     """Run every check side by side, and put together what the startd may hear, in the order of printing.
 
     `entries` lists what the configuration sets; without it nothing is said of the settings.
 
-    Raises `errors.MachineFault` for a setting that is no value of its kind.
+    Raises `errors.MachineFault` for an invalid value of a setting.
     """
     began = monotonic()
     end = began + seconds
@@ -96,9 +92,7 @@ def probe(
     found = Probe(vm_type)
     if entries is not None:
         listed = outcomes["settings"]
-        found.findings += _judge_settings(
-            vm_type, settings, listed if isinstance(listed, sources.Entries) else None
-        )
+        found.findings += _judge_settings(vm_type, settings, listed if isinstance(listed, Entries) else None)
     usable = _judge_memory(memory, outcomes["memory"], found.findings)
     if policy:
         found.findings.append(_judge_policy(policy, vm_type, settings, outcomes["policy"]))
@@ -124,7 +118,7 @@ def probe(
 
 def _attributes(
     vm_type: str, settings: config.Settings, memory: int, survey: base.Survey, seconds: float
-) -> "Attributes":
+) -> Attributes:
     attributes: Attributes = {"VM_GAHP_VERSION": VERSION, "VM_Type": vm_type, "VM_Memory": memory}
     attributes["VM_Networking"] = bool(survey.networking)
     if survey.networking:
@@ -139,7 +133,7 @@ def _attributes(
     return attributes
 
 
-def _judge_settings(vm_type: str, settings: config.Settings, entries: "Entries | None") -> list[Finding]:
+def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | None) -> list[Finding]:
     """What is wrong with the settings; `entries` is None where they could not be listed in time."""
     if entries is not None:
         settings.locate(entries.where())
@@ -189,7 +183,7 @@ def _free_mib(directory: str) -> int:
     return status.f_bavail * status.f_frsize // MIB
 
 
-def _judge_memory(memory: int, physical: object, into: "list[Finding]") -> int:
+def _judge_memory(memory: int, physical: object, into: list[Finding]) -> int:
     """The MiB that may be advertised."""
     looked_at = "VM_MEMORY, and the memory of this machine"
     if memory <= 0:
@@ -210,7 +204,7 @@ def _judge_memory(memory: int, physical: object, into: "list[Finding]") -> int:
     return memory
 
 
-def _judge_disk_space(execute: str, memory: int, free: object, into: "list[Finding]") -> bool:
+def _judge_disk_space(execute: str, memory: int, free: object, into: list[Finding]) -> bool:
     """Whether there is enough disk space to save the memory of VMs."""
     looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
@@ -230,7 +224,7 @@ def _judge_disk_space(execute: str, memory: int, free: object, into: "list[Findi
     return True
 
 
-def render(attributes: "Attributes") -> str:
+def render(attributes: Attributes) -> str:
     """Attributes as the lines of a ClassAd."""
     lines = []
     for name, value in attributes.items():
@@ -244,7 +238,7 @@ def render(attributes: "Attributes") -> str:
     return "".join(lines)
 
 
-def look(vm_type: str, environ: "Mapping[str, str]", log: Log, *, to_stderr: bool) -> Probe:
+def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool) -> Probe:
     """Load the settings and the driver, and probe; every fault ends as a finding."""
     try:
         settings = config.load(environ)
@@ -262,7 +256,7 @@ def look(vm_type: str, environ: "Mapping[str, str]", log: Log, *, to_stderr: boo
         return found
 
 
-def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json: bool = False) -> int:
+def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: bool = False) -> int:
     """Probe and print; the exit status is 0 only for a machine that can run VMs.
 
     Where no VM could run, nothing may be printed for the startd, because whatever it reads makes the machine
@@ -291,8 +285,6 @@ def run(vm_type: str, environ: "Mapping[str, str]", *, to_stderr: bool, as_json:
         if not as_json:
             log.tell_stderr(reason)
     if as_json:
-        import json
-
         sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
     elif trouble is None:
         sys.stdout.write(render(found.attributes))
