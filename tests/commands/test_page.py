@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.doctor.test_doctor import AD, Condor, as_root, failure, pool
+from tests.commands.doctor.support import AD, Condor, as_root, failure, pool
 from vmgahp import __version__
 from vmgahp.commands import doctor
 from vmgahp.commands import page as show

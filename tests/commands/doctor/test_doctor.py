@@ -5,147 +5,25 @@ What needs a libvirtd that may be stopped, a whole pool or another user is in po
 
 import json
 import os
-import stat
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.commands.doctor.support import AD, Condor, as_root, failure, named, pool, snapshot, tree
 from tests.conftest import JOB_UID
-from vmgahp import __version__, cli
+from vmgahp import cli
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import access, condor, host, log_history
-from vmgahp.commands.doctor.context import Context, User
+from vmgahp.commands.doctor.context import User
 from vmgahp.config.sources import find_tool
 from vmgahp.daemon import probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import kvm
 
+__all__ = ["pool"]
+
 NOBODY_HERE = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
-
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root is told what root's HTCondor gets")
-
-CONFIG_VAL = """\
-import os, sys
-values = dict(line.rstrip("\\n").split(" = ", 1) for line in open({file!r}))
-words = sys.argv[1:]
-assert words[:2] == ["-subsystem", "VM_GAHP"], words
-if words[2:] == ["-dump", "-verbose"]:
-    print("# Configuration from machine: lab")
-    for number, (name, value) in enumerate(values.items(), 1):
-        print(f"{{name}} = {{value}}\\n # at: /etc/condor/condor_config, line {{number}}\\n # expanded: {{value}}")
-    sys.exit()
-for name in words[2:]:
-    if name in values:
-        print(values[name])
-    else:
-        print("Not defined:", name, file=sys.stderr)
-"""
-
-STATUS = """\
-import sys
-words = sys.argv[1:]
-assert words[0] == "-pool" and words[1] == "<127.0.0.1:9618?sock=startd>", words
-sys.stdout.write(open({file!r}).read())
-"""
-
-SERVER = """\
-#!/bin/sh
-case "$*" in
--version) echo "vmgahp {version} (VM GAHP protocol 0.0.1)" ;;
-*) echo 'VM_Type = "simulated"' ;;
-esac
-"""
-
-AD = """\
-HasVM = true
-Name = "slot1@lab"
-PartitionableSlot = true
-VM_AvailNum = 10000
-VM_Memory = 64
-VM_Type = "simulated"
-"""
-
-
-class Condor:
-    """An HTCondor of two scripts, whose settings and whose startd's ad a test writes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        for name in ("bin", "log", "execute", "sbin"):
-            (directory / name).mkdir()
-        self.ad = directory / "ad"
-        self.ad.write_text(AD)
-        self._values = directory / "values"
-        self.script("condor_config_val", CONFIG_VAL.format(file=str(self._values)))
-        self.script("condor_status", STATUS.format(file=str(self.ad)))
-        self.address = directory / "log/.startd_address"
-        self.address.write_text("<127.0.0.1:9618?sock=startd>\n$CondorVersion: 23.9.6 $\n")
-        self.server = directory / "sbin/condor_vm-gahp"
-        self.program(SERVER.format(version=__version__))
-        self.values = {
-            "VM_TYPE": "simulated",
-            "VM_MEMORY": "64",
-            "VM_GAHP_SERVER": str(self.server),
-            "VM_GAHP_LOG": f"{directory}/log/VMGahpLog",
-            "VM_RECHECK_INTERVAL": "600",
-            "EXECUTE": f"{directory}/execute",
-            "STARTD_ADDRESS_FILE": str(self.address),
-        }
-
-    def script(self, name: str, text: str) -> None:
-        path = self.directory / "bin" / name
-        path.write_text(f"#!{sys.executable} -IS\n{text}")
-        path.chmod(0o755)
-
-    def program(self, text: str) -> None:
-        self.server.write_text(text)
-        self.server.chmod(0o755)
-
-    def environ(self, **settings: object) -> dict[str, str]:
-        """The environment of a doctor on this machine; a setting that is None is not set."""
-        values = self.values | {name: str(value) for name, value in settings.items() if value is not None}
-        for name in settings:
-            if settings[name] is None:
-                values.pop(name, None)
-        self._values.write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
-        return {"PATH": f"{self.directory}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.directory)}
-
-    def context(self, root: str = "", **settings: object) -> Context:
-        return Context(self.environ(**settings), root=root)
-
-    def examine(self, job: str = "", **settings: object) -> doctor.Examination:
-        return doctor.examine(self.environ(**settings), job=job)
-
-    def log(self, *lines: str, name: str = "VMGahpLog") -> None:
-        (self.directory / "log" / name).write_text("".join(line + "\n" for line in lines))
-
-
-@pytest.fixture
-def pool() -> Iterator[Condor]:
-    """Not beneath pytest's own directory, which is closed to other users."""
-    with tempfile.TemporaryDirectory(prefix="vmgahp-doctor-") as directory:
-        os.chmod(directory, 0o755)
-        yield Condor(Path(directory))
-
-
-def named(found: list[Finding], check: str) -> Finding:
-    of_that_name = [finding for finding in found if finding.check == check]
-    assert of_that_name, f"no finding {check} among {[finding.check for finding in found]}"
-    return of_that_name[0]
-
-
-def tree(root: Path, **files: str) -> str:
-    """A machine of files; ``__`` in a name stands for a slash."""
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return str(root)
-
 
 # The whole
 
@@ -200,15 +78,6 @@ def test_the_commands_of_people(
     assert "VM_MEMORY is not set" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["capable"] is False
-
-
-def snapshot(directory: Path) -> dict[str, tuple[object, ...]]:
-    found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(directory.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
-        found[str(path)] = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, content)
-    return found
 
 
 def test_it_leaves_the_pools_files_as_they_were(pool: Condor, scratch: Path) -> None:
@@ -659,10 +528,6 @@ def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:
 
 
 # The log
-
-
-def failure(day: int, sentence: str, who: str = "administrator") -> str:
-    return f"11/{day:02}/26 10:00:00 (pid:7) START of VM 1 failed: {sentence} Hint: do {day}. ({who})"
 
 
 def test_the_last_three_failures(pool: Condor) -> None:

@@ -5,73 +5,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.doctor.test_doctor import Condor, as_root, named, pool, snapshot
+from tests.commands.doctor.support import (
+    NAME,
+    Ad,
+    Condor,
+    ad,
+    as_root,
+    named,
+    offers,
+    pool,
+    snapshot,
+    tried,
+)
 from vmgahp import errors
 from vmgahp.commands import doctor
-from vmgahp.commands.doctor import dry_run as trials
-from vmgahp.daemon import probe
+from vmgahp.commands.doctor import dry_run
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
-__all__ = ["pool"]
-
-CLUSTER = os.getpid()
-NAME = f"alice_lab_{CLUSTER}.0"
-
-AD = """\
-ClusterId = {cluster}
-ProcId = 0
-User = "alice@lab"
-JobUniverse = 13
-JobVMType = "{vm_type}"
-JobVMMemory = 48
-VMPARAM_vm_Disk = "guest.img:vda:w:raw"
-ClaimId = "<127.0.0.1:9618>#1#2#verysecret"
-"""
-
-
-class Ad:
-    """A job ad in a file beside its disk, in a directory of the job's user."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.directory = scratch
-        self.path = scratch / "ad.txt"
-        self.disk = scratch / "guest.img"
-        self.disk.write_bytes(bytes(1 << 20))
-        status = scratch.stat()
-        os.chown(self.disk, status.st_uid, status.st_gid)
-        self.write()
-
-    def write(self, *more: str, vm_type: str = "qemu") -> str:
-        self.path.write_text(
-            AD.format(cluster=CLUSTER, vm_type=vm_type) + "".join(line + "\n" for line in more)
-        )
-        return str(self.path)
-
-
-@pytest.fixture
-def ad(scratch: Path) -> Ad:
-    return Ad(scratch)
-
-
-def offers(vm_type: str = "qemu", **attributes: object) -> probe.Probe:
-    found = probe.Probe(vm_type)
-    found.attributes = {"VM_Memory": 64, "VM_Networking": False} | attributes  # type: ignore[assignment]
-    return found
-
-
-def tried(pool: Condor, path: str, offered: probe.Probe | None = None, **settings: object) -> trials.Trial:
-    context = pool.context(**{"VM_TYPE": "qemu"} | settings)
-    return trials.try_out(context, path, offered or offers())
+__all__ = ["ad", "pool"]
 
 
 def test_the_directory_of_the_file_is_the_scratch_directory(ad: Ad) -> None:
-    assert trials.read(ad.write()).working_dir() == str(ad.directory)
-    assert trials.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
+    assert dry_run.read(ad.write()).working_dir() == str(ad.directory)
+    assert dry_run.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
 
 
 def test_only_the_first_ad_of_a_file_counts(ad: Ad) -> None:
     ad.path.write_text("\n-- Schedd: lab\nClusterId = 1\n\nClusterId = 2\n")
-    assert trials.read(str(ad.path)).integer("ClusterId") == 1
+    assert dry_run.read(str(ad.path)).integer("ClusterId") == 1
 
 
 @pytest.mark.parametrize("text", ["", "no ad at all\n"])
@@ -81,7 +42,7 @@ def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
     assert (found.verdict, "condor_q -l" in found.hint) == (BAD, True)
     assert "cannot be read" in named(tried(pool, "/nonexistent").findings, "job ad").seen
     with pytest.raises(errors.ClientFault):
-        trials.read(str(ad.directory))
+        dry_run.read(str(ad.directory))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +56,7 @@ def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
         ('JobVMType = ""', "no JobVMType", "vm_type"),
     ],
 )
-def test_a_wish_that_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, hint: str) -> None:
+def test_what_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, hint: str) -> None:
     trial = tried(pool, ad.write(line))
     (found,) = trial.findings
     assert found.verdict == BAD
@@ -145,7 +106,7 @@ def test_a_held_job_makes_the_exit_status(pool: Condor, ad: Ad, capsys: pytest.C
 
 def test_a_verdict_counts_the_job(pool: Condor) -> None:
     done = doctor.Examination("kvm")
-    done.trial = trials.Trial("ad.txt")
+    done.trial = dry_run.Trial("ad.txt")
     done.trial.findings.append(Finding("job network", BAD, "it", "none"))
     assert done.status == doctor.UNFIT
 
@@ -179,7 +140,7 @@ class TestLibvirt:
         assert NAME not in [domain.name() for domain in connection.listAllDomains()]
         connection.close()
 
-    def test_a_vm_of_the_jobs_name_goes_on(self, pool: Condor, ad: Ad) -> None:
+    def test_a_vm_of_the_jobs_name_keeps_running(self, pool: Condor, ad: Ad) -> None:
         """A start would clear it away, as a leftover; a dry run must not."""
         libvirt = pytest.importorskip("libvirt")
         connection = libvirt.open("qemu:///system")

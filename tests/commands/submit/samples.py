@@ -175,3 +175,8 @@ def write_sources(directory: Path) -> None:
     (directory / "box.ovf").write_text(VBOX)
     image(directory / "machine.vmdk", "vmdk")
     (directory / "machine.vmx").write_text(VMX)
+
+
+def lost(said: str) -> str:
+    """What the command says is not carried over."""
+    return said[said.index("NOT carried over") :].partition("Left to")[0]

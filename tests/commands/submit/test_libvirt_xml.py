@@ -1,11 +1,9 @@
 """`vmgahp submit libvirt-xml`: as attributes of the job, and as the job's own XML."""
 
-import shutil
-
-import htcondor2
 import pytest
 
 from tests.commands.submit import samples
+from tests.commands.submit.samples import lost
 from vmgahp.cli import main
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import to_attributes
@@ -15,38 +13,24 @@ from vmgahp.job.ad import JobAd, quote
 pytestmark = pytest.mark.qemu
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    if shutil.which("qemu-img") is None:
-        pytest.skip("qemu-img is not installed")
-    monkeypatch.chdir(tmp_path)
-    samples.write_sources(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture
-def submit(capsys):
+def convert(submit):
+    """Runs the command with a file of this text."""
+
     def run(text, *words, status=0):
         with open("other.xml", "w") as file:
             file.write(text.replace("DIR/", ""))
-        got = main(["vmgahp", "submit", "libvirt-xml", "other.xml", *words, "-o", "-", "--force"])
-        out, err = capsys.readouterr()
-        assert got == status, err
-        return (htcondor2.Submit(out) if out else None), err
+        return submit("libvirt-xml", "other.xml", *words, "--force", status=status)
 
     return run
-
-
-def lost(said):
-    return said[said.index("NOT carried over") :].partition("Left to")[0]
 
 
 def with_device(xml):
     return samples.DOMAIN.replace("</devices>", f"{xml}</devices>")
 
 
-def test_what_the_ad_has_words_for_is_carried_over(submit):
-    read, said = submit(samples.DOMAIN)
+def test_what_the_ad_has_words_for_is_carried_over(convert):
+    read, said = convert(samples.DOMAIN)
     assert (read["executable"], read["vm_memory"], read["vm_vcpus"]) == ("web_server", "1024", "4")
     assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2,seed.iso:sda:r:iso"
     assert read["MY.VMPARAM_vm_NICs"] == '"nat:52:54:00:aa:bb:01:virtio, bridge:52:54:00:aa:bb:02:e1000:down"'
@@ -64,10 +48,10 @@ def test_what_the_ad_has_words_for_is_carried_over(submit):
     "place",
     ["</domain>", "</devices>", "</os>", "</features>", "</cpu>", "</disk>", "</interface>", "</tpm>"],
 )
-def test_everything_is_told_of(submit, place):
-    _, said = submit(samples.DOMAIN.replace(place, f"<surprise/>{place}", 1))
+def test_everything_is_told_of(convert, place):
+    _, said = convert(samples.DOMAIN.replace(place, f"<surprise/>{place}", 1))
     assert "surprise" in lost(said)
-    _, said = submit(samples.DOMAIN.replace("<source file=", "<source surprise='1' file=", 1))
+    _, said = convert(samples.DOMAIN.replace("<source file=", "<source surprise='1' file=", 1))
     assert "@surprise" in lost(said)
 
 
@@ -81,8 +65,8 @@ def test_everything_is_told_of(submit, place):
         ("<memory unit='b'>1073741824</memory>", "1024"),
     ],
 )
-def test_memory_in_libvirts_units(submit, memory, mib):
-    read, _ = submit(samples.DOMAIN.replace("<memory unit='KiB'>1048576</memory>", memory))
+def test_memory_in_libvirts_units(convert, memory, mib):
+    read, _ = convert(samples.DOMAIN.replace("<memory unit='KiB'>1048576</memory>", memory))
     assert read["vm_memory"] == mib
 
 
@@ -100,18 +84,18 @@ def test_memory_in_libvirts_units(submit, memory, mib):
         ("<os firmware='efi'><type arch='aarch64'>hvm</type></os>", None),
     ],
 )
-def test_firmware(submit, system, firmware):
+def test_firmware(convert, system, firmware):
     begin, end = samples.DOMAIN.index("<os>"), samples.DOMAIN.index("</os>") + 5
-    read, _ = submit(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:])
+    read, _ = convert(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:])
     assert read.get("MY.VMPARAM_vm_Firmware") == firmware
     assert ("MY.VMPARAM_vm_Arch" in read) == ("aarch64" in system)
 
 
-def test_a_device_on_a_bus_that_jobs_have_not_is_told_of(submit):
-    read, said = submit(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='sdb' bus='usb'"))
+def test_a_device_on_a_bus_that_jobs_have_not_is_told_of(convert):
+    read, said = convert(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='sdb' bus='usb'"))
     assert read["vm_disk"].startswith("disk.qcow2:sdb:w")
     assert "bus = usb" in lost(said)
-    read, _ = submit(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='hda' bus='virtio'"))
+    read, _ = convert(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='hda' bus='virtio'"))
     assert read["vm_disk"].startswith("disk.qcow2:vda:w")
 
 
@@ -126,8 +110,8 @@ def test_a_device_on_a_bus_that_jobs_have_not_is_told_of(submit):
         "<!DOCTYPE domain SYSTEM 'file:///etc/passwd'>" + samples.DOMAIN,
     ],
 )
-def test_what_makes_no_sense_is_refused(submit, text):
-    read, said = submit(text, status=1)
+def test_what_makes_no_sense_is_refused(convert, text):
+    read, said = convert(text, status=1)
     assert read is None
     assert said.startswith(("vmgahp submit:", "Carried over"))
 
@@ -135,9 +119,9 @@ def test_what_makes_no_sense_is_refused(submit, text):
 # --- the job's own XML
 
 
-def test_as_it_is_the_execute_machine_takes_it(home, submit):
+def test_as_it_is_the_execute_machine_takes_it(home, convert):
     """Its own reader, and its comparison with the ad that condor_submit makes of the submit file."""
-    read, said = submit(samples.DOMAIN, "--as-is")
+    read, said = convert(samples.DOMAIN, "--as-is")
     assert read["MY.VMPARAM_Libvirt_XML"] == '"web_server.xml"'
     assert f"{home}/web_server.xml" in read["transfer_input_files"]
     domain = sanitise((home / "web_server.xml").read_text(), "web_server.xml")
@@ -172,8 +156,8 @@ def test_as_it_is_the_execute_machine_takes_it(home, submit):
         "<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>",
     ],
 )
-def test_as_it_is_less_what_no_job_may_say(home, submit, device):
-    _, said = submit(with_device(device), "--as-is")
+def test_as_it_is_less_what_no_job_may_say(home, convert, device):
+    _, said = convert(with_device(device), "--as-is")
     name = device[1:].partition(" ")[0].strip("/>")
     assert name in said
     made = (home / "web_server.xml").read_text()

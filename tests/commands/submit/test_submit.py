@@ -13,30 +13,7 @@ from vmgahp.commands.submit import submit_file
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, name_devices, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 
-pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A directory with samples, which is the current one."""
-    if shutil.which("qemu-img") is None:
-        pytest.skip("qemu-img is not installed")
-    monkeypatch.chdir(tmp_path)
-    samples.write_sources(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def submit(capsys):
-    """Runs the command: the submit file as HTCondor's own reader has it (None for none), and what was said."""
-
-    def run(*words, status=0):
-        got = main(["vmgahp", "submit", *words, "-o", "-"])
-        out, err = capsys.readouterr()
-        assert got == status, err
-        return (htcondor2.Submit(out) if out else None), err
-
-    return run
+pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 
 
 def written(machine, **options):
@@ -101,7 +78,7 @@ def test_disks_go_with_the_job_or_stay():
     assert "transfer_input_files" not in read
 
 
-def test_one_usual_card_is_written_in_the_classic_way():
+def test_one_usual_nic_is_written_in_the_classic_way():
     read = htcondor2.Submit(written(plain(nics=[GuestNic("nat", "52:54:00:00:00:01")])))
     assert (read["vm_networking_type"], read["vm_macaddr"]) == ("nat", "52:54:00:00:00:01")
     assert "MY.VMPARAM_vm_NICs" not in read
@@ -119,7 +96,7 @@ def test_one_usual_card_is_written_in_the_classic_way():
         ([GuestNic("", model="e1000")], "nat:e1000"),
     ],
 )
-def test_other_cards_are_written_as_a_list(nics, entries):
+def test_other_nics_are_written_as_a_list(nics, entries):
     read = htcondor2.Submit(written(plain(nics=nics)))
     assert read["MY.VMPARAM_vm_NICs"] == f'"{entries}"'
     assert read["vm_networking_type"] == entries.partition(":")[0]
@@ -134,12 +111,12 @@ def test_other_cards_are_written_as_a_list(nics, entries):
         [GuestNic("nat")] * 17,
     ],
 )
-def test_cards_that_the_execute_machine_would_refuse_are_refused(nics):
+def test_nics_that_the_execute_machine_would_refuse_are_refused(nics):
     with pytest.raises(SubmitError):
         written(plain(nics=nics))
 
 
-def test_a_wish_requires_a_machine_that_has_it():
+def test_an_option_requires_a_machine_that_has_it():
     read = htcondor2.Submit(written(plain(options={"Firmware": "uefi", "TPM": True})))
     assert read["MY.VMPARAM_vm_TPM"] == "true"
     assert (
@@ -191,7 +168,7 @@ def test_the_file_is_written_and_told_about(home, capsys):
 @pytest.mark.parametrize(
     "words", [["--memory", "0"], ["--memory", "x"], ["--cpus", "0"], ["--network", "any"]]
 )
-def test_senseless_options_are_refused(words):
+def test_invalid_options_are_refused(words):
     with pytest.raises(SystemExit):
         main(["vmgahp", "submit", "disk", "disk.qcow2", *words])
 
@@ -346,10 +323,10 @@ def test_a_vmx_as_attributes(submit):
     assert read["MY.VMPARAM_vm_NICs"] == '"nat:00:50:56:01:02:03:e1000e"'
     assert read["MY.VMPARAM_vm_Topology"] == '"sockets=2,cores=2,threads=1"'
     assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
-    lost = said[said.index("NOT carried") : said.index("Left to")]
+    lost = samples.lost(said)
     assert "sata0:1.fileName = auto detect" in lost
     assert "sound.present" in lost
-    assert "vmxnet3" not in said  # of a card that is not there
+    assert "vmxnet3" not in said  # of a NIC that is not there
 
 
 def test_every_entry_of_a_vmx_is_told_or_used(submit):
@@ -358,7 +335,7 @@ def test_every_entry_of_a_vmx_is_told_or_used(submit):
         file.write('something.new = "1"\nsata0:2.present = "TRUE"\nsata0:2.deviceType = "atapi-cdrom"\n')
         file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru0.present = "TRUE"\nscsi0.present = "TRUE"\n')
     _, said = submit("vmx", "machine.vmx")
-    lost = said[said.index("NOT carried") : said.index("Left to")]
+    lost = samples.lost(said)
     assert "something.new = 1" in lost
     assert "/dev/sr0" in lost
     assert "pciPassthru0.present = TRUE" in lost
@@ -377,7 +354,7 @@ def test_a_vmx_as_it_is(home, submit):
     assert read["transfer_input_files"] == f"{home}/machine.vmx"
 
 
-def test_a_vmx_that_is_none_is_refused(home, submit):
+def test_an_invalid_vmx_is_refused(home, submit):
     (home / "bad.vmx").write_text('memsize = "64\n')
     _, said = submit("vmx", "bad.vmx", status=1)
     assert "line 1" in said

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.doctor.test_doctor import Condor, as_root, pool, snapshot
-from tests.commands.doctor.test_dry_run import Ad
+from tests.commands.doctor.support import Ad, Condor, as_root, pool, snapshot
 from tests.drivers.libvirt.support import (
     CHECKPOINT,
     WANTS,

@@ -9,8 +9,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests import REPOSITORY
-from tests.commands.doctor.test_doctor import Condor, as_root, named, pool
-from tests.commands.doctor.test_dry_run import Ad, ad, offers, tried
+from tests.commands.doctor.support import Ad, Condor, ad, as_root, named, offers, pool, tried
 from tests.domain.support import host, spec
 from tests.drivers.libvirt.support import (
     CRITICAL,

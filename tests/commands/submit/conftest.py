@@ -1,0 +1,34 @@
+"""A directory of samples, and the command in it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import htcondor2
+import pytest
+
+from tests.commands.submit import samples
+from vmgahp.cli import main
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with samples, which is the current one."""
+    if shutil.which("qemu-img") is None:
+        pytest.skip("qemu-img is not installed")
+    monkeypatch.chdir(tmp_path)
+    samples.write_sources(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def submit(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str]]:
+    """Runs the command: the submit file as HTCondor's own reader has it (None for none), and what was said."""
+
+    def run(*words: str, status: int = 0) -> tuple[object, str]:
+        got = main(["vmgahp", "submit", *words, "-o", "-"])
+        out, err = capsys.readouterr()
+        assert got == status, err
+        return (htcondor2.Submit(out) if out else None), err
+
+    return run
