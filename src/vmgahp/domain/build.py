@@ -10,10 +10,7 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.domain.devices import PC, Q35, VIRT, Host, add_devices, add_text
 from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SECURE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import JobSpec
 
 __all__ = ["Host", "build", "firmware_of"]
 
@@ -29,7 +26,7 @@ signed systems only, such as Debian's first for aarch64, of which a guest would 
 Violation"."""
 
 
-def build(spec: "JobSpec", host: Host) -> str:
+def build(spec: JobSpec, host: Host) -> str:
     """The domain XML for `spec` on `host`.
 
     Raises `errors.JobFault` when a value of the job cannot stand in XML at all, or asks for a device that its
@@ -71,7 +68,7 @@ def build(spec: "JobSpec", host: Host) -> str:
     return text
 
 
-def firmware_of(spec: "JobSpec", arch: str) -> str:
+def firmware_of(spec: JobSpec, arch: str) -> str:
     """The firmware that the job's guest boots by: its wish, or what its architecture has."""
     return spec.devices.firmware or (UEFI if arch == ARM else BIOS)
 
@@ -91,7 +88,7 @@ def _os(domain: etree.Element, arch: str, machine: str, firmware: str) -> None:
             etree.SubElement(features, "feature", enabled=enabled, name=name)
 
 
-def _cpu(domain: etree.Element, spec: "JobSpec", host: Host) -> None:
+def _cpu(domain: etree.Element, spec: JobSpec, host: Host) -> None:
     topology = spec.devices.topology
     if not host.cpu_mode and topology is None:
         return

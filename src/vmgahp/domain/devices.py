@@ -1,17 +1,13 @@
 """The devices of a domain, from disks and network cards to the shared directory, as libvirt's XML."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.exit_code import PORT
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.spec import Disk, JobSpec, Nic
+from vmgahp.job.spec import Disk, JobSpec, Nic
 
 PC, Q35, VIRT = "pc", "q35", "virt"
 """The machines that guests get: QEMU's classic PC, the PC that UEFI likes, the one of aarch64."""
@@ -44,7 +40,7 @@ class Host(NamedTuple):
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
-    backing: "Mapping[str, Sequence[BackingFile]]" = {}
+    backing: Mapping[str, Sequence[BackingFile]] = {}
     """The backing files of each image, by its path (`vmgahp.images.backing.backing_chain`)."""
     passt: bool = False
     """User networking by passt; otherwise by QEMU's own slirp."""
@@ -56,7 +52,7 @@ class Host(NamedTuple):
     """Unix socket that listens for the exit code of a guest that has a port for it."""
 
 
-def add_devices(domain: etree.Element, spec: "JobSpec", host: Host, machine: str) -> None:
+def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) -> None:
     """All devices of the job. Raises `errors.JobFault` for one that the machine cannot have."""
     devices = etree.SubElement(domain, "devices")
     if any(_bus(disk, machine) == "scsi" for disk in spec.disks):
@@ -92,7 +88,7 @@ def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> N
 # Disks
 
 
-def _bus(disk: "Disk", machine: str) -> str:
+def _bus(disk: Disk, machine: str) -> str:
     """The bus of a disk. QEMU's IDE and SATA disks cannot be read-only; of a SATA disk the guest knows no
     more than the name sda, which a SCSI disk has too."""
     bus = bus_of(disk.device)
@@ -124,7 +120,7 @@ def _bus(disk: "Disk", machine: str) -> str:
     return bus
 
 
-def _disk(devices: etree.Element, disk: "Disk", order: int, host: Host, machine: str) -> None:
+def _disk(devices: etree.Element, disk: Disk, order: int, host: Host, machine: str) -> None:
     bus = _bus(disk, machine)
     if disk.partition:
         raise errors.JobFault(
@@ -167,7 +163,7 @@ def _keep_owner(source: etree.Element) -> None:
 # Everything else
 
 
-def _network(devices: etree.Element, nic: "Nic", host: Host) -> None:
+def _network(devices: etree.Element, nic: Nic, host: Host) -> None:
     kind = _NETWORKS[nic.networking_type]
     interface = etree.SubElement(devices, "interface", type=kind)
     if nic.mac:

@@ -14,13 +14,10 @@ must be there. Otherwise there is a `SavedMismatch`, which names the device.
 
 import os
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 
 from lxml import etree
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LARGEST = 1 << 20
 """Bytes of XML; libvirt writes a few thousand."""
@@ -63,7 +60,7 @@ _CPU_PARTS = {
     "feature": {"policy": r"force|require|optional|disable|forbid", "name": _WORD},
 }
 
-_FACTS: "Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]]" = {
+_FACTS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     "disk": (
         ("", {"device": r"disk|cdrom|floppy", "model": r"virtio(?:-non)?-transitional|virtio"}),
         ("target", {"bus": r"virtio|sata|ide|scsi|fdc|usb|sd"}),
@@ -93,7 +90,7 @@ _FACTS: "Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]]" = {
 """What the guest sees of a device and libvirt chooses where our XML says nothing: element beneath the
 device, attribute, its form. All of these pass; a source, a path or an address of the host is none of them."""
 
-_ADDED: "Mapping[str, Mapping[str, str]]" = {
+_ADDED: Mapping[str, Mapping[str, str]] = {
     "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid", "index": _NUMBER},
     "memballoon": {"model": r"virtio(?:-non)?(?:-transitional)?|none"},
     "input": {"type": r"mouse|keyboard", "bus": r"ps2"},
@@ -335,7 +332,7 @@ def _key(device: etree._Element) -> tuple[str, ...]:
     return tag, *(of("", name) for name in ("type", "bus", "model", "mode"))
 
 
-def _is_derived(device: etree._Element, has: "set[str]") -> bool:
+def _is_derived(device: etree._Element, has: set[str]) -> bool:
     """Whether libvirt makes this device anew out of another one of ours, so that it can be left out."""
     if device.tag == "audio":
         return device.get("type") == "none"
@@ -345,7 +342,7 @@ def _is_derived(device: etree._Element, has: "set[str]") -> bool:
     return device.tag == "serial" and "serial" not in has and "console" in has
 
 
-def _added(device: etree._Element, has: "set[str]") -> etree._Element:
+def _added(device: etree._Element, has: set[str]) -> etree._Element:
     """A device that libvirt adds to any VM, with no more than what it is known by."""
     forms = _ADDED.get(device.tag, {})
     known = device.tag in _ADDED and (device.tag != "video" or "graphics" in has)
@@ -379,7 +376,7 @@ def _merge(saved: etree._Element, our: etree._Element) -> etree._Element:
     return our
 
 
-def _facts(saved: etree._Element, forms: "Mapping[str, str]", whose: str) -> "dict[str, str]":
+def _facts(saved: etree._Element, forms: Mapping[str, str], whose: str) -> dict[str, str]:
     """The attributes of an element that are facts, each of its form."""
     return {
         name: _checked(f"{name} of {whose}", saved.get(name, ""), form)

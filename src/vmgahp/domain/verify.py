@@ -9,17 +9,14 @@ kinds that libvirt adds to any VM and that reach nothing of the host.
 
 import os
 import re
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+from vmgahp.images.backing import BackingFile
+from vmgahp.job.spec import JobSpec
 
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.spec import JobSpec
-
-ADDED: "Mapping[str, Mapping[str, str]]" = {
+ADDED: Mapping[str, Mapping[str, str]] = {
     "emulator": {},
     "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa"},
     "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb"},
@@ -46,7 +43,7 @@ _OF_A_NETWORK = ("network", "bridge", "direct")
 _KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen", "accessmode")
 """The attributes that tell devices of a kind apart, where they are asked for."""
 
-_SIDES: "Mapping[str, tuple[str, ...]]" = {
+_SIDES: Mapping[str, tuple[str, ...]] = {
     "disk": ("source", "target"),
     "interface": ("mac", "source"),
     "hostdev": ("source",),
@@ -67,7 +64,7 @@ _SIDES: "Mapping[str, tuple[str, ...]]" = {
 class Mismatch(Exception):
     """The domain is not what was asked for; `differences` are sentences without their full stop."""
 
-    def __init__(self, differences: "Sequence[str]") -> None:
+    def __init__(self, differences: Sequence[str]) -> None:
         super().__init__("; ".join(differences))
         self.differences = tuple(differences)
 
@@ -84,9 +81,7 @@ class _Disk(NamedTuple):
     """Whether others may write to it at the same time."""
 
 
-def against_job(
-    live: str, asked: str, spec: "JobSpec", chains: "Mapping[str, Sequence[BackingFile]]"
-) -> None:
+def against_job(live: str, asked: str, spec: JobSpec, chains: Mapping[str, Sequence[BackingFile]]) -> None:
     """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found = []
@@ -112,7 +107,7 @@ def against_job(
     _finish(found + _compare_rest(domain, wanted, "disk"))
 
 
-def against_script(live: str, asked: str, spec: "JobSpec") -> str:
+def against_script(live: str, asked: str, spec: JobSpec) -> str:
     """Compare a live domain with XML in which LIBVIRT_XML_SCRIPT or VM_POLICY had a part.
 
     They may give the job less than it asked, and what they asked for must be there. Returns what is less, as a
@@ -153,7 +148,7 @@ def before_libvirt(asked: str) -> None:
     _finish(found)
 
 
-def _finish(found: "Sequence[str]") -> None:
+def _finish(found: Sequence[str]) -> None:
     if found:
         raise Mismatch(found)
 
@@ -186,7 +181,7 @@ def _rounded(kib: int) -> int:
 # Disks
 
 
-def _compare_disks(domain: etree.Element, wanted: "Mapping[str, _Disk]") -> list[str]:
+def _compare_disks(domain: etree.Element, wanted: Mapping[str, _Disk]) -> list[str]:
     found = []
     seen = set()
     for element in domain.iterfind("devices/disk"):
@@ -228,7 +223,7 @@ def _disk(element: etree.Element) -> _Disk:
 # Network cards, CPU and firmware
 
 
-def _compare_cards(domain: etree.Element, spec: "JobSpec") -> list[str]:
+def _compare_cards(domain: etree.Element, spec: JobSpec) -> list[str]:
     """libvirt keeps the order of the cards, in which the job names them."""
     found = []
     cards = domain.findall("devices/interface")
@@ -294,7 +289,7 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
     return found + _compare_devices(live, left)
 
 
-def _compare_devices(live: "Sequence[etree.Element]", left: list[etree.Element]) -> list[str]:
+def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element]) -> list[str]:
     """Every live device has one that was asked for, each of which stands for one, or is one that libvirt adds."""
     found = []
     asked_for = {device.tag for device in left}
@@ -369,7 +364,7 @@ def _same(now: str, then: str) -> bool:
         return False
 
 
-def _is_added(device: etree.Element, asked_for: "Container[str]") -> bool:
+def _is_added(device: etree.Element, asked_for: Container[str]) -> bool:
     forms = ADDED.get(device.tag)
     if forms is None or (device.tag == "video" and "graphics" not in asked_for):
         return False

@@ -5,18 +5,17 @@ network cards and one console. A job with hardware virtualisation gets a PC that
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.devices import add_text
 from vmgahp.errors import JobFault
+from vmgahp.job.spec import Disk, JobSpec, Nic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.job.spec import Disk, JobSpec, Nic
     from vmgahp.job.xen import XenBoot
 
 DOMAIN_TYPE = "xen"
@@ -35,7 +34,7 @@ class XenHost(NamedTuple):
     """What the machine and its settings contribute to a domain."""
 
     uuid: str
-    devices: "Mapping[str, str]"
+    devices: Mapping[str, str]
     """The block device of each disk of the job, such as ``/dev/loop0``, by the disk's name in the guest."""
     kernel: str = ""
     """Where libxl finds the job's kernel and initrd."""
@@ -44,7 +43,7 @@ class XenHost(NamedTuple):
     bridge: str = ""
 
 
-def require(spec: "JobSpec", boot: "XenBoot") -> None:
+def require(spec: JobSpec, boot: "XenBoot") -> None:
     """Make sure that Xen has what the job asks of its devices. Raises `JobFault`."""
     for disk in spec.disks:
         _require_disk(disk)
@@ -64,7 +63,7 @@ def require(spec: "JobSpec", boot: "XenBoot") -> None:
         )
 
 
-def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
+def build(spec: JobSpec, boot: "XenBoot", host: XenHost) -> str:
     """The domain XML for `spec` on `host`, booting as `boot` says.
 
     Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
@@ -115,7 +114,7 @@ def build(spec: "JobSpec", boot: "XenBoot", host: XenHost) -> str:
     return text
 
 
-def _require_disk(disk: "Disk") -> None:
+def _require_disk(disk: Disk) -> None:
     problem = hint = ""
     if disk.kind == "floppy" or _bus(disk) is None:
         problem = f"attaches {disk.path} as {disk.device}, and Xen's guests have no such disks"
@@ -127,11 +126,11 @@ def _require_disk(disk: "Disk") -> None:
         raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
 
 
-def _bus(disk: "Disk") -> str | None:
+def _bus(disk: Disk) -> str | None:
     return next((bus for prefix, bus in _BUSES.items() if disk.device.startswith(prefix)), None)
 
 
-def _disk(devices: etree.Element, disk: "Disk", host: XenHost) -> None:
+def _disk(devices: etree.Element, disk: Disk, host: XenHost) -> None:
     element = etree.SubElement(devices, "disk", type="block", device="disk")
     # The kernel of dom0 serves it; every other way is a QEMU that runs as root.
     etree.SubElement(element, "driver", name="phy", type="raw")
@@ -143,7 +142,7 @@ def _disk(devices: etree.Element, disk: "Disk", host: XenHost) -> None:
         etree.SubElement(element, "shareable")
 
 
-def _network(devices: etree.Element, nic: "Nic", host: XenHost) -> None:
+def _network(devices: etree.Element, nic: Nic, host: XenHost) -> None:
     bridged = nic.networking_type == "bridge"
     interface = etree.SubElement(devices, "interface", type="bridge" if bridged else "network")
     if nic.mac:

@@ -10,22 +10,18 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 
 from vmgahp import errors, lifecycle
+from vmgahp.config import Settings
+from vmgahp.findings import Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from vmgahp.config import Settings
-    from vmgahp.findings import Finding
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
-
-    Logger = Callable[[str], None]
-    Value = str | int | float | bool
+Logger = Callable[[str], None]
+Value = str | int | float | bool
 
 
 class Survey:
@@ -42,13 +38,13 @@ class Survey:
 
     def __init__(
         self,
-        findings: "Iterable[Finding]" = (),
+        findings: Iterable[Finding] = (),
         *,
-        attributes: "Mapping[str, Value] | None" = None,
-        machine_attributes: "Mapping[str, Value] | None" = None,
-        networking: "Iterable[str]" = (),
-        hypervisors: "Iterable[str]" = (),
-        vm_types: "Iterable[str]" = (),
+        attributes: Mapping[str, Value] | None = None,
+        machine_attributes: Mapping[str, Value] | None = None,
+        networking: Iterable[str] = (),
+        hypervisors: Iterable[str] = (),
+        vm_types: Iterable[str] = (),
     ) -> None:
         self.findings = list(findings)
         """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
@@ -140,20 +136,20 @@ class Machine(ABC):
 class Driver(ABC):
     """One kind of hypervisor on this machine, for one VM type."""
 
-    def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         self.vm_type = vm_type
         self.settings = settings
         self.identity = identity
         self.log = log
 
     @abstractmethod
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         """Start the job's VM; when it returns the guest runs.
 
         A leftover VM of the same job's name is cleared first. On a fault nothing is left behind.
         """
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         """What the hypervisor would be told of the job, such as its domain XML, with nothing made or changed.
 
         Raises `errors.Fault` as `start` would, and `MachineFault` for a driver that cannot say.

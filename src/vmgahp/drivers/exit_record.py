@@ -1,17 +1,13 @@
 """What is written down of a VM's end, by every driver in the same way."""
 
 import time
+from collections.abc import Callable
 
 from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.host.job_user import Identity
 from vmgahp.job import exit_code
 from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, Ending
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
 
 CONSOLE_FILE = "vm_console.log"
 
@@ -23,10 +19,10 @@ class ExitRecord:
         self,
         name: str,
         directory: str,
-        cpu_seconds: "Callable[[], float]",
-        settings: "Settings",
-        identity: "Identity",
-        log: "Callable[[str], None]",
+        cpu_seconds: Callable[[], float],
+        settings: Settings,
+        identity: Identity,
+        log: Callable[[str], None],
     ) -> None:
         """For the VM `name`, which runs from now on, in the scratch `directory`.
 
@@ -82,7 +78,7 @@ class ExitRecord:
         return exit_code.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)
 
 
-def _size(identity: "Identity", directory: str, name: str) -> int:
+def _size(identity: Identity, directory: str, name: str) -> int:
     """Bytes of a file of the scratch directory; 0 for none."""
     import os
 

@@ -1,21 +1,17 @@
 """What a VM holds on this machine and releases at its end, for every driver."""
 
 from _thread import allocate_lock
+from collections.abc import Callable
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.exit_record import ExitRecord
-    from vmgahp.host.guardian import Guardian
+from vmgahp.drivers.exit_record import ExitRecord
+from vmgahp.host.guardian import Guardian
 
 
 class Resources:
     """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
 
-    def __init__(self, log: "Callable[[str], None]") -> None:
+    def __init__(self, log: Callable[[str], None]) -> None:
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
         """Of a VM that runs; none while it is still being started."""

@@ -10,12 +10,8 @@ import threading
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.metrics import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.ad import JobAd
-    from vmgahp.metrics import Metrics
+from vmgahp.job.ad import JobAd
+from vmgahp.metrics import Metrics, Status
 
 GATE_DEADLINE = 60.0
 """Seconds after which a gate opens by itself, so that a broken test ends."""
@@ -24,7 +20,7 @@ GATE_INTERVAL = 0.01
 
 
 class SimulatedMachine(Machine):
-    def __init__(self, job: "JobAd", machines: dict[str, "SimulatedMachine"]) -> None:
+    def __init__(self, job: JobAd, machines: dict[str, "SimulatedMachine"]) -> None:
         self.name = job.vm_name()
         self.working_dir = job.working_dir()
         self._job = job
@@ -55,7 +51,7 @@ class SimulatedMachine(Machine):
             self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory
         )
 
-    def metrics(self) -> "Metrics | None":
+    def metrics(self) -> Metrics | None:
         self.gate("METRICS")
         return super().metrics()
 
@@ -100,7 +96,7 @@ class SimulatedDriver(Driver):
 
     _machines: dict[str, SimulatedMachine] = {}
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         trouble = self._trouble()
         if trouble is not None:
             raise trouble

@@ -21,23 +21,19 @@ runs on a subject of its own. What a driver cannot do is skipped by its subject'
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
 from vmgahp import errors, findings, lifecycle
+from vmgahp.config import Settings
 from vmgahp.drivers import base
+from vmgahp.drivers.base import Driver, Machine
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.vm_types import HTCONDORS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Driver, Machine
-    from vmgahp.host.job_user import Identity
 
 DEADLINE = 60.0
 """Seconds that anything of the hypervisor's may take before the test fails."""
@@ -57,7 +53,7 @@ class Subject(ABC):
     has_guest = True
     """Whether a guest really runs, so that `count` has something to say."""
 
-    def __init__(self, directory: Path, settings: "Settings", identity: "Identity") -> None:
+    def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
         self.directory = directory
         """Room of the test's own; the jobs' scratch directories are beneath it."""
         self.settings = settings
@@ -72,9 +68,9 @@ class Subject(ABC):
 
     def __exit__(
         self,
-        kind: "type[BaseException] | None",
+        kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: "TracebackType | None",
+        traceback: TracebackType | None,
     ) -> None:
         """Leave nothing behind, whatever the test did: no VM, and nobody who watches over one."""
         for machine in self._machines:
@@ -88,7 +84,7 @@ class Subject(ABC):
         for driver in self._drivers:
             driver.close()
 
-    def driver(self, settings: "Settings | None" = None) -> "Driver":
+    def driver(self, settings: Settings | None = None) -> Driver:
         """A new driver, as another daemon on this machine would have it."""
         made = base.find(self.vm_type)(
             self.vm_type, settings or self.settings, self.identity, self.log.append
@@ -96,7 +92,7 @@ class Subject(ABC):
         self._drivers.append(made)
         start = made.start
 
-        def remember(job: JobAd) -> "Machine":
+        def remember(job: JobAd) -> Machine:
             self._machines.append(start(job))
             return self._machines[-1]
 
@@ -145,11 +141,11 @@ class Subject(ABC):
         """Whether the hypervisor itself has the job's VM, running or saved; not asked through the driver."""
 
     @abstractmethod
-    def bad_jobs(self) -> "dict[str, JobAd]":
+    def bad_jobs(self) -> dict[str, JobAd]:
         """Jobs that cannot be started by their owners' fault, by what is wrong with each."""
 
     @abstractmethod
-    def unfit(self) -> "Settings":
+    def unfit(self) -> Settings:
         """Settings with which this machine runs no job at all, such as a hypervisor that is not there."""
 
     def power_off(self, job: JobAd) -> None:  # noqa: B027 - a real guest needs no help
@@ -160,7 +156,7 @@ class Subject(ABC):
         raise NotImplementedError
 
 
-def until(condition: "Callable[[], bool]", what: str) -> None:
+def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that sends no event."""
     end = time.monotonic() + DEADLINE
     while not condition():
@@ -183,7 +179,7 @@ class DriverContract:
         raise NotImplementedError("give your class a fixture called subject")
 
     @pytest.fixture
-    def driver(self, subject: Subject) -> "Driver":
+    def driver(self, subject: Subject) -> Driver:
         return subject.driver()
 
     @pytest.fixture
@@ -191,12 +187,12 @@ class DriverContract:
         return subject.job()
 
     @pytest.fixture
-    def machine(self, driver: "Driver", job: JobAd) -> "Machine":
+    def machine(self, driver: Driver, job: JobAd) -> Machine:
         return driver.start(job)
 
     # The life of a VM
 
-    def test_a_started_vm_runs(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+    def test_a_started_vm_runs(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         assert machine.name == job.vm_name()
         assert subject.exists(job)
         report = machine.status()
@@ -207,11 +203,11 @@ class DriverContract:
         if subject.has_guest:
             goes_on(subject, job)
 
-    def test_its_pid_is_that_of_a_living_process(self, machine: "Machine") -> None:
+    def test_its_pid_is_that_of_a_living_process(self, machine: Machine) -> None:
         pid = machine.pid()
         assert pid == 0 or Path(f"/proc/{pid}").exists()
 
-    def test_what_it_uses_is_known(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+    def test_what_it_uses_is_known(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         readings = []
         for _ in range(2):
             if subject.has_guest:
@@ -229,7 +225,7 @@ class DriverContract:
         assert machine.metrics() is None
 
     def test_destroyed_it_is_gone_and_once_is_as_good_as_twice(
-        self, subject: Subject, job: JobAd, machine: "Machine"
+        self, subject: Subject, job: JobAd, machine: Machine
     ) -> None:
         machine.destroy()
         assert not subject.exists(job)
@@ -237,12 +233,12 @@ class DriverContract:
         machine.destroy()
         machine.release()
 
-    def test_stopped_it_is_gone(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+    def test_stopped_it_is_gone(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         machine.stop()
         assert not subject.exists(job)
         assert machine.status().state == lifecycle.STOPPED
 
-    def test_a_guest_that_powers_itself_off_is_seen(self, subject: Subject, driver: "Driver") -> None:
+    def test_a_guest_that_powers_itself_off_is_seen(self, subject: Subject, driver: Driver) -> None:
         job = subject.job(ends=True)
         machine = driver.start(job)
         subject.power_off(job)
@@ -252,7 +248,7 @@ class DriverContract:
         assert not subject.exists(job)
 
     def test_the_jobs_files_are_there_at_the_end_and_nothing_of_the_drivers(
-        self, subject: Subject, job: JobAd, driver: "Driver"
+        self, subject: Subject, job: JobAd, driver: Driver
     ) -> None:
         scratch = Path(job.working_dir())
         before = {path.name for path in scratch.iterdir()}
@@ -264,7 +260,7 @@ class DriverContract:
         assert before <= after
         assert not [name for name in after - before if name.endswith((".tmp", ".mem", ".vmss", ".vmem"))]
 
-    def test_two_vms_do_not_disturb_each_other(self, subject: Subject, driver: "Driver") -> None:
+    def test_two_vms_do_not_disturb_each_other(self, subject: Subject, driver: Driver) -> None:
         one, two = subject.job(1), subject.job(2)
         first, second = driver.start(one), driver.start(two)
         first.destroy()
@@ -275,7 +271,7 @@ class DriverContract:
 
     # Suspends and checkpoints
 
-    def test_paused_and_resumed(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+    def test_paused_and_resumed(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         if not subject.soft_suspend:
             with pytest.raises(errors.ClientFault) as caught:
                 machine.soft_suspend()
@@ -290,7 +286,7 @@ class DriverContract:
         if subject.has_guest:
             goes_on(subject, job)
 
-    def test_suspended_and_resumed(self, subject: Subject, job: JobAd, machine: "Machine") -> None:
+    def test_suspended_and_resumed(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         if not subject.suspend:
             with pytest.raises(errors.ClientFault) as caught:
                 machine.suspend()
@@ -305,7 +301,7 @@ class DriverContract:
             assert goes_on(subject, job) >= before, "it went on and did not begin anew"
 
     def test_a_suspended_vm_that_is_destroyed_leaves_nothing(
-        self, subject: Subject, job: JobAd, machine: "Machine"
+        self, subject: Subject, job: JobAd, machine: Machine
     ) -> None:
         if subject.suspend:
             machine.suspend()
@@ -314,7 +310,7 @@ class DriverContract:
         assert machine.status().state == lifecycle.STOPPED
 
     def test_a_restart_goes_on_from_the_checkpoint(
-        self, subject: Subject, job: JobAd, driver: "Driver"
+        self, subject: Subject, job: JobAd, driver: Driver
     ) -> None:
         if not subject.checkpoint:
             with pytest.raises(errors.ClientFault) as caught:
@@ -355,7 +351,7 @@ class DriverContract:
         assert second.status().state == lifecycle.RUNNING
 
     def test_to_kill_what_is_not_there_is_no_error(
-        self, subject: Subject, job: JobAd, driver: "Driver"
+        self, subject: Subject, job: JobAd, driver: Driver
     ) -> None:
         assert driver.kill(subject.match(job)) is False
         assert (
@@ -364,7 +360,7 @@ class DriverContract:
         )
 
     def test_a_driver_is_closed_with_its_vms_running(
-        self, subject: Subject, job: JobAd, driver: "Driver"
+        self, subject: Subject, job: JobAd, driver: Driver
     ) -> None:
         driver.start(job)
         driver.close()
@@ -374,7 +370,7 @@ class DriverContract:
     # Faults
 
     def test_a_bad_job_is_held_leaves_nothing_and_the_next_one_runs(
-        self, subject: Subject, driver: "Driver"
+        self, subject: Subject, driver: Driver
     ) -> None:
         bad = subject.bad_jobs()
         assert bad, "there is always something that a job can get wrong"
@@ -389,7 +385,7 @@ class DriverContract:
 
     @pytest.mark.parametrize("attribute", ["JobVMMemory"])
     def test_a_job_without_what_every_job_needs_is_held(
-        self, subject: Subject, job: JobAd, driver: "Driver", attribute: str
+        self, subject: Subject, job: JobAd, driver: Driver, attribute: str
     ) -> None:
         with pytest.raises(errors.JobFault, match=attribute):
             driver.start(subject.changed(job, **{attribute: None}))
@@ -401,7 +397,7 @@ class DriverContract:
         assert caught.value.code not in errors.HOLD_CODES
         assert caught.value.hint
 
-    def test_a_vm_that_is_gone_answers_with_faults_and_nothing_else(self, machine: "Machine") -> None:
+    def test_a_vm_that_is_gone_answers_with_faults_and_nothing_else(self, machine: Machine) -> None:
         machine.destroy()
         for operation in (machine.soft_suspend, machine.suspend, machine.checkpoint):
             with pytest.raises(errors.Fault):
@@ -412,7 +408,7 @@ class DriverContract:
 
     # The probe
 
-    def test_the_survey_of_a_machine_that_works(self, subject: Subject, driver: "Driver") -> None:
+    def test_the_survey_of_a_machine_that_works(self, subject: Subject, driver: Driver) -> None:
         survey = driver.survey(time.monotonic() + DEADLINE)
         assert findings.first_bad(survey.findings) is None, survey.findings
         assert survey.findings
@@ -435,7 +431,7 @@ class DriverContract:
         assert bad is not None
         assert bad.hint
 
-    def test_a_survey_changes_nothing(self, subject: Subject, job: JobAd, driver: "Driver") -> None:
+    def test_a_survey_changes_nothing(self, subject: Subject, job: JobAd, driver: Driver) -> None:
         machine = driver.start(job)
         before = sorted(path.name for path in Path(job.working_dir()).iterdir())
         subject.driver().survey(time.monotonic() + DEADLINE)

@@ -6,21 +6,17 @@ rest into the description that this package makes of every job. docs/reference/j
 """
 
 import os
+from collections.abc import Callable
 from xml.etree import ElementTree as etree
 
+from vmgahp.config import Settings
 from vmgahp.domain.job_xml import boot_files, to_attributes
 from vmgahp.domain.job_xml.merge import merge
 from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, read, refused, sanitise
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
 
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 
@@ -28,14 +24,14 @@ ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 class JobAdWithXml(JobAd):
     """The ad of a job with all that its XML adds to it, and the XML itself, sanitised."""
 
-    def __init__(self, ad: JobAd, name: str, domain: etree.Element, added: "dict[str, str]") -> None:
+    def __init__(self, ad: JobAd, name: str, domain: etree.Element, added: dict[str, str]) -> None:
         super().__init__((*ad.pairs(), *added.items()))
         self.file_name = name
         self.domain = domain
         self.boot_files: dict[str, str] = {}
         """Element -> name in the scratch directory, of a kernel and an initrd."""
 
-    def describe(self, ours: str, make_room: "Callable[[], str] | None", identity: "Identity") -> str:
+    def describe(self, ours: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
         """Our domain XML with the job's in it. Without `make_room` it is only to be shown, and nothing is copied.
 
         Raises `errors.Fault`.
@@ -52,7 +48,7 @@ class JobAdWithXml(JobAd):
         )
 
 
-def load(ad: JobAd, settings: "Settings", identity: "Identity") -> JobAd:
+def load(ad: JobAd, settings: Settings, identity: Identity) -> JobAd:
     """The ad as it is for a job without XML of its own; else with what the XML says.
 
     Raises `JobFault` for XML that says more than it may, contradicts the ad, or is not wanted here.

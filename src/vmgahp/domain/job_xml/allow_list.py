@@ -6,9 +6,7 @@ its initrd), no device, no program, no network but those that this machine offer
 mean is libvirt's business: https://libvirt.org/formatdomain.html.
 """
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 NUMBER = r"[0-9]{1,9}"
 AMOUNT = r"[0-9]{1,15}"
@@ -33,7 +31,7 @@ class Allowed:
 
     def __init__(
         self,
-        attributes: "Mapping[str, str] | None" = None,
+        attributes: Mapping[str, str] | None = None,
         children: "Mapping[str, Allowed] | None" = None,
         text: str | None = None,
         most: int = 1,
@@ -44,7 +42,7 @@ class Allowed:
         self.most = most
 
 
-def _switch(*names: str, **attributes: str) -> "dict[str, Allowed]":
+def _switch(*names: str, **attributes: str) -> dict[str, Allowed]:
     """Elements that are there or not, or say so in an attribute."""
     return {name: Allowed({"state": ON, **attributes}) for name in names}
 

@@ -7,17 +7,13 @@ a directory of root's, which go away with the VM.
 
 import errno
 import os
+from collections.abc import Callable
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.job_xml.sanitize import refused
+from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.host.job_user import Identity
 
 ELEMENTS = ("kernel", "initrd")
 
@@ -27,7 +23,7 @@ LARGEST = 256 << 20
 _CHUNK = 1 << 20
 
 
-def names(domain: etree.Element, name: str, directory: str, identity: "Identity") -> dict[str, str]:
+def names(domain: etree.Element, name: str, directory: str, identity: Identity) -> dict[str, str]:
     """Element -> name in the scratch directory, each seen to be a file that the job's user can read.
 
     Raises `JobFault`.
@@ -62,10 +58,10 @@ def names(domain: etree.Element, name: str, directory: str, identity: "Identity"
 
 
 def copy(
-    files: "dict[str, str]",
+    files: dict[str, str],
     directory: str,
-    identity: "Identity",
-    make_room: "Callable[[], str]",
+    identity: Identity,
+    make_room: Callable[[], str],
     name: str,
 ) -> dict[str, str]:
     """Copy the files into a directory that `make_room` makes; element -> path. Raises `errors.Fault`."""

@@ -5,14 +5,11 @@ as whom the hypervisor works. From the job's come the guest's side of these, and
 host.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.job_xml.allow_list import KEPT, OUR_DEVICES, WHOLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _OF_A_DISK = ("serial", "wwn", "vendor", "product", "blockio", "address")
 _OF_A_CARD = ("address",)
@@ -25,7 +22,7 @@ _ORDER = (
 """libvirt takes them in any order; people like the usual one."""
 
 
-def merge(ours: str, job: etree.Element, boot_files: "Mapping[str, str]") -> str:
+def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     """Our domain XML with what the job's has to say.
 
     `boot_files` are the paths of the job's kernel and initrd, by their elements' names, where it has them.
@@ -86,7 +83,7 @@ def _drop(parent: etree.Element, tag: str) -> None:
         parent.remove(old)
 
 
-def _operating_system(domain: etree.Element, job: etree.Element, boot_files: "Mapping[str, str]") -> None:
+def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Mapping[str, str]) -> None:
     ours, theirs = domain.find("os"), job.find("os")
     if ours is None or theirs is None:
         return

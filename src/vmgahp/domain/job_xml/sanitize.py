@@ -11,11 +11,8 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.host.job_user import Identity
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
 
@@ -35,7 +32,7 @@ def refused(name: str, problem: str, hint: str = "") -> JobFault:
     )
 
 
-def read(name: str, directory: str, identity: "Identity") -> str:
+def read(name: str, directory: str, identity: Identity) -> str:
     """The text of the file in the scratch directory.
 
     Raises `JobFault` for a file that cannot be opened, that is too long, or that is not UTF-8.

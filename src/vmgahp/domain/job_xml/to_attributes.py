@@ -8,13 +8,10 @@ agree: the ad is what HTCondor has matched and accounts for, and of memory and C
 import os
 from xml.etree import ElementTree as etree
 
+from vmgahp.config import Settings
 from vmgahp.domain.job_xml.sanitize import refused
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
 
 DISK, NICS = "VMPARAM_vm_Disk", "VMPARAM_vm_NICs"
 
@@ -23,7 +20,7 @@ _FIRMWARES = {"bios": "bios", "efi": "uefi"}
 _POWERS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def attributes(domain: etree.Element, ad: JobAd, settings: "Settings", name: str) -> dict[str, str]:
+def attributes(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> dict[str, str]:
     """Attribute -> expression, for all that a sanitised domain says and the ad does not. Raises `JobFault`."""
     said = _Said(ad, name)
     _memory(domain, said)
@@ -163,7 +160,7 @@ def _disks(domain: etree.Element, said: _Said) -> None:
         )
 
 
-def _agree(entries: "dict[str, tuple[str, str, str]]", said: _Said) -> None:
+def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
     """vm_disk, which condor_submit demands of jobs of type kvm, counts: the XML may tell more of the same disks."""
     text = said.ad.string(DISK) or ""
     given = {}
@@ -182,7 +179,7 @@ def _agree(entries: "dict[str, tuple[str, str, str]]", said: _Said) -> None:
             )
 
 
-def _cards(domain: etree.Element, said: _Said, settings: "Settings") -> None:
+def _cards(domain: etree.Element, said: _Said, settings: Settings) -> None:
     """The network cards: only of networks that the machine offers, for jobs name none of its networks else."""
     ours = {
         "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),

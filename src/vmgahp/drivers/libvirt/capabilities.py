@@ -9,23 +9,20 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.tpm import PROGRAM
+from vmgahp.host.job_user import Identity
 from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import JobSpec
 
 MACHINES = {ARM: "virt", X86: "q35"}
 """The machine type whose firmwares are asked about, by architecture."""
 
 
-def type_for(spec: "JobSpec", domain_type: str, settings: "Settings") -> str:
+def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
     """The domain type for the architecture that the job wants: only an emulator runs another one than the machine's.
 
     Raises `errors.JobFault`.
@@ -41,12 +38,12 @@ def type_for(spec: "JobSpec", domain_type: str, settings: "Settings") -> str:
     )
 
 
-def is_foreign(spec: "JobSpec") -> bool:
+def is_foreign(spec: JobSpec) -> bool:
     """Whether the guest's architecture is another than the machine's."""
     return spec.devices.arch not in ("", os.uname().machine)
 
 
-def arch_of(spec: "JobSpec") -> str:
+def arch_of(spec: JobSpec) -> str:
     """The guest's architecture as `domain_xml.Host` wants it: empty for x86_64 on itself."""
     arch = spec.devices.arch or os.uname().machine
     return "" if arch == X86 and not is_foreign(spec) else arch
@@ -60,12 +57,12 @@ def arches(capabilities: str, *, emulates: bool) -> list[str]:
 
 
 def require(
-    spec: "JobSpec",
+    spec: JobSpec,
     domain_type: str,
     label: str,
-    connection: "LibvirtConnection",
-    settings: "Settings",
-    identity: "Identity",
+    connection: LibvirtConnection,
+    settings: Settings,
+    identity: Identity,
 ) -> None:
     """Make sure that this machine has what the job asks for. Raises `errors.JobFault`, `libvirt.libvirtError`.
 

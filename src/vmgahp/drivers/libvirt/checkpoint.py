@@ -6,6 +6,7 @@ The files and their checks are `vmgahp.checkpoint.store`'s; here is what only li
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -13,23 +14,21 @@ import libvirt
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.store import Unusable
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults, firmware
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.save import CANNOT_SAVE
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile
+from vmgahp.job.spec import JobSpec
 from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vmgahp.checkpoint.manifest import Manifest
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.machine import LibvirtMachine
-    from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.spec import JobSpec
 
-    Chains = Mapping[str, tuple[BackingFile, ...]]
+Chains = Mapping[str, tuple[BackingFile, ...]]
 
 
 class LibvirtRestart:
@@ -57,12 +56,12 @@ class LibvirtRestart:
 class LibvirtCheckpoints:
     """Finds and makes the checkpoints of one driver's jobs."""
 
-    def __init__(self, identity: "Identity", connection: "LibvirtConnection", log: "Logger") -> None:
+    def __init__(self, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
         self._identity = identity
         self._connection = connection
         self._log = log
 
-    def find(self, spec: "JobSpec", domain_type: str, chains: "Chains") -> LibvirtRestart | None:
+    def find(self, spec: JobSpec, domain_type: str, chains: Chains) -> LibvirtRestart | None:
         """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
 
         One that cannot be used is set aside (`refuse`).
@@ -92,7 +91,7 @@ class LibvirtCheckpoints:
             return None
         return LibvirtRestart(manifest, descriptor)
 
-    def refuse(self, spec: "JobSpec", unusable: Unusable) -> None:
+    def refuse(self, spec: JobSpec, unusable: Unusable) -> None:
         """Keep a checkpoint aside and say why.
 
         Raises `errors.JobFault` where the disks are not known to be as they were: a guest that boots on them
@@ -112,14 +111,14 @@ class LibvirtCheckpoints:
             )
         self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
 
-    def used_up(self, spec: "JobSpec") -> None:
+    def used_up(self, spec: JobSpec) -> None:
         """The guest goes on and its disks change: the checkpoint in the scratch directory is of no more use."""
         try:
             checkpoint.discard(self._identity, spec.working_dir)
         except (OSError, errors.Fault) as error:
             self._log(f"the used checkpoint of {spec.name} cannot be removed: {error}")
 
-    def write(self, machine: "LibvirtMachine", spec: "JobSpec", domain_type: str, chains: "Chains") -> None:
+    def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str, chains: Chains) -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""
         from vmgahp.checkpoint.manifest import Manifest
 
@@ -157,7 +156,7 @@ class LibvirtCheckpoints:
             ) from error
 
     @staticmethod
-    def why_not(spec: "JobSpec") -> str:
+    def why_not(spec: JobSpec) -> str:
         """Why a job's VM cannot be checkpointed; empty where it can."""
         if not spec.checkpoint:
             return "the job does not ask for it with vm_checkpoint"

@@ -6,6 +6,7 @@ the VM: the call is made again on a new connection, for as long as `RECONNECT_DE
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 import libvirt
@@ -13,10 +14,6 @@ import libvirt
 from vmgahp import errors
 from vmgahp.drivers.libvirt import faults
 from vmgahp.job import exit_code
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Result = TypeVar("Result")
 
@@ -136,7 +133,7 @@ class _Opening:
 class LibvirtConnection:
     """A connection to one libvirt URI, shared by all machines of a driver; safe from any thread."""
 
-    def __init__(self, uri: str, log: "Callable[[str], None]", *, read_only: bool = False) -> None:
+    def __init__(self, uri: str, log: Callable[[str], None], *, read_only: bool = False) -> None:
         self.uri = uri
         self.read_only = read_only
         """Asks only; libvirt grants that to every user of the machine."""
@@ -150,7 +147,7 @@ class LibvirtConnection:
         self._watches: dict[str, Watch] = {}
         self._closed = False
 
-    def call(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
+    def call(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function` with a live connection, and again on a new one when libvirtd went away.
 
         Only for what may be done twice. Raises `libvirt.libvirtError` for what libvirt answers, and
@@ -167,7 +164,7 @@ class LibvirtConnection:
                 self._log(f"the connection to libvirt was lost, opening it again: {error}")
                 self._drop(connection)
 
-    def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
+    def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function` with a live connection, once: for what must not be done twice, such as a start."""
         end = time.monotonic() + self.deadline
         connection = self._open(end)
@@ -194,7 +191,7 @@ class LibvirtConnection:
             except libvirt.libvirtError as error:
                 self._log(f"closing the connection to libvirt: {error}")
 
-    def _open(self, end: float) -> "libvirt.virConnect":
+    def _open(self, end: float) -> libvirt.virConnect:
         waiting = threading.Event()
         refused: libvirt.libvirtError | None = None
         while True:
@@ -214,7 +211,7 @@ class LibvirtConnection:
                     raise faults.unreachable(self.uri, refused) from refused
                 waiting.wait(RETRY_INTERVAL)
 
-    def opened(self, opening: _Opening, connection: "libvirt.virConnect | None") -> None:
+    def opened(self, opening: _Opening, connection: libvirt.virConnect | None) -> None:
         """An attempt has ended, with a connection or without."""
         with self._lock:
             self._opening = None
@@ -222,7 +219,7 @@ class LibvirtConnection:
                 self._connection = connection
         opening.ended.set()
 
-    def prepare(self, connection: "libvirt.virConnect") -> "libvirt.virConnect":
+    def prepare(self, connection: libvirt.virConnect) -> libvirt.virConnect:
         """Have events and a keep-alive on a new connection."""
         try:
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
@@ -235,7 +232,7 @@ class LibvirtConnection:
         )
         return connection
 
-    def _end(self, connection: "libvirt.virConnect") -> None:
+    def _end(self, connection: libvirt.virConnect) -> None:
         """Close a connection, and with it its descriptors: a callback that is registered would keep them."""
         try:
             connection.domainEventDeregisterAny(self._callback)
@@ -244,8 +241,8 @@ class LibvirtConnection:
 
     def _lifecycle(
         self,
-        _connection: "libvirt.virConnect",
-        domain: "libvirt.virDomain",
+        _connection: libvirt.virConnect,
+        domain: libvirt.virDomain,
         event: int,
         detail: int,
         _data: object,
@@ -272,7 +269,7 @@ class LibvirtConnection:
             watch.how = watch.how or _HOW.get((event, detail), "")
             watch.gone.set()
 
-    def _lost(self, connection: "libvirt.virConnect", error: "libvirt.libvirtError") -> bool:
+    def _lost(self, connection: libvirt.virConnect, error: libvirt.libvirtError) -> bool:
         if faults.is_connection_loss(error):
             return True
         try:
@@ -280,7 +277,7 @@ class LibvirtConnection:
         except libvirt.libvirtError:
             return True
 
-    def _drop(self, connection: "libvirt.virConnect") -> None:
+    def _drop(self, connection: libvirt.virConnect) -> None:
         with self._lock:
             if self._connection is connection:
                 self._connection = None

@@ -1,34 +1,30 @@
 """What libvirt is told of a job: its domain XML, and whom QEMU runs as."""
 
 import os
+from collections.abc import Mapping
 from xml.etree import ElementTree as etree
 
 import libvirt
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import job_xml, other_hypervisors, qemu_check, tpm
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.exit_port import ExitPort
 from vmgahp.drivers.libvirt.hooks import Described, described
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.hooks import xml_script
 from vmgahp.host import kvm, scratch
+from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.machine import LibvirtMachine
-    from vmgahp.drivers.libvirt.resources import Resources
-    from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.ad import JobAd
-    from vmgahp.job.spec import JobSpec
+from vmgahp.images.backing import BackingFile
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import JobSpec
 
 SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
 
@@ -49,7 +45,7 @@ class Describer:
     """Describes the jobs of one driver to libvirt."""
 
     def __init__(
-        self, settings: "Settings", identity: "Identity", connection: "LibvirtConnection", log: "Logger"
+        self, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger
     ) -> None:
         self.settings = settings
         self.identity = identity
@@ -58,12 +54,12 @@ class Describer:
 
     def describe(
         self,
-        job: "JobAd",
-        spec: "JobSpec",
+        job: JobAd,
+        spec: JobSpec,
         uuid: str,
         domain_type: str,
-        chains: "Mapping[str, tuple[BackingFile, ...]]",
-        resources: "Resources | None",
+        chains: Mapping[str, tuple[BackingFile, ...]],
+        resources: Resources | None,
     ) -> Described:
         """The domain XML of a job: ours, or that of the administrator's script; and what his policy makes of it.
 
@@ -105,7 +101,7 @@ class Describer:
         xml = job_xml.describe(job, domain_xml.build(spec, host), resources, self.identity)
         return described(self.settings, self.log, job, spec, xml, dry=dry)
 
-    def _scripted(self, script: str, job: "JobAd", spec: "JobSpec", uuid: str) -> str:
+    def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
         """The administrator's own XML, with the UUID by which the guardian and the kill mode know it."""
         lines = job.lines({"VMPARAM_VM_NAME": spec.name})
         lines += xml_script.extra_lines(
@@ -158,7 +154,7 @@ class Describer:
         gid = needed.pop() if needed else self.identity.gid
         return f"+{self.identity.uid}:+{gid}"
 
-    def _listen_to_console(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
+    def _listen_to_console(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
         """Listen for the serial console and return the socket's path, empty where it is not captured."""
         limit = self.settings.console_log_limit()
         if not limit:
@@ -175,7 +171,7 @@ class Describer:
         )
         return resources.console.path
 
-    def _listen_as_tpm(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
+    def _listen_as_tpm(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
         """Make the job's TPM and return its socket's path, empty where the job wants none."""
         if not spec.devices.tpm:
             return ""
@@ -187,7 +183,7 @@ class Describer:
         made.start()
         return made.path
 
-    def _listen_to_exit_port(self, spec: "JobSpec", label: str, resources: "Resources | None") -> str:
+    def _listen_to_exit_port(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
         """Listen for the guest's exit code and return the socket's path, empty where the job wants no port."""
         if not spec.devices.exit_port:
             return ""
@@ -235,7 +231,7 @@ class Describer:
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
 
-    def publish_vnc(self, spec: "JobSpec", machine: "LibvirtMachine", xml: str) -> None:
+    def publish_vnc(self, spec: JobSpec, machine: LibvirtMachine, xml: str) -> None:
         """Tell the job's owner, and nobody else, where the display is and its one-time password."""
         if not spec.vnc or self.settings.xml_script() or not first_attribute(xml, "devices/graphics", "type"):
             return
@@ -254,7 +250,7 @@ class Describer:
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
 
 
-def domain_capabilities(connection: "libvirt.virConnect", domain_type: str) -> str:
+def domain_capabilities(connection: libvirt.virConnect, domain_type: str) -> str:
     text: str = connection.getDomainCapabilities(None, os.uname().machine, None, domain_type)
     return text
 
@@ -269,7 +265,7 @@ def has_passt(capabilities: str) -> bool:
     return any(value.text == "passt" for value in values) and qemu_check.passt() is not None
 
 
-def cpu_mode(settings: "Settings", domain_type: str) -> str:
+def cpu_mode(settings: Settings, domain_type: str) -> str:
     """libvirt's CPU mode for jobs of a domain type: the administrator's, or the best there is."""
     default = {"kvm": "host-passthrough", "qemu": "maximum"}.get(domain_type, "")
     return settings.string("VM_CPU_MODE") or default

@@ -8,8 +8,9 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint.store import Unusable
+from vmgahp.config import Settings
 from vmgahp.domain import verify
-from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.libvirt import (
     capabilities,
@@ -22,7 +23,7 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
 )
-from vmgahp.drivers.libvirt.checkpoint import LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import (
     SESSION_URI,
@@ -32,6 +33,7 @@ from vmgahp.drivers.libvirt.describe import (
     has_display,
 )
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
+from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.save import Saver
@@ -39,17 +41,10 @@ from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
 from vmgahp.host import kvm, scratch
 from vmgahp.host.guardian import Guardian
+from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
+from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.checkpoint import Chains
-    from vmgahp.drivers.libvirt.hooks import Described
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
 
 
 class LibvirtDriver(Driver):
@@ -60,11 +55,11 @@ class LibvirtDriver(Driver):
     """
 
     # What another hypervisor has of its own (`xen`).
-    describer: "type[Describer]" = Describer
-    machine: "type[LibvirtMachine]" = LibvirtMachine
-    saver: "type[Saver]" = Saver
+    describer: type[Describer] = Describer
+    machine: type[LibvirtMachine] = LibvirtMachine
+    saver: type[Saver] = Saver
 
-    def __init__(self, vm_type: str, settings: "Settings", identity: "Identity", log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         uri = settings.string("VM_LIBVIRT_URI") or self._usual_uri()
         read_only = uri == SESSION_URI and _probing_for_a_startd()
@@ -74,7 +69,7 @@ class LibvirtDriver(Driver):
 
     # The contract
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         job = job_xml.load(job, self.settings, self.identity)
         try:
             return self._start(job)
@@ -84,7 +79,7 @@ class LibvirtDriver(Driver):
                 raise
             raise judged from fault
 
-    def _start(self, job: "JobAd") -> Machine:
+    def _start(self, job: JobAd) -> Machine:
         made = provision.Provision(job.working_dir(), self.identity)
         try:
             return self._start_with(job, made)
@@ -92,7 +87,7 @@ class LibvirtDriver(Driver):
             made.undo()
             raise
 
-    def _start_with(self, job: "JobAd", made: provision.Provision) -> Machine:
+    def _start_with(self, job: JobAd, made: provision.Provision) -> Machine:
         spec, domain_type, chains = self._look_at(job, made)
         restart = self._checkpoints.find(spec, domain_type, chains)
         if restart is not None:
@@ -110,7 +105,7 @@ class LibvirtDriver(Driver):
             spec = self._with_macs(job, spec)
         return self._launch(job, spec, domain_type, chains, None)
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         job = job_xml.load(job, self.settings, self.identity)
         spec, domain_type, chains = self._look_at(job, None)
         spec = self._with_macs(job, spec, dry=True)
@@ -121,7 +116,7 @@ class LibvirtDriver(Driver):
             raise faults.from_libvirt(error, f"describing {spec.name}") from error
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        def destroy(connection: "libvirt.virConnect") -> bool:
+        def destroy(connection: libvirt.virConnect) -> bool:
             try:
                 domain = self._matching(connection, match, uuid)
                 if domain is None:
@@ -152,7 +147,7 @@ class LibvirtDriver(Driver):
 
     # A start
 
-    def _look_at(self, job: "JobAd", made: provision.Provision | None) -> tuple[JobSpec, str, "Chains"]:
+    def _look_at(self, job: JobAd, made: provision.Provision | None) -> tuple[JobSpec, str, Chains]:
         """What the job asks for, by which domain type it runs, and what lies beneath its disks, all checked.
 
         Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
@@ -176,7 +171,7 @@ class LibvirtDriver(Driver):
             self._require_free_macs(spec)
         return spec, domain_type, chains
 
-    def _read(self, job: "JobAd") -> JobSpec:
+    def _read(self, job: JobAd) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
         return JobSpec.from_ad(job, self.settings, self.identity, diskless=diskless)
 
@@ -185,7 +180,7 @@ class LibvirtDriver(Driver):
         return SYSTEM_URI if os.getuid() == 0 else SESSION_URI
 
     @staticmethod
-    def _matching(connection: "libvirt.virConnect", match: str, uuid: str) -> "libvirt.virDomain | None":
+    def _matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
         """The domain that a kill is about: by its name, or by the scratch directory of its job.
 
         The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
@@ -221,7 +216,7 @@ class LibvirtDriver(Driver):
     def _clear_orphan(self, name: str) -> None:
         """Destroy what an earlier server left behind under the name of this job."""
 
-        def clear(connection: "libvirt.virConnect") -> None:
+        def clear(connection: libvirt.virConnect) -> None:
             try:
                 domain = connection.lookupByName(name)
             except libvirt.libvirtError as error:
@@ -243,7 +238,7 @@ class LibvirtDriver(Driver):
                 raise faults.from_libvirt(error, f"clearing a leftover {name}") from error
 
     def _launch(
-        self, job: "JobAd", spec: JobSpec, domain_type: str, chains: "Chains", restart: LibvirtRestart | None
+        self, job: JobAd, spec: JobSpec, domain_type: str, chains: Chains, restart: LibvirtRestart | None
     ) -> LibvirtMachine:
         """Boot the job's guest, or let it go on; on any exception nothing of it is left.
 
@@ -307,15 +302,15 @@ class LibvirtDriver(Driver):
 
     def _create(
         self,
-        described: "Described",
+        described: Described,
         machine: LibvirtMachine,
         spec: JobSpec,
-        chains: "Chains",
+        chains: Chains,
         restart: LibvirtRestart | None,
     ) -> None:
         xml, authors, macs, _ = described
 
-        def check(connection: "libvirt.virConnect", domain: "libvirt.virDomain", live: str) -> None:
+        def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
             live = self._without_additions(live)
             if not authors:
@@ -352,12 +347,12 @@ class LibvirtDriver(Driver):
 
     def _blame(
         self,
-        error: "libvirt.libvirtError",
+        error: libvirt.libvirtError,
         doing: str,
         machine: LibvirtMachine,
         spec: JobSpec,
-        chains: "Chains",
-        described: "Described",
+        chains: Chains,
+        described: Described,
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in spec.disks]
@@ -382,18 +377,18 @@ class LibvirtDriver(Driver):
         """A live domain without what libvirt adds to any of this hypervisor's, where `verify` does not know it."""
         return live
 
-    def _verify(self, live: str, asked: str, spec: JobSpec, chains: "Chains") -> None:
+    def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
         verify.against_job(live, asked, spec, chains)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         """Why the VM's memory cannot be saved to a file; empty where it can."""
         return other_hypervisors.no_saving(domain_type)
 
-    def _with_macs(self, job: "JobAd", spec: JobSpec, saved: str = "", *, dry: bool = False) -> JobSpec:
+    def _with_macs(self, job: JobAd, spec: JobSpec, saved: str = "", *, dry: bool = False) -> JobSpec:
         return hooks.with_macs(self.settings, self.log, job, spec, saved, dry=dry)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
-        def require(connection: "libvirt.virConnect") -> None:
+        def require(connection: libvirt.virConnect) -> None:
             for mac in spec.macs:
                 host_checks.require_free_mac(connection, mac, self.log)
 

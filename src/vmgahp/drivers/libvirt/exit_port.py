@@ -1,20 +1,17 @@
 """The virtio port to which a guest writes its exit code."""
 
 import os
+from collections.abc import Callable
 
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.exit_code import PORT_BYTES
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class ExitPort:
     """Listens for QEMU as a capture of a console does, and remembers the first that comes, in memory."""
 
-    def __init__(self, owner: tuple[int, int], log: "Callable[[str], None]") -> None:
+    def __init__(self, owner: tuple[int, int], log: Callable[[str], None]) -> None:
         """`owner` is the uid and gid of the QEMU. Raises `errors.MachineFault`."""
         self._written = b""
         self._memory = os.memfd_create("exit", os.MFD_CLOEXEC)

@@ -12,9 +12,7 @@ import os
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
+from vmgahp.drivers.base import Logger
 
 SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 
@@ -25,7 +23,7 @@ SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
 """What libvirt puts after the domain's name (``qemuDomainNVRAMPathFormat``; the format's name since 10.9)."""
 
 
-def forget(name: str, uri: str, log: "Logger") -> None:
+def forget(name: str, uri: str, log: Logger) -> None:
     """Remove the firmware's memory of a job's domain that does not run. Raises nothing."""
     for suffix in SUFFIXES:
         path = os.path.join(directory(uri), name + suffix)

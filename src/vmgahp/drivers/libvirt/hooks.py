@@ -10,16 +10,13 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors, log
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.job.ad import JobAd
-    from vmgahp.job.spec import JobSpec
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import JobSpec
 
 
 class Described(NamedTuple):
@@ -35,7 +32,7 @@ class Described(NamedTuple):
 
 
 def described(
-    settings: "Settings", log_line: "Logger", job: "JobAd", spec: "JobSpec", written: str, *, dry: bool
+    settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool
 ) -> Described:
     """What VM_POLICY makes of a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
     xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
@@ -59,8 +56,8 @@ def described(
 
 
 def with_macs(
-    settings: "Settings", log_line: "Logger", job: "JobAd", spec: "JobSpec", saved: str = "", *, dry: bool
-) -> "JobSpec":
+    settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, saved: str = "", *, dry: bool
+) -> JobSpec:
     """The job with the MAC addresses of VM_MAC_HOOK, where there is one; `saved` is the XML of its checkpoint.
 
     Those that the hook chose are `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`.
@@ -88,7 +85,7 @@ def with_macs(
     return spec._replace(nics=tuple(nics))
 
 
-def require(settings: "Settings", job: "JobAd") -> None:
+def require(settings: Settings, job: JobAd) -> None:
     """Does the job meet VM_POLICY_REQUIREMENTS, with all that its own XML adds to its ad? Raises `errors.Fault`."""
     if settings.string("VM_POLICY_REQUIREMENTS"):
         from vmgahp.hooks import policy
@@ -104,7 +101,7 @@ def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault
     return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
-def hooks_are_to_blame(made: Described, connection: "LibvirtConnection") -> bool:
+def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
     """Is it the administrator's programs whose XML libvirt did not understand, or was it the job's own wish?
 
     Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must
@@ -113,7 +110,7 @@ def hooks_are_to_blame(made: Described, connection: "LibvirtConnection") -> bool
     if not made.authors or not made.before_policy:
         return bool(made.authors)
 
-    def look(opened: "libvirt.virConnect") -> None:
+    def look(opened: libvirt.virConnect) -> None:
         form = "xen-xl" if opened.getType() == "Xen" else "qemu-argv"
         opened.domainXMLToNative(form, made.before_policy, 0)
 

@@ -6,12 +6,9 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 LEAST_ROOM = 1 << 20
 """Bytes that must be free beneath the scratch directory: for the console, the display and the reason of a
@@ -21,7 +18,7 @@ _A_NAME = ".vmgahp"
 """Need not be there: that it is not there can be found out only by who may look."""
 
 
-def require_access(directory: str, identity: "Identity") -> None:
+def require_access(directory: str, identity: Identity) -> None:
     """Is the job's user still let into its scratch directory? Raises `errors.MachineFault`.
 
     Asked when a disk of the job cannot be opened, for then it is not the disk's fault.
@@ -62,9 +59,9 @@ def require_free_space(directory: str) -> None:
 
 
 def require_free_mac(
-    connection: "libvirt.virConnect",
+    connection: libvirt.virConnect,
     mac: str,
-    log: "Logger",
+    log: Logger,
     started_before: int | None = None,
     origin: str = "",
 ) -> None:

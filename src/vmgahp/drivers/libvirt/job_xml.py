@@ -5,24 +5,24 @@ import os
 import libvirt
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.drivers.libvirt import faults, host_checks
+from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.job.ad import JobAd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.config import Settings
     from vmgahp.domain.job_xml import JobAdWithXml
-    from vmgahp.drivers.libvirt.resources import Resources
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.ad import JobAd
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
 """As `vmgahp.domain.job_xml.ATTRIBUTE`, which is imported for jobs that have it alone."""
 
 
-def load(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
+def load(job: JobAd, settings: Settings, identity: Identity) -> JobAd:
     """The job with what its XML says, or as it is where it brings none. Raises `errors.Fault`."""
     if job.expression(ATTRIBUTE) is None:
         return job
@@ -35,7 +35,7 @@ def load(job: "JobAd", settings: "Settings", identity: "Identity") -> "JobAd":
         raise
 
 
-def describe(job: "JobAd", ours: str, resources: "Resources | None", identity: "Identity") -> str:
+def describe(job: JobAd, ours: str, resources: Resources | None, identity: Identity) -> str:
     """Our domain XML with what the job's XML adds; copies of its kernel go away with the VM's `resources`.
 
     Without `resources` the XML is only to be shown. Raises `errors.Fault`.
@@ -57,7 +57,7 @@ def describe(job: "JobAd", ours: str, resources: "Resources | None", identity: "
     return mine.describe(ours, make_room, identity)
 
 
-def judge(job: "JobAd", fault: errors.Fault) -> errors.Fault:
+def judge(job: JobAd, fault: errors.Fault) -> errors.Fault:
     """The fault of a start as it is for this job: that of the job's owner, where the job's own XML may be the cause."""
     mine = _with_xml(job)
     if mine is None:
@@ -77,7 +77,7 @@ def judge(job: "JobAd", fault: errors.Fault) -> errors.Fault:
     )
 
 
-def _with_xml(job: "JobAd") -> "JobAdWithXml | None":
+def _with_xml(job: JobAd) -> "JobAdWithXml | None":
     if job.expression(ATTRIBUTE) is None:
         return None
     from vmgahp.domain.job_xml import JobAdWithXml

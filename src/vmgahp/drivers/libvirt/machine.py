@@ -1,6 +1,8 @@
 """One domain of libvirt, as the server sees it."""
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import libvirt
 
@@ -8,24 +10,16 @@ from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.resources import Resources
+from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.stats import Meter
 from vmgahp.job import exit_code
-from vmgahp.metrics import Status
+from vmgahp.metrics import Metrics, Status
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.resources import Resources
-    from vmgahp.drivers.libvirt.save import Saver
-    from vmgahp.metrics import Metrics
-
-    Result = TypeVar("Result")
-
-    Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
-    """Looks at a domain that was made and does not run yet, and at its live XML."""
+Result = TypeVar("Result")
+Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
+"""Looks at a domain that was made and does not run yet, and at its live XML."""
 
 SUSPEND_FILE = "vm_suspend.mem"
 
@@ -63,12 +57,12 @@ class LibvirtMachine(Machine):
         self,
         name: str,
         uuid: str,
-        connection: "LibvirtConnection",
-        resources: "Resources",
-        saver: "Saver",
+        connection: LibvirtConnection,
+        resources: Resources,
+        saver: Saver,
         *,
         stop_timeout: float,
-        log: "Callable[[str], None]",
+        log: Callable[[str], None],
     ) -> None:
         self.name = name
         self.uuid = uuid
@@ -148,7 +142,7 @@ class LibvirtMachine(Machine):
         """What the guest had used when it was last looked at."""
         return self._last_report.cpu_seconds if self._last_report else self.cpu_before
 
-    def metrics(self) -> "Metrics | None":
+    def metrics(self) -> Metrics | None:
         return None if self._saved_in or self._resources.claimed else self._meter.read()
 
     def saved_bytes(self) -> int:
@@ -243,7 +237,7 @@ class LibvirtMachine(Machine):
         self._operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
         self._require_ours()
 
-        def save(domain: "libvirt.virDomain") -> None:
+        def save(domain: libvirt.virDomain) -> None:
             _, max_memory, _, _, cpu_nanoseconds = domain.info()
             # libvirtd itself says what the domain is; what is in the file may have been changed by then.
             migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
@@ -279,13 +273,13 @@ class LibvirtMachine(Machine):
         self._saved_in = ""
         self._keep_image = False
 
-    def create(self, xml: str, check: "Check") -> None:
+    def create(self, xml: str, check: Check) -> None:
         """Start the domain: it runs once `check` has seen it. Raises `libvirt.libvirtError`, and what that does.
 
         Where libvirt's driver of a hypervisor cannot start it paused, it runs while it is looked at.
         """
 
-        def make(connection: "libvirt.virConnect") -> "libvirt.virDomain":
+        def make(connection: libvirt.virConnect) -> libvirt.virDomain:
             try:
                 return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
             except libvirt.libvirtError as error:
@@ -295,20 +289,20 @@ class LibvirtMachine(Machine):
 
         self._begin(make, check)
 
-    def go_on_from(self, descriptor: int, xml: str, check: "Check") -> None:
+    def go_on_from(self, descriptor: int, xml: str, check: Check) -> None:
         """Restore the domain from a checkpoint's open memory image; otherwise as `create`."""
 
-        def restore(connection: "libvirt.virConnect") -> "libvirt.virDomain":
+        def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
             self.saver.hand_over(connection, descriptor, xml, paused=True)
             return self._find(connection)
 
         self._begin(restore, check)
         self._log(f"{self.name} goes on where it was saved")
 
-    def _begin(self, make: "Callable[[libvirt.virConnect], libvirt.virDomain]", check: "Check") -> None:
+    def _begin(self, make: Callable[[libvirt.virConnect], libvirt.virDomain], check: Check) -> None:
         """Make the domain, whose CPUs stand still, have it looked at, and let it run."""
 
-        def begin(connection: "libvirt.virConnect") -> None:
+        def begin(connection: libvirt.virConnect) -> None:
             domain = self._domain = make(connection)
             check(connection, domain, domain.XMLDesc())
             if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or other_hypervisors.is_qemu(self.domain_type):
@@ -342,14 +336,14 @@ class LibvirtMachine(Machine):
         """The domain as libvirt understood it. Raises `libvirt.libvirtError`."""
         return self._call(lambda domain: str(domain.XMLDesc()))
 
-    def _call(self, function: "Callable[[libvirt.virDomain], Result]") -> "Result":
+    def _call(self, function: Callable[[libvirt.virDomain], Result]) -> Result:
         return self._connection.call(lambda connection: function(self._find(connection)))
 
-    def _find(self, connection: "libvirt.virConnect") -> "libvirt.virDomain":
+    def _find(self, connection: libvirt.virConnect) -> libvirt.virDomain:
         self._domain = faults.find(connection, self.name, self.uuid)
         return self._domain
 
-    def _info(self, connection: "libvirt.virConnect") -> list[int]:
+    def _info(self, connection: libvirt.virConnect) -> list[int]:
         """virDomainGetInfo, without looking the domain up again: to ask about a wrong one does no harm."""
         domain = self._domain
         if domain is None or domain.connect() is not connection:
@@ -357,9 +351,7 @@ class LibvirtMachine(Machine):
         figures: list[int] = domain.info()
         return figures
 
-    def _operate(
-        self, doing: str, function: "Callable[[libvirt.virDomain], object]", cannot: str = ""
-    ) -> None:
+    def _operate(self, doing: str, function: Callable[[libvirt.virDomain], object], cannot: str = "") -> None:
         """Do something to the domain. Where its hypervisor knows no such thing the client is told `cannot`."""
         self._watch.ours = True
         try:
@@ -382,7 +374,7 @@ class LibvirtMachine(Machine):
             return Status(lifecycle.SUSPENDED)
         return Status(lifecycle.STOPPED)
 
-    def _ask_to_power_off(self, domain: "libvirt.virDomain") -> None:
+    def _ask_to_power_off(self, domain: libvirt.virDomain) -> None:
         self._watch.ours = True
         if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
             domain.resume()  # a guest whose CPUs stand still hears no ACPI request

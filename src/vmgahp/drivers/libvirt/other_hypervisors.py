@@ -6,6 +6,7 @@ for. Such a driver starts and ends domains and tells how they are. What this pac
 """
 
 import re
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -13,16 +14,11 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.findings import BAD, OFF, OK, Finding
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 
@@ -46,7 +42,7 @@ class Hypervisor(NamedTuple):
     """Whether the network of VM_NAT_NETWORK is active."""
 
 
-def wanted_type(vm_type: str, settings: "Settings") -> str:
+def wanted_type(vm_type: str, settings: Settings) -> str:
     """The domain type that settings and VM type leave no choice about; empty for KVM or, where allowed, TCG.
 
     Raises `errors.MachineFault` for a setting that is no word.
@@ -67,10 +63,10 @@ def is_qemu(domain_type: str) -> bool:
     return domain_type in ("", *QEMU_TYPES)
 
 
-def ask(connection: "LibvirtConnection", domain_type: str, settings: "Settings") -> Hypervisor:
+def ask(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
     """What the libvirt at VM_LIBVIRT_URI has for a domain type. Raises `errors.MachineFault`."""
 
-    def say(libvirtd: "libvirt.virConnect") -> Hypervisor:
+    def say(libvirtd: libvirt.virConnect) -> Hypervisor:
         guests = etree.fromstring(libvirtd.getCapabilities()).iterfind("guest")
         return Hypervisor(
             libvirtd.getType(),
@@ -92,7 +88,7 @@ def ask(connection: "LibvirtConnection", domain_type: str, settings: "Settings")
         raise faults.from_libvirt(error, "asking for its capabilities") from error
 
 
-def require(connection: "LibvirtConnection", domain_type: str, settings: "Settings") -> Hypervisor:
+def require(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
     """As `ask`, and make sure that jobs can be described to it.
 
     At a start libvirt would call the lack of a driver an invalid argument, as it does a job's. Raises
@@ -114,7 +110,7 @@ def require(connection: "LibvirtConnection", domain_type: str, settings: "Settin
     return found
 
 
-def require_fit(vm_type: str, connection: "LibvirtConnection", settings: "Settings") -> None:
+def require_fit(vm_type: str, connection: LibvirtConnection, settings: Settings) -> None:
     """As `require`, for whatever hypervisor serves the VM type; nothing where that is QEMU.
 
     Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
@@ -124,7 +120,7 @@ def require_fit(vm_type: str, connection: "LibvirtConnection", settings: "Settin
         require(connection, domain_type, settings)
 
 
-def may_be_diskless(vm_type: str, settings: "Settings") -> bool:
+def may_be_diskless(vm_type: str, settings: Settings) -> bool:
     """Whether jobs need not name a disk: a container has the root that the administrator's script gives it."""
     return not is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
 
@@ -137,10 +133,10 @@ def no_saving(domain_type: str) -> str:
 
 
 def survey(
-    settings: "Settings",
-    connection: "LibvirtConnection",
+    settings: Settings,
+    connection: LibvirtConnection,
     domain_type: str,
-    bridge: "Callable[[], str]",
+    bridge: Callable[[], str],
     end: float,
 ) -> Survey:
     """`vmgahp.drivers.base.Driver.survey` for any hypervisor: `bridge` looks at the bridge of the settings."""
@@ -181,7 +177,7 @@ def version(number: int) -> str:
     return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
 
 
-def _network(kind: str, host: Hypervisor, outcomes: "dict[str, object]", settings: "Settings") -> Finding:
+def _network(kind: str, host: Hypervisor, outcomes: dict[str, object], settings: Settings) -> Finding:
     name = f"network {kind}"
     if kind == "bridge":
         outcome = outcomes["bridge"]
@@ -208,7 +204,7 @@ def judge_nat(network: str, active: bool) -> Finding:
     return Finding("network nat", OFF, looked_at, f"{network} is not active, or not defined.", hint)
 
 
-def is_active(libvirtd: "libvirt.virConnect", network: str) -> bool:
+def is_active(libvirtd: libvirt.virConnect, network: str) -> bool:
     """Whether libvirt has a network of this name and it is up."""
     try:
         return bool(libvirtd.networkLookupByName(network).isActive())

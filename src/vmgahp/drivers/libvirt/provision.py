@@ -8,32 +8,29 @@ beneath is of no account: the job can have written it, and libvirt is told the l
 """
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.checkpoint import Chains
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.findings import OFF
+from vmgahp.findings import OFF, Finding
+from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.backing import BackingFile, backing_chain, require_whole
+from vmgahp.images.catalog import Image
 from vmgahp.job import catalog_disks
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.disks import DISK
+from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
+from vmgahp.job.spec import JobSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vmgahp.checkpoint.files import CheckpointFile
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Value
-    from vmgahp.drivers.libvirt.checkpoint import Chains
-    from vmgahp.findings import Finding
-    from vmgahp.host.job_user import Identity
-    from vmgahp.images.catalog import Image
-    from vmgahp.job.disks import Disk
-    from vmgahp.job.spec import JobSpec
 
 ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
@@ -54,7 +51,7 @@ class _Layer(NamedTuple):
     """The image as it was when the layer was made."""
 
 
-def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") -> None:
+def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
     """Make sure that this machine makes the disks that the job wants made. Raises `JobFault`."""
     if spec.devices.user_data and not other_hypervisors.is_qemu(domain_type):
         raise JobFault(
@@ -84,7 +81,7 @@ def require_possible(spec: "JobSpec", domain_type: str, settings: "Settings") ->
     )
 
 
-def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
+def chains(spec: JobSpec, identity: Identity) -> Chains:
     """What lies beneath each disk, by its path; of one that is still to be made too. Raises `errors.Fault`."""
     found: dict[str, tuple[BackingFile, ...]] = {}
     for disk in spec.disks:
@@ -99,7 +96,7 @@ def chains(spec: "JobSpec", identity: "Identity") -> "Chains":
     return found
 
 
-def of_image(image: "Image", identity: "Identity") -> tuple[BackingFile, ...]:
+def of_image(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
     """What lies beneath an image of the catalog, which must be as much the administrator's. Raises `JobFault`."""
     from vmgahp.images import catalog
 
@@ -114,14 +111,14 @@ def of_image(image: "Image", identity: "Identity") -> tuple[BackingFile, ...]:
     )
 
 
-def survey(settings: "Settings", identity: "Identity") -> object:
+def survey(settings: Settings, identity: Identity) -> object:
     """The images of the catalog, for `judge`."""
     from vmgahp.images import catalog
 
     return catalog.survey(settings, lambda image: of_image(image, identity))
 
 
-def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
+def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     """What `survey` comes to: machine attributes, and findings of which none keeps the machine from running jobs."""
     if isinstance(outcome, errors.Fault):
         return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", OFF)]
@@ -129,7 +126,7 @@ def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
     return ({ATTRIBUTE: ",".join(names)} if names else {}), found
 
 
-def remove_files_image(spec: "JobSpec", identity: "Identity") -> None:
+def remove_files_image(spec: JobSpec, identity: Identity) -> None:
     """Remove the images with the job's files, which are in the scratch directory themselves. Raises OSError."""
     if spec.devices.user_data:
         from vmgahp.job import cloud_init
@@ -143,12 +140,12 @@ def remove_files_image(spec: "JobSpec", identity: "Identity") -> None:
 class Provision:
     """What is made for one job at its start."""
 
-    def __init__(self, directory: str, identity: "Identity") -> None:
+    def __init__(self, directory: str, identity: Identity) -> None:
         self._directory = directory
         self._identity = identity
         self._made: list[str] = []
 
-    def make(self, spec: "JobSpec") -> None:
+    def make(self, spec: JobSpec) -> None:
         """Make every disk that is not there yet; one that is there has come back with the job, and is looked at.
 
         Raises `errors.Fault`.
@@ -180,7 +177,7 @@ class Provision:
 
     # Layers on images of the catalog
 
-    def _layer(self, disk: "Disk", image: "Image") -> _Layer:
+    def _layer(self, disk: Disk, image: Image) -> _Layer:
         from vmgahp.checkpoint import files
         from vmgahp.images import qemu_img
 
@@ -201,7 +198,7 @@ class Provision:
             )
         return ours
 
-    def _require_same(self, ours: _Layer, image: "Image") -> None:
+    def _require_same(self, ours: _Layer, image: Image) -> None:
         """A layer that is there must be one on this image."""
         recorded = {layer.file: layer for layer in self._read_record()}.get(ours.file)
         if recorded is None:
@@ -236,7 +233,7 @@ class Provision:
             ) from error
         return found
 
-    def _write_record(self, layers: "list[_Layer]") -> None:
+    def _write_record(self, layers: list[_Layer]) -> None:
         import json
 
         lines = [layer._asdict() | {"base": [layer.base._asdict()]} for layer in layers]
@@ -251,7 +248,7 @@ class Provision:
 
     # Empty disks, and files on a disk
 
-    def _empty(self, disk: "Disk") -> None:
+    def _empty(self, disk: Disk) -> None:
         name = os.path.basename(disk.path)
         if _is_there(self._directory, disk, self._identity):
             return
@@ -267,7 +264,7 @@ class Provision:
             )
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
 
-    def _files(self, disk: "Disk") -> None:
+    def _files(self, disk: Disk) -> None:
         from vmgahp.images import iso
         from vmgahp.job.data_disks import LABEL, LARGEST_FILES
 
@@ -297,7 +294,7 @@ class Provision:
 
     # What helps
 
-    def _create(self, name: str, make: "Callable[[str], None]") -> None:
+    def _create(self, name: str, make: Callable[[str], None]) -> None:
         """Have a file made under another name at first: half of an image must never be taken for one."""
         from vmgahp.images import qemu_img
 
@@ -334,7 +331,7 @@ class Provision:
         return status.f_bavail * status.f_frsize
 
 
-def _is_there(directory: str, disk: "Disk", identity: "Identity") -> bool:
+def _is_there(directory: str, disk: Disk, identity: Identity) -> bool:
     """Whether a disk that would be made is there already, as a file that its user can use. Raises `JobFault`."""
     name = os.path.basename(disk.path)
     try:

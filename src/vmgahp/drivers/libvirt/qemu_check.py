@@ -5,17 +5,13 @@ or that passt may make no namespaces here, shows only when they are run.
 """
 
 import os
+from collections.abc import Callable
 from time import monotonic
 
 from vmgahp import errors
 from vmgahp.host import kvm
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.host.job_user import Identity
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
 """QEMU's name for libvirt's CPU modes. What host-model comes to is libvirt's to work out: there its word
@@ -26,7 +22,7 @@ _QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 
 
 def start_qemu(
-    path: str, accel: str, mode: str, machine: str, slirp: bool, identity: "Identity", end: float
+    path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float
 ) -> None:
     """Start QEMU with stopped CPUs and no devices, hear its greeting, and let it quit.
 
@@ -51,7 +47,7 @@ def start_qemu(
         )
 
 
-def start_passt(identity: "Identity", end: float) -> None:
+def start_passt(identity: Identity, end: float) -> None:
     """Start passt as the job's user, wait until it listens, and end it.
 
     Raises `errors.MachineFault` where it is not there or does not start until the monotonic clock shows `end`.
@@ -89,10 +85,10 @@ def passt() -> str | None:
 def _run(
     command: list[str],
     stdin: bytes,
-    identity: "Identity",
+    identity: Identity,
     end: float,
     devices: list[str],
-    until: "Callable[[bytearray, bytearray], bool] | None" = None,
+    until: Callable[[bytearray, bytearray], bool] | None = None,
 ) -> tuple[int | None, bytes, bytes]:
     """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out."""
     groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]

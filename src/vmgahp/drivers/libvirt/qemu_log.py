@@ -7,10 +7,7 @@ QEMU closed the monitor and nothing of why, and a disk that two jobs use at once
 
 import os
 import re
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 PATIENCE = 2.0
 """Seconds to wait for the log; it is mostly there at once."""
@@ -28,7 +25,7 @@ def says_nothing(message: str) -> bool:
     return _SILENT.search(message.rstrip()) is not None
 
 
-def last_words(name: str, uuid: str, directories: "Sequence[str] | None" = None) -> str:
+def last_words(name: str, uuid: str, directories: Sequence[str] | None = None) -> str:
     """What QEMU said at the last start of a VM, as libvirt would say it; empty where nothing is known.
 
     The log of a name is that of all its starts: the last one counts, and only if it is that of `uuid`.

@@ -1,19 +1,16 @@
 """What a domain needs beside libvirt."""
 
+from collections.abc import Callable
+
 from vmgahp.drivers import resources
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.libvirt.exit_port import ExitPort
-    from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.drivers.libvirt.exit_port import ExitPort
+from vmgahp.host.serial_capture import ConsoleCapture
 
 
 class Resources(resources.Resources):
     """Those of any VM, the capture of its console, and what a restore needs again."""
 
-    def __init__(self, log: "Callable[[str], None]") -> None:
+    def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(log)
         self.console: ConsoleCapture | None = None
         self.exit_port: ExitPort | None = None

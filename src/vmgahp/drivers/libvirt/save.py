@@ -7,18 +7,14 @@ stays the user's, and it works on a scratch directory that is a file system of i
 """
 
 import os
+from collections.abc import Callable
 
 import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
+from vmgahp.config import Settings
+from vmgahp.host.job_user import Identity
 
 PARTIAL_SUFFIX = ".part"
 """Of an image that is being written; it is renamed when it is whole."""
@@ -33,7 +29,7 @@ class Saver:
     """Saves and restores the domains of one job."""
 
     def __init__(
-        self, directory: str, identity: "Identity", settings: "Settings", log: "Callable[[str], None]"
+        self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]
     ) -> None:
         self.directory = directory
         self.identity = identity
@@ -45,7 +41,7 @@ class Saver:
         self._settings = settings
 
     def save(
-        self, domain: "libvirt.virDomain", name: str, memory_kib: int, xml: str, *, checkpoint: bool
+        self, domain: libvirt.virDomain, name: str, memory_kib: int, xml: str, *, checkpoint: bool
     ) -> None:
         """Save the domain to the file `name` of the scratch directory; it exists when it is whole.
 
@@ -103,7 +99,7 @@ class Saver:
         finally:
             os.close(descriptor)
 
-    def restore(self, connection: "libvirt.virConnect", descriptor: int, xml: str) -> None:
+    def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
         """Restore a domain from an open memory image, described by `xml` and not by what the image says.
 
         Whether the guest was running is the image's word too: it runs. Raises `libvirt.libvirtError`.
@@ -112,7 +108,7 @@ class Saver:
             action()
         self.hand_over(connection, descriptor, xml, paused=False)
 
-    def hand_over(self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool) -> None:
+    def hand_over(self, connection: libvirt.virConnect, descriptor: int, xml: str, *, paused: bool) -> None:
         """Give libvirt an open memory image to restore; the domain runs, or is left `paused`."""
         flag = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
         connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
@@ -136,7 +132,7 @@ class Saver:
         """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
         memory_image.inspect(descriptor)
 
-    def _save(self, domain: "libvirt.virDomain", path: str, checkpoint: bool) -> None:
+    def _save(self, domain: libvirt.virDomain, path: str, checkpoint: bool) -> None:
         kind = "CHECKPOINT" if checkpoint else "SUSPEND"
         flags = 0
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):

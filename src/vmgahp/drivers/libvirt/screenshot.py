@@ -6,17 +6,13 @@ well hang, so nobody waits for it for long.
 """
 
 import threading
+from collections.abc import Callable
 
 import libvirt
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.host.job_user import Identity
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host.job_user import Identity
 
 NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
 """Media type, as virDomainScreenshot names it -> the file in the scratch directory."""
@@ -31,12 +27,12 @@ class Screenshot:
 
     def __init__(
         self,
-        connection: "LibvirtConnection",
+        connection: LibvirtConnection,
         name: str,
         uuid: str,
         directory: str,
-        identity: "Identity",
-        log: "Callable[[str], None]",
+        identity: Identity,
+        log: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._name = name
@@ -65,7 +61,7 @@ class Screenshot:
         except (libvirt.libvirtError, errors.Fault, OSError, ValueError, KeyError) as error:
             self._log(f"{self._name}: what it shows cannot be had: {error}")
 
-    def _get(self, connection: "libvirt.virConnect") -> tuple[str, bytes]:
+    def _get(self, connection: libvirt.virConnect) -> tuple[str, bytes]:
         """The media type and the picture. Raises `libvirt.libvirtError`, and ValueError for one that is too large."""
         domain = connection.lookupByUUIDString(self._uuid)
         stream = connection.newStream()

@@ -12,13 +12,10 @@ import libvirt
 
 from vmgahp import lifecycle
 from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.metrics import Metrics
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-
-    Figures = dict[str, dict[str, int]]
+Figures = dict[str, dict[str, int]]
 
 STATES = {
     libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED,
@@ -68,7 +65,7 @@ MOST_DEVICES = 64
 class Meter:
     """Reads one domain, run after run."""
 
-    def __init__(self, connection: "LibvirtConnection", name: str, uuid: str) -> None:
+    def __init__(self, connection: LibvirtConnection, name: str, uuid: str) -> None:
         self._connection = connection
         self._name = name
         self._uuid = uuid
@@ -87,7 +84,7 @@ class Meter:
                 return None
             raise faults.from_libvirt(error, f"asking what {self._name} uses") from error
 
-    def _read(self, connection: "libvirt.virConnect") -> Metrics | None:
+    def _read(self, connection: libvirt.virConnect) -> Metrics | None:
         domain = faults.find(connection, self._name, self._uuid)
         if domain.ID() != self._run:
             self._disks, self._cards = devices(domain.XMLDesc())
@@ -113,7 +110,7 @@ class Meter:
         self._known = figures
         return found
 
-    def _piece_by_piece(self, domain: "libvirt.virDomain") -> Metrics | None:
+    def _piece_by_piece(self, domain: libvirt.virDomain) -> Metrics | None:
         state, max_memory, memory, vcpus, nanoseconds = domain.info()
         if state in OVER:
             return None
@@ -141,7 +138,7 @@ class Meter:
         )
 
 
-def from_stats(stats: "dict[str, object]", run: str, cards: "dict[str, str]") -> Metrics | None:
+def from_stats(stats: dict[str, object], run: str, cards: dict[str, str]) -> Metrics | None:
     """The reading in libvirt's answer; `cards` are the MAC addresses of the host's network devices."""
     state = _number(stats, "state.state")
     if state in OVER:
@@ -167,7 +164,7 @@ def from_stats(stats: "dict[str, object]", run: str, cards: "dict[str, str]") ->
     )
 
 
-def devices(xml: str) -> "tuple[list[str], dict[str, str]]":
+def devices(xml: str) -> tuple[list[str], dict[str, str]]:
     """The disks of a live domain, and its cards: the host's device -> the MAC address."""
     root = etree.fromstring(xml)
     disks = [target.get("dev", "") for target in root.iterfind("devices/disk/target")]
@@ -179,9 +176,7 @@ def devices(xml: str) -> "tuple[list[str], dict[str, str]]":
     return disks[:MOST_DEVICES], cards
 
 
-def _devices(
-    stats: "dict[str, object]", kind: str, names: "dict[str, str]"
-) -> "list[tuple[str, dict[str, int]]]":
+def _devices(stats: dict[str, object], kind: str, names: dict[str, str]) -> list[tuple[str, dict[str, int]]]:
     found = []
     for number in range(min(_number(stats, f"{kind}.count"), MOST_DEVICES)):
         start = f"{kind}.{number}."
@@ -196,6 +191,6 @@ def _devices(
     return found
 
 
-def _number(stats: "dict[str, object]", name: str) -> int:
+def _number(stats: dict[str, object], name: str) -> int:
     value = stats.get(name)
     return value if isinstance(value, int) else 0

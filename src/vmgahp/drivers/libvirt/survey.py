@@ -1,6 +1,7 @@
 """Whether jobs can run by libvirt here, and what they get: every check of the probe, seen to work."""
 
 import os
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -8,24 +9,18 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors, findings, vm_types
-from vmgahp.drivers.base import Survey
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger, Survey, Value
 from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING
 from vmgahp.drivers.libvirt.other_hypervisors import version as _version
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host import kvm
+from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Logger, Value
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.host.job_user import Identity
 
 KVM_DEADLINE = 0.3
 """Seconds for the proof that KVM works; a machine where it does needs a hundredth of that."""
@@ -77,10 +72,10 @@ class LibvirtSurveyor:
     def __init__(
         self,
         vm_type: str,
-        settings: "Settings",
-        identity: "Identity",
-        connection: "LibvirtConnection",
-        log: "Logger",
+        settings: Settings,
+        identity: Identity,
+        connection: LibvirtConnection,
+        log: Logger,
     ) -> None:
         self.vm_type = vm_type
         self.settings = settings
@@ -154,7 +149,7 @@ class LibvirtSurveyor:
     # The checks
 
     def _ask_libvirt(self) -> _Host:
-        def ask(connection: "libvirt.virConnect") -> _Host:
+        def ask(connection: libvirt.virConnect) -> _Host:
             capabilities = connection.getCapabilities()
             here = etree.fromstring(capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
             kinds = [] if here is None else [domain.get("type", "") for domain in here.iterfind("domain")]
@@ -175,7 +170,7 @@ class LibvirtSurveyor:
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
 
-    def _ask_of_emulator(self, connection: "libvirt.virConnect", capabilities: str, kind: str) -> _Emulator:
+    def _ask_of_emulator(self, connection: libvirt.virConnect, capabilities: str, kind: str) -> _Emulator:
         if not self._connection.read_only:
             return _from_domain_capabilities(domain_capabilities(connection, kind))
         here = etree.fromstring(capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
@@ -260,7 +255,7 @@ class LibvirtSurveyor:
 
     def _attributes(
         self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]
-    ) -> "dict[str, Value]":
+    ) -> dict[str, Value]:
         machines = [
             machine.text or ""
             for machine in etree.fromstring(host.capabilities).iterfind(

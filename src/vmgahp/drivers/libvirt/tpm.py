@@ -9,14 +9,13 @@ and brings the TPM's state in its memory image.
 import os
 
 from vmgahp import errors
+from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import subprocess
-
-    from vmgahp.host.job_user import Identity
 
 PROGRAM = "swtpm"
 
@@ -27,7 +26,7 @@ END_WAIT = 5.0
 class Tpm:
     """The TPM of one VM. `start` it before each QEMU that uses it, and `close` it when the VM is gone."""
 
-    def __init__(self, identity: "Identity", owner: tuple[int, int]) -> None:
+    def __init__(self, identity: Identity, owner: tuple[int, int]) -> None:
         """`owner` is the user and group as whom QEMU connects. Raises `errors.MachineFault`."""
         self._identity = identity
         self._owner = owner

@@ -5,6 +5,7 @@ log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` wh
 """
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -17,10 +18,12 @@ from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Machine, Survey
 from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
+from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.xen import loop_device
 from vmgahp.drivers.libvirt.xen.console import PtyCapture
 from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
@@ -28,19 +31,11 @@ from vmgahp.drivers.libvirt.xen.machine import XenMachine, XenSaver
 from vmgahp.drivers.libvirt.xen.survey import XenSurveyor, look_at_bridge
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.images.backing import BackingFile
 from vmgahp.job import data_disks
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import XenBoot
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
-    from vmgahp.drivers.libvirt.resources import Resources
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.ad import JobAd
-    from vmgahp.job.spec import Disk
 
 URI = "xen:///system"
 
@@ -65,12 +60,12 @@ class XenDescriber(Describer):
 
     def describe(
         self,
-        job: "JobAd",
+        job: JobAd,
         spec: JobSpec,
         uuid: str,
         domain_type: str,
-        chains: "Mapping[str, tuple[BackingFile, ...]]",
-        resources: "Resources | None",
+        chains: Mapping[str, tuple[BackingFile, ...]],
+        resources: Resources | None,
     ) -> Described:
         """As `Describer.describe`; what the XML names is held open until the guest is gone."""
         if self.settings.xml_script():
@@ -93,7 +88,7 @@ class XenDescriber(Describer):
         xml = domain_xen.build(spec, boot, host)
         return described(self.settings, self.log, job, spec, xml, dry=resources is None)
 
-    def _prepare(self, spec: JobSpec, boot: XenBoot, resources: "Resources | None") -> _Ground:
+    def _prepare(self, spec: JobSpec, boot: XenBoot, resources: Resources | None) -> _Ground:
         if resources is None:
             return _Ground({disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}, ONE_TIME, ONE_TIME)
 
@@ -129,7 +124,7 @@ class XenDescriber(Describer):
             )
         return _Ground(devices, kernel, initrd)
 
-    def _attach(self, disk: "Disk", working_dir: str) -> tuple[str, int]:
+    def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
         flags = os.O_RDWR if disk.writable else os.O_RDONLY
         try:
             if disk.transferred:
@@ -155,13 +150,13 @@ class XenDriver(LibvirtDriver):
     machine = XenMachine
     saver = XenSaver
 
-    def start(self, job: "JobAd") -> Machine:
+    def start(self, job: JobAd) -> Machine:
         try:
             return super().start(job)
         except JobFault as fault:
             raise in_words_of_xen(fault) from fault
 
-    def describe(self, job: "JobAd") -> str:
+    def describe(self, job: JobAd) -> str:
         try:
             return super().describe(job)
         except JobFault as fault:
@@ -174,7 +169,7 @@ class XenDriver(LibvirtDriver):
     def _usual_uri() -> str:
         return URI
 
-    def _read(self, job: "JobAd") -> JobSpec:
+    def _read(self, job: JobAd) -> JobSpec:
         if job.expression(job_xml.ATTRIBUTE) is not None:
             raise JobFault(
                 errors.MISMATCHED,
@@ -206,7 +201,7 @@ class XenDriver(LibvirtDriver):
     def _os_types(self) -> tuple[str, ...]:
         return other_hypervisors.ask(self._connection, DOMAIN_TYPE, self.settings).os_types
 
-    def _describe_restart(self, restart: "LibvirtRestart", ours: str) -> str:
+    def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 
         try:
@@ -224,7 +219,7 @@ class XenDriver(LibvirtDriver):
                     devices.remove(device)
         return etree.tostring(domain, encoding="unicode")
 
-    def _verify(self, live: str, asked: str, spec: JobSpec, chains: "Chains") -> None:
+    def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
         less = verify.against_script(live, asked, spec)
         found = [less] if less else []
         domain, wanted = etree.fromstring(live), etree.fromstring(asked)
@@ -246,8 +241,8 @@ class XenDriver(LibvirtDriver):
         described: Described,
         machine: LibvirtMachine,
         spec: JobSpec,
-        chains: "Chains",
-        restart: "LibvirtRestart | None",
+        chains: Chains,
+        restart: LibvirtRestart | None,
     ) -> None:
         assert isinstance(machine, XenMachine)
         machine.saver.cannot = machine.saver.cannot or self._why_not_save(spec, DOMAIN_TYPE)
@@ -256,11 +251,11 @@ class XenDriver(LibvirtDriver):
 
     def _blame(
         self,
-        error: "libvirt.libvirtError",
+        error: libvirt.libvirtError,
         doing: str,
         machine: LibvirtMachine,
         spec: JobSpec,
-        chains: "Chains",
+        chains: Chains,
         described: Described,
     ) -> errors.Fault:
         """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""

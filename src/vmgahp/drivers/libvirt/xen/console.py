@@ -3,20 +3,20 @@
 import os
 import select
 import threading
+from collections.abc import Callable
 
 from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
 
 class PtyCapture(ConsoleCapture):
     """A capture that reads terminals, one after the other: a guest that is restored or reboots gets another one."""
 
     def __init__(
-        self, path: str, open_output: "Callable[[], int]", limit: int, on_error: "Callable[[str], None]"
+        self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]
     ) -> None:
         """As `ConsoleCapture`, for this process's own use."""
         super().__init__(path, open_output, limit, on_error)

@@ -1,26 +1,25 @@
 """One Xen guest, and how its memory is saved and restored."""
 
+from collections.abc import Callable
+
 import libvirt
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint import memory_image, memory_image_xen
-from vmgahp.drivers.libvirt.machine import SUSPEND_FILE, LibvirtMachine
+from vmgahp.drivers.libvirt.machine import SUSPEND_FILE, Check, LibvirtMachine
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.xen.console import PtyCapture
 from vmgahp.metrics import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.drivers.libvirt.machine import Check
     from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
 
 
 class XenSaver(Saver):
     """libvirt's Xen driver saves without flags, and restores what the image describes: it is given another image."""
 
-    def hand_over(self, connection: "libvirt.virConnect", descriptor: int, xml: str, *, paused: bool) -> None:
+    def hand_over(self, connection: libvirt.virConnect, descriptor: int, xml: str, *, paused: bool) -> None:
         """As `Saver.hand_over`, the image having `xml` in its head (`memory_image_xen.Substitute`)."""
         try:
             image = memory_image_xen.Substitute(descriptor, xml)
@@ -32,7 +31,7 @@ class XenSaver(Saver):
     def _inspect(self, descriptor: int) -> None:
         memory_image_xen.inspect(descriptor)
 
-    def _save(self, domain: "libvirt.virDomain", path: str, checkpoint: bool) -> None:
+    def _save(self, domain: libvirt.virDomain, path: str, checkpoint: bool) -> None:
         domain.save(path)
 
 
@@ -70,7 +69,7 @@ class XenMachine(LibvirtMachine):
             )
         was_paused = False
 
-        def let_run(domain: "libvirt.virDomain") -> None:
+        def let_run(domain: libvirt.virDomain) -> None:
             nonlocal was_paused
             was_paused = domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
             if was_paused:
@@ -84,8 +83,8 @@ class XenMachine(LibvirtMachine):
                 self._operate("pausing", lambda domain: domain.suspend())
             raise
 
-    def _begin(self, make: "Callable[[libvirt.virConnect], libvirt.virDomain]", check: "Check") -> None:
-        def look(connection: "libvirt.virConnect", domain: "libvirt.virDomain", live: str) -> None:
+    def _begin(self, make: Callable[[libvirt.virConnect], libvirt.virDomain], check: Check) -> None:
+        def look(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             check(connection, domain, live)
             self._follow_console(live)
 

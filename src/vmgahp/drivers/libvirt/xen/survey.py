@@ -4,17 +4,14 @@ import os
 from time import monotonic
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.job.xen import BOOTLOADER, require_bootloader
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 
 
 class XenSurveyor(LibvirtSurveyor):
@@ -81,7 +78,7 @@ class XenSurveyor(LibvirtSurveyor):
             return findings.judge("bootloader", looked_at, fault, "", OFF)
         return Finding("bootloader", OK, looked_at, f"{path} is there")
 
-    def _network(self, kind: str, host: "Hypervisor") -> Finding:
+    def _network(self, kind: str, host: Hypervisor) -> Finding:
         if kind == "nat":
             return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.nat)
         looked_at = "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
@@ -91,7 +88,7 @@ class XenSurveyor(LibvirtSurveyor):
             return findings.judge(f"network {kind}", looked_at, fault, "", OFF)
 
 
-def _hardware(host: "Hypervisor", settings: "Settings") -> list[Finding]:
+def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
     """Whether VM_HARDWARE_VT promises what Xen does not have."""
     if not settings.boolean("VM_HARDWARE_VT"):
         return []
@@ -104,7 +101,7 @@ def _hardware(host: "Hypervisor", settings: "Settings") -> list[Finding]:
     ]
 
 
-def look_at_bridge(settings: "Settings") -> str:
+def look_at_bridge(settings: Settings) -> str:
     """What is to be said of the bridge for VMs. Raises `errors.MachineFault` where there is none."""
     name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
     if not os.path.isdir(f"/sys/class/net/{os.path.basename(name)}/bridge"):
