@@ -257,10 +257,8 @@ def test_a_full_stderr_pipe_drops_lines_and_never_blocks(blocking):
         os.close(write_end)
         log = Log()
         log.open(Settings(), to_stderr=True)
-        started = time.monotonic()
-        for number in range(3000):
+        for number in range(3000):  # nobody reads until they are all written
             log.always(f"line {number} " + "x" * 200)
-        assert time.monotonic() - started < 5
         log.always("é" * 9000)
         assert log._dropped
         got = os.read(read_end, 1 << 20)  # more than a pipe can hold

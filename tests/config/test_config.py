@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -412,21 +411,17 @@ def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
 
 def test_a_tool_that_hangs_is_killed(tool, monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "DEADLINE", 0.3)
-    started = time.monotonic()
-    environ = tool(f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)')
+    environ = tool(f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\nwhile True: time.sleep(60)')
     with pytest.raises(MachineFault, match="did not answer"):
         load(environ)
-    assert time.monotonic() - started < 5
     if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_tool_that_never_stops_writing_is_bounded(tool):
-    started = time.monotonic()
-    with pytest.raises(MachineFault):
+    with pytest.raises(MachineFault, match="more than a configuration has"):
         load(tool('while True: print("x" * 10000)'))
-    assert time.monotonic() - started < 10
 
 
 def test_no_descriptor_is_left_open(tool):
