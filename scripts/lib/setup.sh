@@ -115,7 +115,7 @@ _install_packages() {
 setup_packages() {
     command -v apt-get >/dev/null || fail "this needs Debian 12 or later: there is no apt-get here"
     local missing
-    mapfile -t missing < <(_missing_packages "$@")
+    mapfile -t missing < <(_missing_packages "$@" | awk '!seen[$0]++')
     [ ${#missing[@]} -gt 0 ] || return 0
     say "  Debian packages to install: ${missing[*]}"
     if [ "$(id -u)" != 0 ]; then
