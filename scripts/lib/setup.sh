@@ -235,7 +235,7 @@ setup_python() {
 
 # The example of all settings is what the code knows of them.
 example_is_current() {
-    "$venv/bin/python" -c 'from vmgahp import config; print(config.example(), end="")' |
+    "$venv/bin/python" "$root/docs/_ext/example_file.py" |
         diff -u "$root/config/vmgahp.conf.example" -
 }
 

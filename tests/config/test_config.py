@@ -96,7 +96,8 @@ def test_an_unknown_name_is_a_mistake_of_the_program():
 
 
 def test_the_example_file_is_made_from_the_table():
-    assert EXAMPLE.read_text() == config.example()
+    command = [sys.executable, REPOSITORY / "docs" / "_ext" / "example_file.py"]
+    assert EXAMPLE.read_text() == subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_example_file_sets_what_must_be_set_and_nothing_wrong(from_text):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from vmgahp.config.table import BY_NAME, SETTINGS, Setting
 from vmgahp.errors import MachineFault
 
-__all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "example", "load"]
+__all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "load"]
 
 TRUE_WORDS = ("true", "1", "yes", "t")
 FALSE_WORDS = ("false", "0", "no", "f")
@@ -188,33 +188,3 @@ def load(environ: Mapping[str, str]) -> Settings:
 
     values, where, warnings = sources.read(tuple(BY_NAME), environ)
     return Settings(values, where, warnings)
-
-
-def example() -> str:
-    """The example file: every setting with its meaning and default, those that must be set as examples."""
-    from textwrap import wrap
-
-    text = _EXAMPLE_HEAD
-    for ours, heading in ((False, "HTCondor's own settings"), (True, "Settings of this daemon alone")):
-        text += f"\n## {heading}\n"
-        for setting in SETTINGS:
-            if setting.ours is not ours:
-                continue
-            kind = f"{setting.kind}, {setting.unit}" if setting.unit else setting.kind
-            text += "\n" + "\n".join("# " + line for line in wrap(f"{setting.meaning} ({kind})", 98)) + "\n"
-            if setting.example:
-                text += f"{setting.name} = {setting.example}\n"
-            else:
-                text += f"#{setting.name} = {setting.default}".rstrip() + "\n"
-    return text
-
-
-_EXAMPLE_HEAD = """\
-# Settings for the VM daemon on a machine without HTCondor, such as a laptop. In a pool write the same
-# lines into HTCondor's configuration: this file is not read where there is one.
-#
-# Copy it to ~/.config/vmgahp/vmgahp.conf or /etc/vmgahp.conf, or name it in the environment variable
-# VMGAHP_CONFIG. A line is NAME = value; a backslash at its end continues it; $(NAME) stands for another
-# value of this file, $(NAME:other) for "other" where that is not set. What is commented out is the
-# default. _CONDOR_NAME in the environment overrides NAME.
-"""

@@ -1,7 +1,7 @@
 """Every setting that this daemon reads, in one table.
 
-Add one here, and regenerate ``config/vmgahp.conf.example`` (`vmgahp.config.example`); what a kind of value
-may look like is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
+Add one here, and print ``config/vmgahp.conf.example`` anew (``docs/_ext/example_file.py``); what a kind of value may
+look like is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
 `vmgahp.config.htcondor`.
 """
 
