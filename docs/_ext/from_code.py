@@ -55,8 +55,8 @@ def _setting(setting: Setting) -> str:
     )
 
 
-def _attributes(*, wishes: bool) -> str:
-    return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in OPTIONS) == wishes)
+def _attributes(*, options: bool) -> str:
+    return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in OPTIONS) == options)
 
 
 def _attribute(row: JobAttribute) -> str:
@@ -132,8 +132,8 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "settings-retired", lambda: _past(RETIRED)
     yield "words-of-ours", lambda: _words(ours=True)
     yield "words-of-others", lambda: _words(ours=False)
-    yield "job-attributes", lambda: _attributes(wishes=False)
-    yield "job-wishes", lambda: _attributes(wishes=True)
+    yield "job-attributes", lambda: _attributes(options=False)
+    yield "job-options", lambda: _attributes(options=True)
     yield "code-map", _code_map
     yield "commands", command_line.commands
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)

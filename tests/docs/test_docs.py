@@ -21,7 +21,7 @@ from vmgahp import cli, lifecycle
 from vmgahp.config import htcondor
 from vmgahp.config import table as settings_table
 from vmgahp.job import attributes as job_attributes
-from vmgahp.job import options as job_wishes
+from vmgahp.job import options as job_options
 from vmgahp.protocol import error_words, transcript
 
 ROOT = REPOSITORY
@@ -118,15 +118,15 @@ def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
     rows = {row.name for row in job_attributes.ATTRIBUTES}
     given = {"VMPARAM_VM_NAME", "VMPARAM_Bridge_Interface", "VMPARAM_Xen_Bootloader"}
     assert written - rows - given == set(), "what is read has a row; the rest is given to LIBVIRT_XML_SCRIPT"
-    wishes = {row.name for row in job_attributes.OPTIONS}
-    assert {row for row in rows if row.startswith(("JobVM", "VMPARAM_"))} - wishes - written == set()
+    options = {row.name for row in job_attributes.OPTIONS}
+    assert {row for row in rows if row.startswith(("JobVM", "VMPARAM_"))} - options - written == set()
 
 
-def test_each_wish_of_the_table_has_its_reader() -> None:
+def test_each_option_of_the_table_has_its_reader() -> None:
     names = {
-        value for name, value in vars(job_wishes).items() if name.isupper() and isinstance(value, str)
-    } - {job_wishes.PREFIX, job_wishes.GENERAL}
-    assert names == set(job_wishes.NAMES)
+        value for name, value in vars(job_options).items() if name.isupper() and isinstance(value, str)
+    } - {job_options.PREFIX, job_options.GENERAL}
+    assert names == set(job_options.NAMES)
 
 
 def test_every_module_says_what_it_is_in_one_line(extensions: None) -> None:
