@@ -15,9 +15,10 @@ from vmgahp import errors
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import faults, processes, survey, tool
-from vmgahp.drivers.vmrun.ending import is_listed
+from vmgahp.drivers.vmrun.processes import is_listed
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.findings import BAD, OFF, OK
+from vmgahp.host import proc
 from vmgahp.host.job_user import Identity
 
 
@@ -226,7 +227,7 @@ class TestProcesses:
         assert found == (process.pid, os.getuid(), vmx)
         assert processes.inside(os.path.dirname(vmx)) == [found]
         assert found in processes.all_of(os.getuid())
-        until(lambda: processes.cpu_seconds(process.pid) > 0, "it has used some CPU time")
+        until(lambda: proc.cpu_seconds(process.pid) > 0, "it has used some CPU time")
         assert processes.is_still(found)
 
     def test_a_strangers_process_is_no_vm_of_the_user(self, impostor):

@@ -1,6 +1,5 @@
 """One VM that a script manages, as the server sees it."""
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, Request
 from vmgahp.drivers.script.spec import ScriptSpec
+from vmgahp.host import proc
 from vmgahp.job.ad import JobAd
 from vmgahp.job.exit_code import DESTROYED
 from vmgahp.metrics import Status
@@ -257,23 +257,12 @@ class ScriptMachine(Machine):
 
     def _is_the_users(self, pid: int) -> bool:
         """Whether there is such a process, and of the script's user: HTCondor measures and may signal it."""
-        try:
-            with open(f"/proc/{pid}/status") as file:
-                uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
-        except (OSError, ValueError, StopIteration):
-            return False
-        return pid > 1 and self._script.user.uid in (0, uid)
+        uid = proc.uid(pid)
+        return pid > 1 and uid is not None and self._script.user.uid in (0, uid)
 
     def _process_seconds(self) -> float:
         """The CPU time of the VM's process, for a script that does not count it itself."""
-        if not self._is_the_users(self._pid):
-            return 0.0
-        try:
-            with open(f"/proc/{self._pid}/stat", "rb") as file:
-                user, system = file.read().rpartition(b")")[2].split()[11:13]
-            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError):
-            return 0.0
+        return proc.cpu_seconds(self._pid) if self._is_the_users(self._pid) else 0.0
 
 
 def refused(answer: Answer, script: Program, action: str) -> errors.MachineFault:

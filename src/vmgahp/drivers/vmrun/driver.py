@@ -10,7 +10,6 @@ from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
 from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
-from vmgahp.drivers.vmrun.ending import end
 from vmgahp.drivers.vmrun.machine import VmrunMachine
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
@@ -78,7 +77,7 @@ class VmrunDriver(Driver):
         for vmx in sorted(found):
             if uuid and self._value_of(directory, vmx, working_copy.UUID, owner) not in ("", uuid):
                 continue
-            killed = end(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
+            killed = processes.end(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
         return killed
 
     def survey(self, end: float) -> Survey:
@@ -118,7 +117,7 @@ class VmrunDriver(Driver):
             place = os.path.dirname(vmx)
             if place == directory or self._value_of(place, vmx, "displayName", self.identity) == name:
                 self.log(f"{vmx} still runs from an earlier start: destroying it")
-                end(vmrun, vmx, uid, seconds, self.log)
+                processes.end(vmrun, vmx, uid, seconds, self.log)
 
     def _launch(
         self, spec: VmwareSpec, vmrun: Tool, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None

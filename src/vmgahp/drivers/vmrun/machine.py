@@ -9,9 +9,9 @@ from vmgahp.drivers.base import Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, state_files
-from vmgahp.drivers.vmrun.ending import end, is_listed
 from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
+from vmgahp.host import proc
 from vmgahp.job.exit_code import DESTROYED
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
@@ -83,7 +83,7 @@ class VmrunMachine(Machine):
             return Status(lifecycle.SUSPENDED if there else lifecycle.STOPPED)
         process = self._find_process()
         try:
-            listed = is_listed(self._tool.run("list", seconds=self._seconds), self.vmx)
+            listed = processes.is_listed(self._tool.run("list", seconds=self._seconds), self.vmx)
         except (VmrunError, errors.MachineFault) as error:
             # vmrun is of no use just now, but the VM does not depend on it.
             if process is None or self._last_report is None:
@@ -130,7 +130,7 @@ class VmrunMachine(Machine):
     def destroy(self) -> None:
         self.resources.ended(DESTROYED)
         if not self.saved_in:
-            end(self._tool, self.vmx, self._uid, self._seconds, self._log)
+            processes.end(self._tool, self.vmx, self._uid, self._seconds, self._log)
         self.release()
         self.saved_in = ""
 
@@ -279,7 +279,7 @@ class VmrunMachine(Machine):
 
     def _cpu_seconds(self) -> float:
         process = self._find_process()
-        return self.cpu_before + (processes.cpu_seconds(process.pid) if process else 0.0)
+        return self.cpu_before + (proc.cpu_seconds(process.pid) if process else 0.0)
 
     def _find_mac(self) -> str:
         if not self._mac and self.spec.networking:

@@ -10,11 +10,23 @@ import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from vmgahp import errors
+from vmgahp.drivers.vmrun import faults, tool
+from vmgahp.drivers.vmrun.tool import Tool, VmrunError
+from vmgahp.host import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+
 NAME = "vmware-vmx"
 """How the processes' names begin; a debugging build is vmware-vmx-debug."""
 
 KILL_WAIT = 10.0
 """Seconds in which a killed process must be gone."""
+
+PROCESS_WAIT = 5.0
+"""Seconds in which the process of a VM that vmrun has stopped must be gone."""
 
 
 class Process(NamedTuple):
@@ -40,16 +52,6 @@ def inside(directory: str, uid: int | None = None) -> list[Process]:
 def all_of(uid: int) -> list[Process]:
     """All of a user's VMs."""
     return [found for found in _all() if found.uid == uid]
-
-
-def cpu_seconds(pid: int) -> float:
-    """The CPU time that a process has used with all its threads; 0 where there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def is_still(process: Process) -> bool:
@@ -86,6 +88,54 @@ def wait_for_end(process: Process, seconds: float) -> bool:
         os.close(descriptor)
 
 
+def is_listed(output: str, vmx: str) -> bool:
+    """Whether ``vmrun list`` names the VM `vmx`, which is a path without links."""
+    name = os.path.basename(vmx)
+    return any(
+        path == vmx or (os.path.basename(path) == name and os.path.realpath(path) == vmx)
+        for path in tool.running(output)
+    )
+
+
+def end(vmrun: Tool, vmx: str, uid: int, seconds: float, log: "Logger") -> bool:
+    """End the VM at once; whether there was one. Raises `errors.MachineFault` where it runs on."""
+    process = find(vmx, uid)
+    problem: VmrunError | errors.MachineFault | None = None
+    was_there = True
+    try:
+        vmrun.run("stop", vmx, "hard", seconds=seconds)
+    except VmrunError as error:
+        if faults.is_not_running(error):
+            was_there = False
+        else:
+            problem = error
+    except errors.MachineFault as fault:
+        problem = fault
+    process = process or find(vmx, uid)
+    if process is None:
+        if problem is None:
+            return was_there
+        if isinstance(problem, VmrunError):
+            raise faults.from_vmrun(problem, f"stopping {vmx}", [vmx])
+        raise problem
+    if problem is not None or not wait_for_end(process, PROCESS_WAIT):
+        reason = "" if problem is None else f" ({problem})"
+        log(f"vmrun has not stopped {vmx}{reason}: killing process {process.pid}")
+        try:
+            gone = kill(process)
+        except OSError as error:
+            raise errors.MachineFault(
+                f"Process {process.pid} runs {vmx} and cannot be killed: {error.strerror}.",
+                "kill it by hand.",
+            ) from error
+        if not gone:
+            raise errors.MachineFault(
+                f"Process {process.pid} runs {vmx} and does not end though it was killed.",
+                "see what it waits for; its file system may hang.",
+            )
+    return True
+
+
 def _ends(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -107,12 +157,10 @@ def _process(pid: int) -> Process | None:
                 return None
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read(1 << 16).split(b"\0")
-        # Not the owner of /proc/<pid>: vmware-vmx is set-uid, and the kernel gives root's such a process.
-        with open(f"/proc/{pid}/status") as file:
-            uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
-    except (OSError, ValueError, StopIteration):
+    except OSError:
         return None
+    uid = proc.uid(pid)
     for argument in reversed(arguments):
-        if argument.startswith(b"/") and argument.endswith(b".vmx"):
+        if uid is not None and argument.startswith(b"/") and argument.endswith(b".vmx"):
             return Process(pid, uid, os.fsdecode(argument))
     return None

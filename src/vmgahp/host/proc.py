@@ -1,0 +1,25 @@
+"""What the kernel says of a process: whose it is, and the CPU time that it has used."""
+
+import os
+
+
+def uid(pid: int) -> int | None:
+    """The real user id: whose process it is, whatever rights it has; None where there is no such process.
+
+    Not the owner of /proc/<pid>, which is root for a set-uid program.
+    """
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of all its threads; 0 where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            user, system = file.read().rpartition(b")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
