@@ -12,6 +12,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.any import choice
 from vmgahp.drivers.any.disks import AnyDisk
+from vmgahp.drivers.base import Logger
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
@@ -19,11 +20,6 @@ from vmgahp.images.backing import backing_chain
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import DISK
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 STARTING = 60.0
 """Seconds that are kept, of those that the client waits for a START, for the start itself."""
@@ -50,9 +46,7 @@ def patience(settings: Settings) -> float:
     return max(LEAST, settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - STARTING)
 
 
-def convert(
-    disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: "Logger", end: float
-) -> AnyDisk:
+def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: Logger, end: float) -> AnyDisk:
     """Make the new image and return the disk that it is; to be done when the monotonic clock shows `end`.
 
     Raises `JobFault` for an image that is no good, or that does not fit into what the job has asked for, and
@@ -94,7 +88,7 @@ def convert(
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
 
 
-def _teller(what: str, log: "Logger") -> Callable[[float], None]:
+def _teller(what: str, log: Logger) -> Callable[[float], None]:
     """Writes a line at every `STEP` per cent."""
     told = 0.0
 
@@ -182,7 +176,7 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
     )
 
 
-def _forget(directory: str, name: str, identity: Identity, log: "Logger") -> None:
+def _forget(directory: str, name: str, identity: Identity, log: Logger) -> None:
     try:
         identity.unlink_scratch(directory, name)
     except (OSError, errors.Fault) as error:

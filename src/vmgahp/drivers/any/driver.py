@@ -14,7 +14,7 @@ from vmgahp.drivers.any import compatibility, conversion, disks, surveys, vmx_wr
 from vmgahp.drivers.any.choice import Memo
 from vmgahp.drivers.any.compatibility import Compatibility
 from vmgahp.drivers.any.disks import AnyDisk
-from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types
@@ -23,11 +23,6 @@ from vmgahp.job.disks import DISK
 from vmgahp.job.options import Options
 from vmgahp.job.vmware import VMX_FILE
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 _Result = TypeVar("_Result")
 
@@ -51,7 +46,7 @@ class _Choice(NamedTuple):
 class AnyDriver(Driver):
     """VM type any, and every list of types."""
 
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         self._drivers: dict[str, Driver] = {}
         self._lock = allocate_lock()

@@ -10,13 +10,9 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import CheckpointFile
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host.job_user import Identity
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 MANIFEST_FILE = "script_checkpoint.json"
 FORMAT = 1
@@ -43,7 +39,7 @@ class ScriptRestart(NamedTuple):
 class ScriptCheckpoints:
     """Finds and makes the checkpoint of one scratch directory."""
 
-    def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
+    def __init__(self, identity: Identity, directory: str, log: Logger) -> None:
         self._identity = identity
         self._directory = directory
         self._log = log

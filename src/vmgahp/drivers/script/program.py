@@ -8,6 +8,7 @@ import os
 
 from vmgahp import errors
 from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
 from vmgahp.hooks.program import GIVEN_PATH, clean, converse
@@ -15,11 +16,6 @@ from vmgahp.host import trust
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import condor_environment
 from vmgahp.job.ad import JobAd
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USER", "VM_SCRIPT_LIMITS"
 JOB, CONDOR, ROOT = "job", "condor", "root"
@@ -41,7 +37,7 @@ _BY_HAND = (
 class Program:
     """The script of the settings, for one user. Raises `errors.MachineFault` where it may not be run at all."""
 
-    def __init__(self, settings: Settings, user: Identity, log_line: "Logger") -> None:
+    def __init__(self, settings: Settings, user: Identity, log_line: Logger) -> None:
         self.hypervisor = hypervisor(settings)
         self.path = settings.string(SETTING)
         self.user = user

@@ -5,18 +5,13 @@ from time import monotonic
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.machine import refused
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, Request, Value
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.job_user import Identity
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 ABILITIES = {
     "soft_suspend": (protocol.PAUSE, protocol.UNPAUSE),
@@ -26,7 +21,7 @@ ABILITIES = {
 """What the machine advertises, and which actions it takes."""
 
 
-def survey(vm_type: str, settings: Settings, identity: Identity, log: "Logger", end: float) -> Survey:
+def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, end: float) -> Survey:
     """All checks; see `vmgahp.drivers.base.Driver.survey`."""
     looked_at = f"{SETTING} = {settings.string(SETTING) or '(not set)'}, asked to probe"
     try:

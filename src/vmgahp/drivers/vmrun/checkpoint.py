@@ -14,15 +14,11 @@ from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.checkpoint.store import Unusable
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.vmrun.vmdk import VmdkLayer
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 MANIFEST_FILE = "vmware_checkpoint.json"
 FORMAT = 1
@@ -73,7 +69,7 @@ def state_files(directory: str, vmx_name: str) -> list[str]:
 class VmrunCheckpoints:
     """Finds and makes the checkpoints of one scratch directory."""
 
-    def __init__(self, identity: Identity, directory: str, log: "Logger") -> None:
+    def __init__(self, identity: Identity, directory: str, log: Logger) -> None:
         self._identity = identity
         self.directory = directory
         self._log = log

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.vmrun import faults, tool
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError
 from vmgahp.host import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
 
 NAME = "vmware-vmx"
 """How the processes' names begin; a debugging build is vmware-vmx-debug."""
@@ -97,7 +94,7 @@ def is_listed(output: str, vmx: str) -> bool:
     )
 
 
-def end(vmrun: Tool, vmx: str, uid: int, seconds: float, log: "Logger") -> bool:
+def end(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) -> bool:
     """End the VM at once; whether there was one. Raises `errors.MachineFault` where it runs on."""
     process = find(vmx, uid)
     problem: VmrunError | errors.MachineFault | None = None

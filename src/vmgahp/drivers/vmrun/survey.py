@@ -7,18 +7,13 @@ from time import monotonic
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.vmrun import faults, tool
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import NETWORKING_TYPES
 from vmgahp.vm_types import VMRUN
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 INSTALLED = "/etc/vmware"
 """Where a VMware product on Linux keeps its settings."""
@@ -38,7 +33,7 @@ _TRIAL = '.encoding = "UTF-8"\nconfig.version = "8"\nvirtualHW.version = "10"\ng
 class VmrunSurveyor:
     """Looks at one machine."""
 
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         self.vm_type = vm_type
         self.settings = settings
         self.identity = identity

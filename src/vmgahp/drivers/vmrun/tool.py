@@ -11,13 +11,9 @@ from collections.abc import Mapping
 
 from vmgahp import errors
 from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import SAFE_PATH, run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
 
 LARGEST_OUTPUT = 1 << 20
 """Bytes that are kept of what a call prints; a list of a thousand VMs has some 100,000."""
@@ -52,7 +48,7 @@ class Hanging(VmrunError):
 class Tool:
     """vmrun, for one user and one home directory."""
 
-    def __init__(self, path: str, product: str, identity: Identity, home: str, log: "Logger") -> None:
+    def __init__(self, path: str, product: str, identity: Identity, home: str, log: Logger) -> None:
         self.path = path
         self.product = product
         self.identity = identity

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
@@ -28,11 +28,6 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import VmwareSpec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-
-
 START_EXTRA, RESERVE = 120, 60
 """Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
 HTCondor's ``src/condor_starter.V6.1``), and those kept of the whole for what comes after the upload."""
@@ -41,7 +36,7 @@ HTCondor's ``src/condor_starter.V6.1``), and those kept of the whole for what co
 class VsphereDriver(Driver):
     """VM type vsphere."""
 
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: "Logger") -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         self._connection = VsphereConnection(settings, log)
         self._inventory = Inventory(self._connection, settings)

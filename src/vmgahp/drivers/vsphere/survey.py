@@ -8,17 +8,12 @@ from pyVmomi import vim
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.vsphere import annotations, faults
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.inventory import Inventory, network_map
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.job.vmware import NETWORKING_TYPES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Value
-
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -151,7 +146,7 @@ class VsphereSurveyor:
 
     # What is made of them
 
-    def _attributes(self, server: _Server, networking: list[str]) -> "dict[str, Value]":
+    def _attributes(self, server: _Server, networking: list[str]) -> dict[str, Value]:
         return {
             "product": server.name,
             "version": server.version,
