@@ -5,15 +5,20 @@ For checkpoints that the hypervisor itself makes of several files; those of libv
 
 import os
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
+from vmgahp.checkpoint.store import Unusable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vmgahp.checkpoint.manifest import Fields
     from vmgahp.host.job_user import Identity
+
+Manifest = TypeVar("Manifest")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -64,10 +69,48 @@ def load(identity: "Identity", directory: str, name: str) -> bytes | None:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    from vmgahp.checkpoint.manifest import LARGEST
+    from vmgahp.checkpoint.manifest import LARGEST  # loaded where there is one
 
-    with os.fdopen(descriptor, "rb") as file:
+    with open(descriptor, "rb") as file:
         return file.read(LARGEST + 1)
+
+
+def find(
+    identity: "Identity", directory: str, name: str, parse: "Callable[[bytes], Manifest]"
+) -> "Manifest | None":
+    """The manifest `name` as `parse` reads it; None where there is none. Raises `Unusable`."""
+    try:
+        data = load(identity, directory, name)
+    except OSError as error:
+        raise Unusable(f"{name} cannot be opened: {error.strerror}.", False) from error
+    if data is None:
+        return None
+    from vmgahp.checkpoint.manifest import Invalid
+
+    try:
+        return parse(data)
+    except Invalid as error:
+        raise Unusable(f"{name} cannot be read: {error}", False) from error
+
+
+def write(
+    identity: "Identity",
+    directory: str,
+    name: str,
+    number: int,
+    manifest: "NamedTuple",
+    parse: "Callable[[bytes], object]",
+) -> None:
+    """Write a manifest of the format `number`, all or nothing. Raises OSError, `Invalid` where `parse` does."""
+    import json
+
+    content = {
+        field: [state._asdict() for state in value] if isinstance(value, tuple) else value
+        for field, value in manifest._asdict().items()
+    }
+    data = json.dumps({"format": number, **content}, indent=1).encode() + b"\n"
+    parse(data)
+    identity.write_scratch(directory, name, data)
 
 
 def read(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ...]:

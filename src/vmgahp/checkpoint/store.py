@@ -259,13 +259,15 @@ def _difference(then: "DiskState", now: "DiskState") -> str:
 # Done with one
 
 
-def set_aside(identity: "Identity", directory: str) -> list[str]:
+def set_aside(
+    identity: "Identity", directory: str, names: "Sequence[str]" = (MANIFEST_FILE, MEMORY_FILE)
+) -> list[str]:
     """Rename the files of a checkpoint that cannot be used, so that its owner can look at them.
 
     Returns the new names, ``<name>.refused-<n>``; no file is overwritten. Raises OSError.
     """
     made = []
-    for name in (MANIFEST_FILE, MEMORY_FILE):  # in this order: what is left is never a checkpoint
+    for name in names:  # the manifest first: what is left is never a checkpoint
         for number in range(1, _MOST_REFUSED):
             try:
                 identity.rename_scratch(directory, name, f"{name}.refused-{number}", replace=False)

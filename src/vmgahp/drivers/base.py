@@ -9,12 +9,16 @@ must act, `MachineFault` or `HypervisorFault` where the machine is unfit. Any ot
 the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 """
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
+from vmgahp.drivers.resources import Resources
 from vmgahp.findings import Finding
+from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
@@ -22,6 +26,8 @@ from vmgahp.vm_types import ANY, DRIVERS
 
 Logger = Callable[[str], None]
 Value = str | int | float | bool
+
+LEAST_LONG_SECONDS = 30
 
 
 class Survey:
@@ -175,6 +181,33 @@ class Driver(ABC):
         counts as one that failed (`vmgahp.findings.side_by_side`). What is wrong with the machine is a
         finding in the survey and not raised.
         """
+
+    # What drivers share
+
+    def post_guardian(self, match: str, uuid: str) -> Guardian:
+        """Let a guardian run the kill mode for this VM when the server is killed. Raises OSError."""
+        kill = (sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4")
+        return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
+
+    def record_end(
+        self,
+        resources: Resources,
+        name: str,
+        directory: str,
+        cpu_seconds: Callable[[], float],
+        no_output: bool,
+    ) -> None:
+        """From now on the VM runs: write down its end, and empty the scratch directory where nothing is sent back."""
+        from vmgahp.drivers.exit_record import ExitRecord
+        from vmgahp.host import scratch
+
+        resources.exit = ExitRecord(name, directory, cpu_seconds, self.settings, self.identity, self.log)
+        if no_output:
+            resources.when_over.append(lambda: scratch.empty(directory, self.identity, self.log))
+
+    def long_seconds(self) -> float:
+        """Seconds for what writes or reads a guest's memory: all that the client waits."""
+        return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
 
     def close(self) -> None:  # noqa: B027 - nor any connection to let go of
         """Let go of connections; called once, when the server ends."""

@@ -86,6 +86,15 @@ class Identity:
             )
         return cls(uid, _id(environ, "VMGAHP_USER_GID") or uid)
 
+    @classmethod
+    def of_owner(cls, directory: str) -> "Identity | None":
+        """The owner of a scratch directory, for root; None where that is nobody's, is root's, or is not there."""
+        try:
+            status = os.stat(directory)
+        except OSError:
+            return None
+        return cls(status.st_uid, status.st_gid) if os.geteuid() == 0 and status.st_uid else None
+
     def groups(self) -> list[int]:
         """All groups of the user, from the group database; only `gid` for a uid that has no name."""
         if self._groups is None:

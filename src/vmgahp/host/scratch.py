@@ -3,7 +3,7 @@
 import errno
 import os
 
-from vmgahp.errors import MachineFault
+from vmgahp.errors import Fault, MachineFault
 from vmgahp.host.run import run
 
 TYPE_CHECKING = False
@@ -24,6 +24,15 @@ def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") ->
         _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, DEADLINE)
     except OSError as error:
         log(f"vm_no_output_vm: could not empty {directory}: {error.strerror}")
+
+
+def forget(identity: "Identity", directory: str, log: "Callable[[str], None]", *names: str) -> None:
+    """Remove files that are of no more use, if they are there. A failure is logged."""
+    for name in names:
+        try:
+            identity.unlink_scratch(directory, name)
+        except (OSError, Fault) as error:
+            log(f"could not remove {name} from {directory}: {error}")
 
 
 def make_directory(path: str, identity: "Identity") -> None:

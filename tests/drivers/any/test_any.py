@@ -23,8 +23,7 @@ from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
-from vmgahp.drivers.any import AnyDriver, surveys
-from vmgahp.drivers.any import choice as memo
+from vmgahp.drivers.any import AnyDriver, choice, surveys
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.simulated import SimulatedDriver
 from vmgahp.errors import JobFault, MachineFault
@@ -135,7 +134,7 @@ def test_the_first_type_of_the_administrators(scratch: Path, stand_ins: type[Sta
         machine = driver(f"{first}, {second}").start(wanted)
         assert machine.name == wanted.vm_name()
         machine.destroy()
-        (scratch / memo.FILE).unlink()
+        (scratch / choice.FILE).unlink()
     assert [vm_type for vm_type, _ in stand_ins.started] == ["kvm", "script"]
 
 
@@ -317,7 +316,7 @@ def test_the_choice_is_the_first_that_is_taken_proved_and_willing(
 ) -> None:
     stand_ins.broken, stand_ins.refuses = broken, dict.fromkeys(refuses, "no")
     stand_ins.started.clear()
-    (scratch / memo.FILE).unlink(missing_ok=True)
+    (scratch / choice.FILE).unlink(missing_ok=True)
     more = {"VMPARAM_vm_Types": quote(",".join(sorted(taken)))} if taken else {}
     vmx = {
         "VMPARAM_VMware_VMX_File": '"a.vmx"',
@@ -787,17 +786,17 @@ def test_without_one_another_type_goes_on_with_the_image_that_was_written_to(
     ],
 )
 def test_a_choice_that_was_tampered_with(scratch: Path, stand_ins: type[StandIn], data: bytes) -> None:
-    (scratch / memo.FILE).write_bytes(data)
-    own(scratch / memo.FILE)
-    with pytest.raises(JobFault, match=memo.FILE) as caught:
+    (scratch / choice.FILE).write_bytes(data)
+    own(scratch / choice.FILE)
+    with pytest.raises(JobFault, match=choice.FILE) as caught:
         driver().start(job(scratch))
     assert caught.value.code == errors.MISMATCHED_CHECKPOINT
-    assert (scratch / memo.FILE).read_bytes() == data
+    assert (scratch / choice.FILE).read_bytes() == data
 
 
 def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> None:
-    (scratch / memo.FILE).symlink_to("/etc/passwd")
-    with pytest.raises(JobFault, match=memo.FILE):
+    (scratch / choice.FILE).symlink_to("/etc/passwd")
+    with pytest.raises(JobFault, match=choice.FILE):
         driver().start(job(scratch))
 
 
@@ -806,7 +805,7 @@ def test_a_scratch_directory_that_is_closed_is_the_machines_fault(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
     os.chown(scratch, 0, 0)
-    with pytest.raises(MachineFault, match=memo.FILE):
+    with pytest.raises(MachineFault, match=choice.FILE):
         driver("kvm, script").start(job(scratch))
     assert not stand_ins.started
 
@@ -815,8 +814,8 @@ def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
     document = {"format": 1, "vm_type": "simulated", "images": {}}
-    (scratch / memo.FILE).write_text(json.dumps(document))
-    own(scratch / memo.FILE)
+    (scratch / choice.FILE).write_text(json.dumps(document))
+    own(scratch / choice.FILE)
     driver("kvm, script").start(job(scratch))
     assert stand_ins.started[0][0] == "kvm"
 
@@ -864,17 +863,17 @@ def test_what_an_earlier_start_left_behind_by_another_type_is_cleared(
 def test_a_type_that_cannot_say_is_only_a_fault_where_nobody_has_the_vm(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
-    choice = scratch / memo.FILE
+    written = scratch / choice.FILE
     driver("script").start(job(scratch))
     assert driver("nobodys, script").kill(str(scratch)) is True
     assert driver("nobodys, script").kill(str(scratch)) is False, "the job did not run by it"
     settings = Settings({"VM_MEMORY": "1024", "VM_ANY_TYPES": "nobodys, script"})
     startd = AnyDriver("any", settings, Identity(JOB_UID + 1, JOB_UID + 1), LOG.append)
     assert startd.kill(str(scratch)) is False, "the startd is another user"
-    choice.write_text(choice.read_text().replace("script", "nobodys"))
+    written.write_text(written.read_text().replace("script", "nobodys"))
     with pytest.raises(MachineFault, match="nobodys"):
         driver("nobodys, script").kill(str(scratch))
-    choice.write_text("nonsense")
+    written.write_text("nonsense")
     with pytest.raises(MachineFault, match="nobodys"):
         driver("nobodys, script").kill(str(scratch))
     with pytest.raises(MachineFault, match="nobodys"):
@@ -901,7 +900,7 @@ def test_through_the_protocol(scratch: Path) -> None:
         request = client.request("START", "any")
         client.wait_for_r()
         assert client.results() == [f"{request} 0 1"]
-        assert json.loads((scratch / memo.FILE).read_text())["vm_type"] == "simulated"
+        assert json.loads((scratch / choice.FILE).read_text())["vm_type"] == "simulated"
         request = client.request("STATUS", 1)
         client.wait_for_r()
         assert "STATUS=Running" in client.results()[0]

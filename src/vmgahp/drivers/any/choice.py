@@ -6,11 +6,12 @@ could have anyhow, and which of its own files is which disk.
 
 import errno
 import json
-import os
 import re
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import CONVERTIBLE
 
@@ -21,45 +22,33 @@ LARGEST = 1 << 20
 _NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
 
 
-class Memo:
+class Choice(NamedTuple):
     """An earlier choice, or none."""
 
-    def __init__(self, vm_type: str = "", images: Mapping[str, tuple[str, str]] | None = None) -> None:
-        self.vm_type = vm_type
-        """Empty where nothing was chosen yet."""
-        self.images = dict(images or {})
-        """Name of the job's image -> name and format of the one that was made of it."""
+    vm_type: str = ""
+    """Empty where nothing was chosen yet."""
+    images: dict[str, tuple[str, str]] = {}
+    """Name of the job's image -> name and format of the one that was made of it."""
 
 
-def load(directory: str, identity: Identity) -> Memo:
+def load(directory: str, identity: Identity) -> Choice:
     """What an earlier start has written; nothing where there is no such file.
 
     Raises `errors.JobFault` for one that cannot be read: without it nobody knows on which image the guest has been.
     """
     try:
-        descriptor = identity.open_scratch(directory, FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return Memo()
-    except OSError as error:
-        raise _odd(error.strerror or "it cannot be opened") from error
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(LARGEST + 1)
-    try:
-        document = json.loads(data) if len(data) <= LARGEST else None
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ValueError("it is no choice of this version")
-        vm_type, images = document["vm_type"], document["images"]
-        if not isinstance(vm_type, str) or not isinstance(images, dict):
-            raise ValueError("its values are of another kind")
-        return Memo(vm_type, {name: _image(name, image) for name, image in images.items()})
-    except (ValueError, KeyError, RecursionError) as error:
-        raise _odd(str(error)[:200]) from error
+        return files.find(identity, directory, FILE, _parse) or Choice()
+    except Unusable as unusable:
+        raise errors.JobFault(
+            errors.MISMATCHED_CHECKPOINT,
+            f"{FILE}, which says by which hypervisor the job ran before, cannot be used: {unusable.reason}",
+            "submit the job anew, without this file.",
+        ) from unusable
 
 
-def store(directory: str, identity: Identity, memo: Memo) -> None:
+def store(directory: str, identity: Identity, choice: Choice) -> None:
     """Write it down, all or nothing. Raises OSError."""
-    document = {"format": FORMAT, "vm_type": memo.vm_type, "images": memo.images}
-    data = json.dumps(document, indent=1).encode() + b"\n"
+    data = json.dumps({"format": FORMAT, **choice._asdict()}, indent=1).encode() + b"\n"
     identity.write_scratch(directory, FILE, data, 0o644)  # the kill mode reads it, as another user
 
 
@@ -73,18 +62,22 @@ def unwritable(name: str, error: OSError) -> errors.Fault:
     return errors.MachineFault(problem, "look at the file system of EXECUTE.")
 
 
-def _image(name: str, image: object) -> tuple[str, str]:
+def _parse(data: bytes) -> Choice:
+    """The choice that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
+    from vmgahp.checkpoint import manifest
+
+    if len(data) > LARGEST:
+        raise manifest.Invalid("it is too long.")
+    top = manifest.read(data, FORMAT, Choice._fields)
+    images = top.value("images")
+    if not isinstance(images, dict) or not all(_is_image(name, image) for name, image in images.items()):
+        raise manifest.Invalid("its images are no images.")
+    vm_type = top.text("vm_type", 100, may_be_empty=True)
+    return Choice(vm_type, {name: tuple(image) for name, image in images.items()})
+
+
+def _is_image(name: str, image: object) -> bool:
+    """Whether it is the name and format of an image that was made of the job's `name`."""
     if not (isinstance(image, list) and len(image) == 2 and all(isinstance(part, str) for part in image)):
-        raise ValueError(f"{name[:100]!a} is no image")
-    made, image_format = image
-    if not _NAME.fullmatch(name) or not _NAME.fullmatch(made) or image_format not in CONVERTIBLE:
-        raise ValueError(f"{name[:100]!a} is no image")
-    return made, image_format
-
-
-def _odd(problem: str) -> errors.JobFault:
-    return errors.JobFault(
-        errors.MISMATCHED_CHECKPOINT,
-        f"{FILE}, which says by which hypervisor the job ran before, cannot be used: {problem}.",
-        "submit the job anew, without this file.",
-    )
+        return False
+    return bool(_NAME.fullmatch(name) and _NAME.fullmatch(image[0])) and image[1] in CONVERTIBLE

@@ -14,6 +14,7 @@ from vmgahp.drivers.any import choice
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Logger
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
@@ -77,13 +78,13 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
         )
         identity.rename_scratch(directory, temporary, name, replace=False)
     except qemu_img.Trouble as error:
-        _forget(directory, temporary, identity, log)
+        scratch.forget(identity, directory, log, temporary)
         raise _judge(error, ad, disk, size) from error
     except OSError as error:
-        _forget(directory, temporary, identity, log)
+        scratch.forget(identity, directory, log, temporary)
         raise choice.unwritable(name, error) from error
     except BaseException:
-        _forget(directory, temporary, identity, log)
+        scratch.forget(identity, directory, log, temporary)
         raise
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
 
@@ -174,13 +175,6 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
         "see what qemu-img check says about it, and that vm_disk names its true format.",
         errors.BAD_IMAGE,
     )
-
-
-def _forget(directory: str, name: str, identity: Identity, log: Logger) -> None:
-    try:
-        identity.unlink_scratch(directory, name)
-    except (OSError, errors.Fault) as error:
-        log(f"{name} cannot be removed: {error}")
 
 
 def _bad(disk: AnyDisk, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:

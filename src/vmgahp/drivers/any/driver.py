@@ -9,9 +9,7 @@ from typing import NamedTuple, TypeVar
 from vmgahp import errors, findings, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers import base
-from vmgahp.drivers.any import choice as memo
-from vmgahp.drivers.any import compatibility, conversion, disks, surveys, vmx_writer
-from vmgahp.drivers.any.choice import Memo
+from vmgahp.drivers.any import choice, compatibility, conversion, disks, surveys, vmx_writer
 from vmgahp.drivers.any.compatibility import Compatibility
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
@@ -30,13 +28,13 @@ SURVEY = 20.0
 """Seconds for the proof of one type at a start; on a quiet machine it takes about one."""
 
 
-class _Choice(NamedTuple):
+class _Known(NamedTuple):
     """What is known of a job before a type is tried."""
 
     job: JobAd
     directory: str
     disks: tuple[AnyDisk, ...]
-    earlier: Memo
+    earlier: choice.Choice
     fits: dict[str, Compatibility]
     """Types that can run it, in the order in which they are to be tried."""
     reasons: dict[str, str]
@@ -54,22 +52,22 @@ class AnyDriver(Driver):
     # The contract
 
     def start(self, job: JobAd) -> Machine:
-        choice = self._look_at(job)
+        known = self._look_at(job)
         end = monotonic() + conversion.patience(self.settings)
-        return self._first(choice, lambda vm_type: self._start(choice, vm_type, end))
+        return self._first(known, lambda vm_type: self._start(known, vm_type, end))
 
     def describe(self, job: JobAd) -> str:
-        choice = self._look_at(job)
+        known = self._look_at(job)
 
         def tell(vm_type: str) -> str:
-            needed = choice.fits[vm_type].conversions
-            if needed or (vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None):
+            needed = known.fits[vm_type].conversions
+            if needed or (vm_type in vm_types.VMWARE and known.job.expression(VMX_FILE) is None):
                 converted = "".join(f"; {disk.name} as {target}" for disk, target in needed)
                 return f"The job would run by {vm_type}{converted}.\n"
-            ad = self._changed(choice, vm_type, {})
+            ad = self._changed(known, vm_type, {})
             return f"By {vm_type}:\n{self._driver_for(vm_type).describe(ad)}"
 
-        return self._first(choice, tell)
+        return self._first(known, tell)
 
     def kill(self, match: str, uuid: str = "") -> bool:
         """Ask every type's driver: which of them the job got, nobody has told the startd."""
@@ -96,7 +94,7 @@ class AnyDriver(Driver):
         if not match.startswith("/") or not os.path.isdir(match):
             return None
         try:
-            return memo.load(match, self.identity).vm_type
+            return choice.load(match, self.identity).vm_type
         except errors.Fault:
             return None
 
@@ -113,7 +111,7 @@ class AnyDriver(Driver):
 
     # What is known of the job
 
-    def _look_at(self, job: JobAd) -> _Choice:
+    def _look_at(self, job: JobAd) -> _Known:
         """Raises `JobFault` for what no type could make sense of, `MachineFault` for settings."""
         types = surveys.machine_types(self.settings)
         wishes = accepted_types.wanted(job)
@@ -126,7 +124,7 @@ class AnyDriver(Driver):
             )
         directory = job.working_dir()
         job.vm_name()  # raises for a job that no type could name
-        earlier = memo.load(directory, self.identity)
+        earlier = choice.load(directory, self.identity)
         found = disks.read(job, earlier.images, self.identity)
         fits: dict[str, Compatibility] = {}
         reasons: dict[str, str] = {}
@@ -146,7 +144,7 @@ class AnyDriver(Driver):
         order.sort(key=lambda vm_type: bool(fits[vm_type].conversions))
         if earlier.vm_type:
             order = self._as_before(job, earlier.vm_type, order, fits, reasons)
-        return _Choice(job, directory, found, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
+        return _Known(job, directory, found, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
 
     def _as_before(
         self,
@@ -168,17 +166,17 @@ class AnyDriver(Driver):
                 f"The job has run by {shown(before)} before, and goes on by no other type; {why}.",
                 f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
                 if before in vm_types.DRIVERS
-                else f"submit the job anew, without {memo.FILE}.",
+                else f"submit the job anew, without {choice.FILE}.",
             )
         return [before]
 
     # The choice
 
-    def _first(self, choice: _Choice, attempt: Callable[[str], _Result]) -> _Result:
+    def _first(self, known: _Known, attempt: Callable[[str], _Result]) -> _Result:
         """What comes of the first type that is proved and that does not refuse the job."""
         refusals: dict[str, JobFault] = {}
         unproved: dict[str, str] = {}
-        for vm_type in choice.fits:
+        for vm_type in known.fits:
             why = self._why_not(vm_type)
             if why:
                 self.log(f"VM type {vm_type} is not proved on this machine: {why}")
@@ -189,7 +187,7 @@ class AnyDriver(Driver):
             except JobFault as fault:
                 self.log(f"VM type {vm_type} does not take the job: {fault.problem}")
                 refusals[vm_type] = fault
-        raise self._nothing_left(choice, refusals, unproved)
+        raise self._nothing_left(known, refusals, unproved)
 
     def _why_not(self, vm_type: str) -> str:
         """Why a type is not proved, as the probe would have it; empty where it is.
@@ -216,7 +214,7 @@ class AnyDriver(Driver):
                 driver.close()
 
     def _nothing_left(
-        self, choice: _Choice, refusals: dict[str, JobFault], unproved: dict[str, str]
+        self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]
     ) -> errors.Fault:
         """Whose fault it is: the machine's only where not one of its types works."""
         types = surveys.machine_types(self.settings)
@@ -227,7 +225,7 @@ class AnyDriver(Driver):
                     f"No VM type of this machine works: {_listed(unproved)}",
                     "see vmgahp doctor, which says what to do about each.",
                 )
-        reasons = choice.reasons | unproved | {name: fault.problem for name, fault in refusals.items()}
+        reasons = known.reasons | unproved | {name: fault.problem for name, fault in refusals.items()}
         first = next(iter(refusals.values()), None)
         if first is not None and len(set(reasons.values())) == 1:
             return first
@@ -240,77 +238,77 @@ class AnyDriver(Driver):
 
     # One type
 
-    def _start(self, choice: _Choice, vm_type: str, end: float) -> Machine:
+    def _start(self, known: _Known, vm_type: str, end: float) -> Machine:
         made: dict[str, AnyDisk] = {}
         try:
-            self._clear_leftover(choice, vm_type)
-            for disk, target in choice.fits[vm_type].conversions:
-                made[disk.path] = conversion.convert(disk, target, choice.job, self.identity, self.log, end)
-            ad = self._changed(choice, vm_type, made)
-            images = choice.earlier.images | {
+            self._clear_leftover(known, vm_type)
+            for disk, target in known.fits[vm_type].conversions:
+                made[disk.path] = conversion.convert(disk, target, known.job, self.identity, self.log, end)
+            ad = self._changed(known, vm_type, made)
+            images = known.earlier.images | {
                 disk.original: (made[disk.path].name, made[disk.path].format)
-                for disk in choice.disks
+                for disk in known.disks
                 if disk.path in made
             }
-            self._remember(choice, Memo(vm_type, images))
+            self._remember(known, choice.Choice(vm_type, images))
             machine = self._driver_for(vm_type).start(ad)
         except BaseException:
-            self._undo(choice, vm_type, made)
+            self._undo(known, vm_type, made)
             raise
-        self.log(f"{machine.name} runs by {vm_type}, of {', '.join(choice.fits)}")
+        self.log(f"{machine.name} runs by {vm_type}, of {', '.join(known.fits)}")
         return machine
 
-    def _clear_leftover(self, choice: _Choice, vm_type: str) -> None:
+    def _clear_leftover(self, known: _Known, vm_type: str) -> None:
         """What an earlier server left behind by another type; of the same one its driver clears it away itself."""
-        before = choice.earlier.vm_type
+        before = known.earlier.vm_type
         if before == vm_type or before not in surveys.machine_types(self.settings):
             return
         try:
-            if self._driver_for(before).kill(choice.directory):
+            if self._driver_for(before).kill(known.directory):
                 self.log(
-                    f"{choice.job.vm_name()} still ran by {before} from an earlier start: it was destroyed"
+                    f"{known.job.vm_name()} still ran by {before} from an earlier start: it was destroyed"
                 )
         except errors.Fault as fault:
             # Where it is not proved now, it may not even be there to ask.
             self.log(f"{before} cannot say whether it still has the VM of an earlier start: {fault.problem}")
 
-    def _changed(self, choice: _Choice, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
+    def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
         """The job as the type's driver is to see it. Raises `JobFault`."""
         changes = {"JobVMType": quote(vm_type)}
-        if choice.disks:
-            changes[DISK] = quote(compatibility.as_they_would_be(choice.disks, made))
-        if vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None:
-            now = [made.get(disk.path, disk) for disk in choice.disks]
-            self._write(choice.directory, vmx_writer.FILE, vmx_writer.describe(now).encode())
+        if known.disks:
+            changes[DISK] = quote(compatibility.as_they_would_be(known.disks, made))
+        if vm_type in vm_types.VMWARE and known.job.expression(VMX_FILE) is None:
+            now = [made.get(disk.path, disk) for disk in known.disks]
+            self._write(known.directory, vmx_writer.FILE, vmx_writer.describe(now).encode())
             changes |= vmx_writer.attributes(now)
         lower = {name.lower() for name in changes}
-        kept = [pair for pair in choice.job.pairs() if pair[0].lower() not in lower]
+        kept = [pair for pair in known.job.pairs() if pair[0].lower() not in lower]
         return JobAd([*kept, *changes.items()])
 
-    def _remember(self, choice: _Choice, now: Memo) -> None:
+    def _remember(self, known: _Known, now: choice.Choice) -> None:
         try:
-            memo.store(choice.directory, self.identity, now)
+            choice.store(known.directory, self.identity, now)
         except OSError as error:
-            raise memo.unwritable(memo.FILE, error) from error
+            raise choice.unwritable(choice.FILE, error) from error
 
     def _write(self, directory: str, name: str, data: bytes) -> None:
         try:
             self.identity.write_scratch(directory, name, data)
         except OSError as error:
-            raise memo.unwritable(name, error) from error
+            raise choice.unwritable(name, error) from error
 
-    def _undo(self, choice: _Choice, vm_type: str, made: dict[str, AnyDisk]) -> None:
+    def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """A start that failed leaves the scratch directory as it was."""
         names = [disk.name for disk in made.values()]
-        if vm_type in vm_types.VMWARE and choice.job.expression(VMX_FILE) is None:
+        if vm_type in vm_types.VMWARE and known.job.expression(VMX_FILE) is None:
             names.append(vmx_writer.FILE)
         try:
             for name in names:
-                self.identity.unlink_scratch(choice.directory, name)
-            if choice.earlier.vm_type:
-                memo.store(choice.directory, self.identity, choice.earlier)
+                self.identity.unlink_scratch(known.directory, name)
+            if known.earlier.vm_type:
+                choice.store(known.directory, self.identity, known.earlier)
             else:
-                self.identity.unlink_scratch(choice.directory, memo.FILE)
+                self.identity.unlink_scratch(known.directory, choice.FILE)
         except (OSError, errors.Fault) as error:
             self.log(f"a start failed, and what it has made cannot be removed: {error}")
 

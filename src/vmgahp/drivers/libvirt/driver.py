@@ -1,7 +1,6 @@
 """Starts, finds and kills domains."""
 
 import os
-import sys
 import uuid as uuids
 
 import libvirt
@@ -40,7 +39,6 @@ from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
 from vmgahp.host import kvm, scratch
-from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
@@ -254,7 +252,7 @@ class LibvirtDriver(Driver):
             described = self._describer.describe(job, spec, uuid, domain_type, chains, resources)
             if restart:
                 described = described._replace(xml=self._describe_restart(restart, described.xml))
-            resources.guardian = Guardian.post(self._kill_command(spec.name, uuid), os.environ)
+            resources.guardian = self.post_guardian(spec.name, uuid)
             saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
             saver.before_restore = resources.before_restore
             if spec.devices.share:
@@ -399,12 +397,6 @@ class LibvirtDriver(Driver):
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self._connection.uri, self.log)
-
-    def _kill_command(self, name: str, uuid: str) -> list[str]:
-        return [
-            *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
-            *("vmtype", self.vm_type, "match", name, "uuid", uuid),
-        ]
 
 
 def _probing_for_a_startd() -> bool:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import CheckpointFile
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script.spec import ScriptSpec
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 
 MANIFEST_FILE = "script_checkpoint.json"
@@ -44,24 +46,18 @@ class ScriptCheckpoints:
         self._directory = directory
         self._log = log
 
-    def find(self, wish: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
+    def find(self, spec: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
         """The checkpoint in the scratch directory, or None.
 
         Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
         """
         try:
-            data = files.load(self._identity, self._directory, MANIFEST_FILE)
-        except OSError as error:
-            raise _unusable(wish, f"{MANIFEST_FILE} cannot be opened: {error.strerror}") from error
-        if data is None:
+            found = files.find(self._identity, self._directory, MANIFEST_FILE, _parse)
+        except Unusable as unusable:
+            raise _unusable(spec, unusable.reason) from unusable
+        if found is None:
             return None
-        from vmgahp.checkpoint.manifest import Invalid
-
-        try:
-            found = _parse(data)
-        except Invalid as error:
-            raise _unusable(wish, f"{MANIFEST_FILE} cannot be read: {error}") from error
-        wanted = (hypervisor, wish.name, wish.memory_mib, wish.vcpus)
+        wanted = (hypervisor, spec.name, spec.memory_mib, spec.vcpus)
         reasons = [
             f"its {what} is {then!a}, and this is {now!a}"
             for what, then, now in zip(("hypervisor", "VM", "memory", "CPUs"), found[:4], wanted, strict=True)
@@ -71,40 +67,28 @@ class ScriptCheckpoints:
             if reason := files.difference(self._identity, self._directory, then_file):
                 reasons.append(reason)
         if reasons:
-            raise _unusable(wish, "; ".join(reasons))
+            raise _unusable(spec, "; ".join(reasons))
         return found
 
     def write(
-        self, wish: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str
+        self, spec: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str
     ) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
-        import json
-
         from vmgahp.checkpoint.manifest import Invalid
 
         try:
-            states = [
-                files.describe(self._identity, self._directory, name)._asdict()
-                for name in dict.fromkeys(names)
-            ]
+            states = tuple(
+                files.describe(self._identity, self._directory, name) for name in dict.fromkeys(names)
+            )
             if not states:
                 raise Invalid("the script names no files of it.")
-            content = {
-                "format": FORMAT,
-                "hypervisor": hypervisor,
-                "name": wish.name,
-                "memory_mib": wish.memory_mib,
-                "vcpus": wish.vcpus,
-                "cpu_seconds": cpu_seconds,
-                "note": note,
-                "files": states,
-            }
-            data = json.dumps(content, indent=1).encode() + b"\n"
-            _parse(data)
-            self._identity.write_scratch(self._directory, MANIFEST_FILE, data)
+            saved = ScriptRestart(
+                hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states
+            )
+            files.write(self._identity, self._directory, MANIFEST_FILE, FORMAT, saved, _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
-                f"The checkpoint of {wish.name} cannot be completed: {error}.",
+                f"The checkpoint of {spec.name} cannot be completed: {error}.",
                 "let the script name the files that it has made in the scratch directory; they belong to the job's "
                 "user. The VM goes on running.",
                 CANNOT_SAVE,
@@ -112,10 +96,7 @@ class ScriptCheckpoints:
 
     def discard(self) -> None:
         """The guest goes on and its disks change: what is written down of its checkpoint is of no more use."""
-        try:
-            self._identity.unlink_scratch(self._directory, MANIFEST_FILE)
-        except (OSError, errors.Fault) as error:
-            self._log(f"could not remove {MANIFEST_FILE} from {self._directory}: {error}")
+        scratch.forget(self._identity, self._directory, self._log, MANIFEST_FILE)
 
 
 def _parse(data: bytes) -> ScriptRestart:
@@ -134,9 +115,9 @@ def _parse(data: bytes) -> ScriptRestart:
     )
 
 
-def _unusable(wish: ScriptSpec, reason: str) -> errors.JobFault:
+def _unusable(spec: ScriptSpec, reason: str) -> errors.JobFault:
     return errors.JobFault(
         errors.MISMATCHED_CHECKPOINT,
-        f"The checkpoint of {wish.name} cannot be used: {reason.rstrip('.')}.",
+        f"The checkpoint of {spec.name} cannot be used: {reason.rstrip('.')}.",
         "submit the job again with disks that are in order.",
     )

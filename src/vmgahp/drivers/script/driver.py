@@ -1,12 +1,10 @@
 """Starts, finds and kills VMs by a script of the administrator's."""
 
 import os
-import sys
 import uuid as uuids
 
 from vmgahp import errors
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
 from vmgahp.drivers.script.machine import ScriptMachine, refused
@@ -14,12 +12,8 @@ from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, Request
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.hooks.program import clean
-from vmgahp.host import scratch
-from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-
-LEAST_LONG_SECONDS = 30
 
 
 class ScriptDriver(Driver):
@@ -28,28 +22,26 @@ class ScriptDriver(Driver):
     # The contract
 
     def start(self, job: JobAd) -> Machine:
-        wish = ScriptSpec.from_ad(job, self.settings)
+        spec = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
-        checkpoints = ScriptCheckpoints(self.identity, wish.directory, self.log)
-        restart = checkpoints.find(wish, script.hypervisor) if wish.checkpoint else None
-        request = self._request(wish, script, restart)
+        checkpoints = ScriptCheckpoints(self.identity, spec.directory, self.log)
+        restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
+        request = self._request(spec, script, restart)
         self._clear_leftovers(script, request, job)
         machine = ScriptMachine(
-            wish,
+            spec,
             script,
             checkpoints,
             request,
             job,
             seconds=self._seconds(),
-            long_seconds=self._long_seconds(),
+            long_seconds=self.long_seconds(),
             stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
             log=self.log,
         )
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:
-            machine.resources.guardian = Guardian.post(
-                self._kill_command(wish.directory, request.uuid), os.environ
-            )
+            machine.resources.guardian = self.post_guardian(spec.directory, request.uuid)
             self._power_on(machine, script, request, job)
         except OSError as error:
             self._undo(machine)
@@ -60,23 +52,20 @@ class ScriptDriver(Driver):
             self._undo(machine)
             raise
         checkpoints.discard()  # from here on the disks change
-        machine.resources.exit = ExitRecord(
-            wish.name, wish.directory, machine.cpu_seconds, self.settings, self.identity, self.log
-        )
-        if wish.no_output_vm:
-            machine.resources.when_over.append(lambda: scratch.empty(wish.directory, self.identity, self.log))
-        self.log(f"started {wish.name} ({request.key}) by {script.path}")
+        self.record_end(machine.resources, spec.name, spec.directory, machine.cpu_seconds, spec.no_output_vm)
+        self.log(f"started {spec.name} ({request.key}) by {script.path}")
         return machine
 
     def describe(self, job: JobAd) -> str:
-        wish = ScriptSpec.from_ad(job, self.settings)
+        spec = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
-        request = self._request(wish, script, None)._replace(uuid="")
+        request = self._request(spec, script, None)._replace(uuid="")
         return request.document(job.public()).decode()
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
-        owner = self._owner(directory)
+        # The startd names its own user instead of the job's; a directory that is gone has no owner.
+        owner = Identity.of_owner(directory) or self.identity
         script = self._program(owner)
         request = Request(
             protocol.DESTROY,
@@ -99,27 +88,24 @@ class ScriptDriver(Driver):
     def _seconds(self) -> float:
         return self.settings.timeout(10, "VM_SCRIPT_TIMEOUT")
 
-    def _long_seconds(self) -> float:
-        return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
-
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, wish: ScriptSpec, script: Program, restart: ScriptRestart | None) -> Request:
-        directory = os.path.realpath(wish.directory)
+    def _request(self, spec: ScriptSpec, script: Program, restart: ScriptRestart | None) -> Request:
+        directory = os.path.realpath(spec.directory)
         return Request(
             protocol.START,
             script.hypervisor,
-            name=wish.name,
+            name=spec.name,
             key=key_of(directory),
             uuid=str(uuids.uuid4()),
             directory=directory,
             uid=self.identity.uid,
             gid=self.identity.gid,
-            memory_mib=wish.memory_mib,
-            vcpus=wish.vcpus,
-            networking=wish.networking,
-            mac=wish.mac,
+            memory_mib=spec.memory_mib,
+            vcpus=spec.vcpus,
+            networking=spec.networking,
+            mac=spec.mac,
             restart=restart is not None,
             note=restart.note if restart else "",
         )
@@ -138,7 +124,7 @@ class ScriptDriver(Driver):
 
     def _power_on(self, machine: ScriptMachine, script: Program, request: Request, job: JobAd) -> None:
         """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
-        answer = script.call(request, job, self._long_seconds())
+        answer = script.call(request, job, self.long_seconds())
         if answer.outcome == protocol.REJECTED:
             reason = answer.reason or "it gives no reason"
             raise errors.JobFault(
@@ -156,20 +142,20 @@ class ScriptDriver(Driver):
         """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
         try:
             ad = protocol.changed(job, answer.attributes)
-            wish = ScriptSpec.from_ad(ad, self.settings)
+            spec = ScriptSpec.from_ad(ad, self.settings)
         except (Malformed, errors.JobFault) as error:
             raise _odd(script, str(error)) from error
-        before = machine.wish
-        if wish.memory_mib > before.memory_mib or wish.vcpus > before.vcpus:
+        before = machine.spec
+        if spec.memory_mib > before.memory_mib or spec.vcpus > before.vcpus:
             raise _odd(
                 script,
-                f"it gives the VM {wish.memory_mib} MiB and {wish.vcpus} CPUs, and the job has "
+                f"it gives the VM {spec.memory_mib} MiB and {spec.vcpus} CPUs, and the job has "
                 f"{before.memory_mib} MiB and {before.vcpus}",
             )
         self.log(f"{script.path} has modified {before.name}:")
         for line in protocol.difference(job, answer.attributes):
             self.log(f"{before.name}: {clean(line)[: protocol.LONGEST_TEXT]}")
-        machine.change(wish, ad)
+        machine.change(spec, ad)
 
     def _undo(self, machine: ScriptMachine) -> None:
         """Nothing of a start that failed is left, but the checkpoint that it was to go on from."""
@@ -177,27 +163,6 @@ class ScriptDriver(Driver):
             machine.undo()
         except errors.Fault as fault:
             self.log(f"a start failed, and its VM cannot be cleared: {fault.problem}")
-
-    def _kill_command(self, working_dir: str, uuid: str) -> list[str]:
-        return [
-            *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
-            *("vmtype", self.vm_type, "match", working_dir, "uuid", uuid),
-        ]
-
-    # A kill
-
-    def _owner(self, directory: str) -> Identity:
-        """Whose VM it is: the owner of the scratch directory, for the startd names its own user instead."""
-        if os.geteuid() == 0:
-            try:
-                status = os.stat(directory)
-            except OSError:
-                return (
-                    self.identity
-                )  # it is gone, and the one whom the server was told of is all that is known
-            if status.st_uid:
-                return Identity(status.st_uid, status.st_gid)
-        return self.identity
 
 
 def key_of(directory: str) -> str:

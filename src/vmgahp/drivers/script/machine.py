@@ -35,7 +35,7 @@ class ScriptMachine(Machine):
 
     def __init__(
         self,
-        wish: ScriptSpec,
+        spec: ScriptSpec,
         script: Program,
         checkpoints: ScriptCheckpoints,
         request: Request,
@@ -46,8 +46,8 @@ class ScriptMachine(Machine):
         stop_timeout: float,
         log: Callable[[str], None],
     ) -> None:
-        self.name = wish.name
-        self.wish = wish
+        self.name = spec.name
+        self.spec = spec
         self.request = request
         """The start; every later request is like it."""
         self.resources = Resources(log)
@@ -74,10 +74,10 @@ class ScriptMachine(Machine):
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
 
-    def change(self, wish: ScriptSpec, job: JobAd) -> None:
+    def change(self, spec: ScriptSpec, job: JobAd) -> None:
         """The script runs the VM like this instead."""
-        self.wish, self._job = wish, job
-        self.request = self.request._replace(memory_mib=wish.memory_mib, vcpus=wish.vcpus)
+        self.spec, self._job = spec, job
+        self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)
 
     def undo(self) -> None:
         """The start has failed: destroy whatever has the key, but not the checkpoint that it was to go on from.
@@ -102,12 +102,12 @@ class ScriptMachine(Machine):
         self._pid = answer.integer("pid") or self._pid
         told = answer.number("cpu_seconds")
         self._cpu_seconds = self.cpu_before + (self._process_seconds() if told is None else told)
-        memory = self.wish.memory_mib << 10
-        mac, ip = answer.text("mac").lower() or self.wish.mac, answer.text("ip")
+        memory = self.spec.memory_mib << 10
+        mac, ip = answer.text("mac").lower() or self.spec.mac, answer.text("ip")
         return Status(
             _STATES[self._state],
             cpu_seconds=self._cpu_seconds,
-            vcpus=self.wish.vcpus,
+            vcpus=self.spec.vcpus,
             memory_kib=answer.integer("memory_kib") or memory,
             max_memory_kib=answer.integer("max_memory_kib") or memory,
             # They go into a line of the protocol, and may be the guest's own word.
@@ -182,7 +182,7 @@ class ScriptMachine(Machine):
         self._state = protocol.RUNNING
 
     def checkpoint(self) -> None:
-        if not self.wish.checkpoint and not self._gone:
+        if not self.spec.checkpoint and not self._gone:
             raise errors.ClientFault(
                 errors.VM_NO_SUPPORT_CHECKPOINT,
                 f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
@@ -191,7 +191,7 @@ class ScriptMachine(Machine):
         self._state = protocol.SUSPENDED
         try:
             self._checkpoints.write(
-                self.wish,
+                self.spec,
                 self.request.hypervisor,
                 self._cpu_seconds,
                 answer.words("files"),

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import files, store
 from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.vmrun.vmdk import VmdkLayer
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
@@ -31,7 +32,6 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _STATE = re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")
 _MOST_FILES = 5000
-_MOST_REFUSED = 100
 
 
 class VmrunManifest(NamedTuple):
@@ -80,7 +80,7 @@ class VmrunCheckpoints:
         Raises `errors.JobFault` as `refuse` does.
         """
         try:
-            content = self._load()
+            content = files.find(self._identity, self.directory, MANIFEST_FILE, _parse)
             if content is None:
                 return None
             self._check(content, spec)
@@ -120,26 +120,20 @@ class VmrunCheckpoints:
         disks: Iterable[tuple[VmdkLayer, ...]],
     ) -> None:
         """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
-        import json
-
         from vmgahp.checkpoint.manifest import Invalid
+
+        def states(names: Iterable[str]) -> tuple[CheckpointFile, ...]:
+            return tuple(
+                files.describe(self._identity, self.directory, name, elsewhere=True) for name in names
+            )
 
         try:
             names = dict.fromkeys(name for chain in disks for layer in chain for name in layer.files)
-            content = {
-                "format": FORMAT,
-                "name": spec.name,
-                "uuid": uuid,
-                "state": state,
-                "memory_mib": spec.memory_mib,
-                "vcpus": spec.vcpus,
-                "cpu_seconds": cpu_seconds,
-                "memory": [self._describe(name)._asdict() for name in state_files(self.directory, vmx_name)],
-                "disks": [self._describe(name)._asdict() for name in names],
-            }
-            data = json.dumps(content, indent=1).encode() + b"\n"
-            _parse(data)
-            self._identity.write_scratch(self.directory, MANIFEST_FILE, data)
+            memory = states(state_files(self.directory, vmx_name))
+            saved = VmrunManifest(
+                spec.name, uuid, state, spec.memory_mib, spec.vcpus, cpu_seconds, memory, states(names)
+            )
+            files.write(self._identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
@@ -153,27 +147,9 @@ class VmrunCheckpoints:
 
     def forget(self, *names: str) -> None:
         """Remove files that are of no more use."""
-        for name in names:
-            try:
-                self._identity.unlink_scratch(self.directory, name)
-            except (OSError, errors.Fault) as error:
-                self._log(f"could not remove {name} from {self.directory}: {error}")
+        scratch.forget(self._identity, self.directory, self._log, *names)
 
     # What helps
-
-    def _load(self) -> VmrunManifest | None:
-        try:
-            data = files.load(self._identity, self.directory, MANIFEST_FILE)
-        except OSError as error:
-            raise Unusable(f"{MANIFEST_FILE} cannot be opened: {error.strerror}.", False) from error
-        if data is None:
-            return None
-        from vmgahp.checkpoint.manifest import Invalid
-
-        try:
-            return _parse(data)
-        except Invalid as error:
-            raise Unusable(f"{MANIFEST_FILE} cannot be read: {error}", False) from error
 
     def _check(self, content: VmrunManifest, spec: VmwareSpec) -> None:
         """Whether everything is as it was. Raises `Unusable`."""
@@ -195,25 +171,14 @@ class VmrunCheckpoints:
     def _difference(self, then: CheckpointFile) -> str:
         return files.difference(self._identity, self.directory, then, elsewhere=True)
 
-    def _describe(self, path: str) -> CheckpointFile:
-        return files.describe(self._identity, self.directory, path, elsewhere=True)
-
     def _set_aside(self, names: Iterable[str]) -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
         made = []
         for name in (MANIFEST_FILE, *names):
-            for number in range(1, _MOST_REFUSED):
-                other = f"{name}.refused-{number}"
-                try:
-                    self._identity.rename_scratch(self.directory, name, other, replace=False)
-                except FileExistsError:
-                    continue
-                except OSError as error:
-                    if not isinstance(error, FileNotFoundError):
-                        self._log(f"{name} cannot be set aside: {error.strerror}")
-                    break
-                made.append(other)
-                break
+            try:
+                made += store.set_aside(self._identity, self.directory, [name])
+            except OSError as error:
+                self._log(f"{name} cannot be set aside: {error.strerror}")
         return made
 
 

@@ -1,28 +1,22 @@
 """Starts, finds and kills VMs by vmrun."""
 
 import os
-import sys
 import uuid as uuids
 
 from vmgahp import errors
 from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
 from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
 from vmgahp.drivers.vmrun.machine import VmrunMachine
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
-from vmgahp.host import scratch
-from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
 
 SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""
-
-LEAST_LONG_SECONDS = 30
 
 
 class VmrunDriver(Driver):
@@ -57,10 +51,10 @@ class VmrunDriver(Driver):
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
-        owner = self._owner(directory)
-        if owner is None:  # the directory is gone already, and its owner with it
-            running = processes.inside(directory)
-            owner = Identity(running[0].uid, running[0].uid) if running else self.identity
+        # The startd names its own user instead of the job's.
+        owner = Identity.of_owner(directory) or self.identity
+        if not os.path.exists(directory) and os.geteuid() == 0 and (running := processes.inside(directory)):
+            owner = Identity(running[0].uid, running[0].uid)
         found = {process.vmx for process in processes.inside(directory, owner.uid)}
         vmrun = Tool(tool.find(self.settings), "", owner, directory, self.log)
         try:
@@ -89,9 +83,6 @@ class VmrunDriver(Driver):
 
     def _seconds(self) -> float:
         return self.settings.timeout(10, "VMWARE_TIMEOUT")
-
-    def _long_seconds(self) -> float:
-        return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
 
     def _tool(self, home: str) -> Tool:
         """vmrun for the job's user, with the scratch directory for a home.
@@ -133,7 +124,7 @@ class VmrunDriver(Driver):
             checkpoints,
             copy.name,
             seconds=self._seconds(),
-            long_seconds=self._long_seconds(),
+            long_seconds=self.long_seconds(),
             stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
             log=self.log,
         )
@@ -144,9 +135,7 @@ class VmrunDriver(Driver):
             checkpoints.forget(*state_files(checkpoints.directory, copy.name))
         before = set(os.listdir(checkpoints.directory))
         try:
-            machine.resources.guardian = Guardian.post(
-                self._kill_command(spec.working_dir, machine.uuid), os.environ
-            )
+            machine.resources.guardian = self.post_guardian(spec.working_dir, machine.uuid)
             self._write(checkpoints.directory, copy)
             if spec.snapshot_disk and not restart:
                 self._take_snapshot(machine, vmrun, copy)
@@ -159,13 +148,9 @@ class VmrunDriver(Driver):
             raise
         if spec.checkpoint:
             machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
-        machine.resources.exit = ExitRecord(
-            spec.name, checkpoints.directory, machine.cpu_seconds, self.settings, self.identity, self.log
+        self.record_end(
+            machine.resources, spec.name, checkpoints.directory, machine.cpu_seconds, spec.no_output_vm
         )
-        if spec.no_output_vm:
-            machine.resources.when_over.append(
-                lambda: scratch.empty(checkpoints.directory, self.identity, self.log)
-            )
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {vmrun.product}")
         return machine
 
@@ -197,7 +182,7 @@ class VmrunDriver(Driver):
     def _take_snapshot(self, machine: VmrunMachine, vmrun: Tool, copy: WorkingCopy) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
         try:
-            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self._long_seconds())
+            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self.long_seconds())
         except VmrunError as error:
             if faults.is_not_supported(error):
                 raise errors.JobFault(
@@ -258,24 +243,6 @@ class VmrunDriver(Driver):
             machine.cpu_before,
             now.disks.values(),
         )
-
-    def _kill_command(self, working_dir: str, uuid: str) -> list[str]:
-        return [
-            *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
-            *("vmtype", self.vm_type, "match", working_dir, "uuid", uuid),
-        ]
-
-    # A kill
-
-    def _owner(self, directory: str) -> Identity | None:
-        """Whose VM it is: the owner of the scratch directory, for the startd names its own user instead."""
-        if os.geteuid() != 0:
-            return self.identity
-        try:
-            status = os.stat(directory)
-        except OSError:
-            return None
-        return Identity(status.st_uid, status.st_gid) if status.st_uid else self.identity
 
     def _value_of(self, directory: str, vmx: str, name: str, user: Identity) -> str:
         """A value of a ``.vmx``, read as a user; empty where it cannot be read."""

@@ -8,8 +8,6 @@ The manifest is the job's to change. It is believed only where the VM's own tag,
 says that the VM is this very job's.
 """
 
-import json
-import os
 import re
 import time
 import uuid as uuids
@@ -19,9 +17,12 @@ from typing import NamedTuple
 from pyVmomi import vim
 
 from vmgahp import errors
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
 from vmgahp.drivers.vsphere.connection import VsphereConnection
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 
 MANIFEST_FILE = "vm_vsphere_checkpoint.json"
@@ -73,12 +74,13 @@ class VsphereCheckpoints:
 
     def write(self, directory: str, manifest: VsphereManifest) -> None:
         """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
-        data = json.dumps({"format": FORMAT, **manifest._asdict()}, indent=1).encode() + b"\n"
+        from vmgahp.checkpoint.manifest import Invalid
+
         try:
-            self._identity.write_scratch(directory, MANIFEST_FILE, data)
-        except OSError as error:
+            files.write(self._identity, directory, MANIFEST_FILE, FORMAT, manifest, _parse)
+        except (OSError, Invalid) as error:
             raise errors.MachineFault(
-                f"The checkpoint cannot be written down in {directory}: {error.strerror}.",
+                f"The checkpoint cannot be written down in {directory}: {error}.",
                 "look at the file system of EXECUTE; the VM goes on running.",
             ) from error
 
@@ -143,9 +145,9 @@ class VsphereCheckpoints:
     ) -> tuple[Tagged, VsphereManifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
         try:
-            manifest = self._read(directory)
-        except ValueError as error:
-            self._refuse(directory, f"its manifest is not one: {error}")
+            manifest = files.find(self._identity, directory, MANIFEST_FILE, _parse)
+        except Unusable as unusable:
+            self._refuse(directory, unusable.reason.rstrip("."))
             return None
         if manifest is None:
             return None
@@ -166,10 +168,7 @@ class VsphereCheckpoints:
 
     def used_up(self, directory: str) -> None:
         """The guest goes on, or has ended: the manifest in the scratch directory is of no more use."""
-        try:
-            self._identity.unlink_scratch(directory, MANIFEST_FILE)
-        except (OSError, errors.Fault) as error:
-            self._log(f"the used checkpoint cannot be removed: {error}")
+        scratch.forget(self._identity, directory, self._log, MANIFEST_FILE)
 
     def _refuse(self, directory: str, why: str) -> None:
         self._log(
@@ -180,32 +179,17 @@ class VsphereCheckpoints:
         except (OSError, errors.Fault) as error:
             self._log(f"the checkpoint cannot be set aside: {error}")
 
-    def _read(self, directory: str) -> VsphereManifest | None:
-        """The manifest; None where there is none. Raises ValueError for what is none."""
-        try:
-            descriptor = self._identity.open_scratch(directory, MANIFEST_FILE, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ValueError(error.strerror) from error
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError("it is too long")
-        try:
-            content = json.loads(data.decode())
-        except RecursionError as error:
-            raise ValueError("it is nested too deeply") from error
-        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ValueError(f"it is not of the format {FORMAT}")
-        if sorted(content) != sorted(VsphereManifest._fields):
-            raise ValueError("it has other fields")
-        vm_id, snapshot, server, seconds = (content[field] for field in VsphereManifest._fields)
-        if not (isinstance(vm_id, str) and _ID.fullmatch(vm_id)):
-            raise ValueError("it names no VM")
-        if not (isinstance(snapshot, str) and _SNAPSHOT.fullmatch(snapshot)):
-            raise ValueError("it names no snapshot")
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not 0 <= seconds < 1e12 or not isinstance(server, str):
-            raise ValueError("its figures make no sense")
-        return VsphereManifest(vm_id, snapshot, ascii(server[:200]), float(seconds))
+
+def _parse(data: bytes) -> VsphereManifest:
+    """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
+    from vmgahp.checkpoint import manifest
+
+    if len(data) > LARGEST:
+        raise manifest.Invalid("it is too long.")
+    top = manifest.read(data, FORMAT, VsphereManifest._fields)
+    return VsphereManifest(
+        id=top.form("id", _ID),
+        snapshot=top.form("snapshot", _SNAPSHOT),
+        server=top.text("server", 300, may_be_empty=True),
+        cpu_seconds=top.real("cpu_seconds", 1e12),
+    )

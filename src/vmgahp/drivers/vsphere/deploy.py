@@ -16,6 +16,7 @@ from vmgahp.drivers.vsphere.disks import JobDisk
 from vmgahp.drivers.vsphere.faults import Lost
 from vmgahp.drivers.vsphere.hardware import Device, Hardware
 from vmgahp.drivers.vsphere.inventory import Placement
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
 
@@ -137,7 +138,7 @@ class Launcher:
 
     def _upload_disk(self, wish: Deployment, name: str, directory: str, end: float) -> int:
         """Upload one disk; its size in bytes."""
-        disk, scratch = wish.disks[name], wish.spec.working_dir
+        disk, place = wish.disks[name], wish.spec.working_dir
         (device,) = (one for one in wish.hardware.devices if one.file == name)
         raw = f".{name}.vmgahp-raw"
         try:
@@ -145,8 +146,8 @@ class Launcher:
                 opened = disk.open(self._identity)
             else:
                 self._log(f"{name} is not flat: converting it for the datastore")
-                disks.unpack(disk, scratch, raw, self._identity, end - time.monotonic())
-                opened = self._open_scratch(name, scratch, raw)
+                disks.unpack(disk, place, raw, self._identity, end - time.monotonic())
+                opened = self._open_scratch(name, place, raw)
             try:
                 target = store_name(device)
                 size = self._store.upload(opened, name, f"{directory}/{flat(target)}", end)
@@ -154,7 +155,7 @@ class Launcher:
                 os.close(opened)
         finally:
             if not disk.extent:
-                self._forget(scratch, raw)
+                scratch.forget(self._identity, place, self._log, raw)
         text = disks.descriptor(flat(target), size, config_spec.adapter(device, wish.hardware))
         self._store.upload_bytes(text, f"{directory}/{target}")
         return size
@@ -183,9 +184,3 @@ class Launcher:
                 f"it cannot be opened in the job's scratch directory: {error.strerror}",
                 "add it to transfer_input_files: a regular file that its owner may read.",
             ) from error
-
-    def _forget(self, scratch: str, name: str) -> None:
-        try:
-            self._identity.unlink_scratch(scratch, name)
-        except (OSError, errors.Fault) as error:
-            self._log(f"could not remove {name}: {error}")

@@ -15,6 +15,7 @@ from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.deploy import Deployment, flat, store_name
 from vmgahp.drivers.vsphere.hardware import Device
+from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 
 
@@ -126,7 +127,4 @@ class Download:
         self._parts.remove(part)
 
     def _forget(self, name: str) -> None:
-        try:
-            self._identity.unlink_scratch(self._scratch, name)
-        except (OSError, errors.Fault) as error:
-            self._log(f"could not remove {name}: {error}")
+        scratch.forget(self._identity, self._scratch, self._log, name)

@@ -1,7 +1,6 @@
 """Starts, finds and kills VMs on a vSphere server."""
 
 import os
-import sys
 import time
 import uuid as uuids
 from collections.abc import Iterable
@@ -9,7 +8,6 @@ from collections.abc import Iterable
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
-from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
@@ -22,8 +20,6 @@ from vmgahp.drivers.vsphere.download import Download
 from vmgahp.drivers.vsphere.inventory import Inventory, Placement
 from vmgahp.drivers.vsphere.machine import VsphereContext, VsphereMachine
 from vmgahp.drivers.vsphere.survey import VsphereSurveyor
-from vmgahp.host import scratch
-from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import VmwareSpec
@@ -73,13 +69,9 @@ class VsphereDriver(Driver):
         except BaseException:
             self._tidy(context, place, tag)
             raise
-        context.resources.exit = ExitRecord(
-            spec.name, spec.working_dir, lambda: vm.cpu_seconds, self.settings, self.identity, self.log
+        self.record_end(
+            context.resources, spec.name, spec.working_dir, lambda: vm.cpu_seconds, spec.no_output_vm
         )
-        if spec.no_output_vm:
-            context.resources.when_over.append(
-                lambda: scratch.empty(spec.working_dir, self.identity, self.log)
-            )
         self.log(f"started {spec.name} ({tag.id}) on {self._connection.access}")
         return vm
 
@@ -206,7 +198,7 @@ class VsphereDriver(Driver):
         context = self._bare_context(place)
         context.homecoming = Download(self._connection, context.store, wish, self.identity, self.log)
         try:
-            context.resources.guardian = Guardian.post(self._kill_command(tag), os.environ)
+            context.resources.guardian = self.post_guardian(tag.directory, tag.id)
         except OSError as error:
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
         return context
@@ -224,12 +216,6 @@ class VsphereDriver(Driver):
     def _checkpoints(self) -> VsphereCheckpoints:
         days = self.settings.integer("VSPHERE_CHECKPOINT_DAYS")
         return VsphereCheckpoints(self._connection, self.identity, days, self.log)
-
-    def _kill_command(self, tag: Tag) -> list[str]:
-        return [
-            *(sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4"),
-            *("vmtype", self.vm_type, "match", tag.directory, "uuid", tag.id),
-        ]
 
 
 def _has_ended(directory: str, here: str) -> bool:
