@@ -64,7 +64,7 @@ exit 0
 """
 
 
-class Script:
+class Script(Pipes):
     """A server that has its answers ready for each line that it gets."""
 
     def __init__(self, text: str, change: Callable[[list[str]], list[str]] = lambda lines: lines) -> None:

@@ -1,21 +1,19 @@
 """``vmgahp replay``: plays the client's side of a recording to a server and shows the differences."""
 
+import argparse
 import os
 import sys
 import time
 from collections import deque
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
 
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
 from vmgahp.protocol.transcript import Step, Transcript, TranscriptError, alike
 from vmgahp.text import escape
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 GRACE = 0.3
 """Seconds that the line after a wrong one is waited for: the wrong one may just be one too many."""
@@ -30,10 +28,8 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses."""
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp replay``."""
-    from argparse import SUPPRESS
-
     command.description = (
         "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared. The exit status is 0 only "
@@ -44,7 +40,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
         "command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --"
     )
     for retired in ("--as-server", "--exact", "--paced"):
-        command.add_argument(retired, action="store_true", help=SUPPRESS)
+        command.add_argument(retired, action="store_true", help=argparse.SUPPRESS)
     command.add_argument(
         "--timeout",
         type=float,
@@ -63,7 +59,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
     command.set_defaults(run=_main)
 
 
-def _main(options: "argparse.Namespace") -> int:
+def _main(options: argparse.Namespace) -> int:
     try:
         if options.as_server:
             raise ValueError(
@@ -81,8 +77,7 @@ def _main(options: "argparse.Namespace") -> int:
             attributes[name.strip()] = value.strip()
         if not options.command:
             raise ValueError("it takes a COMMAND, after --")
-        if attributes or options.vm_type:
-            recorded = transcript.adapted(recorded, attributes, options.vm_type)
+        recorded = transcript.adapted(recorded, attributes, options.vm_type)
         return run(recorded, options.command, options.timeout or DEADLINE)
     except (OSError, TranscriptError, ValueError) as error:
         _complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
@@ -136,32 +131,19 @@ class Difference(NamedTuple):
         return "\n".join(shown)
 
 
-class Server(Protocol):
-    """Who is played to."""
-
-    def send(self, data: bytes) -> None:
-        """Write bytes; what keeps them from being written shows when the answer is read."""
-
-    def receive(self, timeout: float) -> str | None:
-        """The next line, without its end; None where none came in `timeout` seconds, or ever will."""
-
-    def end(self) -> None:
-        """Close the server's input."""
-
-
 class Pipes:
-    """A `Server` that is a process."""
+    """Who is played to: a process, or in tests another object with these methods."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def send(self, data: bytes) -> None:
-        try:
+        """Write bytes; what keeps them from being written shows when the answer is read."""
+        with suppress(ProtocolError):
             self._client.write(data)
-        except ProtocolError:
-            pass
 
     def receive(self, timeout: float) -> str | None:
+        """The next line, without its end; None where none came in `timeout` seconds, or ever will."""
         end = time.monotonic() + timeout
         try:
             while (line := self._client.next_line()) is None:
@@ -172,6 +154,7 @@ class Pipes:
         return line
 
     def end(self) -> None:
+        """Close the server's input."""
         if self._client.process.stdin:
             self._client.process.stdin.close()
 
@@ -183,7 +166,7 @@ class Replay:
     play; `unplayed` is the number of lines that are left then.
     """
 
-    def __init__(self, recorded: Transcript, server: Server, timeout: float = DEADLINE) -> None:
+    def __init__(self, recorded: Transcript, server: Pipes, timeout: float = DEADLINE) -> None:
         self.differences: list[Difference] = []
         self.unplayed = 0
         self._steps = transcript.steps(recorded)
@@ -231,7 +214,6 @@ class Replay:
     # The client's lines
 
     def _send(self, step: Step) -> bool:
-        assert step.request is not None
         self._last_sent, last = step.line.text, self._last_sent
         if not step.in_ad:
             if not self._owed:
@@ -243,15 +225,9 @@ class Replay:
         self._server.send(step.line.data)
         return True
 
-    def _ask_for_results(self) -> Request:
-        request = Request("RESULTS")
-        self._requests.sent(request)
-        self._server.send(b"RESULTS\r\n")
-        return request
-
     # The server's lines
 
-    def _wait(self, done: "Callable[[], object]", timeout: float) -> bool:
+    def _wait(self, done: Callable[[], object], timeout: float) -> bool:
         """Take in lines until `done`; False where that does not come about in time."""
         end = time.monotonic() + timeout
         while not done():
@@ -323,7 +299,10 @@ class Replay:
                 if left <= 0 or (announces and not announced):
                     self._differ(line.number, text, None, asked)
                     return False
-                if not self._fetched(self._ask_for_results(), step):
+                again = Request("RESULTS")
+                self._requests.sent(again)
+                self._server.send(b"RESULTS\r\n")
+                if not self._fetched(again, step):
                     return False
             said = self._results[number].popleft()
             if alike(said, operation) != alike(text, operation):

@@ -41,8 +41,8 @@ def prepared(text: str = AD, *, vm_type: str = "", serves: str = "kvm") -> job_a
     )
 
 
-class World:
-    """What the session asks of the world."""
+class World(launch.Place):
+    """What the interpreter asks of the world."""
 
     def __init__(self) -> None:
         self.text = AD

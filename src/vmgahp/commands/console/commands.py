@@ -1,7 +1,6 @@
 """The commands of the protocol and of the console: what they take, their help and their completion. Pure.
 
-One table for all of it. Its first part is the protocol's, in the order in which a server lists its commands; the
-second is the console's own. Only the names of files are looked up.
+All is made of two tables; only the names of files are looked up.
 """
 
 import os
@@ -17,211 +16,160 @@ from vmgahp.text import escape
 if TYPE_CHECKING:
     from vmgahp.commands.console.conversation import Conversation
 
-_OF_A_VM = ("VM_NOT_FOUND", "VM_INVALID_OPERATION", "INTERNAL", "CRITICAL")
-"""What an operation of a VM may fail with."""
-
 MOST_FILES = 500
 """Names of a directory that are looked at."""
 
 
 class Command(NamedTuple):
-    """One command of the protocol."""
+    """One command, of the protocol or of the console's own."""
 
     word: str
     arguments: str
-    short: str
-    """What is typed here in its place; empty where there is no such form."""
+    other: str
+    """Of a command of the protocol what is typed here in its place, of one of the console's the one that it sends."""
     summary: str
     text: str
-    result: str = ""
+    result: str
     """What a RESULTS says of it later, where that is anything."""
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...]
     """Words, without their prefix, that it may fail with."""
-
-
-class Own(NamedTuple):
-    """One command of the console's own."""
-
-    word: str
-    arguments: str
-    summary: str
-    text: str = ""
-    protocol: str = ""
-    """The command of the protocol that it stands for."""
 
     @property
     def operation(self) -> str:
-        """What it asks of a VM; empty where that is nothing."""
-        return self.protocol.removeprefix(PREFIX) if self.arguments == "[VM]" else ""
+        """What one of the console's asks of a VM; empty where that is nothing."""
+        return self.other.removeprefix(PREFIX) if self.arguments == "[VM]" else ""
 
 
-PROTOCOL: tuple[Command, ...] = (
-    Command(
-        "ASYNC_MODE_ON",
-        "",
-        "async on",
-        "let the server say R when a result is there",
-        "One line R is written when the first result since the last RESULTS arrives. A server is in this mode from "
-        "the beginning.",
-    ),
-    Command(
-        "ASYNC_MODE_OFF",
-        "",
-        "async off",
-        "no R: ask with RESULTS",
-        "Results wait until RESULTS fetches them.",
-    ),
-    Command(
-        "CONDOR_VM_START",
-        "REQUEST TYPE",
-        "start AD [TYPE]",
-        "start a VM from the job ad that was sent last",
-        "The ad must have VM_WORKING_DIR and JobVMType, and the type must be that of the ad and of the server. The "
-        "result is the id of the VM, which all other requests name.",
-        "REQUEST 0 VM",
-        (
-            "NO_JOBCLASSAD_INFO",
-            "NO_SUPPORTED_VM_TYPE",
-            "JOBCLASSAD_NO_VM_MEMORY_PARAM",
-            "JOBCLASSAD_MISMATCHED_HARDWARE_VT",
-            "JOBCLASSAD_KVM_NO_DISK_PARAM",
-            "JOBCLASSAD_KVM_INVALID_DISK_PARAM",
-            "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT",
-            "BAD_IMAGE",
-            "CRITICAL",
-            "INTERNAL",
-        ),
-    ),
-    Command(
-        "CONDOR_VM_STOP",
-        "REQUEST VM",
-        "stop [VM]",
-        "end a VM: ask its guest to power off, then destroy it",
-        "The guest has VM_STOP_TIMEOUT seconds to power itself off. A VM that was stopped is gone.",
-        "REQUEST 0 NULL",
-        _OF_A_VM,
-    ),
-    Command(
-        "CONDOR_VM_SUSPEND",
-        "REQUEST VM",
-        "suspend [VM]",
-        "save a VM's memory to a file and free its memory",
-        "The file is of use to this server alone. RESUME continues from it.",
-        "REQUEST 0 NULL",
-        (*_OF_A_VM, "VM_NO_SUPPORT_SUSPEND"),
-    ),
-    Command(
-        "CONDOR_VM_SOFT_SUSPEND",
-        "REQUEST VM",
-        "soft-suspend [VM]",
-        "stop a VM's CPUs and keep its memory in RAM",
-        "What HTCondor uses where VM_SOFT_SUSPEND is true.",
-        "REQUEST 0 NULL",
-        (*_OF_A_VM, "VM_NO_SUPPORT_SUSPEND"),
-    ),
-    Command(
-        "CONDOR_VM_RESUME",
-        "REQUEST VM",
-        "resume [VM]",
-        "let a suspended VM run again",
-        "After SUSPEND, SOFT_SUSPEND or CHECKPOINT alike.",
-        "REQUEST 0 NULL",
-        (*_OF_A_VM, "VM_INVALID_SUSPEND_FILE"),
-    ),
-    Command(
-        "CONDOR_VM_CHECKPOINT",
-        "REQUEST VM",
-        "checkpoint [VM]",
-        "save a VM with all that a restart elsewhere needs",
-        "The VM does not run afterwards: STOP it, or RESUME it. The files are in its working directory.",
-        "REQUEST 0 NULL",
-        (*_OF_A_VM, "VM_NO_SUPPORT_CHECKPOINT", "VM_CANNOT_CREATE_CKPT_FILES"),
-    ),
-    Command(
-        "CONDOR_VM_STATUS",
-        "REQUEST VM",
-        "status [VM]",
-        "the state of a VM and what it has used",
-        "A VM that nobody knows is Stopped. CPU time is seconds of all its CPUs together and never runs backwards; "
-        "utilization is the CPU used since the last STATUS by wall time and CPUs; memory is in KiB.",
-        "REQUEST 0 STATUS=Running CPUUTILIZATION=0.5 CPUTIME=12.0 MEMORY=65536 MAXMEMORY=65536",
-        ("INTERNAL", "CRITICAL"),
-    ),
-    Command(
-        "CONDOR_VM_GETPID",
-        "REQUEST VM",
-        "pid [VM]",
-        "the process id of the hypervisor's process for a VM",
-        "0 where there is none, or where it is kept back (VM_REPORT_PID).",
-        "REQUEST 0 PID",
-        ("VM_NOT_FOUND", "INTERNAL", "CRITICAL"),
-    ),
-    Command(
-        "QUIT", "", "quit", "destroy all VMs and end the server", "The reply comes when the VMs are gone."
-    ),
-    Command("VERSION", "", "version", "what the server calls itself", "The same text as its greeting."),
-    Command("COMMANDS", "", "commands", "the commands that the server knows", ""),
-    Command("SUPPORT_VMS", "", "types", "the VM types that START takes for a word", ""),
-    Command(
-        "RESULTS",
-        "",
-        "results",
-        "fetch the results that are there",
-        "The reply says how many lines follow, one for each request that has ended since. Fetched results are "
-        "forgotten, and the next one is announced with an R again. The console fetches them by itself.",
-    ),
-    Command(
-        "CLASSAD",
-        "",
-        "",
-        "begin a job ad",
-        "Every line up to CLASSAD_END is an attribute, Name = expression, and is not answered.",
-    ),
-    Command(
-        "CLASSAD_END",
-        "",
-        "",
-        "end a job ad",
-        "Without a CLASSAD before it, the ad that was sent is forgotten.",
-    ),
+def _table(text: str) -> Iterator[Command]:
+    """Rows of ``usage | other | summary``, each with indented lines: of text, ``=`` a result, ``!`` errors."""
+    for row in text.strip().split("\n\n"):
+        first, *lines = row.replace("\n    ", " ").splitlines()
+        usage, other, summary = (part.strip() for part in first.split(" | "))
+        word, _, arguments = usage.partition(" ")
+        marked = {line[2]: line[4:] for line in lines if line[2] in "=!"}
+        said = " ".join(line.strip() for line in lines if line[2] not in "=!")
+        errors = marked.get("!", "").replace("OF_A_VM", "VM_NOT_FOUND VM_INVALID_OPERATION INTERNAL CRITICAL")
+        yield Command(word, arguments, other, summary, said, marked.get("=", ""), tuple(errors.split()))
+
+
+PROTOCOL = tuple(
+    _table("""
+ASYNC_MODE_ON | async on | let the server say R when a result is there
+  One line R is written when the first result since the last RESULTS arrives. A server is in this mode from
+  the beginning.
+
+ASYNC_MODE_OFF | async off | no R: ask with RESULTS
+  Results wait until RESULTS fetches them.
+
+CONDOR_VM_START REQUEST TYPE | start AD [TYPE] | start a VM from the job ad that was sent last
+  The ad must have VM_WORKING_DIR and JobVMType, and the type must be that of the ad and of the server. The
+  result is the id of the VM, which all other requests name.
+  = REQUEST 0 VM
+  ! NO_JOBCLASSAD_INFO NO_SUPPORTED_VM_TYPE JOBCLASSAD_NO_VM_MEMORY_PARAM JOBCLASSAD_MISMATCHED_HARDWARE_VT
+    JOBCLASSAD_KVM_NO_DISK_PARAM JOBCLASSAD_KVM_INVALID_DISK_PARAM JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT
+    BAD_IMAGE CRITICAL INTERNAL
+
+CONDOR_VM_STOP REQUEST VM | stop [VM] | end a VM: ask its guest to power off, then destroy it
+  The guest has VM_STOP_TIMEOUT seconds to power itself off. A VM that was stopped is gone.
+  = REQUEST 0 NULL
+  ! OF_A_VM
+
+CONDOR_VM_SUSPEND REQUEST VM | suspend [VM] | save a VM's memory to a file and free its memory
+  The file is of use to this server alone. RESUME continues from it.
+  = REQUEST 0 NULL
+  ! OF_A_VM VM_NO_SUPPORT_SUSPEND
+
+CONDOR_VM_SOFT_SUSPEND REQUEST VM | soft-suspend [VM] | stop a VM's CPUs and keep its memory in RAM
+  What HTCondor uses where VM_SOFT_SUSPEND is true.
+  = REQUEST 0 NULL
+  ! OF_A_VM VM_NO_SUPPORT_SUSPEND
+
+CONDOR_VM_RESUME REQUEST VM | resume [VM] | let a suspended VM run again
+  After SUSPEND, SOFT_SUSPEND or CHECKPOINT alike.
+  = REQUEST 0 NULL
+  ! OF_A_VM VM_INVALID_SUSPEND_FILE
+
+CONDOR_VM_CHECKPOINT REQUEST VM | checkpoint [VM] | save a VM with all that a restart elsewhere needs
+  The VM does not run afterwards: STOP it, or RESUME it. The files are in its working directory.
+  = REQUEST 0 NULL
+  ! OF_A_VM VM_NO_SUPPORT_CHECKPOINT VM_CANNOT_CREATE_CKPT_FILES
+
+CONDOR_VM_STATUS REQUEST VM | status [VM] | the state of a VM and what it has used
+  A VM that nobody knows is Stopped. CPU time is seconds of all its CPUs together and never runs backwards;
+  utilization is the CPU used since the last STATUS by wall time and CPUs; memory is in KiB.
+  = REQUEST 0 STATUS=Running CPUUTILIZATION=0.5 CPUTIME=12.0 MEMORY=65536 MAXMEMORY=65536
+  ! INTERNAL CRITICAL
+
+CONDOR_VM_GETPID REQUEST VM | pid [VM] | the process id of the hypervisor's process for a VM
+  0 where there is none, or where it is kept back (VM_REPORT_PID).
+  = REQUEST 0 PID
+  ! VM_NOT_FOUND INTERNAL CRITICAL
+
+QUIT | quit | destroy all VMs and end the server
+  The reply comes when the VMs are gone.
+
+VERSION | version | what the server calls itself
+  The same text as its greeting.
+
+COMMANDS | commands | the commands that the server knows
+
+SUPPORT_VMS | types | the VM types that START takes for a word
+
+RESULTS | results | fetch the results that are there
+  The reply says how many lines follow, one for each request that has ended since. Fetched results are
+  forgotten, and the next one is announced with an R again. The console fetches them by itself.
+
+CLASSAD |  | begin a job ad
+  Every line up to CLASSAD_END is an attribute, Name = expression, and is not answered.
+
+CLASSAD_END |  | end a job ad
+  Without a CLASSAD before it, the ad that was sent is forgotten.
+""")
 )
+"""The protocol's, in the order in which a server lists its commands."""
 
 
-def _short(*words: str) -> Iterator[Own]:
+def _short(*words: str) -> Iterator[Command]:
     """The console's form of commands of the protocol that say all there is to say."""
     for command in PROTOCOL:
-        word, _, arguments = command.short.partition(" ")
+        word, _, arguments = command.other.partition(" ")
         if word in words:
-            yield Own(word, arguments, command.summary, "", command.word)
+            yield Command(word, arguments, command.word, command.summary, "", "", ())
 
 
-OWN: tuple[Own, ...] = (
-    Own(
-        "start",
-        "AD [TYPE]  or  job ID [TYPE]",
-        "send a job ad and start a VM from it",
-        "AD is a file of Name = expression lines (condor_q -l, .job.ad) or of the [new; syntax]; job 12.0 asks "
-        "condor_q. The VM's working directory becomes the console's, secrets are left out, and the VM gets a name of "
-        "its own, for a START destroys what is left of an earlier VM of the same name. Files are not copied: "
-        "the console says which it would look for and where.",
-        "CONDOR_VM_START",
-    ),
+OWN = (
+    *_table("""
+start AD [TYPE]  or  job ID [TYPE] | CONDOR_VM_START | send a job ad and start a VM from it
+  AD is a file of Name = expression lines (condor_q -l, .job.ad) or of the [new; syntax]; job 12.0 asks
+  condor_q. The VM's working directory becomes the console's, secrets are left out, and the VM gets a name of
+  its own, for a START destroys what is left of an earlier VM of the same name. Files are not copied: the
+  console says which it would look for and where.
+"""),
     *_short("status", "pid", "suspend", "soft-suspend", "resume", "checkpoint", "stop"),
-    Own("vms", "", "the VMs that were started here, as far as is known", "Nothing is asked of the server."),
-    Own(
-        "wait",
-        "[REQUEST]",
-        "wait for the result of a request, or of all of them",
-        "What is typed meanwhile is kept until then. Control-C ends the waiting.",
-    ),
-    Own("ad", "[FILE]", "show the job ad that was sent last, or that of a file, without its secrets"),
-    Own("log", "[LINES]  or  on|off", "the end of the server's standard error, or all as it comes"),
-    Own("wire", "on|off", "show the lines of the protocol, or only what they mean"),
-    Own("async", "on|off", "whether the server says R when a result is there", "", "ASYNC_MODE_ON"),
+    *_table("""
+vms |  | the VMs that were started here, as far as is known
+  Nothing is asked of the server.
+
+wait [REQUEST] |  | wait for the result of a request, or of all of them
+  What is typed meanwhile is kept until then. Control-C ends the waiting.
+
+ad [FILE] |  | show the job ad that was sent last, or that of a file, without its secrets
+
+log [LINES]  or  on|off |  | the end of the server's standard error, or all as it comes
+
+wire on|off |  | show the lines of the protocol, or only what they mean
+
+async on|off | ASYNC_MODE_ON | whether the server says R when a result is there
+"""),
     *_short("results", "version", "commands", "types"),
-    Own("help", "[COMMAND | ERROR]", "this list, or all about a command or an error word"),
-    Own("quit", "", "destroy all VMs and end", "The end of input (Control-D) does the same.", "QUIT"),
+    *_table("""
+help [COMMAND or ERROR] |  | this list, or all about a command or an error word
+
+quit | QUIT | destroy all VMs and end
+  The end of input (Control-D) does the same.
+"""),
 )
+"""The console's own."""
 
 LEGEND = (
     "A line that begins in upper case goes to the server as it is. # and a number is a request; VM is the number of "
@@ -235,7 +183,7 @@ def protocol(word: str) -> Command | None:
     return next((command for command in PROTOCOL if command.word in (word, PREFIX + word)), None)
 
 
-def own(word: str) -> Own | None:
+def own(word: str) -> Command | None:
     """The console's own command of this name."""
     return next((command for command in OWN if command.word == word), None)
 
@@ -247,7 +195,7 @@ def overview() -> list[Shown]:
     """The list of commands."""
     width = max(len(f"{own.word} {own.arguments}") for own in OWN) + 2
 
-    def rows(table: Iterable[Own | Command]) -> Iterator[Shown]:
+    def rows(table: Iterable[Command]) -> Iterator[Shown]:
         for row in table:
             yield Shown(PLAIN, f"  {f'{row.word} {row.arguments}'.rstrip().ljust(width)}{row.summary}")
 
@@ -261,14 +209,14 @@ def about(topic: str) -> list[Shown]:
     found = own(topic.lower()) if not topic.isupper() else None
     if found is not None:
         lines += _title(found)
-        if found.protocol:
-            lines.append(Shown(PLAIN, f"  It sends {found.protocol}."))
-        topic = found.protocol or topic
+        if found.other:
+            lines.append(Shown(PLAIN, f"  It sends {found.other}."))
+        topic = found.other or topic
     command = protocol(topic)
     if command is not None:
         lines += _title(command)
-        if command.short:
-            lines.append(Shown(PLAIN, f"  Here for short: {command.short}"))
+        if command.other:
+            lines.append(Shown(PLAIN, f"  Here for short: {command.other}"))
         if command.result:
             lines.append(Shown(PLAIN, f"  The result is such as: {command.result}"))
         if command.errors:
@@ -277,7 +225,7 @@ def about(topic: str) -> list[Shown]:
     return lines or _about_word(topic)
 
 
-def _title(row: Own | Command) -> list[Shown]:
+def _title(row: Command) -> list[Shown]:
     lines = [f"  {row.summary[:1].upper()}{row.summary[1:]}.", *([f"  {row.text}"] if row.text else [])]
     return [Shown(GOOD, f"{row.word} {row.arguments}".rstrip()), *(Shown(PLAIN, line) for line in lines)]
 
@@ -350,7 +298,7 @@ def _takes(before: list[str]) -> str:
 
 
 def _first_words(last: str) -> dict[str, str]:
-    rows: list[Own | Command] = [row for row in OWN if row.word.startswith(last)]
+    rows: list[Command] = [row for row in OWN if row.word.startswith(last)]
     if last[:1].isupper() or not last:
         rows += [row for row in PROTOCOL if row.word.startswith(last)]
     return {row.word: row.summary for row in rows}

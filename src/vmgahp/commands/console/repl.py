@@ -1,8 +1,7 @@
 """What a person or a pipe types, made into lines for the server, and the loop over both.
 
-`Interpreter` is pure: whatever needs the world outside, a job ad's file or condor_q, is asked of `Outside`. `Console`
-puts it between a server and a screen, and `pipe` is the loop for lines that come from a pipe; `prompt` has that of a
-terminal.
+`Interpreter` is pure: job ads, from a file or from condor_q, are asked of a `Place`. `Console` puts it between a
+server and a screen, and `pipe` is the loop for lines that come from a pipe; `prompt` has that of a terminal.
 """
 
 import os
@@ -12,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 from time import monotonic
-from typing import Protocol
 
 from vmgahp import lifecycle
 from vmgahp.commands.console import commands, render
 from vmgahp.commands.console.conversation import Conversation, Typed
 from vmgahp.commands.console.job_ad import Ad
+from vmgahp.commands.console.launch import Place
 from vmgahp.commands.console.render import BAD, LOG, NOTE, PLAIN, Screen, Shown, clean
 from vmgahp.errors import ClientFault
 from vmgahp.protocol.client import Client, ProtocolError
@@ -39,19 +38,6 @@ LAST_WORDS = 10
 _LOG_LINES = 20
 
 
-class Outside(Protocol):
-    """What an interpreter needs of the world."""
-
-    def ad_of_file(self, path: str, vm_type: str) -> Ad:
-        """A job ad from a file, ready to be sent. Raises `ClientFault`."""
-
-    def ad_of_job(self, job: str, vm_type: str) -> Ad:
-        """The ad of a job in the queue, ready to be sent. Raises `ClientFault`."""
-
-    def explanation(self) -> str:
-        """The sentences that a server left about the START that has failed just now."""
-
-
 class Interpreter:
     """What one person types at one conversation.
 
@@ -59,26 +45,15 @@ class Interpreter:
     from a pipe, makes every short form wait for its result before the next line is taken.
     """
 
-    def __init__(self, outside: Outside, now: float, *, asks: bool, patient: bool) -> None:
-        self.conversation = Conversation(now, outside.explanation)
+    def __init__(self, place: Place, now: float, *, asks: bool, patient: bool) -> None:
+        self.conversation = Conversation(now, place.explanation)
         self.asks = asks
         self.patient = patient
-        self._outside = outside
+        self._place = place
         self._last_ad: Ad | None = None
         self._asked_to_quit = False
         self._groups = count(1)
         self._now = now
-        self._handlers: dict[str, Callable[[list[str]], None]] = {
-            "start": self._start,
-            "vms": self._vms,
-            "wait": self._wait,
-            "ad": self._ad,
-            "log": self._log,
-            "wire": self._wire,
-            "async": self._async,
-            "help": self._help,
-            "quit": self._quit,
-        }
 
     @property
     def prompt(self) -> str:
@@ -111,12 +86,12 @@ class Interpreter:
             target = self._target(word, rest)
             if target is not None:
                 self._request([], own.operation, str(target))
-        elif word in self._handlers:
-            self._handlers[word](rest)
+        elif hasattr(self, f"do_{word}"):
+            getattr(self, f"do_{word}")(rest)
         elif rest:
             self.conversation.fail(f"{word} takes nothing after it.")
         else:
-            self._push(Typed(own.protocol))
+            self._push(Typed(own.other))
 
     def end_of_input(self, now: float) -> bool:
         """The person is done: Control-D, or the end of a pipe. Whether that ends it all, or was a question.
@@ -130,7 +105,7 @@ class Interpreter:
             if self.asks:
                 return False
         if not conversation.quitting:
-            self._quit([])
+            self.do_quit([])
         return conversation.quitting or not self._asked_to_quit
 
     def interrupted(self) -> None:
@@ -151,7 +126,7 @@ class Interpreter:
             hint = f"did you mean {near}?" if near else "help lists all there is."
             self.conversation.fail(f"There is no command {clean(word)}: {hint}")
         elif typed.command == "QUIT":
-            self._quit([])
+            self.do_quit([])
         else:
             self._push(typed)
 
@@ -160,7 +135,7 @@ class Interpreter:
         self.conversation.in_ad = not ends
         self._push(Typed("CLASSAD_END" if ends else line))
 
-    # Short forms
+    # Commands of the console's own, each with the words after it
 
     def _ad_of(self, find: Callable[[str, str], Ad], *words: str) -> Ad | None:
         try:
@@ -169,7 +144,7 @@ class Interpreter:
             self.conversation.fail(f"{fault.sentence}.")
             return None
 
-    def _start(self, words: list[str]) -> None:
+    def do_start(self, words: list[str]) -> None:
         live = len(words) > 1 and words[0] == "job"
         rest = words[1:] if live else words
         if not 0 < len(rest) <= 2:
@@ -177,7 +152,7 @@ class Interpreter:
             self.conversation.fail(usage)
             return
         vm_type = rest[1].lower() if len(rest) == 2 else ""
-        ad = self._ad_of(self._outside.ad_of_job if live else self._outside.ad_of_file, rest[0], vm_type)
+        ad = self._ad_of(self._place.ad_of_job if live else self._place.ad_of_file, rest[0], vm_type)
         if ad is None:
             return
         self._last_ad = ad
@@ -220,7 +195,7 @@ class Interpreter:
         pending = self.conversation.requests.pending.values()
         return [request for request in pending if request.operation == lifecycle.START]
 
-    def _vms(self, _: list[str]) -> None:
+    def do_vms(self, _: list[str]) -> None:
         conversation = self.conversation
         if not conversation.vms:
             conversation.show(PLAIN, "  No VM was started here, or none is left.")
@@ -230,7 +205,7 @@ class Interpreter:
             waited = render.duration(self._now - request.sent)
             conversation.show(PLAIN, f"  {request} has no result yet, after {waited}")
 
-    def _wait(self, words: list[str]) -> None:
+    def do_wait(self, words: list[str]) -> None:
         conversation = self.conversation
         pending = conversation.requests.pending
         number = digits(words[0].removeprefix("#")) if len(words) == 1 else None
@@ -243,8 +218,8 @@ class Interpreter:
         else:
             conversation.show(NOTE, f"  Request #{number} waits for no result.")
 
-    def _ad(self, words: list[str]) -> None:
-        ad = self._ad_of(self._outside.ad_of_file, " ".join(words), "") if words else self._last_ad
+    def do_ad(self, words: list[str]) -> None:
+        ad = self._ad_of(self._place.ad_of_file, " ".join(words), "") if words else self._last_ad
         if ad is not None:
             for line in ad.lines:
                 self.conversation.show(PLAIN, f"  {clean(redact(line))}")
@@ -256,7 +231,7 @@ class Interpreter:
         for note in ad.notes:
             self.conversation.show(NOTE, f"  {note}")
 
-    def _log(self, words: list[str]) -> None:
+    def do_log(self, words: list[str]) -> None:
         conversation = self.conversation
         lines = digits(words[0]) if words else _LOG_LINES
         if len(words) == 1 and words[0] in ("on", "off"):
@@ -269,25 +244,25 @@ class Interpreter:
             if not conversation.log:
                 conversation.show(PLAIN, "  The server has said nothing on its standard error.")
 
-    def _wire(self, words: list[str]) -> None:
+    def do_wire(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
             self.conversation.fail("wire is on or off.")
         else:
             self.conversation.wire = words == ["on"]
 
-    def _async(self, words: list[str]) -> None:
+    def do_async(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
             self.conversation.fail("async is on or off.")
         else:
             self._push(Typed(f"ASYNC_MODE_{words[0].upper()}"))
 
-    def _help(self, words: list[str]) -> None:
+    def do_help(self, words: list[str]) -> None:
         lines = commands.about(" ".join(words)) if words else commands.overview()
         for line in lines:
             self.conversation.show(line.kind, line.text)
         self.conversation.failures += lines[0].kind == BAD
 
-    def _quit(self, _: list[str]) -> None:
+    def do_quit(self, _: list[str]) -> None:
         conversation = self.conversation
         living = [f"VM {number}" for number, state in conversation.vms.items() if state != lifecycle.STOPPED]
         living += [f"what {request} starts" for request in self._starting()]
