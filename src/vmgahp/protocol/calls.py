@@ -40,7 +40,7 @@ class Accounting:
 class Vm:
     """What the session knows of one VM; `id` is the protocol's."""
 
-    __slots__ = ("accounting", "goes_on", "id", "last_status", "queue", "running", "state")
+    __slots__ = ("accounting", "id", "last_status", "queue", "resumes", "running", "state")
 
     def __init__(self, vm_id: int) -> None:
         self.id = vm_id
@@ -49,7 +49,7 @@ class Vm:
         self.running: Call | None = None
         self.accounting: Accounting | None = None
         self.last_status: tuple[str, ...] | None = None
-        self.goes_on = False
+        self.resumes = False
         """It ran when a periodic checkpoint was made, and is to run again."""
 
 

@@ -83,4 +83,4 @@ def fate(word: str) -> str:
     """What condor_starter does when a START is answered with the word."""
     if holds(word):
         return "As the answer to a START it puts the job on hold; the machine stays in service."
-    return "As the answer to a START it takes the whole machine out of the VM universe until somebody repairs it."
+    return "As the answer to a START it takes the whole machine out of the VM universe until it is repaired."

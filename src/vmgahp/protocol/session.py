@@ -1,7 +1,7 @@
 """One conversation with a client: commands, request ids, the result queue and the VMs. Pure.
 
 Bytes go in with `Session.receive`, what to write comes out of `Session.take_output`, and what a driver has
-to do out of `Session.take_calls`; whoever carries a call out says how it went with `Session.finished`. The
+to do out of `Session.take_calls`; what carries a call out tells the outcome to `Session.finished`. The
 session never waits, reads no clock and knows no hypervisor, so a test can drive all of it.
 
 The requests of one VM are carried out one after another in the order in which they came, those of
@@ -21,23 +21,10 @@ if TYPE_CHECKING:
     from vmgahp.metrics import Status
 
 COMMANDS = (
-    "ASYNC_MODE_ON",
-    "ASYNC_MODE_OFF",
-    "CONDOR_VM_START",
-    "CONDOR_VM_STOP",
-    "CONDOR_VM_SUSPEND",
-    "CONDOR_VM_SOFT_SUSPEND",
-    "CONDOR_VM_RESUME",
-    "CONDOR_VM_CHECKPOINT",
-    "CONDOR_VM_STATUS",
-    "CONDOR_VM_GETPID",
-    "QUIT",
-    "VERSION",
-    "COMMANDS",
-    "SUPPORT_VMS",
-    "RESULTS",
-    "CLASSAD",
-    "CLASSAD_END",
+    *("ASYNC_MODE_ON", "ASYNC_MODE_OFF"),
+    *("CONDOR_VM_START", "CONDOR_VM_STOP", "CONDOR_VM_SUSPEND", "CONDOR_VM_SOFT_SUSPEND", "CONDOR_VM_RESUME"),
+    *("CONDOR_VM_CHECKPOINT", "CONDOR_VM_STATUS", "CONDOR_VM_GETPID", "QUIT", "VERSION", "COMMANDS"),
+    *("SUPPORT_VMS", "RESULTS", "CLASSAD", "CLASSAD_END"),
 )
 """Every command, in the order of the reference's answer to COMMANDS."""
 
@@ -133,9 +120,9 @@ class Session:
         )
 
     def expire(self, now: float) -> None:
-        """Answer what has waited too long: a STATUS from memory, everything else with a fault.
+        """Answer what has waited too long: a STATUS with the last known one, everything else with a fault.
 
-        A call that is being carried out goes on, and its outcome still changes the VM's state.
+        A call that is being carried out is not ended, and its outcome still changes the VM's state.
         """
         for target in list(self.vms.values()):
             for when, call in list(self._deadlines(target)):
@@ -144,7 +131,7 @@ class Session:
                 if call is not target.running:
                     target.queue.remove(call)
                 if call.operation == lifecycle.STATUS and target.last_status is not None:
-                    self._debug(f"STATUS of VM {target.id} answered from memory: another operation goes on")
+                    self._debug(f"STATUS of VM {target.id} answered with the last known status")
                     self._result(call, True, *target.last_status)
                 else:
                     self._log(
@@ -332,9 +319,9 @@ class Session:
                 if (
                     call.operation == lifecycle.STATUS
                     and target.state == lifecycle.CHECKPOINTED
-                    and target.goes_on
+                    and target.resumes
                 ):
-                    self._go_on(call)
+                    self._resume_after_checkpoint(call)
                 elif target.state != lifecycle.STOPPED:
                     self._issue(call)
                 elif call.operation == lifecycle.STATUS:
@@ -358,7 +345,7 @@ class Session:
         else:
             self._issue(call)
 
-    def _go_on(self, status: Call) -> None:
+    def _resume_after_checkpoint(self, status: Call) -> None:
         """Resume a VM after its periodic checkpoint, before a STATUS of it.
 
         The starter means to, and never does: it continues jobs only while it is suspended itself
@@ -366,11 +353,11 @@ class Session:
         sent the files away; before a VM is stopped for good it asks for none.
         """
         target = status.vm
-        target.goes_on = False
+        target.resumes = False
         target.queue.insert(0, status)
         resume = Call(target, lifecycle.RESUME, 0, status.asked)
         resume.state = target.state
-        self._log(f"VM {target.id} goes on after its checkpoint")
+        self._log(f"VM {target.id} resumes after its checkpoint")
         self._issue(resume)
 
     def _issue(self, call: Call) -> None:
@@ -397,7 +384,7 @@ class Session:
             return
         if call.operation == lifecycle.STOP:
             self.vms.pop(target.id, None)
-        target.goes_on = (
+        target.resumes = (
             call.operation == lifecycle.CHECKPOINT
             and call.state == lifecycle.RUNNING
             and self.vm_type not in HTCONDORS
