@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.protocol import Answer, Malformed, Request, changed, decode, difference
+from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest, changed, decode, difference
 from vmgahp.job.ad import JobAd
 
 AD = JobAd(
@@ -28,7 +28,7 @@ def test_the_ad_is_on_standard_input_without_its_secrets() -> None:
 
 
 def test_the_request_is_json_with_the_values_of_the_ad() -> None:
-    request = Request("start", "toy", key="vmgahp-1", memory_mib=64, restart=True)
+    request = ScriptRequest("start", "toy", key="vmgahp-1", memory_mib=64, restart=True)
     document = json.loads(request.document(AD))
     assert document["action"] == "start"
     assert document["key"] == "vmgahp-1"
@@ -40,7 +40,7 @@ def test_the_request_is_json_with_the_values_of_the_ad() -> None:
 
 
 def test_the_request_is_in_the_environment_too() -> None:
-    variables = Request("destroy", "toy", key="vmgahp-1", memory_mib=64, keep=True).environment()
+    variables = ScriptRequest("destroy", "toy", key="vmgahp-1", memory_mib=64, keep=True).environment()
     assert variables["VMGAHP_ACTION"] == "destroy"
     assert variables["VMGAHP_MEMORY_MIB"] == "64"
     assert variables["VMGAHP_KEEP"] == "1"

@@ -9,7 +9,7 @@ from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
 from vmgahp.drivers.script.machine import ScriptMachine, refused
 from vmgahp.drivers.script.program import Program
-from vmgahp.drivers.script.protocol import Answer, Malformed, Request
+from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.hooks.program import clean
 from vmgahp.host.job_user import Identity
@@ -67,7 +67,7 @@ class ScriptDriver(Driver):
         # The startd names its own user instead of the job's; a directory that is gone has no owner.
         owner = Identity.of_owner(directory) or self.identity
         script = self._program(owner)
-        request = Request(
+        request = ScriptRequest(
             protocol.DESTROY,
             script.hypervisor,
             key=key_of(directory),
@@ -91,9 +91,9 @@ class ScriptDriver(Driver):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, spec: ScriptSpec, script: Program, restart: ScriptRestart | None) -> Request:
+    def _request(self, spec: ScriptSpec, script: Program, restart: ScriptRestart | None) -> ScriptRequest:
         directory = os.path.realpath(spec.directory)
-        return Request(
+        return ScriptRequest(
             protocol.START,
             script.hypervisor,
             name=spec.name,
@@ -110,19 +110,19 @@ class ScriptDriver(Driver):
             note=restart.note if restart else "",
         )
 
-    def _clear_leftovers(self, script: Program, request: Request, job: JobAd) -> None:
+    def _clear_leftovers(self, script: Program, request: ScriptRequest, job: JobAd) -> None:
         """Whatever an earlier server left behind under this key, but not a checkpoint's files."""
         leftover = request._replace(action=protocol.DESTROY, uuid="", keep=request.restart)
         if self._destroy(script, leftover, job):
             self.log(f"{request.key} still ran from an earlier start: it was destroyed")
 
-    def _destroy(self, script: Program, request: Request, job: JobAd | None) -> bool:
+    def _destroy(self, script: Program, request: ScriptRequest, job: JobAd | None) -> bool:
         answer = script.call(request, job, self._seconds())
         if answer.outcome != protocol.DONE:
             raise refused(answer, script, request.action)
         return answer.fields.get("existed") is not False
 
-    def _power_on(self, machine: ScriptMachine, script: Program, request: Request, job: JobAd) -> None:
+    def _power_on(self, machine: ScriptMachine, script: Program, request: ScriptRequest, job: JobAd) -> None:
         """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
         answer = script.call(request, job, self.long_seconds())
         if answer.outcome == protocol.REJECTED:

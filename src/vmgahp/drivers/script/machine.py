@@ -10,7 +10,7 @@ from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
-from vmgahp.drivers.script.protocol import Answer, Request
+from vmgahp.drivers.script.protocol import Answer, ScriptRequest
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import proc
 from vmgahp.job.ad import JobAd
@@ -38,7 +38,7 @@ class ScriptMachine(Machine):
         spec: ScriptSpec,
         script: Program,
         checkpoints: ScriptCheckpoints,
-        request: Request,
+        request: ScriptRequest,
         job: JobAd,
         *,
         seconds: float,

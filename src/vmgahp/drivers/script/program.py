@@ -10,7 +10,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.protocol import Answer, Malformed, Request
+from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
 from vmgahp.hooks.program import GIVEN_PATH, clean, converse
 from vmgahp.host import trust
 from vmgahp.host.job_user import Identity
@@ -50,7 +50,7 @@ class Program:
             )
         trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
 
-    def call(self, request: Request, ad: JobAd | None, seconds: float) -> Answer:
+    def call(self, request: ScriptRequest, ad: JobAd | None, seconds: float) -> Answer:
         """Run the script once and read its answer.
 
         Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an answer

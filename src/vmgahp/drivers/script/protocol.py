@@ -67,7 +67,7 @@ class Malformed(Exception):
     """This is no answer; the text says why."""
 
 
-class Request(NamedTuple):
+class ScriptRequest(NamedTuple):
     """One call of a script."""
 
     action: str

@@ -9,7 +9,7 @@ from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.machine import refused
 from vmgahp.drivers.script.program import SETTING, Program
-from vmgahp.drivers.script.protocol import Answer, Request, Value
+from vmgahp.drivers.script.protocol import Answer, ScriptRequest, Value
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 
@@ -30,7 +30,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
             user = identity  # the startd probes as its own user, who can become nobody else
         script = Program(settings, user, log)
         answer = script.call(
-            Request(protocol.PROBE, script.hypervisor, uid=identity.uid, gid=identity.gid),
+            ScriptRequest(protocol.PROBE, script.hypervisor, uid=identity.uid, gid=identity.gid),
             None,
             max(0.1, end - monotonic()),
         )
