@@ -34,7 +34,11 @@ def events(scratch: Path) -> list[object]:
 
 def reading(cpu: float, written: int = 0, run: str = "") -> Metrics:
     return Metrics(
-        lifecycle.RUNNING, cpu_seconds=cpu, block={"vda": {"write_bytes": written, "capacity": 9}}, run=run
+        lifecycle.RUNNING,
+        time.time(),
+        cpu_seconds=cpu,
+        block={"vda": {"write_bytes": written, "capacity": 9}},
+        run=run,
     )
 
 

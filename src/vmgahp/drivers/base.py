@@ -12,7 +12,8 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
@@ -30,40 +31,21 @@ Value = str | int | float | bool
 LEAST_LONG_SECONDS = 30
 
 
-class Survey:
+class Survey(NamedTuple):
     """What a driver found out about this machine."""
 
-    __slots__ = (
-        "attributes",
-        "findings",
-        "hypervisors",
-        "machine_attributes",
-        "networking",
-        "vm_types",
-    )
-
-    def __init__(
-        self,
-        findings: Iterable[Finding] = (),
-        *,
-        attributes: Mapping[str, Value] | None = None,
-        machine_attributes: Mapping[str, Value] | None = None,
-        networking: Iterable[str] = (),
-        hypervisors: Iterable[str] = (),
-        vm_types: Iterable[str] = (),
-    ) -> None:
-        self.findings = list(findings)
-        """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
-        self.attributes = dict(attributes or {})
-        """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
-        self.machine_attributes = dict(machine_attributes or {})
-        """Published under names of their own, such as HasVirshDefaultNetwork."""
-        self.networking = list(networking)
-        """The types of networking that jobs get: those of the settings that were seen to work."""
-        self.hypervisors = list(hypervisors)
-        """Those that run jobs here, such as kvm or qemu."""
-        self.vm_types = list(vm_types)
-        """The values of vm_type that this driver was seen to serve here."""
+    findings: Sequence[Finding] = ()
+    """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
+    attributes: dict[str, Value] = {}
+    """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
+    machine_attributes: dict[str, Value] = {}
+    """Published under names of their own, such as HasVirshDefaultNetwork."""
+    networking: Sequence[str] = ()
+    """The types of networking that jobs get: those of the settings that were seen to work."""
+    hypervisors: Sequence[str] = ()
+    """Those that run jobs here, such as kvm or qemu."""
+    vm_types: Sequence[str] = ()
+    """The values of vm_type that this driver was seen to serve here."""
 
 
 class Machine(ABC):
@@ -109,11 +91,11 @@ class Machine(ABC):
         when, report = self.found
         return Metrics(
             report.state,
+            when,
             cpu_seconds=report.cpu_seconds,
             vcpus=report.vcpus,
             memory_kib=report.memory_kib,
             max_memory_kib=report.max_memory_kib,
-            when=when,
         )
 
     def saved_bytes(self) -> int:

@@ -5,14 +5,11 @@ went to. `Totals` adds up what came before, so that the last line of ``vm_metric
 has used in all.
 """
 
-from time import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    Number = int | float
-    Key = tuple[str, ...]
+Number = int | float
+Key = tuple[str, ...]
 
 GAUGES = frozenset(("allocation", "capacity"))
 """Figures of a disk that say how large it is now; all the others of disks and cards are counters."""
@@ -21,60 +18,31 @@ LARGEST = 2**63 - 1
 """A larger counter in a line that was read back is nobody's."""
 
 
-class Metrics:
+class Metrics(NamedTuple):
     """A driver's reading of one VM, its counters as the hypervisor has them."""
 
-    __slots__ = (
-        "block",
-        "cpu_seconds",
-        "max_memory_kib",
-        "memory_kib",
-        "network",
-        "rss_kib",
-        "run",
-        "state",
-        "time",
-        "vcpu_seconds",
-        "vcpus",
-    )
+    state: str
+    """One of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; others use nothing."""
+    time: float
+    """When the figures were true, in seconds since 1970."""
+    cpu_seconds: float = 0.0
+    vcpus: int = 1
+    vcpu_seconds: Mapping[str, float] = {}
+    """Of each vCPU, by its number; empty where the hypervisor does not tell them apart."""
+    memory_kib: int = 0
+    """What the guest has now, which a balloon may make less than `max_memory_kib`."""
+    max_memory_kib: int = 0
+    rss_kib: int = 0
+    """What the guest's process occupies of this machine's memory, 0 where nobody knows."""
+    block: Mapping[str, Mapping[str, int]] = {}
+    """Of each disk by its device: read_bytes, read_requests, write_bytes, write_requests, errors,
+    allocation and capacity, as far as they are known."""
+    network: Mapping[str, Mapping[str, int]] = {}
+    """Of each NIC by its MAC address: rx_ and tx_ bytes, packets, errors and drops."""
+    run: str = ""
+    """Changes whenever the counters begin anew; empty where only their going down tells."""
 
-    def __init__(
-        self,
-        state: str,
-        *,
-        cpu_seconds: float = 0.0,
-        vcpus: int = 1,
-        vcpu_seconds: "Mapping[str, float] | None" = None,
-        memory_kib: int = 0,
-        max_memory_kib: int = 0,
-        rss_kib: int = 0,
-        block: "Mapping[str, Mapping[str, int]] | None" = None,
-        network: "Mapping[str, Mapping[str, int]] | None" = None,
-        run: str = "",
-        when: float | None = None,
-    ) -> None:
-        self.time = time() if when is None else when
-        """When the figures were true, in seconds since 1970."""
-        self.state = state
-        """One of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; others use nothing."""
-        self.run = run
-        """Changes whenever the counters begin anew; empty where only their going down tells."""
-        self.cpu_seconds = cpu_seconds
-        self.vcpus = vcpus
-        self.vcpu_seconds = dict(vcpu_seconds or {})
-        """Of each vCPU, by its number; empty where the hypervisor does not tell them apart."""
-        self.memory_kib = memory_kib
-        """What the guest has now, which a balloon may make less than `max_memory_kib`."""
-        self.max_memory_kib = max_memory_kib
-        self.rss_kib = rss_kib
-        """What the guest's process occupies of this machine's memory, 0 where nobody knows."""
-        self.block = {name: dict(figures) for name, figures in (block or {}).items()}
-        """Of each disk by its device: read_bytes, read_requests, write_bytes, write_requests, errors,
-        allocation and capacity, as far as they are known."""
-        self.network = {name: dict(figures) for name, figures in (network or {}).items()}
-        """Of each card by its MAC address: rx_ and tx_ bytes, packets, errors and drops."""
-
-    def counters(self) -> "Iterator[tuple[Key, Number]]":
+    def counters(self) -> Iterator[tuple[Key, Number]]:
         """Every figure that only grows, by its place in the line."""
         yield ("cpu_seconds",), self.cpu_seconds
         for number, seconds in self.vcpu_seconds.items():
@@ -86,36 +54,76 @@ class Metrics:
                         yield (kind, name, what), value
 
 
+class Counters:
+    """Adds up counters that begin anew now and then: no total ever goes down."""
+
+    __slots__ = ("_before", "_last")
+
+    def __init__(self, before: Mapping[Key, Number] | None = None) -> None:
+        self._before = dict(before or {})
+        self._last: dict[Key, Number] = {}
+
+    def total(self, key: Key, raw: Number) -> Number:
+        """All that a counter has counted, which shows `raw` now."""
+        if raw < self._last.get(key, 0):
+            self._begin_anew(key)
+        self._last[key] = raw
+        return self._before.get(key, 0) + raw
+
+    def begin_anew(self) -> None:
+        """Every counter begins anew, whether or not it shows less than before."""
+        for key in tuple(self._last):
+            self._begin_anew(key)
+
+    def _begin_anew(self, key: Key) -> None:
+        self._before[key] = self._before.get(key, 0) + self._last.pop(key)
+
+
 class Totals:
     """Adds a VM's readings up over suspends, restores and restarts."""
 
-    __slots__ = ("_before", "_last", "_run")
+    __slots__ = ("_counters", "_run")
 
-    def __init__(self, earlier: "Mapping[str, object] | None" = None) -> None:
+    def __init__(self, earlier: Mapping[str, object] | None = None) -> None:
         """`earlier` is the last sample of the VM's earlier life, as it was read back: the job's own word."""
-        self._before: dict[Key, Number] = dict(_counters_of(earlier or {}))
-        self._last: dict[Key, Number] = {}
+        self._counters = Counters(dict(_counters_of(earlier or {})))
         self._run = ""
 
-    def sample(self, metrics: Metrics) -> "dict[str, object]":
+    def sample(self, metrics: Metrics) -> dict[str, object]:
         """The line for a reading."""
         if metrics.run != self._run:
-            self._fold(self._last)
+            self._counters.begin_anew()
         self._run = metrics.run
-        totals: dict[Key, Number] = {}
-        for key, raw in metrics.counters():
-            if raw < self._last.get(key, 0):
-                self._fold((key,))
-            self._last[key] = raw
-            totals[key] = self._before.get(key, 0) + raw
-        return _line(metrics, totals)
-
-    def _fold(self, keys: "Mapping[Key, Number] | tuple[Key]") -> None:
-        for key in tuple(keys):
-            self._before[key] = self._before.get(key, 0) + self._last.pop(key)
+        return _line(metrics, {key: self._counters.total(key, raw) for key, raw in metrics.counters()})
 
 
-def _line(metrics: Metrics, totals: "Mapping[Key, Number]") -> "dict[str, object]":
+class Accounting:
+    """Turns a driver's figures into those of a STATUS.
+
+    CPUUTILIZATION is the CPU used since the last STATUS, or since the START was asked for, by wall time and vCPUs.
+    It is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings with it, are none of the
+    guest's vCPUs' now.
+    """
+
+    __slots__ = ("_counters", "_reported_cpu", "_reported_time")
+
+    def __init__(self, now: float) -> None:
+        self._counters = Counters()
+        self._reported_cpu: Number = 0.0
+        self._reported_time = now
+
+    def account(self, raw_seconds: float, vcpus: int, now: float) -> tuple[float, float]:
+        """(CPUUTILIZATION, CPUTIME in seconds) for a raw counter of `raw_seconds` read at `now`."""
+        # The sum of what came before may be rounded to less than was reported.
+        total = max(self._counters.total(("cpu_seconds",), raw_seconds), self._reported_cpu)
+        wall = (now - self._reported_time) * max(vcpus, 1)
+        utilization = min(1.0, (total - self._reported_cpu) / wall) if wall > 0 else 0.0
+        self._reported_cpu = total
+        self._reported_time = now
+        return utilization, total
+
+
+def _line(metrics: Metrics, totals: Mapping[Key, Number]) -> dict[str, object]:
     line: dict[str, object] = {
         "time": round(metrics.time, 3),
         "state": metrics.state,
@@ -138,7 +146,7 @@ def _line(metrics: Metrics, totals: "Mapping[Key, Number]") -> "dict[str, object
     return line
 
 
-def _counters_of(line: "Mapping[str, object]") -> "Iterator[tuple[Key, Number]]":
+def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:
     """The counters of a line that was read back; what is no counter is left out."""
     if is_counter(line.get("cpu_seconds")):
         yield ("cpu_seconds",), line["cpu_seconds"]  # type: ignore[misc]
@@ -158,28 +166,15 @@ def is_counter(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
-class Status:
+class Status(NamedTuple):
     """What STATUS knows of a VM: its state, its use of the CPU, its memory, its addresses."""
 
-    __slots__ = ("cpu_seconds", "ip", "mac", "max_memory_kib", "memory_kib", "state", "vcpus")
-
-    def __init__(
-        self,
-        state: str,
-        *,
-        cpu_seconds: float = 0.0,
-        vcpus: int = 1,
-        memory_kib: int = 0,
-        max_memory_kib: int = 0,
-        mac: str = "",
-        ip: str = "",
-    ) -> None:
-        self.state = state
-        """One of `vmgahp.lifecycle`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
-        self.cpu_seconds = cpu_seconds
-        """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""
-        self.vcpus = vcpus
-        self.memory_kib = memory_kib
-        self.max_memory_kib = max_memory_kib
-        self.mac = mac
-        self.ip = ip
+    state: str
+    """One of `vmgahp.lifecycle`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
+    cpu_seconds: float = 0.0
+    """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""
+    vcpus: int = 1
+    memory_kib: int = 0
+    max_memory_kib: int = 0
+    mac: str = ""
+    ip: str = ""

@@ -11,7 +11,7 @@ last figures after `PATIENCE` seconds: the starter counts unanswered ones, and f
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
-from vmgahp.protocol.calls import Accounting, Call, Vm
+from vmgahp.protocol.calls import Call, Vm
 from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
@@ -376,6 +376,8 @@ class Session:
         target = call.vm
         target.state = lifecycle.TRANSITIONS[call.state, call.operation]
         if call.operation == lifecycle.START:
+            from vmgahp.metrics import Accounting
+
             target.accounting = Accounting(call.asked)
             if call.answered:
                 self._log(f"VM {target.id} has started too late for its client: stopping it")

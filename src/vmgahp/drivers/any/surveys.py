@@ -98,7 +98,7 @@ def together(own: str, found: Mapping[str, Survey]) -> Survey:
         attributes=attributes,
         machine_attributes=machine_attributes,
         # A job with a network that only one of the types has goes to that one.
-        networking=dict.fromkeys(kind for vm_type in proved for kind in found[vm_type].networking),
-        hypervisors=dict.fromkeys(name for vm_type in proved for name in found[vm_type].hypervisors),
+        networking=list(dict.fromkeys(kind for vm_type in proved for kind in found[vm_type].networking)),
+        hypervisors=list(dict.fromkeys(name for vm_type in proved for name in found[vm_type].hypervisors)),
         vm_types=[own, *proved] if proved else [],
     )

@@ -6,6 +6,7 @@ asking QEMU, rather than to wait for the save. What the fields are called and me
 of that function. Where a driver of libvirt's does not answer it, such as Xen's, it is asked piece by piece.
 """
 
+from time import time
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -128,6 +129,7 @@ class Meter:
                 found[ours] = {what: value for what, value in zip(order, answer, strict=False) if value >= 0}
         return Metrics(
             STATES.get(state, lifecycle.RUNNING),
+            time(),
             cpu_seconds=nanoseconds / 1e9,
             vcpus=vcpus,
             memory_kib=memory,
@@ -148,6 +150,7 @@ def from_stats(stats: dict[str, object], run: str, cards: dict[str, str]) -> Met
         network[cards.get(card, card)] = figures
     return Metrics(
         STATES.get(state, lifecycle.RUNNING),
+        time(),
         cpu_seconds=_number(stats, CPU_TIME) / 1e9,
         vcpus=_number(stats, "vcpu.current") or 1,
         vcpu_seconds={

@@ -91,7 +91,7 @@ class VmrunMachine(Machine):
                     raise faults.from_vmrun(error, f"asking for the status of {self.name}") from error
                 raise
             self._log(f"{self.name} runs on as process {process.pid} although {error}")
-            self._last_report.cpu_seconds = self._cpu_seconds()
+            self._last_report = self._last_report._replace(cpu_seconds=self._cpu_seconds())
             return self._last_report
         if not listed and (process is None or processes.wait_for_end(process, LEAVING_WAIT)):
             return Status(lifecycle.STOPPED)
