@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import REPOSITORY
+from tests.config.support import CONDOR
 from vmgahp import config
 from vmgahp.config import SETTINGS, Settings, htcondor, load, sources
 from vmgahp.config.table import FOLDED, Setting
@@ -33,30 +33,18 @@ def from_text(tmp_path):
     return load_text
 
 
-@pytest.fixture
-def tool(tmp_path):
-    """A condor_config_val of one's own, first on PATH."""
-
-    def make(script):
-        path = tmp_path / "bin" / "condor_config_val"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!{sys.executable} -I\nimport os, sys, time\n{textwrap.dedent(script)}")
-        path.chmod(0o755)
-        return {"PATH": f"relative:{path.parent}", "HOME": str(tmp_path)}
-
-    return make
+def own_file(home, text):
+    path = home / ".config" / "vmgahp" / "vmgahp.conf"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
 
 
-CONDOR = """
-    values = {values!r}
-    assert sys.argv[1:3] == ["-subsystem", "VM_GAHP"]
-    for name in sys.argv[3:]:
-        if name in values:
-            print(values[name])
-        else:
-            print("Not defined: " + name, file=sys.stderr)
-    sys.exit(1)
-"""
+def make_tool(path, script="#!/bin/sh\n"):
+    """An executable file in a directory of its own."""
+    path.parent.mkdir()
+    path.write_text(script)
+    path.chmod(0o755)
+    return path
 
 
 # --- the table and the getters
@@ -123,14 +111,16 @@ def test_an_empty_value_is_none_as_in_htcondor():
     assert settings.where("VM_STOP_TIMEOUT") == "default"
 
 
-@pytest.mark.parametrize("text", ["true", "TRUE", "1", "T", "yes"])
-def test_true(text):
-    assert Settings({"VM_NETWORKING": text}).boolean("VM_NETWORKING") is True
-
-
-@pytest.mark.parametrize("text", ["false", "False", "0", "f", "no"])
-def test_false(text):
-    assert Settings({"VM_REPORT_PID": text}).boolean("VM_REPORT_PID") is False
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((yes, True) for yes in ("true", "TRUE", "1", "T", "yes")),
+        *((no, False) for no in ("false", "0", "f", "no")),
+    ],
+)
+def test_true_and_false(text, value):
+    assert Settings({"VM_REPORT_PID": text}).boolean("VM_REPORT_PID") is value
+    assert Settings({"VM_NETWORKING": text}).boolean("VM_NETWORKING") is value
 
 
 def test_expressions_are_htcondors():
@@ -143,25 +133,25 @@ def test_expressions_are_htcondors():
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        ("integer", "VM_MEMORY", "lots"),
-        ("integer", "VM_MEMORY", "-1"),
-        ("integer", "VM_MEMORY", "undefined"),
-        ("integer", "VM_MEMORY", "error"),
-        ("integer", "VM_MEMORY", "true"),
-        ("integer", "VM_MEMORY", "1024 MB"),
-        ("integer", "VM_MEMORY", "9" * 30),
-        ("integer", "VM_MEMORY", "9" * 5000),
-        ("integer", "VM_MEMORY", "²"),
-        ("integer", "VM_MEMORY", "1e300"),
-        ("boolean", "VM_NETWORKING", "maybe"),
-        ("boolean", "VM_NETWORKING", "error"),
-        ("boolean", "VM_NETWORKING", "undefined"),
-        ("boolean", "VM_NETWORKING", "((("),
-        ("size", "MAX_VM_GAHP_LOG", "big"),
-        ("size", "MAX_VM_GAHP_LOG", "10 quux"),
-        ("size", "MAX_VM_GAHP_LOG", "-1"),
-        ("size", "MAX_VM_GAHP_LOG", "10 M b"),
+        *(
+            ("integer", "VM_MEMORY", text)
+            for text in (
+                "lots",
+                "-1",
+                "undefined",
+                "error",
+                "true",
+                "1024 MB",
+                "9" * 30,
+                "9" * 5000,
+                "²",
+                "1e300",
+            )
+        ),
+        *(("boolean", "VM_NETWORKING", text) for text in ("maybe", "error", "undefined", "(((")),
+        *(("size", "MAX_VM_GAHP_LOG", text) for text in ("big", "10 quux", "-1", "10 M b")),
     ],
+    ids=lambda text: text[:20],
 )
 def test_a_wrong_value_is_named_with_where_it_is_and_what_to_write(kind, name, value):
     settings = Settings({name: value}, where="/etc/x.conf, line 7")
@@ -191,15 +181,8 @@ def test_an_expression_without_the_classad_module_says_what_to_install(monkeypat
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("0", 0),
-        ("4096", 4096),
-        ("10 Mb", 10 << 20),
-        ("10MB", 10 << 20),
-        ("10 M", 10 << 20),
-        ("1 GiB", 1 << 30),
-        ("2k", 2048),
-        ("3 Tb", 3 << 40),
-        ("7 bytes", 7),
+        *(("0", 0), ("4096", 4096), ("7 bytes", 7), ("2k", 2048), ("1 GiB", 1 << 30), ("3 Tb", 3 << 40)),
+        *((ten, 10 << 20) for ten in ("10 Mb", "10MB", "10 M")),
     ],
 )
 def test_sizes(text, size):
@@ -350,9 +333,7 @@ def test_without_any_source_the_files_of_the_house_then_the_defaults(tmp_path, m
     settings = load(environ)
     assert settings.where("VM_TYPE") == "default"
     assert settings.string("VM_CPU_MODE") == "x"
-    path = tmp_path / ".config" / "vmgahp" / "vmgahp.conf"
-    path.parent.mkdir(parents=True)
-    path.write_text("VM_TYPE = qemu\n")
+    own_file(tmp_path, "VM_TYPE = qemu\n")
     settings = load(environ)
     assert settings.string("VM_TYPE") == "qemu"
     assert settings.string("VM_CPU_MODE") == "x"
@@ -363,10 +344,7 @@ def test_without_any_source_the_files_of_the_house_then_the_defaults(tmp_path, m
 
 def test_htcondors_tool_is_asked_once_and_its_lines_get_their_names(tool):
     values = {"VM_TYPE": "kvm", "VM_MEMORY": "1024", "VM_GAHP_LOG": "/var/log/condor/VMGahpLog"}
-    environ = tool(CONDOR.format(values=values) + '    open(sys.argv[0] + ".calls", "a").write("x")\n')
-    environ = tool(
-        f'open(sys.argv[0] + ".calls", "a").write("x")\n{textwrap.dedent(CONDOR.format(values=values))}'
-    )
+    environ = tool(f'open(sys.argv[0] + ".calls", "a").write("x")\n{CONDOR.format(values=values)}')
     settings = load({**environ, "_CONDOR_VM_TYPE": "kvm"})
     assert {name: settings.string(name) for name in values} == values
     assert settings.where("VM_MEMORY") == "HTCondor's configuration"
@@ -404,9 +382,7 @@ def test_a_broken_configuration_is_a_fault_with_what_the_tool_says(tool):
 
 def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
     environ = tool('sys.exit("\\nNeither the environment variable CONDOR_CONFIG,\\n/etc/condor/, nor ...")')
-    path = tmp_path / ".config" / "vmgahp" / "vmgahp.conf"
-    path.parent.mkdir(parents=True)
-    path.write_text("VM_TYPE = qemu\n")
+    own_file(tmp_path, "VM_TYPE = qemu\n")
     assert load(environ).string("VM_TYPE") == "qemu"
 
 
@@ -435,10 +411,7 @@ def test_no_descriptor_is_left_open(tool):
 
 
 def test_the_tool_is_not_taken_from_the_current_directory(tmp_path, monkeypatch):
-    path = tmp_path / "relative" / "condor_config_val"
-    path.parent.mkdir()
-    path.write_text("#!/bin/sh\n")
-    path.chmod(stat.S_IRWXU)
+    path = make_tool(tmp_path / "relative" / "condor_config_val")
     (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     for entry in ("", ".", "relative", "relative:", "./relative"):
@@ -448,10 +421,7 @@ def test_the_tool_is_not_taken_from_the_current_directory(tmp_path, monkeypatch)
 
 
 def test_the_tool_of_an_unpacked_tarball_is_found_beside_its_configuration(tmp_path, monkeypatch):
-    path = tmp_path / "bin" / "condor_config_val"
-    path.parent.mkdir()
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
+    path = make_tool(tmp_path / "bin" / "condor_config_val")
     environ = {"PATH": "", "CONDOR_CONFIG": str(tmp_path / "etc" / "condor_config")}
     assert sources.find_tool(environ) == str(path)
 
