@@ -6,6 +6,7 @@ import time
 
 from vmgahp import __version__, errors
 from vmgahp.commands.doctor.context import Check, Context, ask, down_to, first_closed
+from vmgahp.commands.files import open_regular
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.findings import OK, UNKNOWN, Finding
@@ -253,9 +254,8 @@ def startd(context: Context, fit: bool) -> Finding:
     )
     path = context.more.get("STARTD_ADDRESS_FILE", "")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, encoding="ascii", errors="replace") as file:
-            address = file.readline(8192).strip()
+        with open_regular(path) as file:
+            address = file.readline(8192).decode("ascii", "replace").strip()
     except FileNotFoundError:
         seen = f"No startd runs on this machine: {path or 'STARTD_ADDRESS_FILE'} is not there."
         return check.bad(seen, start)

@@ -1,17 +1,12 @@
-"""The last failures in VM_GAHP_LOG, which the starters of all users write.
-
-The log tells what jobs did, in words that may be theirs: control characters are shown as escapes, secrets
-are hidden once more, and no link is followed.
-"""
+"""The last failures in VM_GAHP_LOG, which the starters of all users write."""
 
 import os
 import re
 import time
-from stat import S_ISREG
 
 from vmgahp.commands.doctor.context import Context
+from vmgahp.commands.files import log_lines
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
-from vmgahp.text import escape, redact
 
 SHOWN = 3
 LONGEST_TAIL = 1 << 20
@@ -19,7 +14,6 @@ LONGEST_TAIL = 1 << 20
 LONGEST_SENTENCE = 600
 MOST_FILES = 50
 
-_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:\d+\) (.*VMGAHP_ERR_.*)", re.ASCII)
 _HINT = re.compile(" (?:Hint|To mend it): ")
 _WHO = re.compile(
     r" ?\((?:(client|job's owner|administrator|hypervisor's administrator)|(?:the )?([a-z][a-z' ]+) must act\.)\)$"
@@ -37,16 +31,17 @@ def failures(context: Context) -> list[Finding]:
     unread, read = [], 0
     for name in _files(path):
         try:
-            text = _tail(name)
+            lines = list(log_lines(name, LONGEST_TAIL, follow=False))
         except FileNotFoundError:
             continue
         except OSError as error:
             unread.append(f"{name} cannot be read: {error.strerror}")
             continue
         read += 1
-        for when, sentence in _failures(text):
-            latest, times = seen.get(sentence, (0.0, 0))
-            seen[sentence] = (max(latest, when), times + 1)
+        for line in lines:
+            if "VMGAHP_ERR_" in line.text:
+                latest, times = seen.get(line.text, (0.0, 0))
+                seen[line.text] = (max(latest, line.time), times + 1)
     found = [Finding("log", UNKNOWN, looked_at, sentence + ".") for sentence in unread[:SHOWN]]
     last = sorted(seen.items(), key=lambda item: -item[1][0])[:SHOWN]
     found += [_finding(looked_at, sentence, *when) for sentence, when in last]
@@ -65,32 +60,6 @@ def _files(path: str) -> list[str]:
     except OSError:
         return [path]
     return [os.path.join(directory, name) for name in sorted(names)[:MOST_FILES]]
-
-
-def _tail(path: str) -> str:
-    """The end of a regular file. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
-        if not S_ISREG(found.st_mode):
-            raise OSError(0, "it is not a regular file")
-        return os.pread(fd, LONGEST_TAIL, max(0, found.st_size - LONGEST_TAIL)).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
-
-
-def _failures(text: str) -> list[tuple[float, str]]:
-    found = []
-    for line in text.split("\n"):
-        match = _LINE.fullmatch(line.rstrip("\r"))
-        if match is None:
-            continue
-        try:
-            when = time.mktime(time.strptime(match[1], "%m/%d/%y %H:%M:%S"))
-        except (ValueError, OverflowError):
-            continue
-        found.append((when, escape(redact(match[2]))))
-    return found
 
 
 def parted(sentence: str) -> tuple[str, str, str]:

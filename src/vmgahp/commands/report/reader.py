@@ -5,16 +5,15 @@ are made printable here, and numbers are finite, so that the chart need not chec
 """
 
 import os
-import re
-import time
 from collections.abc import Iterator, Mapping
-from stat import S_ISREG
 from typing import BinaryIO, NamedTuple
 
+from vmgahp.commands import files
+from vmgahp.commands.files import open_regular
 from vmgahp.job.exit_code import EXIT_FILE
 from vmgahp.metrics import is_counter
 from vmgahp.metrics.file import LONGEST_LINE, NAME, parse
-from vmgahp.text import escape, redact
+from vmgahp.text import escape
 
 LARGEST_FILE = 64 << 20
 """Bytes that are read, four times what vm_metrics.jsonl may become."""
@@ -30,8 +29,6 @@ LONGEST_TAIL = 16 << 20
 MOST_LINES = 1000
 MARGIN = 30.0
 """Seconds before the first and after the last line of the metrics that still belong to the VM."""
-
-_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:(\d{1,10})\) (.*)", re.ASCII)
 
 
 class Unreadable(Exception):
@@ -133,10 +130,7 @@ def find(place: str) -> str:
 def read(path: str) -> Story:
     """The story in a file. Raises `Unreadable`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not S_ISREG(os.fstat(descriptor).st_mode):
-                raise Unreadable(f"{path} is not a regular file.")
+        with open_regular(path) as file:
             story = read_from(file)
         story.how_it_ended, story.exit_code = _ending(os.path.join(os.path.dirname(path), EXIT_FILE))
     except FileNotFoundError:
@@ -180,42 +174,28 @@ def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
     """When, and what, of the lines of one log of the daemon's that are about a VM. Raises `Unreadable`.
 
     All servers of a machine write to one log, each with its own process id, which a start's line of the metrics
-    names. What it says is in the words of jobs too, so it is made printable, and secrets are hidden once more.
+    names.
     """
+    pids = {str(event.pid) for event in story.events if event.pid}
+    begin, end = story.begin - MARGIN, story.end + MARGIN
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not S_ISREG(status.st_mode):
-                raise Unreadable(f"{path} is not a regular file.")
-            file.seek(max(0, status.st_size - LONGEST_TAIL))
-            text = file.read(LONGEST_TAIL).decode("utf-8", "replace")
+        found = [
+            (line.time, line.text)
+            for line in files.log_lines(path, LONGEST_TAIL)
+            if begin <= line.time <= end and (line.pid in pids or (story.name and story.name in line.text))
+        ]
     except OSError as error:
         raise Unreadable(
             f"{path} cannot be read: {error.strerror}. Its readers are the administrators."
         ) from error
-    pids = {str(event.pid) for event in story.events if event.pid}
-    begin, end = story.begin - MARGIN, story.end + MARGIN
-    found: list[tuple[float, str]] = []
-    for line in text.split("\n"):
-        match = _LINE.fullmatch(line.rstrip("\r"))
-        if match is None or not (match[2] in pids or (story.name and story.name in match[3])):
-            continue
-        try:
-            when = time.mktime(time.strptime(match[1], "%m/%d/%y %H:%M:%S"))
-        except (ValueError, OverflowError):
-            continue
-        if begin <= when <= end and len(found) < MOST_LINES:
-            found.append((when, escape(redact(match[3]))))
-    return found
+    return found[:MOST_LINES]
 
 
 def _ending(path: str) -> tuple[str, str]:
     """How the VM ended, and the guest's exit code."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            found = parse(file.read(LONGEST_LINE)) if S_ISREG(os.fstat(descriptor).st_mode) else None
+        with open_regular(path, follow=False) as file:
+            found = parse(file.read(LONGEST_LINE))
     except OSError:
         return "", ""
     code = (found or {}).get("exit_code")

@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from stat import S_ISREG
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
+from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.config import Settings
 from vmgahp.metrics import Metrics, is_counter
 from vmgahp.metrics.file import NAME, parse
@@ -204,7 +204,7 @@ class Node:
             file = known.get(directory) or _File(directory)
             try:
                 file.read()
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, NotRegular):
                 continue
             except OSError:
                 closed += 1
@@ -232,21 +232,16 @@ class _File:
 
     def read(self) -> None:
         """Take in what is new. Raises OSError."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         above = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            descriptor = os.open(NAME, flags, dir_fd=above)
+            file = open_regular(NAME, follow=False, directory=above)
         finally:
             os.close(above)
-        try:
-            status = os.fstat(descriptor)
-            if not S_ISREG(status.st_mode):
-                raise FileNotFoundError(NAME)
+        with file:
+            size = os.fstat(file.fileno()).st_size
             most = FIRST_READ if self._offset < 0 else NEXT_READ
-            start = max(self._offset, status.st_size - most, 0) if self._offset <= status.st_size else 0
-            data = os.pread(descriptor, most, start)
-        finally:
-            os.close(descriptor)
+            start = max(self._offset, size - most, 0) if self._offset <= size else 0
+            data = os.pread(file.fileno(), most, start)
         whole, _, rest = data.rpartition(b"\n")
         self._offset = start + len(data) - len(rest)
         for text in whole.split(b"\n"):
