@@ -76,12 +76,16 @@ def end(session):
 
 
 def the_watcher(session):
-    """The process id of a posted guardian, once it has come to rest, with the pipe as its stdin."""
+    """The process id of a posted guardian, once it has come to rest, with the pipe as its stdin.
+
+    Its parent, which soon ends, has the pipe there too while it reads a word, and still as its descriptor 3.
+    """
 
     def settled():
         for pid in members(session):
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:"):
+                held = os.listdir(f"/proc/{pid}/fd")
+                if "3" not in held and os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:"):
                     return pid
         return None
 
@@ -271,9 +275,7 @@ def test_it_holds_nothing_of_the_server_open(post):
     os.set_inheritable(high, True)
     try:
         watcher = the_watcher(post().session)
-        # The shell needs a moment to put its pipe in the place of its input.
-        wait_for(lambda: sorted(os.listdir(f"/proc/{watcher}/fd")) == ["0", "1", "2"], "only stdio")
-        held = {name: os.readlink(f"/proc/{watcher}/fd/{name}") for name in "012"}
+        held = {entry.name: os.readlink(entry) for entry in Path(f"/proc/{watcher}/fd").iterdir()}
     finally:
         for number in (reading, writing, high):
             os.close(number)
