@@ -108,13 +108,6 @@ def test_the_same_answers_are_no_difference(text: str) -> None:
     assert server.ended
 
 
-def test_a_changed_answer_is_found() -> None:
-    for old, new in (("5 0 STATUS=Suspended", "5 0 STATUS=Stopped"), ("4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL")):
-        [difference] = play(JOB, JOB.replace(old, new))
-        assert (difference.recorded, difference.said) == (old, new)
-        assert JOB.split("\n")[difference.number - 1] == f"< {old}"
-
-
 def test_the_difference_is_shown_with_its_request() -> None:
     [difference] = play(JOB, JOB.replace("5 0 STATUS=Suspended", "5 0 \x1b[1mSTATUS"))
     assert difference.show() == ("line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Suspended\n+ 5 0 \\x1b[1mSTATUS")
@@ -129,25 +122,38 @@ def test_a_missing_answer_is_found_and_ends_the_play() -> None:
     assert player.unplayed == len([line for line in recorded.lines if line.number > difference.number])
 
 
-@pytest.mark.parametrize("where", ["> CLASSAD\n< S\n", "> CONDOR_VM_SUSPEND 4 1\n< S\n", "> QUIT\n< S\n"])
-@pytest.mark.parametrize("first", [True, False])
-def test_an_answer_too_many_is_found(where: str, first: bool) -> None:
-    request, answer, _ = where.split("\n")
-    extra = f"{request}\n< E\n{answer}\n" if first else f"{where}< E\n"
-    [difference] = play(JOB, JOB.replace(where, extra))
-    assert (difference.recorded, difference.said) == (None, "E")
+SUSPEND = "> CONDOR_VM_SUSPEND 4 1\n< S\n"
+THREE = (
+    "< S 3\n< 2 0 STATUS=Running CPUUTILIZATION=0.500000 CPUTIME=0.500000 MEMORY=65536 MAXMEMORY=65536\n"
+    "< 3 0 4711\n< 4 0 NULL\n"
+)
 
 
-def test_a_missing_r_is_found() -> None:
-    [difference] = play(JOB, JOB.replace("< R\n> RESULTS\n< S 1\n< 5", "> RESULTS\n< S 1\n< 5"))
-    assert (difference.recorded, difference.said) == ("R", None)
+@pytest.mark.parametrize(
+    ("old", "new", "recorded", "said"),
+    [
+        ("5 0 STATUS=Suspended", "5 0 STATUS=Stopped", "5 0 STATUS=Suspended", "5 0 STATUS=Stopped"),
+        ("4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL", "4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL"),
+        ("< R\n> RESULTS\n< S 1\n< 5", "> RESULTS\n< S 1\n< 5", "R", None),
+        (f"{SUSPEND}< R\n", "> CONDOR_VM_SUSPEND 4 1\n< R\n< S\n< R\n", None, "R"),
+        ("< S 1\n< 5 0 STATUS=Suspended\n", "< S 0\n", "5 0 STATUS=Suspended", None),
+        ("< S 1\n< 5 ", "< S 2\n< 3 0 0\n< 5 ", None, "3 0 0"),
+        *(
+            (where, changed, None, "E")
+            for where in ("> CLASSAD\n< S\n", SUSPEND, "> QUIT\n< S\n")
+            for changed in (where.replace("< S", "< E\n< S"), f"{where}< E\n")
+        ),
+    ],
+)
+def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: str | None) -> None:
+    """An answer or a result that is another one, missing or too many; an R that is missing, or announces nothing."""
+    [difference] = play(JOB, JOB.replace(old, new))
+    assert (difference.recorded, difference.said) == (recorded, said)
+    if recorded and said:
+        assert JOB.split("\n")[difference.number - 1] == f"< {recorded}"
 
 
-def test_an_r_that_nothing_announces_is_found() -> None:
-    [difference] = play(
-        JOB, JOB.replace("> CONDOR_VM_SUSPEND 4 1\n< S\n< R\n", "> CONDOR_VM_SUSPEND 4 1\n< R\n< S\n< R\n")
-    )
-    assert (difference.recorded, difference.said) == (None, "R")
+def test_an_r_while_async_mode_is_off_is_found() -> None:
     off = (
         "< $VMGahpVersion 1 $\n> ASYNC_MODE_OFF\n< S\n> CONDOR_VM_STATUS 1 1\n< S\n"
         "> VERSION\n< S $VMGahpVersion 1 $\n"
@@ -157,41 +163,37 @@ def test_an_r_that_nothing_announces_is_found() -> None:
     assert (difference.recorded, difference.said) == (None, "R")
 
 
-def test_a_missing_result_is_found() -> None:
-    [difference] = play(JOB, JOB.replace("< S 1\n< 5 0 STATUS=Suspended\n", "< S 0\n"))
-    assert (difference.recorded, difference.said) == ("5 0 STATUS=Suspended", None)
+STOPS = "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> RESULTS\n< S 1\n< 1 0 NULL\n"
 
 
-def test_a_second_result_of_one_request_is_found() -> None:
-    [difference] = play(JOB, JOB.replace("< S 1\n< 5 ", "< S 2\n< 3 0 0\n< 5 "))
-    assert (difference.recorded, difference.said) == (None, "3 0 0")
-
-
-def test_results_may_come_later_and_in_another_order() -> None:
-    """The RESULTS that the recording does not have are sent until all that is recorded has come."""
-    server = JOB.replace(
-        "< S 3\n< 2 0 STATUS=Running CPUUTILIZATION=0.500000 CPUTIME=0.500000 MEMORY=65536 MAXMEMORY=65536\n"
-        "< 3 0 4711\n< 4 0 NULL\n",
-        "< S 2\n< 4 0 NULL\n< 3 0 12\n< R\n> RESULTS\n"
-        "< S 1\n< 2 0 STATUS=Running CPUUTILIZATION=0.1 CPUTIME=0.2 MEMORY=1 MAXMEMORY=65536\n",
-    )
-    assert play(JOB, server) == []
-
-
-def test_a_result_that_comes_early_is_kept_for_its_place() -> None:
-    recorded = (
-        "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n"
-        "> RESULTS\n< S 1\n< 1 0 NULL\n< R\n> RESULTS\n< S 1\n< 2 0 NULL\n"
-    )
-    server = "< hello\n> A\n< S\n> B\n< S\n< R\n> RESULTS\n< S 2\n< 2 0 NULL\n< 1 0 NULL\n> RESULTS\n< S 0\n"
-    assert play(recorded, server) == []
-
-
-def test_a_result_that_nobody_fetched_then_is_no_difference() -> None:
-    recorded = (
-        "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> RESULTS\n< S 1\n< 1 0 NULL\n"
-    )
-    server = recorded.replace("< S 1\n", "< S 2\n< 2 0 NULL\n")
+@pytest.mark.parametrize(
+    ("recorded", "server"),
+    [
+        pytest.param(
+            JOB,
+            JOB.replace(
+                THREE,
+                "< S 2\n< 4 0 NULL\n< 3 0 12\n< R\n> RESULTS\n"
+                "< S 1\n< 2 0 STATUS=Running CPUUTILIZATION=0.1 CPUTIME=0.2 MEMORY=1 MAXMEMORY=65536\n",
+            ),
+            id="results come later and in another order: RESULTS is sent until all that is recorded has come",
+        ),
+        pytest.param(
+            f"{STOPS}< R\n> RESULTS\n< S 1\n< 2 0 NULL\n",
+            "< hello\n> A\n< S\n> B\n< S\n< R\n> RESULTS\n< S 2\n< 2 0 NULL\n< 1 0 NULL\n> RESULTS\n< S 0\n",
+            id="a result that comes early is kept for its place",
+        ),
+        pytest.param(
+            STOPS, STOPS.replace("< S 1\n", "< S 2\n< 2 0 NULL\n"), id="a result that nobody fetched then"
+        ),
+        pytest.param(
+            "< hello\n> RESULTS\n> VERSION\n< S 0\n> COMMANDS\n< S $VMGahpVersion 1 $\n< S VERSION\n> QUIT\n< S\n",
+            "< hello\n> RESULTS\n< S 0\n> VERSION\n< S $VMGahpVersion 2 $\n> COMMANDS\n< S VERSION\n> QUIT\n< S\n",
+            id="a client that does not wait for answers: what is owed still is not too much",
+        ),
+    ],
+)
+def test_what_is_no_difference(recorded: str, server: str) -> None:
     assert play(recorded, server) == []
 
 
@@ -224,17 +226,6 @@ def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None
     ]
 
 
-def test_a_client_that_does_not_wait_for_answers_is_played_as_it_was() -> None:
-    """What is owed still is not too much, although it is there before the next request goes out."""
-    recorded = (
-        "< hello\n> RESULTS\n> VERSION\n< S 0\n> COMMANDS\n< S $VMGahpVersion 1 $\n< S VERSION\n> QUIT\n< S\n"
-    )
-    server = (
-        "< hello\n> RESULTS\n< S 0\n> VERSION\n< S $VMGahpVersion 2 $\n> COMMANDS\n< S VERSION\n> QUIT\n< S\n"
-    )
-    assert play(recorded, server) == []
-
-
 def test_a_recording_for_another_place() -> None:
     changed = adapted(transcript.parse(JOB), {"vm_working_dir": '"/there"', "New": "1"}, "kvm").sent()
     assert 'vm_working_dir = "/there"' in changed
@@ -252,20 +243,6 @@ def vmgahp(*words: object, **options: object) -> subprocess.CompletedProcess[str
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
         [*PEOPLE, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE, check=False, **options
     )
-
-
-def test_our_server_says_what_the_references_recording_says(scratch: Path) -> None:
-    done = vmgahp(
-        "replay",
-        TRANSCRIPTS / "protocol.txt",
-        "--",
-        *DAEMON,
-        "-f",
-        "-M",
-        "3",
-        env=environment("kvm", scratch),
-    )
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
@@ -378,11 +355,10 @@ def test_what_cannot_be_tried_is_no_difference(tmp_path: Path, words: list[str],
     assert problem in done.stderr
 
 
-def test_options_that_are_gone_are_named_and_ignored(scratch: Path) -> None:
+def test_our_server_says_what_the_references_recording_says(scratch: Path) -> None:
+    """Options that are gone are named, and ignored."""
     words = ["--exact", "--paced", TRANSCRIPTS / "protocol.txt", "--", *DAEMON, "-f", "-M", "3"]
     done = vmgahp("replay", *words, env=environment("kvm", scratch))
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.splitlines() == [
-        "vmgahp replay: --exact is gone and is ignored.",
-        "vmgahp replay: --paced is gone and is ignored.",
-    ]
+    gone = [f"vmgahp replay: --{name} is gone and is ignored." for name in ("exact", "paced")]
+    assert done.stderr.splitlines() == gone

@@ -160,8 +160,8 @@ class Requests:
         request.state = State.ACCEPTED
         if request.number is not None:
             self.pending[request.number] = request
-        elif request.command == "RESULTS" and (count := result_count(line)) is not None:
-            self.ready, self.results_left = False, count
+        elif request.command == "RESULTS":
+            self.ready, self.results_left = False, result_count(line) or 0
         elif request.command in ("ASYNC_MODE_ON", "ASYNC_MODE_OFF"):
             self.ready, self.asynchronous = False, request.command == "ASYNC_MODE_ON"
 

@@ -22,8 +22,6 @@ CONDOR_Q_DEADLINE = 60.0
 CLUSTER_BASE = 2_000_000_000
 """ClusterIds from here on are the console's: no schedd has come this far, and they still fit a C int."""
 
-DISK = "VMPARAM_vm_Disk"
-
 _TRY_IT = "see what condor_q itself says"
 
 
@@ -104,15 +102,10 @@ def _new_syntax(text: str) -> list[tuple[str, str]]:
         raise _no_ad("this is no ClassAd in brackets") from error
     if not found:
         raise _no_ad("this is no ClassAd in brackets, or an empty one")
-    pairs = []
-    for name, tree in found:
-        expression = quote(tree) if isinstance(tree, str) else _in_one_line(str(tree))
-        pairs.append((name, expression))
-    return pairs
-
-
-def _in_one_line(expression: str) -> str:
-    return " ".join(expression.split("\n"))
+    return [
+        (name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n")))
+        for name, tree in found
+    ]
 
 
 def prepare(
@@ -149,11 +142,8 @@ def prepare(
     made = JobAd([*ours.items(), *kept])
     notes += _missing_files(made, found, working_dir)
     lines = tuple(f"{name} = {expression}" for name, expression in made.pairs())
-    return Ad(lines, wanted, tuple(notes), _name(made))
-
-
-def _name(ad: JobAd) -> str:
-    return f"{(ad.string('User') or '').replace('@', '_')}_{ad.integer('ClusterId')}.{ad.integer('ProcId')}"
+    owner = (made.string("User") or "").replace("@", "_")
+    return Ad(lines, wanted, tuple(notes), f"{owner}_{cluster}.{proc}")
 
 
 def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
@@ -161,7 +151,7 @@ def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
     iwd = found.string("Iwd") or ""
     inputs = [item.strip() for item in (found.string("TransferInput") or "").split(",")]
     notes = []
-    for disk in (ad.string(DISK) or "").split(","):
+    for disk in (ad.string("VMPARAM_vm_Disk") or "").split(","):
         file = disk.strip().split(":")[0]
         if not file or file.startswith("/") or "://" in disk or disk.strip().startswith("catalog:"):
             continue
@@ -170,18 +160,10 @@ def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
         source = next((item for item in inputs if os.path.basename(item) == os.path.basename(file)), file)
         source = os.path.join(iwd, source)
         there = os.path.isabs(source) and os.path.exists(source)
-        hint = (
-            f"cp {escape(source)} {escape(working_dir)}/" if there else f"put it into {escape(working_dir)}/"
-        )
-        notes.append(f"Its disk {escape(file)} is not in the working directory: {hint}")
+        hint = f"cp {escape(source)}" if there else "put it into"
+        where = f"{escape(working_dir)}/"
+        notes.append(f"Its disk {escape(file)} is not in the working directory: {hint} {where}")
     return notes
-
-
-def public_lines(lines: "tuple[str, ...]") -> list[str]:
-    """The lines of an ad as they may be shown."""
-    from vmgahp.text import redact
-
-    return [redact(line) for line in lines]
 
 
 def _no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:

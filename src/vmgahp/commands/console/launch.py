@@ -1,15 +1,15 @@
 """The server that the console talks to: its command, its environment and its working directory."""
 
 import os
+import pwd
+import shutil
 import stat
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 
 from vmgahp.commands.console.job_ad import CLUSTER_BASE, Ad, ask_condor_q, prepare, read_file
 from vmgahp.errors import ClientFault
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NOBODY = 65534
 
@@ -25,13 +25,13 @@ def own_command() -> list[str]:
     return [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
 
 
-def resolved(command: "Sequence[str]") -> list[str]:
+def resolved(command: Sequence[str]) -> list[str]:
     """A command whose program is meant from here, and not from the working directory, which is the job's user's."""
     return [os.path.abspath(command[0]) if "/" in command[0] else command[0], *command[1:]]
 
 
 class Place:
-    """A working directory, the job's scratch directory for the server, and the world as the session sees it.
+    """A working directory, the job's scratch directory for the server, and the world as the interpreter sees it.
 
     A directory that was not there before is made and, with what is in it, removed by `close`.
     """
@@ -45,8 +45,6 @@ class Place:
             if not os.path.isdir(self.path):
                 raise OSError(f"{path} is no directory")
         else:
-            import tempfile
-
             self._fresh = tempfile.mkdtemp(prefix="vmgahp-console-")
             # QEMU runs as a user of its own and has to get to the disks.
             os.chmod(self._fresh, 0o755)  # noqa: S103 - to pass through, no more
@@ -69,7 +67,7 @@ class Place:
             return int(uid), int(gid)
         return NOBODY, NOBODY
 
-    def environment(self, environ: "Mapping[str, str]", settings: "Sequence[str]") -> dict[str, str]:
+    def environment(self, environ: Mapping[str, str], settings: Sequence[str]) -> dict[str, str]:
         """What a starter would put into the server's environment, and settings of the form NAME=VALUE."""
         found = {name: value for name, value in environ.items() if not name.startswith("VMGAHP_USER_")}
         found |= {"VMGAHP_VMTYPE": self.vm_type, "VMGAHP_WORKING_DIR": self.path}
@@ -84,8 +82,6 @@ class Place:
         """Remove a directory that was made; where files were left that could not be removed, its path."""
         if not self._fresh:
             return ""
-        import shutil
-
         shutil.rmtree(self._fresh, ignore_errors=True)
         return self._fresh if os.path.lexists(self._fresh) else ""
 
@@ -94,7 +90,7 @@ class Place:
         """Whether `close` removes it."""
         return bool(self._fresh)
 
-    # What the session asks
+    # What the interpreter asks
 
     def ad_of_file(self, path: str, vm_type: str) -> Ad:
         return self._prepare(read_file(path), vm_type)
@@ -117,15 +113,13 @@ class Place:
 
     def explanation(self) -> str:
         """What is in `EXPLANATION`, where that has changed since it was last looked at."""
-        stamp = self._explanation_stamp()
-        if stamp is None or stamp == self._seen:
+        seen, self._seen = self._seen, self._explanation_stamp()
+        if self._seen in (None, seen):
             return ""
-        self._seen = stamp
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            fd = os.open(os.path.join(self.path, EXPLANATION), flags)
-            with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+            with open(os.open(os.path.join(self.path, EXPLANATION), flags), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return ""
                 return file.read(LONGEST_EXPLANATION).decode("utf-8", "backslashreplace")
         except OSError:
@@ -140,8 +134,6 @@ class Place:
 
 
 def _user_name() -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
