@@ -88,213 +88,121 @@ HUNG_UP = _machine(
     example="INTERNAL_ERROR RPC internal error: client socket is closed",
 )
 
+# fmt: off
 _BEFORE_ALL = (
-    _rule(
-        "the domain is gone",
-        ClientFault,
-        errors.VM_NOT_FOUND,
-        "",
-        kinds="NO_DOMAIN",
-        example="NO_DOMAIN QEMU Domain not found: no domain with matching name 'alice_lab_7.0'",
-    ),
+    _rule("the domain is gone", ClientFault, errors.VM_NOT_FOUND, "", kinds="NO_DOMAIN",
+        example="NO_DOMAIN QEMU Domain not found: no domain with matching name 'alice_lab_7.0'"),
     NO_CONNECTION,
     HUNG_UP,
-    _machine(
-        "a full file system",
-        "free space on the file system that the message names.",
+    _machine("a full file system", "free space on the file system that the message names.",
         r"No space left on device$",
-        example="SYSTEM_ERROR QEMU cannot write data to file '*': No space left on device",
-    ),
-    _machine(
-        "no memory",
-        _RAM_HINT,
-        r"Cannot allocate memory$",
-        example=_QEMU + _EXIT + "cannot set up guest memory 'pc.ram': Cannot allocate memory",
-    ),
+        example="SYSTEM_ERROR QEMU cannot write data to file '*': No space left on device"),
+    _machine("no memory", _RAM_HINT, r"Cannot allocate memory$",
+        example=_QEMU + _EXIT + "cannot set up guest memory 'pc.ram': Cannot allocate memory"),
 )
 
 _OF_THE_JOB = (
-    _job(
-        "a locked image",
-        _DISK,
+    _job("a locked image", _DISK,
         "let no other VM use the image at the same time, or give it the permission r in all of them.",
         r"[Ff]ailed to get .*lock",
-        example=_QEMU + _EXIT + '-device {"id":"virtio-disk0"}: Failed to get "write" lock',
-    ),
-    _job(
-        "a backing file",
-        _DISK,
-        _DISK_HINT,
-        r"[Bb]acking (file|store)",
-        example=_QEMU + _EXIT + _FORMAT + "Could not open backing file: No such file or directory",
-    ),
-    _job(
-        "an image that cannot be opened",
-        _DISK,
-        _DISK_HINT,
+        example=_QEMU + _EXIT + '-device {"id":"virtio-disk0"}: Failed to get "write" lock'),
+    _job("a backing file", _DISK, _DISK_HINT, r"[Bb]acking (file|store)",
+        example=_QEMU + _EXIT + _FORMAT + "Could not open backing file: No such file or directory"),
+    _job("an image that cannot be opened", _DISK, _DISK_HINT,
         r"Could not (open|read|refresh|reopen) '|Cannot access storage file|Failed to open file '"
         r"|^Path '.*' is not accessible|\"node-name\":\"libvirt-\d+-storage\".*\}: ",
-        example=_QEMU + _EXIT + _STORAGE + "Could not open '*': Permission denied",
-    ),
-    _job(
-        "an image that is damaged or of another format",
-        _IMAGE,
-        _FORMAT_HINT,
+        example=_QEMU + _EXIT + _STORAGE + "Could not open '*': Permission denied"),
+    _job("an image that is damaged or of another format", _IMAGE, _FORMAT_HINT,
         r"not in \w+ format|[Ii]mage is corrupt|[Ii]nvalid (\w+ )?(image|footer|header|magic)"
         r"|Unsupported qcow|\"node-name\":\"libvirt-\d+-format\".*\}: ",
-        example=_QEMU + _EXIT + _FORMAT + "Active L1 table offset invalid",
-    ),
-    _job(
-        "a device name",
-        _DISK,
-        _DEVICE_HINT,
+        example=_QEMU + _EXIT + _FORMAT + "Active L1 table offset invalid"),
+    _job("a device name", _DISK, _DEVICE_HINT,
         r"[Dd]isk (target|bus|device|type|name)|target '.*' duplicated|[Ii]nvalid (harddisk )?device name"
         r"|IDE controllers? .*unsupported|Only 1 \w+ controller is supported",
-        example=_QEMU + "internal error: Only 1 IDE controller is supported",
-    ),
-    _job(
-        "the number of CPUs",
-        errors.MISMATCHED,
-        "ask for fewer CPUs (vm_vcpus).",
+        example=_QEMU + "internal error: Only 1 IDE controller is supported"),
+    _job("the number of CPUs", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
         r"[Mm]aximum CPUs|vcpus|vCPUs|CPU topology",
         example="CONFIG_UNSUPPORTED QEMU unsupported configuration: Maximum CPUs greater than specified "
-        "machine type limit 255",
-    ),
-    _job(
-        "a MAC address",
-        errors.MISMATCHED,
-        "leave vm_macaddr out, or choose a unicast address that nobody uses.",
-        r"MAC address|mac address",
-        example="XML_ERROR DOMAIN XML error: expected unicast mac address, found multicast '*'",
-    ),
-    _job(
-        "the amount of memory",
-        errors.NO_MEMORY_PARAM,
-        "ask for another vm_memory.",
+        "machine type limit 255"),
+    _job("a MAC address", errors.MISMATCHED,
+        "leave vm_macaddr out, or choose a unicast address that nobody uses.", r"MAC address|mac address",
+        example="XML_ERROR DOMAIN XML error: expected unicast mac address, found multicast '*'"),
+    _job("the amount of memory", errors.NO_MEMORY_PARAM, "ask for another vm_memory.",
         r"[Mm]emory size|minimum memory|RAM size|phys-bits too low|value too large: \d+[KMGTP]iB",
-        example="OVERFLOW NONE numerical overflow: value too large: 17179869183PiB",
-    ),
+        example="OVERFLOW NONE numerical overflow: value too large: 17179869183PiB"),
 )
 
 _OF_THE_MACHINE = (
-    _machine(
-        "memory for the guest",
-        _RAM_HINT,
+    _machine("memory for the guest", _RAM_HINT,
         r"[Cc]annot allocate memory|[Oo]ut of memory|set up guest memory|hugetlbfs",
-        example="INTERNAL_ERROR QEMU internal error: hugetlbfs filesystem is not mounted or disabled",
-    ),
-    _machine(
-        "a network that is not active",
-        "start the network: virsh net-start NAME; virsh net-autostart NAME.",
-        r"network '.*' is not active",
-        example="OPERATION_INVALID NETWORK Requested operation is not valid: network 'default' is not active",
-    ),
-    _machine(
-        "a network that is not there",
+        example="INTERNAL_ERROR QEMU internal error: hugetlbfs filesystem is not mounted or disabled"),
+    _machine("a network that is not active",
+        "start the network: virsh net-start NAME; virsh net-autostart NAME.", r"network '.*' is not active",
+        example="OPERATION_INVALID NETWORK Requested operation is not valid: network 'default' is not active"),
+    _machine("a network that is not there",
         "define the libvirt network, or set VM_NAT_NETWORK to the one to use.",
         r"[Nn]etwork not found|no network with matching name",
-        example="NO_NETWORK NETWORK Network not found: no network with matching name 'nowhere'",
-    ),
-    _machine(
-        "a bridge",
-        "make the bridge of VM_NETWORKING_BRIDGE_INTERFACE, or name another.",
+        example="NO_NETWORK NETWORK Network not found: no network with matching name 'nowhere'"),
+    _machine("a bridge", "make the bridge of VM_NETWORKING_BRIDGE_INTERFACE, or name another.",
         r"Cannot get interface MTU|bridge .* not exist|[Nn]o such device",
-        example="SYSTEM_ERROR NONE Cannot get interface MTU on 'br0': No such device",
-    ),
-    _machine(
-        "KVM",
-        "see whether KVM works here: vmgahp probe.",
+        example="SYSTEM_ERROR NONE Cannot get interface MTU on 'br0': No such device"),
+    _machine("KVM", "see whether KVM works here: vmgahp probe.",
         r"[Kk][Vv][Mm] kernel module|KVM is not available|domain type '?kvm'?|invalid domaintype"
         r"|failed to set MSR",
-        example=_QEMU + _EXIT + "Could not access KVM kernel module: No such file or directory",
-    ),
-    _machine(
-        "the CPU of guests",
-        "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
-        r"CPU mode '.*' .*not supported|[Uu]nknown CPU model|[Gg]uest CPU",
-        job_xml_may_cause=True,
+        example=_QEMU + _EXIT + "Could not access KVM kernel module: No such file or directory"),
+    _machine("the CPU of guests", "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
+        r"CPU mode '.*' .*not supported|[Uu]nknown CPU model|[Gg]uest CPU", job_xml_may_cause=True,
         example="CONFIG_UNSUPPORTED QEMU unsupported configuration: CPU mode 'host-passthrough' for x86_64 qemu "
-        "domain on x86_64 host is not supported by hypervisor",
-    ),
-    _machine(
-        "QEMU itself",
+        "domain on x86_64 host is not supported by hypervisor"),
+    _machine("QEMU itself",
         "install QEMU for this machine's architecture (qemu-system-x86), and see that it starts.",
         r"QEMU binary|No emulator found|does not support (virt|machine) type|unsupported machine type",
         job_xml_may_cause=True,
-        example="SYSTEM_ERROR QEMU Cannot check QEMU binary /nope: No such file or directory",
-    ),
-    _machine(
-        "libvirt's own directory",
+        example="SYSTEM_ERROR QEMU Cannot check QEMU binary /nope: No such file or directory"),
+    _machine("libvirt's own directory",
         "let the job's user pass /var/lib/libvirt/qemu (chmod o+x), or set VM_RUN_AS_JOB_USER = False.",
-        r"\.aes|monitor\.sock|/var/lib/libvirt/qemu|/run/libvirt",
-        job_xml_may_cause=True,
+        r"\.aes|monitor\.sock|/var/lib/libvirt/qemu|/run/libvirt", job_xml_may_cause=True,
         example=_QEMU
         + _EXIT
         + "-object secret: Unable to read /var/lib/libvirt/qemu/domain-1-x/master-key.aes: "
-        "Permission denied",
-    ),
-    _machine(
-        "passt",
-        "install passt, or leave user out of VM_NETWORKING_TYPE.",
-        r"passt",
-        example="XML_ERROR DOMAIN XML error: Invalid value for attribute 'type' in 'backend': 'passt'.",
-    ),
-    _machine(
-        "the console's socket",
+        "Permission denied"),
+    _machine("passt", "install passt, or leave user out of VM_NETWORKING_TYPE.", r"passt",
+        example="XML_ERROR DOMAIN XML error: Invalid value for attribute 'type' in 'backend': 'passt'."),
+    _machine("the console's socket",
         "see who may enter the directory of the socket, or set VM_CONSOLE_LOG_MAX = 0.",
-        r"-chardev |^unable to stat: ",
-        job_xml_may_cause=True,
-        example="SYSTEM_ERROR SECURITY unable to stat: /run/vmgahp/console: No such file or directory",
-    ),
-    _machine(
-        "a VM that has the name or the UUID already",
+        r"-chardev |^unable to stat: ", job_xml_may_cause=True,
+        example="SYSTEM_ERROR SECURITY unable to stat: /run/vmgahp/console: No such file or directory"),
+    _machine("a VM that has the name or the UUID already",
         "see whose domain it is (virsh list --all), and remove it.",
         r"already exists with uuid|is already (active|defined|being started)",
-        example="OPERATION_FAILED QEMU operation failed: domain 'alice_lab_7.0' already exists with uuid c7a5fdbd",
-    ),
+        example="OPERATION_FAILED QEMU operation failed: domain 'alice_lab_7.0' already exists with uuid c7a5fdbd"),
 )
 
 _BY_CODE = (
     DESCRIPTION,
-    _job(
-        "a number that is too large",
-        errors.NO_MEMORY_PARAM,
-        "ask for another vm_memory.",
-        kinds="OVERFLOW",
-        example="OVERFLOW NONE numerical overflow: value too large",
-    ),
+    _job("a number that is too large", errors.NO_MEMORY_PARAM, "ask for another vm_memory.", kinds="OVERFLOW",
+        example="OVERFLOW NONE numerical overflow: value too large"),
     _job("a malformed MAC address", errors.MISMATCHED, "leave vm_macaddr out.", kinds="INVALID_MAC"),
     _machine("memory of libvirtd", _RAM_HINT, kinds="NO_MEMORY"),
-    _machine(
-        "what libvirt lets this daemon do",
+    _machine("what libvirt lets this daemon do",
         "let root use libvirt: see its access rules, and auth_unix_rw in libvirtd.conf.",
         kinds="OPERATION_DENIED ACCESS_DENIED AUTH_FAILED AUTH_CANCELLED AUTH_UNAVAILABLE GNUTLS_ERROR SSH "
         "LIBSSH UNKNOWN_HOST NO_HOSTNAME",
-        example="AUTH_UNAVAILABLE RPC authentication unavailable: no polkit agent available to authenticate action",
-    ),
-    _machine(
-        "the machine's networks",
+        example="AUTH_UNAVAILABLE RPC authentication unavailable: no polkit agent available to authenticate action"),
+    _machine("the machine's networks",
         "see virsh net-list --all, VM_NAT_NETWORK and VM_NETWORKING_BRIDGE_INTERFACE.",
         kinds="NO_NETWORK INVALID_NETWORK NETWORK_EXIST NO_NETWORK_PORT INVALID_NETWORK_PORT NETWORK_PORT_EXIST "
         "NO_INTERFACE INVALID_INTERFACE MULTIPLE_INTERFACES BUILD_FIREWALL NO_NWFILTER INVALID_NWFILTER "
         "NO_NWFILTER_BINDING INVALID_NWFILTER_BINDING",
-        example="NO_INTERFACE INTERFACE Interface not found: br0",
-    ),
-    _machine(
-        "libvirt's set-up",
-        _SETUP_HINT,
+        example="NO_INTERFACE INTERFACE Interface not found: br0"),
+    _machine("libvirt's set-up", _SETUP_HINT,
         kinds="HOOK_SCRIPT_FAILED CONF_SYNTAX DBUS_SERVICE NO_SECURITY_MODEL CPU_INCOMPATIBLE NO_SECRET "
         "INVALID_SECRET NO_SERVER NO_CLIENT DRIVER_FULL DOM_EXIST NO_STORAGE_POOL NO_STORAGE_VOL "
         "INVALID_STORAGE_POOL INVALID_STORAGE_VOL STORAGE_PROBE_FAILED STORAGE_POOL_BUILT "
         "STORAGE_VOL_EXIST NO_NODE_DEVICE INVALID_NODE_DEVICE DEVICE_MISSING NO_SUPPORT",
         job_xml_may_cause=True,
-        example="HOOK_SCRIPT_FAILED HOOK Hook script execution failed: /etc/libvirt/hooks/qemu: 1",
-    ),
-    _rule(
-        "what QEMU or libvirt could not do",
-        HypervisorFault,
-        errors.INTERNAL,
-        _LOG_HINT,
+        example="HOOK_SCRIPT_FAILED HOOK Hook script execution failed: /etc/libvirt/hooks/qemu: 1"),
+    _rule("what QEMU or libvirt could not do", HypervisorFault, errors.INTERNAL, _LOG_HINT,
         kinds="OK INTERNAL_ERROR SYSTEM_ERROR OPERATION_FAILED OPERATION_INVALID OPERATION_TIMEOUT "
         "OPERATION_ABORTED OPERATION_UNSUPPORTED ARGUMENT_UNSUPPORTED CALL_FAILED OPEN_FAILED READ_FAILED "
         "WRITE_FAILED PARSE_FAILED RESOURCE_BUSY INVALID_DOMAIN MULTIPLE_DOMAINS INVALID_STREAM "
@@ -303,8 +211,8 @@ _BY_CODE = (
         "INVALID_DOMAIN_CHECKPOINT CHECKPOINT_INCONSISTENT MIGRATE_PERSIST_FAILED MIGRATE_UNSAFE "
         "MIGRATE_FINISH_OK GET_FAILED POST_FAILED HTTP_ERROR SEXPR_SERIAL NO_XEN XEN_CALL NO_XENSTORE",
         job_xml_may_cause=True,
-        example="OPERATION_TIMEOUT QEMU Timed out during operation: cannot acquire state change lock",
-    ),
+        example="OPERATION_TIMEOUT QEMU Timed out during operation: cannot acquire state change lock"),
 )
+# fmt: on
 
 RULES = (*_BEFORE_ALL, *_OF_THE_JOB, *_OF_THE_MACHINE, *_BY_CODE, UNKNOWN)

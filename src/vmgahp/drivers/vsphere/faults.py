@@ -16,60 +16,28 @@ JOB, MACHINE, HYPERVISOR, CLIENT = "job", "machine", "hypervisor", "client"
 
 _VMX_HINT = "change the virtual hardware in the job's .vmx to what this server has."
 
+# fmt: off
 TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("vim.fault.InvalidLogin", MACHINE, "", "see VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
     ("vim.fault.NotAuthenticated", HYPERVISOR, "", "see what ends the sessions on the server."),
-    (
-        "vim.fault.NoPermission",
-        MACHINE,
-        "",
-        "give the role of VSPHERE_USER the privilege that the message names.",
-    ),
-    (
-        "vim.fault.RestrictedVersion",
-        MACHINE,
-        "",
-        "use a licence that lets programs change something: a free ESXi can only be looked at.",
-    ),
-    ("vmodl.fault.NotEnoughLicenses", MACHINE, "", "see the licences of the server."),
+    ("vim.fault.NoPermission", MACHINE, "",
+        "give the role of VSPHERE_USER the privilege that the message names."),
+    ("vim.fault.RestrictedVersion", MACHINE, "",
+        "use a license that lets programs change something: a free ESXi can only be looked at."),
+    ("vmodl.fault.NotEnoughLicenses", MACHINE, "", "see the licenses of the server."),
     ("vim.fault.NoDiskSpace", MACHINE, "", "make room on the datastore of VSPHERE_DATASTORE."),
-    (
-        "vim.fault.InsufficientMemoryResourcesFault",
-        MACHINE,
-        "",
-        "give the pool of VSPHERE_RESOURCE_POOL more memory, or VMs less (VM_MEMORY).",
-    ),
-    (
-        "vim.fault.InsufficientResourcesFault",
-        MACHINE,
-        "",
-        "give the pool of VSPHERE_RESOURCE_POOL more, or run fewer VMs at once.",
-    ),
-    (
-        "vim.fault.InvalidDatastore",
-        MACHINE,
-        "",
-        "see that the datastore of VSPHERE_DATASTORE is mounted where VMs run.",
-    ),
-    (
-        "vim.fault.InvalidDiskFormat",
-        JOB,
-        errors.BAD_IMAGE,
-        "see what qemu-img info says about the job's disks.",
-    ),
+    ("vim.fault.InsufficientMemoryResourcesFault", MACHINE, "",
+        "give the pool of VSPHERE_RESOURCE_POOL more memory, or VMs less (VM_MEMORY)."),
+    ("vim.fault.InsufficientResourcesFault", MACHINE, "",
+        "give the pool of VSPHERE_RESOURCE_POOL more, or run fewer VMs at once."),
+    ("vim.fault.InvalidDatastore", MACHINE, "",
+        "see that the datastore of VSPHERE_DATASTORE is mounted where VMs run."),
+    ("vim.fault.InvalidDiskFormat", JOB, errors.BAD_IMAGE,
+        "see what qemu-img info says about the job's disks."),
     ("vim.fault.UnsupportedVmxLocation", MACHINE, "", "name another VSPHERE_DATASTORE."),
-    (
-        "vim.fault.CannotAccessVmComponent",
-        HYPERVISOR,
-        "",
-        "see that the hosts reach the datastore.",
-    ),
-    (
-        "vim.fault.VirtualHardwareVersionNotSupported",
-        JOB,
-        errors.MISMATCHED,
-        "lower virtualHW.version in the job's .vmx, or leave it out.",
-    ),
+    ("vim.fault.CannotAccessVmComponent", HYPERVISOR, "", "see that the hosts reach the datastore."),
+    ("vim.fault.VirtualHardwareVersionNotSupported", JOB, errors.MISMATCHED,
+        "lower virtualHW.version in the job's .vmx, or leave it out."),
     ("vim.fault.UnsupportedGuest", JOB, errors.MISMATCHED, "name another guestOS in the job's .vmx."),
     ("vim.fault.MemorySizeNotSupported", JOB, errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
     ("vim.fault.VirtualHardwareCompatibilityIssue", JOB, errors.MISMATCHED, _VMX_HINT),
@@ -78,22 +46,15 @@ TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("vim.fault.VmConfigFault", JOB, errors.MISMATCHED, _VMX_HINT),
     ("vim.fault.FileLocked", HYPERVISOR, "", "see which host or program has the file open."),
     ("vim.fault.FileFault", HYPERVISOR, "", "look at the datastore, and into the server's log (hostd.log)."),
-    (
-        "vmodl.fault.HostCommunication",
-        HYPERVISOR,
-        "",
-        "connect the host to its vCenter again, or take it out of the pool.",
-    ),
+    ("vmodl.fault.HostCommunication", HYPERVISOR, "",
+        "connect the host to its vCenter again, or take it out of the pool."),
     ("vim.fault.ToolsUnavailable", CLIENT, errors.VM_INVALID_OPERATION, ""),
     ("vim.fault.InvalidPowerState", CLIENT, errors.VM_INVALID_OPERATION, ""),
     ("vmodl.fault.ManagedObjectNotFound", CLIENT, errors.VM_NOT_FOUND, ""),
-    (
-        "vmodl.fault.InvalidArgument",
-        HYPERVISOR,
-        "",
-        "look into the server's log (hostd.log, vpxd.log), and report it as a defect of the driver.",
-    ),
+    ("vmodl.fault.InvalidArgument", HYPERVISOR, "",
+        "look into the server's log (hostd.log, vpxd.log), and report it as a defect of the driver."),
 )
+# fmt: on
 """Type of the fault, who is to blame, the word where that is not the class's own, the hint."""
 
 _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
