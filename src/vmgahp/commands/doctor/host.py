@@ -174,13 +174,13 @@ def kvm_cause(context: Context) -> tuple[str, str]:
                 "see dmesg for what kvm says; make the device (udevadm trigger /dev/kvm, or mknod c 10 232)",
             )
         return (
-            f"The processor can virtualise, and the module {module} is not loaded.",
-            f"modprobe {module}; where that says “not supported”, switch virtualisation on in the firmware "
+            f"The processor can virtualize, and the module {module} is not loaded.",
+            f"modprobe {module}; where that says “not supported”, switch virtualization on in the firmware "
             "(BIOS: VT-x, SVM)",
         )
     if nested:
         return (
-            "This machine is a virtual one, and its host does not let it virtualise.",
+            "This machine is a virtual one, and its host does not let it virtualize.",
             "on the host: modprobe kvm_intel nested=1 (or kvm_amd), and give this machine the CPU mode "
             "host-passthrough",
         )
@@ -188,7 +188,7 @@ def kvm_cause(context: Context) -> tuple[str, str]:
         return "", "load the kernel's module for KVM (modprobe kvm)"
     return (
         "The processor shows neither vmx nor svm.",
-        "switch virtualisation on in the firmware (BIOS: VT-x, SVM), then power the machine off and on",
+        "switch virtualization on in the firmware (BIOS: VT-x, SVM), then power the machine off and on",
     )
 
 

@@ -402,7 +402,7 @@ def choose(root: etree._Element, account: Account, wanted: str, summary: Summary
 
 
 def amount(unit: str) -> int:
-    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for what is none."""
+    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
     words = unit.lower().replace(" ", "")
     base, star, power = words.partition("*")
     if not star:
