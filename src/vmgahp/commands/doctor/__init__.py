@@ -9,6 +9,7 @@ import os
 import sys
 
 from vmgahp import errors, findings
+from vmgahp.commands import page
 from vmgahp.commands.doctor import access, condor, host, log_history
 from vmgahp.commands.doctor.context import NOBODY, Context
 from vmgahp.daemon import probe
@@ -30,20 +31,6 @@ FIT, UNFIT, UNSURE = 0, 1, 3
 
 DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
 """Checks without which nobody can say that a job could run."""
-
-_CONDITIONS, _USER, _HYPERVISOR, _KVM, _ACCESS, _SCRATCH, _NETWORKS, _IMAGES, _REST, _STARTD, _LOG = (
-    "HTCondor's settings",
-    "Who looks",
-    "The hypervisor",
-    "KVM",
-    "QEMU's user and its confinement",
-    "The scratch directories",
-    "Networks",
-    "The catalog of images",
-    "Firmware and the probe's clock",
-    "What the startd last saw",
-    "The last failures",
-)
 
 
 class Examination:
@@ -125,7 +112,7 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
         done.sections.append((title, [finding for finding in found if finding is not None]))
 
     add(
-        _CONDITIONS,
+        "HTCondor's settings",
         condor.installed(context),
         *condor.settings(context),
         condor.vm_type(context),
@@ -135,25 +122,23 @@ def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root
         condor.log_file(context),
         *parts["policy"],
     )
-    add(_USER, host.root(context))
-    add(_HYPERVISOR, *parts["hypervisor"])
+    add("Who looks", host.root(context))
+    add("The hypervisor", *parts["hypervisor"])
     device = access.kvm_device(context, known) if isinstance(known, access.Capabilities) else None
-    add(_KVM, *parts["kvm"], device, *parts["cpu"])
+    add("KVM", *parts["kvm"], device, *parts["cpu"])
     accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
     if on_libvirt:
-        domain_type = "qemu" if accel == "tcg" else "kvm"
-        reached = (access.scratch(context, known, domain_type), access.confinement(context, known))
-        add(_ACCESS, *reached, *parts["disk"])
+        scratch = access.scratch(context, known, "qemu" if accel == "tcg" else "kvm")
+        add("QEMU's user and its confinement", scratch, access.confinement(context, known), *parts["disk"])
     else:
-        add(_SCRATCH, *parts["disk"])
-    add(_NETWORKS, *parts["network"])
-    if parts["images"]:
-        add(_IMAGES, *parts["images"])
+        add("The scratch directories", *parts["disk"])
+    add("Networks", *parts["network"])
+    add("The catalog of images", *parts["images"])
     clock = host.clock(context, probed, condor.is_ours(server))
-    add(_REST, host.firmware(context, probed) if on_libvirt else None, clock)
+    add("Firmware and the probe's clock", host.firmware(context, probed) if on_libvirt else None, clock)
     fit = findings.first_bad(done.findings) is None
-    add(_STARTD, condor.startd(context, fit))
-    add(_LOG, *log_history.failures(context))
+    add("What the startd last saw", condor.startd(context, fit))
+    add("The last failures", *log_history.failures(context))
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
 
@@ -247,20 +232,18 @@ def run(
 
         sys.stdout.write(json.dumps(done.document(), indent=2) + "\n")
         return done.status
-    from vmgahp.commands import page as show
-
-    page = show.page_of_stdout(environ)
+    out = page.page_of_stdout(environ)
     sections: list[tuple[str, list[Finding]]] = list(done.sections)
     if done.trial:
         sections = [(title, [one for one in found if one.verdict != OK]) for title, found in sections]
         sections.append((f"The job in {done.trial.path}", done.trial.findings))
-    text = show.render(page, sections)
+    text = page.render(out, sections)
     if done.trial and done.trial.policy:
-        text += "\n" + "\n".join(page.text(line) for line in done.trial.policy) + "\n"
+        text += "\n" + "\n".join(out.text(line) for line in done.trial.policy) + "\n"
     if done.trial and done.trial.description:
-        text += "\n" + "\n".join(page.text(line) for line in done.trial.description.splitlines()) + "\n"
+        text += "\n" + "\n".join(out.text(line) for line in done.trial.description.splitlines()) + "\n"
     good = {FIT: True, UNFIT: False, UNSURE: None}[done.status]
-    sys.stdout.write(text + "\n" + show.verdict(page, done.verdict(), good))
+    sys.stdout.write(text + "\n" + page.verdict(out, done.verdict(), good))
     return done.status
 
 
