@@ -132,44 +132,28 @@ def _say(text: str) -> None:
         pass
 
 
+# fmt: off
 COMMANDS = (
     ("serve", "vmgahp.cli:serve_arguments", "speak the GAHP protocol on standard input and output"),
     ("probe", "vmgahp.cli:probe_arguments", "print what this machine would advertise, or why it would not"),
-    (
-        "doctor",
-        "vmgahp.commands.doctor:add_arguments",
-        "say why condor_status -vm is empty, or a VM job stays idle, on this machine",
-    ),
-    (
-        "config",
-        "vmgahp.commands.config:add_arguments",
-        "print the settings as they count here, and where each comes from",
-    ),
+    ("doctor", "vmgahp.commands.doctor:add_arguments",
+        "say why condor_status -vm is empty, or a VM job stays idle, on this machine"),
+    ("config", "vmgahp.commands.config:add_arguments",
+        "print the settings as they count here, and where each comes from"),
     ("kill", "vmgahp.cli:kill_arguments", "destroy a leftover VM by its name"),
-    (
-        "submit",
-        "vmgahp.commands.submit:add_arguments",
-        "write a submit file for a VM that exists: libvirt XML, OVF, VMware's .vmx, a disk",
-    ),
-    (
-        "report",
-        "vmgahp.commands.report:add_arguments",
-        "make a page of what a VM used and what happened to it",
-    ),
+    ("submit", "vmgahp.commands.submit:add_arguments",
+        "write a submit file for a VM that exists: libvirt XML, OVF, VMware's .vmx, a disk"),
+    ("report", "vmgahp.commands.report:add_arguments",
+        "make a page of what a VM used and what happened to it"),
     ("top", "vmgahp.commands.top:add_arguments", "show the VMs of this machine, live"),
-    (
-        "console",
-        "vmgahp.commands.console:add_arguments",
-        "talk to a daemon by hand: job ads, requests, results in words",
-    ),
+    ("console", "vmgahp.commands.console:add_arguments",
+        "talk to a daemon by hand: job ads, requests, results in words"),
     ("record", "vmgahp.commands.record:add_arguments", "run a server and write its conversation into a file"),
-    (
-        "replay",
-        "vmgahp.commands.replay:add_arguments",
-        "play a recorded conversation to a server, and show the differences",
-    ),
+    ("replay", "vmgahp.commands.replay:add_arguments",
+        "play a recorded conversation to a server, and show the differences"),
     ("version", "vmgahp.cli:version_arguments", "print the version"),
 )
+# fmt: on
 """Word, ``module:function`` that adds the arguments and what to run, help."""
 
 

@@ -115,7 +115,7 @@ def test_an_empty_value_is_none_as_in_htcondor():
     ("text", "value"),
     [
         *((yes, True) for yes in ("true", "TRUE", "1", "T", "yes")),
-        *((no, False) for no in ("false", "0", "f", "no")),
+        *((no, False) for no in ("false", "False", "0", "f", "no")),
     ],
 )
 def test_true_and_false(text, value):
