@@ -38,24 +38,27 @@ class Directory:
         if os.geteuid() == 0:
             os.chown(path, self.user.uid, self.user.gid)
 
-    def spec(self, settings: Settings = MACHINE, **wishes: str) -> JobSpec:
+    def spec(self, settings: Settings = MACHINE, **options: str) -> JobSpec:
         job = ad(
             VM_WORKING_DIR=f'"{self.path}"',
-            **{f"VMPARAM_vm_{wish}" if wish in NAMES else wish: text for wish, text in wishes.items()},
+            **{
+                f"VMPARAM_vm_{option}" if option in NAMES else option: text
+                for option, text in options.items()
+            },
         )
         return JobSpec.from_ad(job, settings, self.user)
 
-    def refused(self, *parts: str, settings: Settings = MACHINE, **wishes: str) -> JobFault:
+    def refused(self, *parts: str, settings: Settings = MACHINE, **options: str) -> JobFault:
         with pytest.raises(JobFault) as raised:
-            self.spec(settings, **wishes)
+            self.spec(settings, **options)
         for part in parts:
             assert part in raised.value.problem
         assert raised.value.code == errors.MISMATCHED
         assert raised.value.hint
         return raised.value
 
-    def seed(self, **wishes: str) -> dict[str, bytes]:
-        seed = self.spec(**wishes).devices.user_data
+    def seed(self, **options: str) -> dict[str, bytes]:
+        seed = self.spec(**options).devices.user_data
         assert seed is not None
         cloud_init.write(seed, str(self.path), self.user)
         return read(self.path / cloud_init.SEED_FILE)
@@ -172,17 +175,17 @@ def test_whatever_a_file_has_it_is_taken_or_refused(
 def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bool) -> None:
     directory.put("user-data", b"#cloud-config\n")
     directory.put("meta-data", meta)
-    wishes = {"User_Data": '"user-data"', "Meta_Data": '"meta-data"'}
+    options = {"User_Data": '"user-data"', "Meta_Data": '"meta-data"'}
     if good:
-        assert directory.seed(**wishes)["meta-data"] == meta
+        assert directory.seed(**options)["meta-data"] == meta
     else:
-        directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **wishes)
+        directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **options)
 
 
-@pytest.mark.parametrize("wish", ["Meta_Data", "Network_Config"])
-def test_the_companions_are_of_no_use_alone(directory: Directory, wish: str) -> None:
+@pytest.mark.parametrize("option", ["Meta_Data", "Network_Config"])
+def test_the_companions_are_of_no_use_alone(directory: Directory, option: str) -> None:
     directory.put("file", b"instance-id: x\n")
-    directory.refused(f"VMPARAM_vm_{wish}", "VMPARAM_vm_User_Data", **{wish: '"file"'})
+    directory.refused(f"VMPARAM_vm_{option}", "VMPARAM_vm_User_Data", **{option: '"file"'})
 
 
 def test_a_link_is_refused(directory: Directory, tmp_path: Path) -> None:
@@ -198,13 +201,13 @@ def test_a_name_of_no_file_is_refused(directory: Directory, name: str) -> None:
     directory.refused("VMPARAM_vm_User_Data", User_Data=name)
 
 
-@pytest.mark.parametrize("wishes", [{"User_Data": '"user-data"'}, {"Exit_Port": "true"}])
+@pytest.mark.parametrize("options", [{"User_Data": '"user-data"'}, {"Exit_Port": "true"}])
 def test_a_machine_whose_vms_a_script_describes_refuses_it(
-    directory: Directory, wishes: dict[str, str]
+    directory: Directory, options: dict[str, str]
 ) -> None:
     directory.put("user-data", b"#cloud-config\n")
     scripted = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
-    directory.refused("LIBVIRT_XML_SCRIPT", settings=scripted, **wishes)
+    directory.refused("LIBVIRT_XML_SCRIPT", settings=scripted, **options)
 
 
 @pytest.mark.parametrize(
@@ -252,14 +255,14 @@ def test_a_file_that_is_gone_by_the_start_is_no_fault_of_the_machines(directory:
         cloud_init.write(seed, str(directory.path), directory.user)
 
 
-@pytest.mark.parametrize("wish", ["User_Data", "Meta_Data", "Network_Config", "Exit_Port"])
+@pytest.mark.parametrize("option", ["User_Data", "Meta_Data", "Network_Config", "Exit_Port"])
 @pytest.mark.parametrize("form", ["VMPARAM_vm_{}", "VM_ATTR_{}", "VM_vmrun_ATTR_{}"])
-def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, wish: str) -> None:
-    value = "true" if wish == "Exit_Port" else '"user-data"'
-    job = ad(JobVMType='"vmrun"', **{form.format(wish): value})
+def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, option: str) -> None:
+    value = "true" if option == "Exit_Port" else '"user-data"'
+    job = ad(JobVMType='"vmrun"', **{form.format(option): value})
     with pytest.raises(JobFault) as raised:
         VmwareSpec.from_ad(job, MACHINE, Identity(os.getuid(), os.getgid()))
-    assert form.format(wish) in raised.value.problem
+    assert form.format(option) in raised.value.problem
     with pytest.raises(JobFault):
         ScriptSpec.from_ad(job, MACHINE)
 

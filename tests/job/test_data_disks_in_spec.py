@@ -126,8 +126,8 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
     (scratch / "params/up").symlink_to("/")
     (scratch / "elsewhere").symlink_to("/etc")
     (scratch / "empty").mkdir()
-    wishes = Options(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
-    [disk] = data_disks(wishes, (), who, str(scratch))
+    options = Options(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
+    [disk] = data_disks(options, (), who, str(scratch))
     assert disk.files == ("params/b", "params/deep/a")
     for name in (
         "elsewhere",

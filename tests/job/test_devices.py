@@ -91,10 +91,14 @@ def test_the_classic_attributes_are_the_first_cards_or_contradict_it() -> None:
     mac = "52:54:00:12:34:56"
     agreed = {"JobVMNetworking": "true", "JobVMNetworkingType": '"nat"', "JobVM_MACADDR": f'"{mac}"'}
     assert cards(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
-    wish = {"VMPARAM_vm_NICs": f'"user:{mac}"'}
-    refusal(MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **wish)
+    option = {"VMPARAM_vm_NICs": f'"user:{mac}"'}
+    refusal(
+        MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **option
+    )
     other = '"52:54:00:00:00:01"'
-    refusal(MISMATCHED, "JobVM_MACADDR", "52:54:00:00:00:01", settings=NETWORKS, JobVM_MACADDR=other, **wish)
+    refusal(
+        MISMATCHED, "JobVM_MACADDR", "52:54:00:00:00:01", settings=NETWORKS, JobVM_MACADDR=other, **option
+    )
 
 
 def test_without_a_list_there_is_the_classic_card() -> None:
@@ -194,8 +198,8 @@ def test_a_wish_that_makes_no_sense(name: str, value: str, part: str) -> None:
 
 @pytest.mark.parametrize("firmware", ["bios", "uefi-secure"])
 def test_aarch64_has_one_firmware(firmware: str) -> None:
-    wish = {"VMPARAM_vm_Arch": '"aarch64"', "VMPARAM_vm_Firmware": f'"{firmware}"'}
-    refusal(MISMATCHED, "VMPARAM_vm_Firmware", "VMPARAM_vm_Arch", **wish)
+    option = {"VMPARAM_vm_Arch": '"aarch64"', "VMPARAM_vm_Firmware": f'"{firmware}"'}
+    refusal(MISMATCHED, "VMPARAM_vm_Firmware", "VMPARAM_vm_Arch", **option)
 
 
 def test_a_share_is_the_scratch_directory_or_one_in_it() -> None:
@@ -205,8 +209,8 @@ def test_a_share_is_the_scratch_directory_or_one_in_it() -> None:
 
 
 def test_a_share_contradicts_a_checkpoint() -> None:
-    wish = {"VMPARAM_vm_Share": "true", "JobVMCheckpoint": "true"}
-    refusal(MISMATCHED, "VMPARAM_vm_Share", "JobVMCheckpoint", settings=SHARING, **wish)
+    option = {"VMPARAM_vm_Share": "true", "JobVMCheckpoint": "true"}
+    refusal(MISMATCHED, "VMPARAM_vm_Share", "JobVMCheckpoint", settings=SHARING, **option)
 
 
 def test_a_share_of_an_unknown_kind_is_the_administrators_fault() -> None:
@@ -226,8 +230,8 @@ def test_a_wish_may_be_general_or_for_one_type() -> None:
 
 
 def test_two_wishes_contradict_each_other() -> None:
-    wish = {"VMPARAM_vm_Firmware": '"bios"', "VM_ATTR_firmware": '"uefi"'}
-    refusal(MISMATCHED, "VMPARAM_vm_Firmware", "VM_ATTR_firmware", "contradict", **wish)
+    option = {"VMPARAM_vm_Firmware": '"bios"', "VM_ATTR_firmware": '"uefi"'}
+    refusal(MISMATCHED, "VMPARAM_vm_Firmware", "VM_ATTR_firmware", "contradict", **option)
     assert spec(VMPARAM_vm_Firmware='"uefi"', VM_ATTR_firmware='"uefi"').devices.firmware == "uefi"
 
 

@@ -350,11 +350,11 @@ def test_networking_type(settings, wanted, kind):
 
 
 def test_a_network_that_is_not_on_offer_holds_the_job():
-    wish = {"JobVMNetworking": "true"}
-    refusal(errors.MISMATCHED, "VM_NETWORKING", settings=Settings({"VM_MEMORY": "1024"}), **wish)
-    kind = {**wish, "JobVMNetworkingType": '"bridge"'}
+    option = {"JobVMNetworking": "true"}
+    refusal(errors.MISMATCHED, "VM_NETWORKING", settings=Settings({"VM_MEMORY": "1024"}), **option)
+    kind = {**option, "JobVMNetworkingType": '"bridge"'}
     refusal(errors.MISMATCHED, "JobVMNetworkingType", "bridge", "nat, user", **kind)
-    refusal(errors.MISMATCHED, settings=network("bridge"), **wish)
+    refusal(errors.MISMATCHED, settings=network("bridge"), **option)
 
 
 @pytest.mark.parametrize(

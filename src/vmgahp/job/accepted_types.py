@@ -49,9 +49,9 @@ def wanted(ad: JobAd) -> tuple[str, ...]:
     return _words(TYPES, text)
 
 
-def takes(wishes: Sequence[str], vm_type: str) -> bool:
+def takes(accepted: Sequence[str], vm_type: str) -> bool:
     """Whether a machine's `vm_type` is one of what `wanted` returns."""
-    return not wishes or any(vm_type in STANDS_FOR.get(word, (word,)) for word in wishes)
+    return not accepted or any(vm_type in STANDS_FOR.get(word, (word,)) for word in accepted)
 
 
 def require(ad: JobAd) -> None:

@@ -55,29 +55,29 @@ class Seed(NamedTuple):
     host_name: str
 
 
-def wanted(wishes: Options, ad: JobAd, identity: Identity) -> Seed | None:
+def wanted(options: Options, ad: JobAd, identity: Identity) -> Seed | None:
     """What the job wants to tell cloud-init, checked; None for nothing. Raises `JobFault`."""
-    names = {wish: wishes.string(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)}
+    names = {option: options.string(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)}
     if not names[USER_DATA]:
-        for wish in (META_DATA, NETWORK_CONFIG):
-            if names[wish]:
-                raise wishes.refused(
-                    wish,
-                    f"it is of no use without {wishes.attribute(USER_DATA)}",
-                    f"set {wishes.attribute(USER_DATA)} too; a file with the one line #cloud-config will do.",
+        for option in (META_DATA, NETWORK_CONFIG):
+            if names[option]:
+                raise options.refused(
+                    option,
+                    f"it is of no use without {options.attribute(USER_DATA)}",
+                    f"set {options.attribute(USER_DATA)} too; a file with the one line #cloud-config will do.",
                 )
         return None
-    for wish, path in names.items():
+    for option, path in names.items():
         if not path:
             continue
         # condor_submit leaves paths of the submit machine as they are.
-        names[wish] = os.path.basename(path)
-        data = _read(wishes, wish, names[wish], ad.working_dir(), identity)
-        if wish == USER_DATA:
-            _check_user_data(wishes, data)
-        elif wish == META_DATA and not _INSTANCE_ID.search(data):
-            raise wishes.refused(
-                wish,
+        names[option] = os.path.basename(path)
+        data = _read(options, option, names[option], ad.working_dir(), identity)
+        if option == USER_DATA:
+            _check_user_data(options, data)
+        elif option == META_DATA and not _INSTANCE_ID.search(data):
+            raise options.refused(
+                option,
                 "the file has no instance-id, without which cloud-init takes every boot for the same VM's",
                 "add a line such as instance-id: run-7, or leave the attribute out: then both are made.",
             )
@@ -143,10 +143,10 @@ def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
         identity.unlink_scratch(working_dir, SEED_FILE)
 
 
-def _read(wishes: Options, wish: str, name: str, working_dir: str, identity: Identity) -> bytes:
+def _read(options: Options, option: str, name: str, working_dir: str, identity: Identity) -> bytes:
     if not name or name == SEED_FILE or has_control(name):
-        raise wishes.refused(
-            wish,
+        raise options.refused(
+            option,
             "it is no name of a file for it",
             'write the name of a transferred file, such as "user-data".',
         )
@@ -154,19 +154,19 @@ def _read(wishes: Options, wish: str, name: str, working_dir: str, identity: Ide
         with open(identity.open_scratch(working_dir, name, os.O_RDONLY), "rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
-        raise wishes.refused(
-            wish,
+        raise options.refused(
+            option,
             f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}",
             "add it to transfer_input_files: a regular file, no link, that its owner may read.",
         ) from error
     if len(data) > LARGEST:
-        raise wishes.refused(
-            wish, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own."
+        raise options.refused(
+            option, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own."
         )
     return data
 
 
-def _check_user_data(wishes: Options, data: bytes) -> None:
+def _check_user_data(options: Options, data: bytes) -> None:
     """By its first line cloud-init knows what user data is, and what it does not know it drops."""
     start = data[:64].lstrip().lower()
     if not start:
@@ -177,7 +177,7 @@ def _check_user_data(wishes: Options, data: bytes) -> None:
         problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
     else:
         problem = "its first line is none by which cloud-init knows what to do with it"
-    raise wishes.refused(
+    raise options.refused(
         USER_DATA,
         problem,
         "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts.",

@@ -39,7 +39,7 @@ LARGEST_FILES = 4 << 30
 """Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
 
 _OURS = tuple(
-    wish.lower() for wish in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA)
+    option.lower() for option in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA)
 )
 """Options that only the drivers with QEMU fulfil, by making something."""
 
@@ -51,41 +51,41 @@ _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 
 
 def data_disks(
-    wishes: Options, others: Sequence[Disk], identity: Identity, directory: str
+    options: Options, others: Sequence[Disk], identity: Identity, directory: str
 ) -> tuple[Disk, ...]:
     """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
     found = list(others)
-    for entry in wishes.string(DATA_DISK).split(","):
+    for entry in options.string(DATA_DISK).split(","):
         if entry.strip():
-            disk = _data_disk(wishes, entry.strip(), directory)
+            disk = _data_disk(options, entry.strip(), directory)
             if any(disk.device == other.device for other in found):
-                raise wishes.refused(
+                raise options.refused(
                     DATA_DISK,
                     f"{disk.device} is a disk of the job already",
                     "give every disk its own device.",
                 )
             found.append(disk)
-    if names := [name.strip() for name in wishes.string(DATA_FILES).split(",") if name.strip()]:
-        found.append(_files_disk(wishes, names, found, identity, directory))
+    if names := [name.strip() for name in options.string(DATA_FILES).split(",") if name.strip()]:
+        found.append(_files_disk(options, names, found, identity, directory))
     _require_own_files(found)
     return tuple(found[len(others) :])
 
 
-def _data_disk(wishes: Options, entry: str, directory: str) -> Disk:
+def _data_disk(options: Options, entry: str, directory: str) -> Disk:
     """One ``device:size[:file]``."""
     hint = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
     fields = [field.strip() for field in entry.split(":")]
     if not 2 <= len(fields) <= 3 or not all(fields):
-        raise wishes.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
+        raise options.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
     device, size = device_of(fields[0]), _SIZE.fullmatch(fields[1])
     if device is None or device[1] or device[0].startswith("fd"):
-        raise wishes.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", hint)
+        raise options.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", hint)
     if size is None:
-        raise wishes.refused(DATA_DISK, f"{shown(fields[1])} is no size", hint)
+        raise options.refused(DATA_DISK, f"{shown(fields[1])} is no size", hint)
     name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
     image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
     if not _FILE.fullmatch(name) or not image_format:
-        raise wishes.refused(
+        raise options.refused(
             DATA_DISK,
             f"{shown(name)} is no name for a disk that is made",
             f"write a plain name that ends in {', '.join(_FORMATS)}.",
@@ -103,21 +103,21 @@ def _data_disk(wishes: Options, entry: str, directory: str) -> Disk:
 
 
 def _files_disk(
-    wishes: Options, names: Sequence[str], others: Iterable[Disk], identity: Identity, directory: str
+    options: Options, names: Sequence[str], others: Iterable[Disk], identity: Identity, directory: str
 ) -> Disk:
     device = free_device(others)
     if not device:
-        raise wishes.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
+        raise options.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
     files: list[str] = []
     for name in names:
-        files += _files(wishes, name.rstrip("/"), identity, directory)
+        files += _files(options, name.rstrip("/"), identity, directory)
     files = list(dict.fromkeys(files))
     try:
         iso.check_names(files)
     except iso.Unfit as unfit:
-        raise wishes.refused(DATA_FILES, str(unfit), "give the files other names.") from unfit
+        raise options.refused(DATA_FILES, str(unfit), "give the files other names.") from unfit
     if len(files) > iso.MOST_FILES:
-        raise wishes.refused(
+        raise options.refused(
             DATA_FILES,
             f"these are {len(files)} files, and the drive takes {iso.MOST_FILES}",
             "put them into an archive.",
@@ -127,7 +127,7 @@ def _files_disk(
     )
 
 
-def _files(wishes: Options, name: str, identity: Identity, directory: str) -> list[str]:
+def _files(options: Options, name: str, identity: Identity, directory: str) -> list[str]:
     """A file of the scratch directory by its name, or all that are in a directory of that name."""
     try:
         try:
@@ -137,14 +137,14 @@ def _files(wishes: Options, name: str, identity: Identity, directory: str) -> li
         else:
             return [name]
     except OSError as error:
-        raise wishes.refused(
+        raise options.refused(
             DATA_FILES,
             f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})",
             "name files that transfer_input_files brings, without the directories that they come from.",
         ) from error
     if not beneath:
         problem = f"the directory {shown(name)} has no file in it"
-        raise wishes.refused(DATA_FILES, problem, "leave it out, or transfer its files.")
+        raise options.refused(DATA_FILES, problem, "leave it out, or transfer its files.")
     return [f"{name}/{file}" for file in beneath]
 
 
@@ -172,8 +172,8 @@ def refuse(ad: JobAd) -> None:
     for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
         for attribute in ad.names(prefix):
             value = ad.expression(attribute) or ""
-            wish = attribute[len(prefix) :].lower()
-            if wish in _OURS and value.lower() not in ("undefined", "false"):
+            option = attribute[len(prefix) :].lower()
+            if option in _OURS and value.lower() not in ("undefined", "false"):
                 raise JobFault(
                     errors.MISMATCHED,
                     f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type "

@@ -60,25 +60,25 @@ class Devices(NamedTuple):
     """What its cloud-init is told; the drive with it is one of the job's disks."""
 
 
-def devices(wishes: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
+def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
     """Read and check. Raises `JobFault`, and `MachineFault` for a setting that is wrong."""
-    arch = _arch(wishes)
+    arch = _arch(options)
     return Devices(
         arch=arch,
-        firmware=_firmware(wishes, arch),
-        topology=_topology(wishes, vcpus),
-        tpm=wishes.boolean(TPM),
-        share=_share(wishes, settings, working_dir),
-        exit_port=wishes.boolean(EXIT_PORT),
+        firmware=_firmware(options, arch),
+        topology=_topology(options, vcpus),
+        tpm=options.boolean(TPM),
+        share=_share(options, settings, working_dir),
+        exit_port=options.boolean(EXIT_PORT),
     )
 
 
-def contradictions(found: Devices, disks: Sequence[Disk], wishes: Options, *, checkpoint: bool) -> None:
+def contradictions(found: Devices, disks: Sequence[Disk], options: Options, *, checkpoint: bool) -> None:
     """Make sure that nothing of it makes a checkpoint useless that the job asks for too. Raises `JobFault`."""
     if not checkpoint:
         return
     if found.share:
-        raise wishes.refused(
+        raise options.refused(
             SHARE,
             "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
             "set vm_checkpoint = false, or hand the files over on a disk.",
@@ -93,28 +93,28 @@ def contradictions(found: Devices, disks: Sequence[Disk], wishes: Options, *, ch
             )
 
 
-def _arch(wishes: Options) -> str:
-    wanted = wishes.string(ARCH).lower()
+def _arch(options: Options) -> str:
+    wanted = options.string(ARCH).lower()
     if wanted and wanted not in ARCHES:
-        raise wishes.refused(ARCH, "it is no architecture of guests here", f"write {X86} or {ARM}.")
+        raise options.refused(ARCH, "it is no architecture of guests here", f"write {X86} or {ARM}.")
     return ARCHES.get(wanted, "")
 
 
-def _firmware(wishes: Options, arch: str) -> str:
-    wanted = wishes.string(FIRMWARE).lower()
+def _firmware(options: Options, arch: str) -> str:
+    wanted = options.string(FIRMWARE).lower()
     if wanted and wanted not in FIRMWARES:
-        raise wishes.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
+        raise options.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
     if arch == ARM and wanted in (BIOS, UEFI_SECURE):
-        raise wishes.refused(
+        raise options.refused(
             FIRMWARE,
-            f"{wishes.shown(ARCH)} contradicts it, whose firmware is uefi",
-            f"leave {wishes.attribute(FIRMWARE)} out.",
+            f"{options.shown(ARCH)} contradicts it, whose firmware is uefi",
+            f"leave {options.attribute(FIRMWARE)} out.",
         )
     return wanted
 
 
-def _topology(wishes: Options, vcpus: int) -> Topology | None:
-    text = wishes.string(TOPOLOGY)
+def _topology(options: Options, vcpus: int) -> Topology | None:
+    text = options.string(TOPOLOGY)
     if not text:
         return None
     hint = f'write +VMPARAM_vm_Topology = "sockets=1,cores={vcpus},threads=1"; what is left out is 1.'
@@ -122,24 +122,24 @@ def _topology(wishes: Options, vcpus: int) -> Topology | None:
     for entry in text.lower().split(","):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in _PARTS or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
-            raise wishes.refused(
+            raise options.refused(
                 TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", hint
             )
         numbers[name] = int(value)
     topology = Topology(*(numbers.get(name, 1) for name in _PARTS))
     product = topology.sockets * topology.cores * topology.threads
     if product != vcpus:
-        raise wishes.refused(TOPOLOGY, f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)
+        raise options.refused(TOPOLOGY, f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)
     return topology
 
 
-def _share(wishes: Options, settings: Settings, working_dir: str) -> str:
+def _share(options: Options, settings: Settings, working_dir: str) -> str:
     """The directory to share: true means all of the scratch directory, a name a directory in it."""
-    name = wishes.string(SHARE) if wishes.is_text(SHARE) else ""
-    if not name and not wishes.boolean(SHARE):
+    name = options.string(SHARE) if options.is_text(SHARE) else ""
+    if not name and not options.boolean(SHARE):
         return ""
     if name and not _DIRECTORY.fullmatch(name):
-        raise wishes.refused(
+        raise options.refused(
             SHARE,
             "it is no name of a directory in the scratch directory",
             'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".',
@@ -151,7 +151,7 @@ def _share(wishes: Options, settings: Settings, working_dir: str) -> str:
             "set it to 9p; virtiofs is not served, for its daemon works as root on the job's files.",
         )
     if how == "none":
-        raise wishes.refused(
+        raise options.refused(
             SHARE,
             "this machine shares no directory with VMs (VM_SHARE_SCRATCH)",
             "require a machine that does (VM_kvm_ATTR_share), or hand the files over on a disk.",

@@ -42,22 +42,22 @@ class Nic(NamedTuple):
 
 
 def nics(
-    ad: JobAd, settings: Settings, wishes: Options, kinds: Sequence[str] | None = None
+    ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None
 ) -> tuple[Nic, ...]:
     """All network cards of the VM, none for a VM without a network. Raises `JobFault`.
 
     `kinds` are the kinds of network on offer, where those are not just what the settings say.
     """
-    text = wishes.string(NICS)
+    text = options.string(NICS)
     if not text:
         kind = networking_type(ad, settings, kinds)
         return (Nic(kind, mac(ad)),) if kind else ()
     offered = settings.networking_types() if kinds is None else kinds
-    cards = [_nic(entry.strip(), wishes, offered) for entry in text.split(",") if entry.strip()]
+    cards = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
     if not cards:
-        raise wishes.refused(NICS, "it names no network card", _NICS_HINT)
+        raise options.refused(NICS, "it names no network card", _NICS_HINT)
     if len(cards) > MOST_NICS:
-        raise wishes.refused(
+        raise options.refused(
             NICS,
             f"that are {len(cards)} cards, and a VM can have {MOST_NICS}",
             "ask for fewer network cards.",
@@ -65,17 +65,17 @@ def nics(
     addresses = [card.mac for card in cards if card.mac]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise wishes.refused(
+            raise options.refused(
                 NICS, f"two cards have the address {address}", "give every card its own MAC address."
             )
-    _agree_with_the_classic(ad, wishes, cards[0])
+    _agree_with_the_classic(ad, options, cards[0])
     return tuple(cards)
 
 
 def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:
     """The kind of network the VM gets, empty for none.
 
-    The job's own wish, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else what there is: each only
+    The job's own option, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else what there is: each only
     if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
     """
     if not ad.boolean("JobVMNetworking"):
@@ -129,11 +129,11 @@ def _address(text: str) -> tuple[str, str]:
     return ":".join(octet.zfill(2) for octet in octets), ""
 
 
-def _nic(entry: str, wishes: Options, offered: Sequence[str]) -> Nic:
+def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
     """Read and check one entry of the list."""
 
     def refused(problem: str, hint: str = _NICS_HINT) -> JobFault:
-        name = wishes.attribute(NICS)
+        name = options.attribute(NICS)
         return JobFault(errors.MISMATCHED, f"{name}, entry {shown(entry)}: {problem}.", hint)
 
     kind, *words = (word.strip().lower() for word in entry.split(":"))
@@ -169,18 +169,18 @@ def _nic(entry: str, wishes: Options, offered: Sequence[str]) -> Nic:
     return Nic(kind, said.get("address", ""), said.get("model", "virtio"), said.get("link") != "down")
 
 
-def _agree_with_the_classic(ad: JobAd, wishes: Options, first: Nic) -> None:
+def _agree_with_the_classic(ad: JobAd, options: Options, first: Nic) -> None:
     """The classic attributes are those of the first card, if they are there at all."""
     kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
     if kind and kind != first.networking_type:
-        raise wishes.refused(
+        raise options.refused(
             NICS,
             f"its first card is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}",
             "leave vm_networking_type out: the list says it of every card.",
         )
     address = mac(ad)
     if address and address != first.mac:
-        raise wishes.refused(
+        raise options.refused(
             NICS,
             f"its first card has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}",
             "leave vm_macaddr out: the list says it of every card.",

@@ -3,7 +3,7 @@
 ``VMPARAM_vm_<Name>`` is the usual form. ``VM_ATTR_<name>`` is the same for any hypervisor, and
 ``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it counts before the other two, and is somebody
 else's business where the type is another. A name of these three forms that nobody knows is refused, for a job
-that misspells its wish would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
+that misspells its option would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
 """
 
 from vmgahp import errors
@@ -30,7 +30,7 @@ TPM = "TPM"
 USER_DATA = "User_Data"
 
 NAMES = tuple(row.name.removeprefix(PREFIX) for row in OPTIONS)
-"""The wishes that may be written in each of the three forms: the rows of the table in `job_attributes`."""
+"""The options that may be written in each of the three forms: the rows of the table in `job_attributes`."""
 
 OTHERS = ("disk", "name", "types")
 """What else begins with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
@@ -38,7 +38,7 @@ daemon gives."""
 
 
 class Options:
-    """The wishes of one job. Making it raises `JobFault` for a name that is unknown, or two that contradict.
+    """The options of one job. Making it raises `JobFault` for a name that is unknown, or two that contradict.
 
     Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), unknown names are his: `others_know`.
     """
@@ -46,7 +46,7 @@ class Options:
     def __init__(self, ad: JobAd, *, others_know: bool = False) -> None:
         self._ad = ad
         self._attributes: dict[str, str] = {}
-        """Wish, in lower case -> the attribute that counts."""
+        """Option, in lower case -> the attribute that counts."""
         self.ignored: tuple[str, ...] = ()
         """Attributes that nobody knows, in a job that does not mind."""
         own = f"VM_{ad.vm_type()}_ATTR_"
@@ -54,67 +54,67 @@ class Options:
         unknown = []
         for prefix in (PREFIX, GENERAL, own):  # the last one counts
             for attribute in ad.names(prefix):
-                wish = attribute[len(prefix) :].lower()
-                if wish in known:
-                    self._take(wish, attribute, overrides=prefix == own)
-                elif prefix != PREFIX or wish not in OTHERS:
+                option = attribute[len(prefix) :].lower()
+                if option in known:
+                    self._take(option, attribute, overrides=prefix == own)
+                elif prefix != PREFIX or option not in OTHERS:
                     unknown.append(attribute)
         if unknown and not others_know and not self.boolean(IGNORE_UNKNOWN):
             raise JobFault(
                 errors.MISMATCHED,
-                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: nobody knows such a wish.",
+                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: nobody knows such a option.",
                 f"write one of {', '.join(PREFIX + name for name in NAMES)}, or set "
                 f"{PREFIX}{IGNORE_UNKNOWN} = true to run without it.",
             )
         self.ignored = () if others_know else tuple(unknown)
 
-    def attribute(self, wish: str) -> str:
+    def attribute(self, option: str) -> str:
         """The attribute in which the job says it, for sentences to people; the usual one where it does not."""
-        return self._attributes.get(wish.lower(), PREFIX + wish)
+        return self._attributes.get(option.lower(), PREFIX + option)
 
-    def shown(self, wish: str) -> str:
+    def shown(self, option: str) -> str:
         """``Attribute = value``, for sentences to people."""
-        name = self.attribute(wish)
+        name = self.attribute(option)
         value = self._ad.string(name)
         return f"{name} = {shown(self._ad.expression(name) if value is None else value)}"
 
-    def has(self, wish: str) -> bool:
+    def has(self, option: str) -> bool:
         """Whether the job says anything about it."""
-        return wish.lower() in self._attributes
+        return option.lower() in self._attributes
 
-    def string(self, wish: str) -> str:
+    def string(self, option: str) -> str:
         """A text without blanks around it, empty where the job does not say. Raises `JobFault` for no text."""
-        if wish.lower() not in self._attributes:
+        if option.lower() not in self._attributes:
             return ""
-        value = self._ad.string(self.attribute(wish))
+        value = self._ad.string(self.attribute(option))
         if value is None:
-            raise self.refused(wish, "it is not a text", f'write it in quotes, +{PREFIX}{wish} = "…".')
+            raise self.refused(option, "it is not a text", f'write it in quotes, +{PREFIX}{option} = "…".')
         return value.strip()
 
-    def boolean(self, wish: str) -> bool:
+    def boolean(self, option: str) -> bool:
         """True or false, false where the job does not say. Raises `JobFault` for neither."""
-        if wish.lower() not in self._attributes:
+        if option.lower() not in self._attributes:
             return False
-        value = self._ad.boolean(self.attribute(wish))
+        value = self._ad.boolean(self.attribute(option))
         if value is None:
             raise self.refused(
-                wish, "it is neither true nor false", f"write +{PREFIX}{wish} = true, or false."
+                option, "it is neither true nor false", f"write +{PREFIX}{option} = true, or false."
             )
         return value
 
-    def is_text(self, wish: str) -> bool:
+    def is_text(self, option: str) -> bool:
         """Whether the job says it by a text."""
-        return wish.lower() in self._attributes and self._ad.string(self.attribute(wish)) is not None
+        return option.lower() in self._attributes and self._ad.string(self.attribute(option)) is not None
 
-    def refused(self, wish: str, problem: str, hint: str) -> JobFault:
-        """The fault for a wish that makes no sense; `problem` and `hint` are sentences, the first without its end."""
-        return JobFault(errors.MISMATCHED, f"{self.shown(wish)}: {problem}.", hint)
+    def refused(self, option: str, problem: str, hint: str) -> JobFault:
+        """The fault for a option that makes no sense; `problem` and `hint` are sentences, the first without its end."""
+        return JobFault(errors.MISMATCHED, f"{self.shown(option)}: {problem}.", hint)
 
-    def _take(self, wish: str, attribute: str, *, overrides: bool) -> None:
+    def _take(self, option: str, attribute: str, *, overrides: bool) -> None:
         expression = self._ad.expression(attribute) or ""
         if expression.lower() == "undefined":
             return
-        other = self._attributes.get(wish)
+        other = self._attributes.get(option)
         if other is not None and not overrides and self._ad.expression(other) != expression:
             raise JobFault(
                 errors.MISMATCHED,
@@ -122,4 +122,4 @@ class Options:
                 "each other.",
                 f"keep one of {other} and {attribute}.",
             )
-        self._attributes[wish] = attribute
+        self._attributes[option] = attribute

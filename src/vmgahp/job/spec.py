@@ -84,7 +84,7 @@ class JobSpec(NamedTuple):
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
         sent, `MachineFault` for settings that are missing or wrong.
         """
-        wishes = Options(ad, others_know=bool(settings.xml_script()))
+        options = Options(ad, others_know=bool(settings.xml_script()))
         number = vcpus(ad)
         memory = memory_mib(ad, settings)
         made = cls(
@@ -93,38 +93,38 @@ class JobSpec(NamedTuple):
             working_dir=ad.working_dir(),
             memory_mib=memory,
             vcpus=number,
-            disks=_disks(ad, settings, identity, wishes, memory, diskless=diskless),
-            nics=nics(ad, settings, wishes, networks),
+            disks=_disks(ad, settings, identity, options, memory, diskless=diskless),
+            nics=nics(ad, settings, options, networks),
             vnc=bool(ad.boolean("JobVMVNCConsole")),
             checkpoint=bool(ad.boolean("JobVMCheckpoint")),
             no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
             hardware_vt=_hardware_vt(ad, settings),
-            devices=devices(wishes, settings, number, ad.working_dir()),
-            ignored=wishes.ignored,
+            devices=devices(options, settings, number, ad.working_dir()),
+            ignored=options.ignored,
         )
-        made = _with_seed(made, ad, identity, wishes)
-        contradictions(made.devices, made.disks, wishes, checkpoint=made.checkpoint)
-        _require_our_description(settings, wishes)
+        made = _with_seed(made, ad, identity, options)
+        contradictions(made.devices, made.disks, options, checkpoint=made.checkpoint)
+        _require_our_description(settings, options)
         return made
 
 
-def _with_seed(made: JobSpec, ad: JobAd, identity: Identity, wishes: Options) -> JobSpec:
+def _with_seed(made: JobSpec, ad: JobAd, identity: Identity, options: Options) -> JobSpec:
     """The same with what cloud-init is told, if the job says anything about that."""
-    if not any(wishes.has(wish) for wish in (USER_DATA, META_DATA, NETWORK_CONFIG)):
+    if not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
     from vmgahp.job import cloud_init
 
-    seed = cloud_init.wanted(wishes, ad, identity)
+    seed = cloud_init.wanted(options, ad, identity)
     drive = cloud_init.drive(seed, made.disks, made.working_dir)
     return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
 
 
-def _require_our_description(settings: Settings, wishes: Options) -> None:
+def _require_our_description(settings: Settings, options: Options) -> None:
     """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
-    for wish in (USER_DATA, EXIT_PORT):
-        if settings.xml_script() and wishes.has(wish):
-            raise wishes.refused(
-                wish,
+    for option in (USER_DATA, EXIT_PORT):
+        if settings.xml_script() and options.has(option):
+            raise options.refused(
+                option,
                 "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT), in whose "
                 "description there is none",
                 "leave it out, or run the job on another machine.",
@@ -132,7 +132,7 @@ def _require_our_description(settings: Settings, wishes: Options) -> None:
 
 
 def _disks(
-    ad: JobAd, settings: Settings, identity: Identity, wishes: Options, memory: int, *, diskless: bool
+    ad: JobAd, settings: Settings, identity: Identity, options: Options, memory: int, *, diskless: bool
 ) -> tuple[Disk, ...]:
     """Those of vm_disk, then those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
@@ -140,10 +140,10 @@ def _disks(
         from vmgahp.job import catalog_disks
 
         found = catalog_disks.resolve(found, settings, identity, ad.working_dir(), memory)
-    if any(disk.is_made for disk in found) or wishes.has(DATA_DISK) or wishes.has(DATA_FILES):
+    if any(disk.is_made for disk in found) or options.has(DATA_DISK) or options.has(DATA_FILES):
         from vmgahp.job.data_disks import data_disks
 
-        found += data_disks(wishes, found, identity, ad.working_dir())
+        found += data_disks(options, found, identity, ad.working_dir())
     return found
 
 

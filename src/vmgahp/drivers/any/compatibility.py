@@ -77,8 +77,8 @@ def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
             continue
         names = [row.name]
         if row.name.startswith(OPTION_PREFIX):
-            wish = row.name.removeprefix(OPTION_PREFIX)
-            names += [f"{GENERAL}{wish}", f"VM_{vm_type}_ATTR_{wish}"]
+            option = row.name.removeprefix(OPTION_PREFIX)
+            names += [f"{GENERAL}{option}", f"VM_{vm_type}_ATTR_{option}"]
         for name in names:
             if (ad.expression(name) or "").lower() not in ("", "undefined", "false"):
                 yield f"it does not have {name}"

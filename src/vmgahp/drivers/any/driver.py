@@ -114,7 +114,7 @@ class AnyDriver(Driver):
     def _look_at(self, job: JobAd) -> _Known:
         """Raises `JobFault` for what no type could make sense of, `MachineFault` for settings."""
         types = surveys.machine_types(self.settings)
-        wishes = accepted_types.wanted(job)
+        accepted = accepted_types.wanted(job)
         Options(job, others_know=bool(self.settings.xml_script()))
         for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
             raise JobFault(
@@ -129,7 +129,7 @@ class AnyDriver(Driver):
         fits: dict[str, Compatibility] = {}
         reasons: dict[str, str] = {}
         for vm_type in types:
-            if not accepted_types.takes(wishes, vm_type):
+            if not accepted_types.takes(accepted, vm_type):
                 reasons[vm_type] = "the job does not take it"
                 continue
             fit = fits[vm_type] = compatibility.fit(vm_type, job, found, self.identity)

@@ -125,11 +125,8 @@ def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
 def write(connection: VsphereConnection, ref: "vim.VirtualMachine", tag: Tag) -> None:
     """Tag a VM anew. Raises `errors.Fault`."""
     spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
-    try:
-        connection.task(lambda _content: ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
-    except faults.Lost:
-        # To set a tag twice does no harm.
-        connection.task(lambda _content: ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
+    # To set a tag twice does no harm.
+    connection.retried_task(lambda _content: ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
 
 
 def expired(tag: Tag) -> bool:

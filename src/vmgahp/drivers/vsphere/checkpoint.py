@@ -98,15 +98,9 @@ class VsphereCheckpoints:
                 "see who has removed it.",
             )
         # To go back twice does no harm.
-        for last in (False, True):
-            try:
-                self._connection.task(
-                    lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}"
-                )
-                break
-            except faults.Lost:
-                if last:
-                    raise
+        self._connection.retried_task(
+            lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}"
+        )
         # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
         if power.state(self._connection, ref) != power.ON:
             power.on(self._connection, ref, f"letting {name} go on from its checkpoint")

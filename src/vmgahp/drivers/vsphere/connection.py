@@ -123,6 +123,27 @@ class VsphereConnection:
         with faults.explained(doing):
             return self._wait(self.once(begin, doing), doing)
 
+    def retried_task(
+        self,
+        begin: "Callable[[vim.ServiceInstanceContent], vim.Task]",
+        doing: str,
+        done: Callable[[], object] = lambda: None,
+    ) -> object:
+        """`task`, once more where the server went away in the middle, unless it was `done`.
+
+        `done` returns the result of what was carried out, None where nothing was.
+        """
+        for last in (False, True):
+            try:
+                return self.task(begin, doing)
+            except Lost:
+                found = done()
+                if found is None and last:
+                    raise
+                if found is not None:
+                    return found
+        raise AssertionError
+
     def _wait(self, task: "vim.Task", doing: str) -> object:
         """The result of a task. Raises `vmodl.MethodFault` for its error, and as `task`."""
         end = time.monotonic() + self._task_deadline

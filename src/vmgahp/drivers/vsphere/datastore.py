@@ -12,8 +12,6 @@ from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import quote, urlencode
 
-from pyVmomi import vim
-
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, VsphereConnection
@@ -131,18 +129,6 @@ class Store:
         assert isinstance(progress, Progress)
         progress.ended()
         return size
-
-    def delete(self, target: str) -> None:
-        """Remove a file, or a directory with all that is in it; none being there is success."""
-        full = self.path(target)
-        try:
-            self._connection.task(
-                lambda content: content.fileManager.DeleteDatastoreFile_Task(full, self._place.datacenter),
-                f"removing {full}",
-            )
-        except errors.Fault as fault:
-            if not isinstance(fault.__cause__, vim.fault.FileNotFound):
-                raise
 
     # One attempt
 

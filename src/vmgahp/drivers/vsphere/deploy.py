@@ -13,7 +13,6 @@ from vmgahp.drivers.vsphere.annotations import Tag
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.disks import JobDisk
-from vmgahp.drivers.vsphere.faults import Lost
 from vmgahp.drivers.vsphere.hardware import Device, Hardware
 from vmgahp.drivers.vsphere.inventory import Placement
 from vmgahp.host import scratch
@@ -69,7 +68,7 @@ class Launcher:
 
     def launch(
         self,
-        wish: Deployment,
+        deployment: Deployment,
         tag: Tag,
         network: "vim.vm.device.VirtualDevice.BackingInfo | None",
         end: float,
@@ -78,8 +77,8 @@ class Launcher:
 
         Raises `errors.Fault`; what was made by then is left to the caller, who finds it by the tag.
         """
-        spec = wish.spec
-        ref = self._create(wish, tag)
+        spec = deployment.spec
+        ref = self._create(deployment, tag)
         with faults.explained(f"looking at {spec.name}"):
             seen = self._connection.properties(ref, "config.files.vmPathName", "config.hardware.device")
         directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
@@ -89,32 +88,30 @@ class Launcher:
                 "see whether VSPHERE_DATASTORE is one for virtual machines.",
             )
         beneath = directory.partition("] ")[2]
-        sizes = {name: self._upload_disk(wish, name, beneath, end) for name in wish.disks}
-        for device in wish.hardware.of_kind(hardware.CDROM) + wish.hardware.of_kind(hardware.FLOPPY):
+        sizes = {name: self._upload_disk(deployment, name, beneath, end) for name in deployment.disks}
+        for device in deployment.hardware.of_kind(hardware.CDROM) + deployment.hardware.of_kind(
+            hardware.FLOPPY
+        ):
             self._upload_image(spec, device, beneath, end)
-        files = {device.file: f"{directory}/{store_name(device)}" for device in wish.hardware.devices}
+        files = {device.file: f"{directory}/{store_name(device)}" for device in deployment.hardware.devices}
         keys = config_spec.controllers_of(seen.get("config.hardware.device"))
-        config = config_spec.devices(wish.hardware, files, sizes, spec, network, keys)
+        config = config_spec.devices(deployment.hardware, files, sizes, spec, network, keys)
         self._add(ref, config, set(files.values()), f"giving {spec.name} its devices")
         power.on(self._connection, ref, f"starting {spec.name}")
         return ref
 
-    def _create(self, wish: Deployment, tag: Tag) -> "vim.VirtualMachine":
+    def _create(self, deployment: Deployment, tag: Tag) -> "vim.VirtualMachine":
         place = self._place
         entity = annotations.entity_name(tag.name, tag.id)
-        config = config_spec.bare(wish.spec, wish.hardware, entity, tag, place.datastore_name)
-        for last in (False, True):
-            try:
-                ref = self._connection.task(
-                    lambda _content: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}"
-                )
-                break
-            except Lost:
-                for found in annotations.find(self._connection, place.folder):
-                    if found.tag.id == tag.id:
-                        return found.ref
-                if last:
-                    raise
+        config = config_spec.bare(deployment.spec, deployment.hardware, entity, tag, place.datastore_name)
+
+        def made() -> "vim.VirtualMachine | None":
+            found = annotations.find(self._connection, place.folder)
+            return next((one.ref for one in found if one.tag.id == tag.id), None)
+
+        ref = self._connection.retried_task(
+            lambda _content: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}", made
+        )
         if not isinstance(ref, vim.VirtualMachine):
             raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
         return ref
@@ -124,22 +121,18 @@ class Launcher:
     ) -> None:
         """Add the devices that use `files`; once, for the same ones cannot be added twice."""
         path = "config.hardware.device"
-        for last in (False, True):
-            try:
-                self._connection.task(lambda _content: ref.ReconfigVM_Task(config), doing)
-                return
-            except Lost:
-                with faults.explained(doing):
-                    there = self._connection.properties(ref, path).get(path) or ()
-                if files <= {getattr(device.backing, "fileName", "") for device in there}:
-                    return
-                if last:
-                    raise
 
-    def _upload_disk(self, wish: Deployment, name: str, directory: str, end: float) -> int:
+        def added() -> bool | None:
+            with faults.explained(doing):
+                there = self._connection.properties(ref, path).get(path) or ()
+            return files <= {getattr(device.backing, "fileName", "") for device in there} or None
+
+        self._connection.retried_task(lambda _content: ref.ReconfigVM_Task(config), doing, added)
+
+    def _upload_disk(self, deployment: Deployment, name: str, directory: str, end: float) -> int:
         """Upload one disk; its size in bytes."""
-        disk, place = wish.disks[name], wish.spec.working_dir
-        (device,) = (one for one in wish.hardware.devices if one.file == name)
+        disk, place = deployment.disks[name], deployment.spec.working_dir
+        (device,) = (one for one in deployment.hardware.devices if one.file == name)
         raw = f".{name}.vmgahp-raw"
         try:
             if disk.extent:
@@ -156,7 +149,7 @@ class Launcher:
         finally:
             if not disk.extent:
                 scratch.forget(self._identity, place, self._log, raw)
-        text = disks.descriptor(flat(target), size, config_spec.adapter(device, wish.hardware))
+        text = disks.descriptor(flat(target), size, config_spec.adapter(device, deployment.hardware))
         self._store.upload_bytes(text, f"{directory}/{target}")
         return size
 

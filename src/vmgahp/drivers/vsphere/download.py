@@ -26,21 +26,21 @@ class Download:
         self,
         connection: VsphereConnection,
         store: Store,
-        wish: Deployment,
+        deployment: Deployment,
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._store = store
-        self._wish = wish
+        self._deployment = deployment
         self._identity = identity
         self._log = log
-        self._scratch = wish.spec.working_dir
+        self._scratch = deployment.spec.working_dir
         self._parts: list[str] = []
 
     def run(self, ref: "vim.VirtualMachine") -> None:
         """All of it. Raises `errors.Fault`; then every file of the job is as it was or whole."""
-        name = self._wish.spec.name
+        name = self._deployment.spec.name
         with faults.explained(f"looking at the disks of {name}"):
             seen = self._connection.properties(ref, "snapshot", "config.files.vmPathName")
         if seen.get("snapshot") is not None:
@@ -52,7 +52,7 @@ class Download:
         self._check(ref, directory)
         beneath = directory.partition("] ")[2]
         try:
-            for device in self._wish.hardware.devices:
+            for device in self._deployment.hardware.devices:
                 if device.kind == hardware.DISK and device.persistent:
                     self._disk(device, f"{beneath}/{flat(store_name(device))}")
                 elif device.kind in (hardware.FLOPPY, hardware.SERIAL):
@@ -73,16 +73,16 @@ class Download:
         files = {
             device.backing.fileName for device in found or () if isinstance(device, vim.vm.device.VirtualDisk)
         }
-        for device in self._wish.hardware.of_kind(hardware.DISK):
+        for device in self._deployment.hardware.of_kind(hardware.DISK):
             if f"{directory}/{store_name(device)}" not in files:
                 raise errors.HypervisorFault(
-                    f"The guest of {self._wish.spec.name} has written to another file than the one that was "
+                    f"The guest of {self._deployment.spec.name} has written to another file than the one that was "
                     f"uploaded for {device.place}: there is {', '.join(sorted(files)) or 'none'}.",
                     "see who has changed the VM, or made snapshots of it.",
                 )
 
     def _disk(self, device: Device, source: str) -> None:
-        disk = self._wish.disks[device.file]
+        disk = self._deployment.disks[device.file]
         part = self._part(device.file)
         size = self._fetch(source, device.file, part)
         assert size is not None
@@ -96,7 +96,10 @@ class Download:
         else:
             extent = f"{device.file.removesuffix('.vmdk')}-flat.vmdk"
             text = disks.descriptor(
-                extent, size, config_spec.adapter(device, self._wish.hardware), create_type="monolithicFlat"
+                extent,
+                size,
+                config_spec.adapter(device, self._deployment.hardware),
+                create_type="monolithicFlat",
             )
             self._rename(part, extent)
             self._identity.write_scratch(self._scratch, device.file, text)

@@ -43,7 +43,7 @@ class VsphereDriver(Driver):
     def start(self, job: JobAd) -> Machine:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
-        wish = Deployment.of(spec, self.identity)
+        deployment = Deployment.of(spec, self.identity)
         place = self._inventory.place()
         checkpoints = self._checkpoints()
         there = annotations.find(self._connection, place.folder)
@@ -58,12 +58,12 @@ class VsphereDriver(Driver):
             self._host,
             annotations.RUNS,
         )
-        context = self._context(wish, place, tag)
+        context = self._context(deployment, place, tag)
         try:
             vm = (
-                self._take_up(wish, context, restart, tag)
+                self._take_up(deployment, context, restart, tag)
                 if restart
-                else self._launch(wish, place, context, tag, end)
+                else self._launch(deployment, place, context, tag, end)
             )
             vm.find_mac()
         except BaseException:
@@ -77,20 +77,20 @@ class VsphereDriver(Driver):
 
     def describe(self, job: JobAd) -> str:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
-        wish = Deployment.of(spec, self.identity)
+        deployment = Deployment.of(spec, self.identity)
         lines = [
             f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",
             f"memory    {spec.memory_mib} MiB",
             f"CPUs      {spec.vcpus}",
-            f"guest     {guest_id(wish.hardware.guest)}",
-            f"firmware  {'efi' if wish.hardware.efi else 'bios'}",
+            f"guest     {guest_id(deployment.hardware.guest)}",
+            f"firmware  {'efi' if deployment.hardware.efi else 'bios'}",
             f"network   {spec.networking_type or 'none'}",
         ]
-        for device in wish.hardware.devices:
-            disk = wish.disks.get(device.file)
+        for device in deployment.hardware.devices:
+            disk = deployment.disks.get(device.file)
             note = "" if disk is None else ", flat" if disk.extent else ", to be converted"
             lines.append(f"{device.place:9} {device.kind} {device.file} as {store_name(device)}{note}")
-        lines += [f"left out  {name}" for name in wish.hardware.left_out]
+        lines += [f"left out  {name}" for name in deployment.hardware.left_out]
         return "\n".join(lines) + "\n"
 
     def kill(self, match: str, uuid: str = "") -> bool:
@@ -127,19 +127,23 @@ class VsphereDriver(Driver):
     # A start
 
     def _launch(
-        self, wish: Deployment, place: Placement, context: VsphereContext, tag: Tag, end: float
+        self, deployment: Deployment, place: Placement, context: VsphereContext, tag: Tag, end: float
     ) -> VsphereMachine:
-        spec = wish.spec
+        spec = deployment.spec
         network = None
         if spec.networking_type:
             network = self._inventory.network(place.datacenter, spec.networking_type)
-        if wish.hardware.left_out:
-            self.log(f"{spec.name} gets no {', '.join(wish.hardware.left_out)}: not on a server")
+        if deployment.hardware.left_out:
+            self.log(f"{spec.name} gets no {', '.join(deployment.hardware.left_out)}: not on a server")
         launcher = Launcher(self._connection, place, context.store, self.identity, self.log)
-        return VsphereMachine(launcher.launch(wish, tag, network, end), tag, spec, context)
+        return VsphereMachine(launcher.launch(deployment, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self, wish: Deployment, context: VsphereContext, restart: tuple[Tagged, VsphereManifest], tag: Tag
+        self,
+        deployment: Deployment,
+        context: VsphereContext,
+        restart: tuple[Tagged, VsphereManifest],
+        tag: Tag,
     ) -> VsphereMachine:
         """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
@@ -147,7 +151,7 @@ class VsphereDriver(Driver):
         annotations.write(self._connection, there.ref, tag)
         power.off(self._connection, there.ref, f"powering {tag.name} off")
         context.checkpoints.go_on(there.ref, manifest.snapshot, tag.name)
-        vm = VsphereMachine(there.ref, tag, wish.spec, context)
+        vm = VsphereMachine(there.ref, tag, deployment.spec, context)
         vm.cpu_seconds = manifest.cpu_seconds
         self.log(f"{tag.name} goes on from its checkpoint {manifest.snapshot}")
         return vm
@@ -194,9 +198,9 @@ class VsphereDriver(Driver):
         else:
             context.resources.release()
 
-    def _context(self, wish: Deployment, place: Placement, tag: Tag) -> VsphereContext:
+    def _context(self, deployment: Deployment, place: Placement, tag: Tag) -> VsphereContext:
         context = self._bare_context(place)
-        context.homecoming = Download(self._connection, context.store, wish, self.identity, self.log)
+        context.download = Download(self._connection, context.store, deployment, self.identity, self.log)
         try:
             context.resources.guardian = self.post_guardian(tag.directory, tag.id)
         except OSError as error:

@@ -1,8 +1,7 @@
-"""Whose fault an error of vSphere is.
+"""The fault rules of vSphere's errors.
 
 The server says what went wrong by the type of a fault, and in words that depend on its language; so the type
-decides. The table goes from the special to the general, for vSphere's faults inherit from one another. A
-fault that nothing here knows is the hypervisor's: it holds no job and says what it was.
+decides. The rules go from the special to the general, for vSphere's faults inherit from one another.
 """
 
 from collections.abc import Iterator
@@ -11,51 +10,78 @@ from contextlib import contextmanager
 from pyVmomi import vim, vmodl
 
 from vmgahp import errors
-
-JOB, MACHINE, HYPERVISOR, CLIENT = "job", "machine", "hypervisor", "client"
+from vmgahp.drivers.fault_rules import Rule, classify
+from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
 
 _VMX_HINT = "change the virtual hardware in the job's .vmx to what this server has."
 
-# fmt: off
-TABLE: tuple[tuple[str, str, str, str], ...] = (
-    ("vim.fault.InvalidLogin", MACHINE, "", "see VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
-    ("vim.fault.NotAuthenticated", HYPERVISOR, "", "see what ends the sessions on the server."),
-    ("vim.fault.NoPermission", MACHINE, "",
-        "give the role of VSPHERE_USER the privilege that the message names."),
-    ("vim.fault.RestrictedVersion", MACHINE, "",
-        "use a license that lets programs change something: a free ESXi can only be looked at."),
-    ("vmodl.fault.NotEnoughLicenses", MACHINE, "", "see the licenses of the server."),
-    ("vim.fault.NoDiskSpace", MACHINE, "", "make room on the datastore of VSPHERE_DATASTORE."),
-    ("vim.fault.InsufficientMemoryResourcesFault", MACHINE, "",
-        "give the pool of VSPHERE_RESOURCE_POOL more memory, or VMs less (VM_MEMORY)."),
-    ("vim.fault.InsufficientResourcesFault", MACHINE, "",
-        "give the pool of VSPHERE_RESOURCE_POOL more, or run fewer VMs at once."),
-    ("vim.fault.InvalidDatastore", MACHINE, "",
-        "see that the datastore of VSPHERE_DATASTORE is mounted where VMs run."),
-    ("vim.fault.InvalidDiskFormat", JOB, errors.BAD_IMAGE,
-        "see what qemu-img info says about the job's disks."),
-    ("vim.fault.UnsupportedVmxLocation", MACHINE, "", "name another VSPHERE_DATASTORE."),
-    ("vim.fault.CannotAccessVmComponent", HYPERVISOR, "", "see that the hosts reach the datastore."),
-    ("vim.fault.VirtualHardwareVersionNotSupported", JOB, errors.MISMATCHED,
-        "lower virtualHW.version in the job's .vmx, or leave it out."),
-    ("vim.fault.UnsupportedGuest", JOB, errors.MISMATCHED, "name another guestOS in the job's .vmx."),
-    ("vim.fault.MemorySizeNotSupported", JOB, errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
-    ("vim.fault.VirtualHardwareCompatibilityIssue", JOB, errors.MISMATCHED, _VMX_HINT),
-    ("vim.fault.NumVirtualCpusIncompatible", JOB, errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
-    ("vim.fault.TooManyDevices", JOB, errors.MISMATCHED, _VMX_HINT),
-    ("vim.fault.VmConfigFault", JOB, errors.MISMATCHED, _VMX_HINT),
-    ("vim.fault.FileLocked", HYPERVISOR, "", "see which host or program has the file open."),
-    ("vim.fault.FileFault", HYPERVISOR, "", "look at the datastore, and into the server's log (hostd.log)."),
-    ("vmodl.fault.HostCommunication", HYPERVISOR, "",
-        "connect the host to its vCenter again, or take it out of the pool."),
-    ("vim.fault.ToolsUnavailable", CLIENT, errors.VM_INVALID_OPERATION, ""),
-    ("vim.fault.InvalidPowerState", CLIENT, errors.VM_INVALID_OPERATION, ""),
-    ("vmodl.fault.ManagedObjectNotFound", CLIENT, errors.VM_NOT_FOUND, ""),
-    ("vmodl.fault.InvalidArgument", HYPERVISOR, "",
-        "look into the server's log (hostd.log, vpxd.log), and report it as a defect of the driver."),
+
+def _machine(kind: str, hint: str) -> Rule:
+    return Rule(kind, MachineFault, errors.CRITICAL, hint, kinds=(kind,))
+
+
+def _hypervisor(kind: str, hint: str) -> Rule:
+    return Rule(kind, HypervisorFault, errors.INTERNAL, hint, kinds=(kind,))
+
+
+def _job(kind: str, code: str, hint: str) -> Rule:
+    return Rule(kind, JobFault, code, hint, kinds=(kind,))
+
+
+def _client(kind: str, code: str) -> Rule:
+    return Rule(kind, ClientFault, code, kinds=(kind,))
+
+
+RULES = (
+    _machine("vim.fault.InvalidLogin", "check VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
+    _hypervisor("vim.fault.NotAuthenticated", "find out what ends the sessions on the server."),
+    _machine("vim.fault.NoPermission", "give the role of VSPHERE_USER the privilege that the message names."),
+    _machine(
+        "vim.fault.RestrictedVersion",
+        "use a license that lets programs change something: a free ESXi can only be looked at.",
+    ),
+    _machine("vmodl.fault.NotEnoughLicenses", "check the licenses of the server."),
+    _machine("vim.fault.NoDiskSpace", "free disk space on the datastore of VSPHERE_DATASTORE."),
+    _machine(
+        "vim.fault.InsufficientMemoryResourcesFault",
+        "give the pool of VSPHERE_RESOURCE_POOL more memory, or VMs less (VM_MEMORY).",
+    ),
+    _machine(
+        "vim.fault.InsufficientResourcesFault",
+        "give the pool of VSPHERE_RESOURCE_POOL more, or run fewer VMs at once.",
+    ),
+    _machine(
+        "vim.fault.InvalidDatastore", "mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."
+    ),
+    _job("vim.fault.InvalidDiskFormat", errors.BAD_IMAGE, "check the job's disks with qemu-img info."),
+    _machine("vim.fault.UnsupportedVmxLocation", "name another VSPHERE_DATASTORE."),
+    _hypervisor("vim.fault.CannotAccessVmComponent", "see that the hosts reach the datastore."),
+    _job(
+        "vim.fault.VirtualHardwareVersionNotSupported",
+        errors.MISMATCHED,
+        "lower virtualHW.version in the job's .vmx, or remove it.",
+    ),
+    _job("vim.fault.UnsupportedGuest", errors.MISMATCHED, "name another guestOS in the job's .vmx."),
+    _job("vim.fault.MemorySizeNotSupported", errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
+    _job("vim.fault.VirtualHardwareCompatibilityIssue", errors.MISMATCHED, _VMX_HINT),
+    _job("vim.fault.NumVirtualCpusIncompatible", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
+    _job("vim.fault.TooManyDevices", errors.MISMATCHED, _VMX_HINT),
+    _job("vim.fault.VmConfigFault", errors.MISMATCHED, _VMX_HINT),
+    _hypervisor("vim.fault.FileLocked", "find out which host or program has the file open."),
+    _hypervisor("vim.fault.FileFault", "check the datastore, and the server's log (hostd.log)."),
+    _hypervisor(
+        "vmodl.fault.HostCommunication",
+        "connect the host to its vCenter again, or take it out of the pool.",
+    ),
+    _client("vim.fault.ToolsUnavailable", errors.VM_INVALID_OPERATION),
+    _client("vim.fault.InvalidPowerState", errors.VM_INVALID_OPERATION),
+    _client("vmodl.fault.ManagedObjectNotFound", errors.VM_NOT_FOUND),
+    _hypervisor(
+        "vmodl.fault.InvalidArgument",
+        "read the server's log (hostd.log, vpxd.log), and report a bug of the driver.",
+    ),
+    Rule("anything else", HypervisorFault, errors.INTERNAL, "read the server's log (hostd.log, vpxd.log)."),
 )
-# fmt: on
-"""Type of the fault, who is to blame, the word where that is not the class's own, the hint."""
 
 _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
 """In the keys of the messages of a fault about a VM's configuration: the server's trouble after all."""
@@ -79,17 +105,14 @@ def _kind(name: str) -> type:
 def from_vsphere(error: Exception, doing: str) -> errors.Fault:
     """The fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
     problem = f"vSphere failed while {doing}: {describe(error)}."
-    for name, blamed, word, hint in TABLE:
-        if not isinstance(error, _kind(name)):
-            continue
-        if blamed == JOB and not _is_the_machines(error):
-            return errors.JobFault(word, problem, hint)
-        if blamed in (JOB, MACHINE):
-            return errors.MachineFault(problem, hint)
-        if blamed == CLIENT:
-            return errors.ClientFault(word, problem)
-        return errors.HypervisorFault(problem, hint)
-    return errors.HypervisorFault(problem, "look into the server's log (hostd.log, vpxd.log).")
+    rule = classify(
+        RULES,
+        "",
+        takes=lambda rule: not rule.kinds or any(isinstance(error, _kind(kind)) for kind in rule.kinds),
+    )
+    if rule.fault is JobFault and _is_the_machines(error):
+        return MachineFault(problem, rule.hint)
+    return rule.make(problem)
 
 
 def describe(error: Exception) -> str:

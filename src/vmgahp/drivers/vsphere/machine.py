@@ -55,7 +55,7 @@ class VsphereContext:
         self.store = store
         self.checkpoints = checkpoints
         self.datacenter = datacenter
-        self.homecoming: Download | None = None
+        self.download: Download | None = None
         self.resources = Resources(log)
         self.stop_timeout = stop_timeout
         self.log = log
@@ -115,7 +115,7 @@ class VsphereMachine(Machine):
         self._saved = False
         """The guest is in a checkpoint, and its VM is off."""
         self._question = ""
-        self._home = False
+        self._downloaded = False
         """The disks are home, although the VM may not have been removed yet."""
         self._over = False
 
@@ -127,9 +127,9 @@ class VsphereMachine(Machine):
         if self._saved:
             return Status(lifecycle.SUSPENDED)
         if self._fetch is not None:
-            return self._coming_home()
-        if self._home:
-            self._fetch = _Fetch(self._come_home, self.name)
+            return self._downloading()
+        if self._downloaded:
+            self._fetch = _Fetch(self._download, self.name)
             return self._last
         try:
             with faults.explained(f"asking for the status of {self.name}"):
@@ -143,7 +143,7 @@ class VsphereMachine(Machine):
         state = str(seen.get("runtime.powerState"))
         if state == power.OFF:
             self._log(f"{self.name}: the guest has powered off")
-            self._fetch = _Fetch(self._come_home, self.name)
+            self._fetch = _Fetch(self._download, self.name)
             return self._last
         if state == power.SUSPENDED:
             self._looked = None
@@ -164,7 +164,7 @@ class VsphereMachine(Machine):
                 if self._fetch is None:
                     power.shut_down(self._connection, self._ref, self._context.stop_timeout, self._log)
                     self._context.resources.ended(DESTROYED)
-                    self._fetch = _Fetch(self._come_home, self.name)
+                    self._fetch = _Fetch(self._download, self.name)
                 self._fetch.wait()
             except Gone:
                 self._log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
@@ -257,16 +257,16 @@ class VsphereMachine(Machine):
                 self._mac = str(device.macAddress or "").lower()
                 return
 
-    def _come_home(self) -> None:
-        if not (self._home or self._spec.no_output_vm) and self._context.homecoming is not None:
-            self._context.homecoming.run(self._ref)
+    def _download(self) -> None:
+        if not (self._downloaded or self._spec.no_output_vm) and self._context.download is not None:
+            self._context.download.run(self._ref)
             self._log(f"{self.name}: its disks are home")
-        self._home = True
+        self._downloaded = True
         power.destroy(self._connection, self._ref, self._context.datacenter)
         self._context.checkpoints.used_up(self._spec.working_dir)
         self._over = True
 
-    def _coming_home(self) -> Status:
+    def _downloading(self) -> Status:
         assert self._fetch is not None
         if not self._fetch.ended:
             return self._last

@@ -13,7 +13,6 @@ from pyVmomi import vim, vmodl
 from vmgahp import errors
 from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
-from vmgahp.drivers.vsphere.faults import Lost
 
 ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
 """Values of runtime.powerState."""
@@ -38,23 +37,15 @@ def settle(
 
     Raises `Gone`, and `errors.Fault`.
     """
-    for last in (False, True):
-        try:
-            connection.task(lambda _content: begin(), doing)
-            return
-        except Lost:
-            if state(connection, ref) == wanted:
-                return
-            if last:
-                raise
-        except errors.Fault as fault:
-            if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
-                raise Gone(f"VM {ref}") from fault
-            if not isinstance(fault.__cause__, vim.fault.InvalidPowerState) or (
-                state(connection, ref) != wanted
-            ):
-                raise
-            return
+    try:
+        connection.retried_task(
+            lambda _content: begin(), doing, lambda: True if state(connection, ref) == wanted else None
+        )
+    except errors.Fault as fault:
+        if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+            raise Gone(f"VM {ref}") from fault
+        if not isinstance(fault.__cause__, vim.fault.InvalidPowerState) or state(connection, ref) != wanted:
+            raise
 
 
 def on(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str) -> None:
@@ -107,20 +98,15 @@ def destroy(connection: VsphereConnection, ref: "vim.VirtualMachine", datacenter
         return False
     # What was uploaded and not yet attached is no file of the VM's to the server.
     directory = directory_of(str(seen.get("config.files.vmPathName", "")))
-    for last in (False, True) if directory else ():
+    if directory:
         try:
-            connection.task(
+            connection.retried_task(
                 lambda content: content.fileManager.DeleteDatastoreFile_Task(directory, datacenter),
                 f"removing {directory}",
             )
-            break
-        except Lost:
-            if last:
-                raise
         except errors.Fault as fault:
             if not isinstance(fault.__cause__, vim.fault.FileNotFound):
                 raise
-            break
     return True
 
 
@@ -131,15 +117,12 @@ def directory_of(path: str) -> str:
 
 
 def _remove(connection: VsphereConnection, ref: "vim.VirtualMachine") -> None:
-    for last in (False, True):
-        try:
-            connection.task(lambda _content: ref.Destroy_Task(), "removing a VM")
-            return
-        except Lost:
-            if last:
-                raise
-            state(connection, ref)  # which raises Gone where it was done
-        except errors.Fault as fault:
-            if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
-                raise Gone(f"VM {ref}") from fault
-            raise
+    def still_there() -> None:
+        state(connection, ref)  # which raises Gone where it was done
+
+    try:
+        connection.retried_task(lambda _content: ref.Destroy_Task(), "removing a VM", still_there)
+    except errors.Fault as fault:
+        if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+            raise Gone(f"VM {ref}") from fault
+        raise
