@@ -237,7 +237,7 @@ def test_of_many_files_each_failure_is_told(images, scratch):
     assert "VM_IMAGE_DIRS" in bad["TransferError"]
 
 
-@pytest.mark.parametrize("text", ["[ this is no list", "x" * 100, None, "[ Url = 7 ]" * 1001])
+@pytest.mark.parametrize("text", ["[ this is not a list", "x" * 100, None, "[ Url = 7 ]" * 1001])
 def test_a_list_that_cannot_be_read_is_told_too(images, scratch, text):
     write_list(scratch, [])
     if text is None:

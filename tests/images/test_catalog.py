@@ -333,7 +333,7 @@ def test_a_file_may_be_called_catalog(entry: str) -> None:
     [
         ("catalog:a:vda:w:qcow2", "the catalog knows the format"),
         ("catalog::vda:w", "is not of the form catalog:name:device:permission"),
-        ("catalog:a:floppy:w", "'floppy' is no device"),
+        ("catalog:a:floppy:w", "'floppy' is not a device"),
         ("catalog:a:vda:x", "'x' is not a permission"),
         ("catalog:a:vda:ws", "shares an image"),
         ("catalog:a:vda:w,catalog:a:vda:r", "used twice"),

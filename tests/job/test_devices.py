@@ -21,7 +21,7 @@ NETWORKS = Settings(
 SHARING = Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "9p"})
 
 
-# --- network cards
+# --- NICs
 
 
 def cards(text: str, **more: str) -> tuple[Nic, ...]:
@@ -67,11 +67,11 @@ def test_cards_keep_their_order() -> None:
         ("nat:up:down", "twice"),
         ("nat:e1000:virtio", "twice"),
         ("nat:52:54:00:12:34:56:52:54:00:12:34:57", "52:54:00:12:34:57"),
-        ("nat:52:54:00:12:34:56,user:52-54-0-12-34-56", "two cards"),
-        (", ,", "no network card"),
+        ("nat:52:54:00:12:34:56,user:52-54-0-12-34-56", "two NICs"),
+        (", ,", "no NIC"),
         ("nat:'/><hostdev/>", "hostdev"),
         (",".join(["nat"] * 17), "17"),
-        ("", "no network card"),
+        ("", "no NIC"),
     ],
 )
 def test_a_list_of_cards_that_makes_no_sense(text: str, part: str) -> None:
@@ -178,7 +178,7 @@ def test_a_wish(changes: dict[str, str], expected: Devices) -> None:
     ("name", "value", "part"),
     [
         ("VMPARAM_vm_Firmware", '"coreboot"', "coreboot"),
-        ("VMPARAM_vm_Firmware", "true", "not a text"),
+        ("VMPARAM_vm_Firmware", "true", "not a string"),
         ("VMPARAM_vm_Arch", '"vax"', "vax"),
         ("VMPARAM_vm_TPM", '"yes"', "neither true nor false"),
         ("VMPARAM_vm_Topology", '"cores=2"', "2 CPUs, and the job has 1"),

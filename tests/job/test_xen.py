@@ -71,11 +71,11 @@ def test_the_kernel_in_the_disk_is_the_bootloaders() -> None:
     only = {"VMPARAM_Xen_Kernel": '"Included"', "VMPARAM_Xen_Root": None}
     assert boot({"XEN_BOOTLOADER": '"/bin/sh"'}, **only) == XenBoot(bootloader="/bin/sh")
     refused("XEN_KERNEL_NOT_FOUND", "XEN_BOOTLOADER", **only)
-    with pytest.raises(MachineFault, match="no program"):
+    with pytest.raises(MachineFault, match="not a program"):
         boot({"XEN_BOOTLOADER": "/etc/passwd"}, **only)
 
 
-def test_hardware_virtualisation_is_the_machines_to_offer() -> None:
+def test_hardware_virtualization_is_the_machines_to_offer() -> None:
     only = {"VMPARAM_Xen_Kernel": '"vmx"', "VMPARAM_Xen_Root": None}
     assert boot({"VM_HARDWARE_VT": "true"}, **only) == XenBoot(hardware=True)
     refused("MISMATCHED_HARDWARE_VT", "VM_HARDWARE_VT", **only)

@@ -47,7 +47,7 @@ class Wanted(NamedTuple):
     """What a URL asks for."""
 
     base: str
-    """The full path of the image beneath."""
+    """The full path of the base image."""
     name: str
     """The name of the overlay."""
     format: str
@@ -58,7 +58,7 @@ def parse_url(url: str) -> Wanted:
     """Read ``nfs:///DIR/BASE[:NAME[:FORMAT]]``. Raises `TransferError`."""
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() not in METHODS:
-        raise TransferError(f"{_shown(url)} is no URL of {' or '.join(METHODS)}.")
+        raise TransferError(f"{_shown(url)} is not a URL of {' or '.join(METHODS)}.")
     if rest.startswith("//") and not rest.startswith("///"):
         raise TransferError(
             f"{_shown(url)} names a server, and images are read from directories of the execute machine: write "
@@ -239,7 +239,7 @@ def _many(infile: str, outfile: str, upload: bool, environ: "Mapping[str, str]")
         with open(infile, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read(LONGEST_INPUT + 1)
         ads = list(classad2.parseAds(text)) if len(text) <= LONGEST_INPUT else None
-    except Exception as error:  # noqa: BLE001 - a missing module, a file that is no list of ads: the job must hear of it
+    except Exception as error:  # noqa: BLE001 - a missing module, a file that is not a list of ads: the job must hear of it
         _write(outfile, [_result("", "", f"the list of files cannot be read: {error}")])
         return 1
     if ads is None or len(ads) > MOST_ADS:

@@ -44,7 +44,7 @@ def wanted(ad: JobAd) -> tuple[str, ...]:
     text = ad.string(TYPES)
     if text is None:
         raise JobFault(
-            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a text.", _HINT
+            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a string.", _HINT
         )
     return _words(TYPES, text)
 
@@ -60,8 +60,8 @@ def require(ad: JobAd) -> None:
     if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(wanted(ad), vm_type):
         raise JobFault(
             errors.MISMATCHED,
-            f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}, which is none of them.",
-            f"write vm_type = any, or leave {TYPES} out.",
+            f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}, which is not one of them.",
+            f"write vm_type = any, or remove {TYPES}.",
         )
 
 
@@ -69,7 +69,7 @@ def _words(attribute: str, text: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",") if word.strip()))
     odd = [word for word in words if not _TYPE.fullmatch(word)]
     if odd or not words or len(words) > _MOST:
-        what = f"{shown(odd[0])} is no VM type" if odd else "it is no list of VM types"
+        what = f"{shown(odd[0])} is not a VM type" if odd else "it is not a list of VM types"
         raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _HINT)
     # "any" in a list takes whatever there is.
     return () if ANY in words else words

@@ -107,7 +107,7 @@ class JobAd:
     def values(self) -> "dict[str, Literal]":
         """What every attribute that is not secret comes to, in the order of the names.
 
-        None stands for undefined, error, lists, ads, and for numbers that are none: all of it can be JSON.
+        None stands for undefined, error, lists, ads, and for numbers such as NaN: all of it can be JSON.
         """
         ad = self.public()
         found = {name: ad._value(name) for _, (name, _) in sorted(ad._attributes.items())}
@@ -119,7 +119,7 @@ class JobAd:
     def judge(self, expression: str) -> "Literal":
         """The value of somebody else's expression over this ad without its secrets, None for undefined and error.
 
-        The ad is MY and TARGET alike. Raises ValueError where it is no expression.
+        The ad is MY and TARGET alike. Raises ValueError where it is not an expression.
         """
         ad = self.public()
         mine, target = ad._load(), ad._load()

@@ -19,8 +19,8 @@ def resolve(
 ) -> tuple[Disk, ...]:
     """The disks of a job, some of them of the catalog, with the images in place of their names.
 
-    A disk that can be written is a layer of the job's own, in its scratch directory; any other is the image itself.
-    Raises `JobFault`, also where the image or the catalog is the administrator's to mend: other jobs can run.
+    A disk that can be written is an overlay of the job's own, in its scratch directory; any other is the image itself.
+    Raises `JobFault`, also where the image or the catalog must be repaired by the administrator: other jobs can run.
     """
     try:
         catalog = read(settings)

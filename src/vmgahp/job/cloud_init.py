@@ -4,7 +4,7 @@ The NoCloud data source takes any drive with the label ``cidata`` that has the f
 ``meta-data``, and perhaps ``network-config``
 (https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html). cloud-init does most of its work
 once for each instance-id, so that must be the same whenever the job's VM runs on; and since the drive is one of the
-VM's disks, a VM that goes on from a checkpoint must find it byte for byte as it was. So nothing is in it that another
+VM's disks, a VM that is restored must find it byte for byte as it was. So nothing is in it that another
 machine or another hour would change.
 
 User data often has passwords in it. The drive is for the job's user alone, its files are for the guest's root, it
@@ -138,7 +138,7 @@ def write(seed: Seed, working_dir: str, identity: Identity) -> None:
 
 
 def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
-    """Remove the drive, if there was one: what is in it is nobody's business any more. Raises OSError."""
+    """Remove the drive, if there was one: its content is the job's alone. Raises OSError."""
     if seed is not None:
         identity.unlink_scratch(working_dir, SEED_FILE)
 
@@ -147,7 +147,7 @@ def _read(options: Options, option: str, name: str, working_dir: str, identity: 
     if not name or name == SEED_FILE or has_control(name):
         raise options.refused(
             option,
-            "it is no name of a file for it",
+            "it is not a name of a file for it",
             'write the name of a transferred file, such as "user-data".',
         )
     try:
@@ -176,7 +176,7 @@ def _check_user_data(options: Options, data: bytes) -> None:
     elif start.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
     else:
-        problem = "its first line is none by which cloud-init knows what to do with it"
+        problem = "cloud-init does not recognize its first line"
     raise options.refused(
         USER_DATA,
         problem,

@@ -1,6 +1,6 @@
 """Disks generated for a job at its start: empty ones, and one with files of the job's.
 
-``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that comes home with what the guest has written to it;
+``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that is sent back with what the guest has written to it;
 ``VMPARAM_vm_Data_Files = "in.csv, params"`` hands the guest those transferred files on a CD-ROM. Both are for images
 that lie ready on the machine and know nothing of the job.
 """
@@ -33,7 +33,7 @@ from vmgahp.text import shown
 LABEL = "JOBDATA"
 """The name of the volume with the job's files."""
 FILES_IMAGE = "vm_data_files.iso"
-"""Its file in the scratch directory; it is made of what is there, and does not go home."""
+"""Its file in the scratch directory; it is made of what is there, and is not sent back."""
 
 LARGEST_FILES = 4 << 30
 """Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
@@ -79,15 +79,15 @@ def _data_disk(options: Options, entry: str, directory: str) -> Disk:
         raise options.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
     device, size = device_of(fields[0]), _SIZE.fullmatch(fields[1])
     if device is None or device[1] or device[0].startswith("fd"):
-        raise options.refused(DATA_DISK, f"{shown(fields[0])} is no device for a disk", hint)
+        raise options.refused(DATA_DISK, f"{shown(fields[0])} is not a device for a disk", hint)
     if size is None:
-        raise options.refused(DATA_DISK, f"{shown(fields[1])} is no size", hint)
+        raise options.refused(DATA_DISK, f"{shown(fields[1])} is not a size", hint)
     name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
     image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
     if not _FILE.fullmatch(name) or not image_format:
         raise options.refused(
             DATA_DISK,
-            f"{shown(name)} is no name for a disk that is made",
+            f"{shown(name)} is not a name for a disk that is made",
             f"write a plain name that ends in {', '.join(_FORMATS)}.",
         )
     return Disk(
@@ -144,7 +144,7 @@ def _files(options: Options, name: str, identity: Identity, directory: str) -> l
         ) from error
     if not beneath:
         problem = f"the directory {shown(name)} has no file in it"
-        raise options.refused(DATA_FILES, problem, "leave it out, or transfer its files.")
+        raise options.refused(DATA_FILES, problem, "remove it, or transfer its files.")
     return [f"{name}/{file}" for file in beneath]
 
 
@@ -168,7 +168,7 @@ def refuse(ad: JobAd) -> None:
     Raises `JobFault`.
     """
     vm_type = ad.vm_type()
-    hint = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
+    hint = "remove it, or require a machine with kvm or qemu in VM_HYPERVISORS."
     for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
         for attribute in ad.names(prefix):
             value = ad.expression(attribute) or ""

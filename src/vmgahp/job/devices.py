@@ -44,7 +44,7 @@ class Topology(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What is neither a disk nor a network card."""
+    """What is neither a disk nor a NIC."""
 
     arch: str = ""
     """``x86_64`` or ``aarch64``; empty where the job leaves it to the machine."""
@@ -88,7 +88,7 @@ def contradictions(found: Devices, disks: Sequence[Disk], options: Options, *, c
             raise JobFault(
                 errors.INVALID_DISK_PARAM,
                 f"VMPARAM_vm_Disk shares {disk.path} with other writers, and JobVMCheckpoint = true contradicts "
-                "it: they go on writing after the checkpoint.",
+                "it: they keep writing after the checkpoint.",
                 "set vm_checkpoint = false, or give the disk the permission r, rs or w.",
             )
 
@@ -96,7 +96,7 @@ def contradictions(found: Devices, disks: Sequence[Disk], options: Options, *, c
 def _arch(options: Options) -> str:
     wanted = options.string(ARCH).lower()
     if wanted and wanted not in ARCHES:
-        raise options.refused(ARCH, "it is no architecture of guests here", f"write {X86} or {ARM}.")
+        raise options.refused(ARCH, "it is not an architecture of guests here", f"write {X86} or {ARM}.")
     return ARCHES.get(wanted, "")
 
 
@@ -108,7 +108,7 @@ def _firmware(options: Options, arch: str) -> str:
         raise options.refused(
             FIRMWARE,
             f"{options.shown(ARCH)} contradicts it, whose firmware is uefi",
-            f"leave {options.attribute(FIRMWARE)} out.",
+            f"remove {options.attribute(FIRMWARE)}.",
         )
     return wanted
 
@@ -141,7 +141,7 @@ def _share(options: Options, settings: Settings, working_dir: str) -> str:
     if name and not _DIRECTORY.fullmatch(name):
         raise options.refused(
             SHARE,
-            "it is no name of a directory in the scratch directory",
+            "it is not a name of a directory in the scratch directory",
             'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".',
         )
     how = settings.string("VM_SHARE_SCRATCH").lower()

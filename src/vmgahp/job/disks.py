@@ -40,13 +40,13 @@ class Disk(NamedTuple):
     format: str
     """As libvirt names it; ``raw`` where the job gave none: an image is never looked into to find out."""
     transferred: bool
-    """Whether the image came, or goes home, with the job: it is in the scratch directory."""
+    """Whether the image is transferred with the job: it is in the scratch directory."""
     kind: str
     """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
     shared: bool = False
     """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
     image: Image | None = None
-    """The image of this machine that it is, or that it is a layer on where it is writable (`vmgahp.images.catalog`)."""
+    """The image of this machine that it is, or that it is an overlay of where it can be written."""
     size: int = 0
     """Bytes of an empty disk that is made at the job's start; 0 for any other (`vmgahp.job.data_disks`)."""
     files: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def _disk(entry: str, working_dir: str, identity: Identity) -> Disk:
     image_format = image_format.lower()
     if image_format not in FORMATS:
         hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
-        raise _bad_disk(entry, f"{shown(image_format)} is no image format that can be used here", hint)
+        raise _bad_disk(entry, f"{shown(image_format)} is not an image format that can be used here", hint)
     if name.startswith("fd"):
         kind = "floppy"
     elif image_format == "iso" or file.lower().endswith(".iso"):
@@ -149,7 +149,9 @@ def _of_catalog(entry: str, fields: list[str]) -> Disk:
     _, image, device, permission = fields
     name, partition, writable, shared = _attachment(entry, device, permission)
     if shared:
-        problem = "shares an image of the catalog, which any number of VMs use, each with a layer of its own"
+        problem = (
+            "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
+        )
         raise _bad_disk(entry, problem, "write the permission r or w.")
     kind = "floppy" if name.startswith("fd") else "disk"
     return Disk("", name, partition, writable, "", False, kind, image=Image(image))
@@ -160,7 +162,7 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
     found = device_of(device)
     if found is None:
         hint = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
-        raise _bad_disk(entry, f"{shown(device)} is no device that a VM can have", hint)
+        raise _bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
     permission = permission.lower()
     if permission not in _PERMISSIONS:
         hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."

@@ -1,7 +1,7 @@
 """The exit code of a guest's work, as the guest says it, and the file for the job's owner.
 
 To HTCondor every VM that has powered off ended with 0, for a VM has no exit code. So the guest says one, in a line
-of its serial console or on a virtio port that the job asked for (``VMPARAM_vm_Exit_Port``), and it goes home in
+of its serial console or on a virtio port that the job asked for (``VMPARAM_vm_Exit_Port``), and it is sent back in
 ``vm_exit.json`` and, where the job can be reached by chirp, into the job ad.
 
 What a guest says is a stranger's word: of a limited piece of it a number from 0 to 255 is believed, and nothing else.

@@ -1,6 +1,6 @@
-"""The network cards that a job asks for, checked: the classic one of vm_networking, or a list of them.
+"""The NICs that a job asks for, checked: the classic one of vm_networking, or a list of them.
 
-``+VMPARAM_vm_NICs = "nat:52:54:00:12:34:56, bridge:e1000, user, nat:down"`` gives all cards of the VM in their
+``+VMPARAM_vm_NICs = "nat:52:54:00:12:34:56, bridge:e1000, user, nat:down"`` gives all NICs of the VM in their
 order, each with its kind of network and, in any order, a MAC address, a model and whether its cable is in.
 """
 
@@ -16,7 +16,7 @@ from vmgahp.job.options import NICS, Options
 from vmgahp.text import shown
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
-"""The models of card that a job can choose. virtio is the fastest and the one that a job gets by itself; the
+"""The models that a job can choose. virtio is the fastest and the one that a job gets by itself; the
 others are for guests that have no driver for it."""
 
 MOST_NICS = 16
@@ -30,7 +30,7 @@ _NICS_HINT = (
 
 
 class Nic(NamedTuple):
-    """One network card, as it is to be attached."""
+    """One NIC, as it is to be attached."""
 
     networking_type: str
     """``nat``, ``bridge`` or ``user``."""
@@ -38,13 +38,13 @@ class Nic(NamedTuple):
     """``xx:xx:xx:xx:xx:xx`` in lower case; empty where the job leaves it to the hypervisor."""
     model: str = "virtio"
     link_up: bool = True
-    """Whether the cable is in; a card without it is there and hears nothing."""
+    """Whether the cable is plugged in; a NIC without it receives nothing."""
 
 
 def nics(
     ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None
 ) -> tuple[Nic, ...]:
-    """All network cards of the VM, none for a VM without a network. Raises `JobFault`.
+    """All NICs of the VM, none for a VM without a network. Raises `JobFault`.
 
     `kinds` are the kinds of network on offer, where those are not just what the settings say.
     """
@@ -53,23 +53,23 @@ def nics(
         kind = networking_type(ad, settings, kinds)
         return (Nic(kind, mac(ad)),) if kind else ()
     offered = settings.networking_types() if kinds is None else kinds
-    cards = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
-    if not cards:
-        raise options.refused(NICS, "it names no network card", _NICS_HINT)
-    if len(cards) > MOST_NICS:
+    found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
+    if not found:
+        raise options.refused(NICS, "it names no NIC", _NICS_HINT)
+    if len(found) > MOST_NICS:
         raise options.refused(
             NICS,
-            f"that are {len(cards)} cards, and a VM can have {MOST_NICS}",
-            "ask for fewer network cards.",
+            f"it names {len(found)} NICs, and a VM can have {MOST_NICS}",
+            "ask for fewer NICs.",
         )
-    addresses = [card.mac for card in cards if card.mac]
+    addresses = [card.mac for card in found if card.mac]
     for address in addresses:
         if addresses.count(address) > 1:
             raise options.refused(
-                NICS, f"two cards have the address {address}", "give every card its own MAC address."
+                NICS, f"two NICs have the address {address}", "give every NIC its own MAC address."
             )
-    _agree_with_the_classic(ad, options, cards[0])
-    return tuple(cards)
+    _agree_with_the_classic(ad, options, found[0])
+    return tuple(found)
 
 
 def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:
@@ -93,7 +93,7 @@ def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None =
             raise JobFault(
                 errors.MISMATCHED,
                 f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}.",
-                "set vm_networking_type to one of these, or leave it out.",
+                "set vm_networking_type to one of these, or remove it.",
             )
         return wanted.strip().lower()
     for kind in (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat"):
@@ -112,7 +112,7 @@ def mac(ad: JobAd) -> str:
         raise JobFault(
             errors.MISMATCHED,
             f"JobVM_MACADDR = {shown(given)} {problem}.",
-            "set vm_macaddr to six hexadecimal numbers such as 52:54:00:12:34:56, or leave it out.",
+            "set vm_macaddr to six hexadecimal numbers such as 52:54:00:12:34:56, or remove it.",
         )
     return address
 
@@ -123,7 +123,7 @@ def _address(text: str) -> tuple[str, str]:
     if _MAC.fullmatch(text.lower()) is None:
         return "", "is not a MAC address"
     if int(octets[0], 16) & 1:
-        return "", "is a multicast address, which no network card can have"
+        return "", "is a multicast address, which no NIC can have"
     if not any(int(octet, 16) for octet in octets):
         return "", "is zero"
     return ":".join(octet.zfill(2) for octet in octets), ""
@@ -138,7 +138,7 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
 
     kind, *words = (word.strip().lower() for word in entry.split(":"))
     if kind not in ("nat", "bridge", "user"):
-        raise refused(f"{shown(kind)} is no kind of network")
+        raise refused(f"{shown(kind)} is not a kind of network")
     if kind not in offered:
         raise refused(
             f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
@@ -170,18 +170,18 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
 
 
 def _agree_with_the_classic(ad: JobAd, options: Options, first: Nic) -> None:
-    """The classic attributes are those of the first card, if they are there at all."""
+    """The classic attributes are those of the first NIC, if they are there at all."""
     kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
     if kind and kind != first.networking_type:
         raise options.refused(
             NICS,
-            f"its first card is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}",
-            "leave vm_networking_type out: the list says it of every card.",
+            f"its first NIC is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}",
+            "remove vm_networking_type: the list says it of every NIC.",
         )
     address = mac(ad)
     if address and address != first.mac:
         raise options.refused(
             NICS,
-            f"its first card has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}",
-            "leave vm_macaddr out: the list says it of every card.",
+            f"its first NIC has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}",
+            "remove vm_macaddr: the list says it of every NIC.",
         )

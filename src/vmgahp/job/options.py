@@ -2,8 +2,8 @@
 
 ``VMPARAM_vm_<Name>`` is the usual form. ``VM_ATTR_<name>`` is the same for any hypervisor, and
 ``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it counts before the other two, and is somebody
-else's business where the type is another. A name of these three forms that nobody knows is refused, for a job
-that misspells its option would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
+else's business where the type is another. An unknown name of these three forms is refused, for a job that
+misspells an option would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
 """
 
 from vmgahp import errors
@@ -48,7 +48,7 @@ class Options:
         self._attributes: dict[str, str] = {}
         """Option, in lower case -> the attribute that counts."""
         self.ignored: tuple[str, ...] = ()
-        """Attributes that nobody knows, in a job that does not mind."""
+        """Unknown attributes, in a job that ignores them."""
         own = f"VM_{ad.vm_type()}_ATTR_"
         known = {name.lower(): name for name in NAMES}
         unknown = []
@@ -62,7 +62,7 @@ class Options:
         if unknown and not others_know and not self.boolean(IGNORE_UNKNOWN):
             raise JobFault(
                 errors.MISMATCHED,
-                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: nobody knows such a option.",
+                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: there is no such option.",
                 f"write one of {', '.join(PREFIX + name for name in NAMES)}, or set "
                 f"{PREFIX}{IGNORE_UNKNOWN} = true to run without it.",
             )
@@ -88,7 +88,7 @@ class Options:
             return ""
         value = self._ad.string(self.attribute(option))
         if value is None:
-            raise self.refused(option, "it is not a text", f'write it in quotes, +{PREFIX}{option} = "…".')
+            raise self.refused(option, "it is not a string", f'write it in quotes, +{PREFIX}{option} = "…".')
         return value.strip()
 
     def boolean(self, option: str) -> bool:
@@ -107,7 +107,7 @@ class Options:
         return option.lower() in self._attributes and self._ad.string(self.attribute(option)) is not None
 
     def refused(self, option: str, problem: str, hint: str) -> JobFault:
-        """The fault for a option that makes no sense; `problem` and `hint` are sentences, the first without its end."""
+        """The fault for an invalid option; `problem` and `hint` are sentences, the first without its end."""
         return JobFault(errors.MISMATCHED, f"{self.shown(option)}: {problem}.", hint)
 
     def _take(self, option: str, attribute: str, *, overrides: bool) -> None:

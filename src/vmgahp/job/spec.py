@@ -1,7 +1,7 @@
 """What a job asks of its virtual machine, checked against the settings and the files.
 
 A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
-its value and the hint: the person who reads it sees nothing else. Disks, network cards and the rarer devices
+its value and the hint: the person who reads it sees nothing else. Disks, NICs and the rarer devices
 are read in `job_disks`, `job_nics` and `job_devices`; here they become one `JobSpec`.
 """
 
@@ -48,7 +48,7 @@ class JobSpec(NamedTuple):
     hardware_vt: bool
     devices: Devices = Devices()
     ignored: tuple[str, ...] = ()
-    """Attributes about devices that nobody knows, of a job that wants to run all the same."""
+    """Unknown attributes about devices, of a job that ignores them."""
     xen: "XenBoot | None" = None
     """How it boots, where it is a job for Xen."""
 
@@ -59,7 +59,7 @@ class JobSpec(NamedTuple):
 
     @property
     def networking_type(self) -> str:
-        """The kind of network of the first card; empty for a VM without a network."""
+        """The kind of network of the first NIC; empty for a VM without a network."""
         return self.nics[0].networking_type if self.nics else ""
 
     @property
@@ -127,7 +127,7 @@ def _require_our_description(settings: Settings, options: Options) -> None:
                 option,
                 "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT), in whose "
                 "description there is none",
-                "leave it out, or run the job on another machine.",
+                "remove it, or run the job on another machine.",
             )
 
 
@@ -156,7 +156,7 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
     limit = settings.integer("VM_MEMORY")
     if limit <= 0:
         raise MachineFault(
-            "VM_MEMORY is not set: nobody knows how much memory VMs may have on this machine.",
+            "VM_MEMORY is not set: it says how much memory VMs may have on this machine.",
             "set VM_MEMORY to the memory in MiB that is for VMs.",
         )
     name = "JobVMMemory"
@@ -201,7 +201,7 @@ def _hardware_vt(ad: JobAd, settings: Settings) -> bool:
     if wanted and not settings.boolean("VM_HARDWARE_VT"):
         raise JobFault(
             errors.MISMATCHED,
-            "JobVMHardwareVT = true, and this machine offers no hardware virtualisation (VM_HARDWARE_VT).",
+            "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT).",
             "add VM_HardwareVT to the job's requirements.",
         )
     return wanted

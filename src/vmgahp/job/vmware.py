@@ -153,7 +153,7 @@ def _dir(ad: JobAd, transfer: bool) -> str:
     if not directory:
         raise JobFault(
             errors.NO_DISK_PARAM,
-            f"{TRANSFER} = false and {DIR} = {shown(ad.expression(DIR))}: nobody knows where the disks are.",
+            f"{TRANSFER} = false and {DIR} = {shown(ad.expression(DIR))}: the directory with the disks is unknown.",
             "set vmware_dir to the directory that has them on a shared file system.",
         )
     if not directory.startswith("/") or has_control(directory):
@@ -230,7 +230,7 @@ def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
 
 
 def _base_name(path: str) -> str | None:
-    """The last part of a path of the submit machine, be that Unix or Windows; None for what is none."""
+    """The last part of a path of the submit machine, be that Unix or Windows; None where there is none."""
     name = path.replace("\\", "/").rpartition("/")[2]
     return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
 
@@ -242,7 +242,7 @@ def _static_mac(ad: JobAd) -> str:
         raise JobFault(
             errors.MISMATCHED,
             f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only.",
-            "set vm_macaddr to one of these, or leave it out.",
+            "set vm_macaddr to one of these, or remove it.",
         )
     return mac
 

@@ -2,7 +2,7 @@
 
 There are three ways (``XenType::CreateConfigFile`` in HTCondor's ``src/condor_vm-gahp/xen_type.linux.cpp``): the
 kernel that is ``included`` in the disk, found by a bootloader program on the machine; ``vmx``, a whole machine on
-the processor's virtualisation; or a kernel of the job's own, with an initrd, for a paravirtual guest.
+the processor's virtualization; or a kernel of the job's own, with an initrd, for a paravirtual guest.
 """
 
 import errno
@@ -71,7 +71,7 @@ class XenBoot(NamedTuple):
             if not settings.boolean("VM_HARDWARE_VT"):
                 raise JobFault(
                     errors.MISMATCHED,
-                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualisation "
+                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualization "
                     "(VM_HARDWARE_VT).",
                     "add VM_HardwareVT to the job's requirements, or boot another kernel.",
                 )
@@ -101,7 +101,7 @@ def require_bootloader(path: str) -> None:
     """Make sure that the program of XEN_BOOTLOADER is there. Raises `MachineFault`."""
     if not path.startswith("/") or not os.access(path, os.X_OK):
         raise MachineFault(
-            f"{BOOTLOADER} = {path} is no program on this machine.",
+            f"{BOOTLOADER} = {path} is not a program on this machine.",
             f"set {BOOTLOADER} to the full path of pygrub, or of another bootloader of Xen's; or unset it.",
         )
 

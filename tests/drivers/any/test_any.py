@@ -199,12 +199,12 @@ def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
-        ({"VMPARAM_vm_Types": '"kvm; rm -rf /"'}, "is no VM type"),
+        ({"VMPARAM_vm_Types": '"kvm; rm -rf /"'}, "is not a VM type"),
         ({"VMPARAM_vm_Types": '" , "'}, "no list"),
-        ({"VMPARAM_vm_Types": "7"}, "not a text"),
+        ({"VMPARAM_vm_Types": "7"}, "not a string"),
         ({"VMPARAM_vm_Types": '"kvm"', "JobVMType": '"kvm,xen"'}, "both are lists"),
-        ({"VMPARAM_vm_Typos": '"kvm"'}, "nobody knows"),
-        ({"VM_ATTR_Types": '"kvm"'}, "nobody knows"),
+        ({"VMPARAM_vm_Typos": '"kvm"'}, "no such option"),
+        ({"VM_ATTR_Types": '"kvm"'}, "no such option"),
         ({"VM_any_ATTR_TPM": "true"}, "VM_any_ATTR_TPM"),
     ],
 )
@@ -948,7 +948,7 @@ class AnyOfTwo(Emulated):
         bad = super().bad_jobs()
         return bad | {
             "no type that there is": self.changed(self.job(2), VMPARAM_vm_Types='"xen"'),
-            "a wish of none": self.changed(self.job(2), VMPARAM_vm_Nonsense="true"),
+            "an unknown option": self.changed(self.job(2), VMPARAM_vm_Nonsense="true"),
         }
 
 

@@ -204,7 +204,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
         ("#cloud-config\n", ('VMPARAM_vm_Meta_Data = "user-data"',), "VMPARAM_vm_User_Data"),
         ("#cloud-config\n", (USER_DATA, 'VMPARAM_vm_Meta_Data = "user-data"'), "instance-id"),
         ("#cloud-config\n", ('VMPARAM_vm_User_Data = "missing"',), "'missing'"),
-        ("#cloud-config\n", ("VMPARAM_vm_User_Data = 3",), "not a text"),
+        ("#cloud-config\n", ("VMPARAM_vm_User_Data = 3",), "not a string"),
         ("#cloud-config\n", ("VMPARAM_vm_Exit_Port = 3.5e",), "Exit_Port"),
     ],
 )

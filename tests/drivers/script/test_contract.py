@@ -104,7 +104,7 @@ class VirtualBox(Scripted):
             "a link": self.changed(job, VMPARAM_vm_Disk='"link.vmdk:sda:w"'),
             "a format that VirtualBox has not": self.changed(job, VMPARAM_vm_Disk='"disk.vmdk:sda:w:raw"'),
             "no image in the file": self.changed(job, VMPARAM_vm_Disk='"garbage.vmdk:sda:w:vmdk"'),
-            "a wish that nobody knows": self.changed(job, VM_virtualbox_ATTR_colour='"green"'),
+            "an unknown option": self.changed(job, VM_virtualbox_ATTR_colour='"green"'),
         }
 
     def count(self, job: JobAd) -> int:
@@ -270,7 +270,7 @@ class Podman(Scripted):
             "a link": self.changed(job, VM_podman_ATTR_image='"link.tar"'),
             "no image in the file": self.changed(job, VM_podman_ATTR_image='"garbage.tar"'),
             "an image that runs nothing by itself": self.changed(job, VM_podman_ATTR_command=None),
-            "a wish that nobody knows": self.changed(job, VM_podman_ATTR_colour='"green"'),
+            "an unknown option": self.changed(job, VM_podman_ATTR_colour='"green"'),
         }
 
     def count(self, job: JobAd) -> int:

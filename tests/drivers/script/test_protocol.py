@@ -114,7 +114,7 @@ def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> 
         ("start", b'{"outcome": "modified"}', 0, "only a start"),
         ("start", b'{"attributes": {"JobVMMemory": 1}}', 0, "with attributes"),
         ("start", b"JobVMMemory = 1", 0, "with attributes"),
-        ("start", b'{"outcome": "modified", "attributes": {"a b": 1}}', 0, "no name"),
+        ("start", b'{"outcome": "modified", "attributes": {"a b": 1}}', 0, "not a name"),
         ("start", b'{"outcome": "modified", "attributes": {"a": [1]}}', 0, "neither a string"),
         ("start", b'{"outcome": "modified", "attributes": [1]}', 0, "no object"),
         ("pause", b'{"outcome": "modified", "attributes": {"a": 1}}', 0, "with attributes"),

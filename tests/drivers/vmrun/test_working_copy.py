@@ -151,7 +151,7 @@ class TestDisks:
             ({"extents": 'RW 1 FLAT "|2Fdev|2Fsda" 0'}, "not a file beside it"),
             ({"parent": "|2Fetc|2Fpasswd"}, "cannot be used"),
             ({"parent": 'a.vmdk"\nparentFileNameHint="b.vmdk'}, "more than one parent"),
-            ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0\n\0\ncreateType="fullDevice"'}, "behind its end"),
+            ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0\n\0\ncreateType="fullDevice"'}, "after its end"),
         ],
     )
     def test_a_disk_that_is_more_than_its_files_is_refused(self, scratch, identity, disk, changes, part):

@@ -115,7 +115,7 @@ def test_the_server_is_killed_in_the_middle_of_an_operation(both: Lab, operation
         both.again()
         code, word = peer.run("STATUS", 1)[:2]
         if operation in ("destroy", "remove the files"):
-            until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "its disks are home")
+            until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "its disks are downloaded")
         else:
             assert (code, word) == ("1", INTERNAL), word
     kept_whole(both.job)
@@ -198,7 +198,7 @@ def test_a_download_that_keeps_failing_is_tried_again_at_the_next_status(lab: La
         until(lambda: peer.run("STATUS", 1)[0] == "1", "the download has failed")
         kept_whole(lab.job)
         lab.sim.tell("up")
-        until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "the disks are home")
+        until(lambda: peer.run("STATUS", 1) == ["0", "STATUS=Stopped"], "the disks are downloaded")
     kept_whole(lab.job)
 
 
@@ -539,7 +539,7 @@ def test_the_probe(both: Lab) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"VSPHERE_DATACENTER": "nowhere"}, "no such data centre: DC0"),
+        ({"VSPHERE_DATACENTER": "nowhere"}, "no such data center: DC0"),
         ({"VSPHERE_DATASTORE": "nowhere"}, "no such datastore: LocalDS_0"),
         ({"VSPHERE_RESOURCE_POOL": ""}, "2 host or clusters: DC0_H0, DC0_C0"),
         ({"VSPHERE_RESOURCE_POOL": "nowhere"}, "no such host or cluster: DC0_H0, DC0_C0"),
@@ -581,7 +581,7 @@ def test_a_quit_gives_a_download_up(lab: Lab) -> None:
         lab.sim.tell("go")
         assert peer.line() == "S"
         log = peer.finish()
-    assert "given up" in log or "its disks are home" in log
+    assert "given up" in log or "its disks are downloaded" in log
     assert server.jobs() == {}
     kept_whole(lab.job)
 

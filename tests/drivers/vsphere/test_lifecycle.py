@@ -463,7 +463,7 @@ def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_afresh(lab: Lab
         assert peer.run("RESUME", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
         assert server.power(vm) == "poweredOff"
-        until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are home")
+        until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are downloaded")
 
 
 def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:

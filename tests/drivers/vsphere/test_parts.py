@@ -135,11 +135,11 @@ def with_vmx(job: Job, text: str) -> None:
     ("text", "said"),
     [
         ('displayName = "nothing"\n', "has no disk"),
-        (VMX.replace("scsi0:0", "scsi0:7"), "scsi0:7 is no place for a device"),
-        (VMX.replace("scsi0:0", "scsi0:16"), "is no place for a device"),
-        (VMX.replace("scsi0:0", "scsi9:0"), "is no place for a device"),
-        (VMX.replace('"disk.vmdk"', '""'), "is no name for a file"),
-        (VMX.replace('"disk.vmdk"', '"[LocalDS_0] other/di|0Ask.vmdk"'), "is no name for a file"),
+        (VMX.replace("scsi0:0", "scsi0:7"), "scsi0:7 is not a place for a device"),
+        (VMX.replace("scsi0:0", "scsi0:16"), "is not a place for a device"),
+        (VMX.replace("scsi0:0", "scsi9:0"), "is not a place for a device"),
+        (VMX.replace('"disk.vmdk"', '""'), "is not a name for a file"),
+        (VMX.replace('"disk.vmdk"', '"[LocalDS_0] other/di|0Ask.vmdk"'), "is not a name for a file"),
         (VMX.replace('"lsilogic"', '"passthrough"'), "scsi0.virtualDev = 'passthrough' is not known"),
         (VMX.replace('"vmxnet3"', '"sriov"'), "ethernet0.virtualDev = 'sriov' is not known"),
         (

@@ -143,7 +143,7 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool) -> None
     vsphere.guest_powers_off(job)
     job.wait_for_event("terminated", END)
     assert (job.directory / "disk-flat.vmdk").read_bytes() == b"v" * MIB
-    assert f"{job.domain} goes on from its checkpoint" in vsphere.log()
+    assert f"{job.domain} is restored from its checkpoint" in vsphere.log()
     assert vsphere.disks(job) == []
 
 

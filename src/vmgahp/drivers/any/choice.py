@@ -59,7 +59,7 @@ def unwritable(name: str, error: OSError) -> errors.Fault:
         return errors.JobFault(
             errors.MISMATCHED, problem, "see that nothing else of the job's has this name."
         )
-    return errors.MachineFault(problem, "look at the file system of EXECUTE.")
+    return errors.MachineFault(problem, "check the file system of EXECUTE.")
 
 
 def _parse(data: bytes) -> Choice:

@@ -97,7 +97,7 @@ def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
             return f"the job has neither {VMX_FILE} nor {DISK}"
         for disk in disks:
             if not disk.path or not disk.transferred:
-                return f"{shown(disk.entry)} is no image in the scratch directory"
+                return f"{shown(disk.entry)} is not an image in the scratch directory"
             if disk.device.lower().startswith("fd") or disk.shared:
                 return f"{shown(disk.entry)} is neither a disk nor a CD-ROM of this VM alone"
     return ""

@@ -1,7 +1,7 @@
 """A job's image as a new one of another format, in the scratch directory, made as the job's user.
 
-The job's own image stays as it is; the new one, NAME.FORMAT beside it, is what the guest writes to and what goes
-home. Both take room while the job runs, so the room is looked at first.
+The job's own image stays as it is; the new one, NAME.FORMAT beside it, is what the guest writes to and what is sent
+back. Both take disk space while the job runs, so that is checked first.
 """
 
 import os
@@ -90,7 +90,7 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
 
 
 def _teller(what: str, log: Logger) -> Callable[[float], None]:
-    """Writes a line at every `STEP` per cent."""
+    """Writes a line at every `STEP` percent."""
     told = 0.0
 
     def tell(per_cent: float) -> None:
@@ -118,7 +118,7 @@ def _require_free_space(ad: JobAd, disk: AnyDisk, size: int, directory: str) -> 
     except OSError as error:
         raise MachineFault(
             f"The scratch directory {directory} cannot be looked at: {error.strerror}.",
-            "look at the file system of EXECUTE.",
+            "check the file system of EXECUTE.",
         ) from error
     free = status.f_bavail * status.f_frsize
     if free < size + SPARE:
@@ -134,7 +134,7 @@ def _no_room(ad: JobAd, disk: AnyDisk, size: int, seen: str) -> errors.Fault:
     if request * 1024 >= needed:
         return MachineFault(
             f"{problem}, though the job has asked for {request // 1024} MiB (RequestDisk).",
-            "make room on the file system of EXECUTE.",
+            "free disk space on the file system of EXECUTE.",
         )
     return JobFault(
         errors.MISMATCHED,

@@ -25,7 +25,7 @@ class AnyDisk(NamedTuple):
     entry: str
     """As the job writes it."""
     path: str = ""
-    """The image's full path; empty for what is no image that could be looked at, such as one of the catalog."""
+    """The image's full path; empty for what is not an image that could be looked at, such as one of the catalog."""
     device: str = ""
     permission: str = ""
     format: str = ""
@@ -64,10 +64,10 @@ class AnyDisk(NamedTuple):
 
 
 def read(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> tuple[AnyDisk, ...]:
-    """The job's disks, without those that make no sense.
+    """The job's disks, without those that are invalid.
 
     `earlier` are images that an earlier start made of the job's, and the guest has written to since: name of the
-    job's -> name and format of the other one, which takes its place. Raises `JobFault` for a format that nobody says.
+    job's -> name and format of the other one, which takes its place. Raises `JobFault` for an unknown format.
     """
     text = ad.string(DISK) or ""
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]

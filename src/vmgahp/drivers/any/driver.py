@@ -70,7 +70,7 @@ class AnyDriver(Driver):
         return self._first(known, tell)
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        """Ask every type's driver: which of them the job got, nobody has told the startd."""
+        """Ask every type's driver: the startd does not know which of them the job got."""
         found, trouble = False, None
         counts = self._may_have_it(match)
         for vm_type in surveys.machine_types(self.settings):
@@ -154,7 +154,7 @@ class AnyDriver(Driver):
         fits: dict[str, Compatibility],
         reasons: dict[str, str],
     ) -> list[str]:
-        """A checkpoint goes on by the type that made it, and on the images that it was made with."""
+        """A checkpoint is restored by the type that made it, with the images that it was made with."""
         if not job.boolean("JobVMCheckpoint"):
             return sorted(order, key=lambda vm_type: vm_type != before)
         if before not in order or fits[before].conversions:
@@ -163,7 +163,7 @@ class AnyDriver(Driver):
             )
             raise JobFault(
                 errors.MISMATCHED_CHECKPOINT,
-                f"The job has run by {shown(before)} before, and goes on by no other type; {why}.",
+                f"The job has run by {shown(before)} before, and no other type can restore it; {why}.",
                 f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
                 if before in vm_types.DRIVERS
                 else f"submit the job anew, without {choice.FILE}.",

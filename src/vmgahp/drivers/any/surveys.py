@@ -24,14 +24,14 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     """The VM types of this machine in the administrator's order.
 
     Those of VM_ANY_TYPES; else the one that the machine offers; else all whose needs are here, so far as the
-    settings and a glance can tell. Raises `MachineFault` for a list that makes no sense.
+    settings and a glance can tell. Raises `MachineFault` for an invalid list.
     """
     listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(SETTING)))
     if listed:
         for word in listed:
             if is_choice(word):
                 raise errors.MachineFault(
-                    f"{SETTING} has {word} ({settings.where(SETTING)}), which is no hypervisor.",
+                    f"{SETTING} has {word} ({settings.where(SETTING)}), which is not a hypervisor.",
                     "name VM types such as kvm, xen, vmrun, vsphere, script.",
                 )
         return listed

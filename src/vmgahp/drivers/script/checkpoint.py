@@ -25,7 +25,7 @@ _MOST_FILES = 1000
 
 
 class ScriptRestart(NamedTuple):
-    """A checkpoint that may be gone on from."""
+    """A checkpoint that can be restored."""
 
     hypervisor: str
     name: str
@@ -49,7 +49,7 @@ class ScriptCheckpoints:
     def find(self, spec: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
         """The checkpoint in the scratch directory, or None.
 
-        Raises `errors.JobFault` for one that cannot be used: what a guest would find on its disks nobody knows.
+        Raises `errors.JobFault` for one that cannot be used: the state of its disks is unknown.
         """
         try:
             found = files.find(self._identity, self._directory, MANIFEST_FILE, _parse)
@@ -90,12 +90,12 @@ class ScriptCheckpoints:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
                 "let the script name the files that it has made in the scratch directory; they belong to the job's "
-                "user. The VM goes on running.",
+                "user. The VM keeps running.",
                 CANNOT_SAVE,
             ) from error
 
     def discard(self) -> None:
-        """The guest goes on and its disks change: what is written down of its checkpoint is of no more use."""
+        """The guest continues and its disks change: the manifest of its checkpoint is obsolete."""
         scratch.forget(self._identity, self._directory, self._log, MANIFEST_FILE)
 
 

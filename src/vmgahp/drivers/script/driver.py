@@ -158,7 +158,7 @@ class ScriptDriver(Driver):
         machine.change(spec, ad)
 
     def _undo(self, machine: ScriptMachine) -> None:
-        """Nothing of a start that failed is left, but the checkpoint that it was to go on from."""
+        """Nothing of a start that failed is left, but the checkpoint that it was to restore."""
         try:
             machine.undo()
         except errors.Fault as fault:

@@ -80,7 +80,7 @@ class ScriptMachine(Machine):
         self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)
 
     def undo(self) -> None:
-        """The start has failed: destroy whatever has the key, but not the checkpoint that it was to go on from.
+        """The start has failed: destroy whatever has the key, but not the checkpoint that it was to restore.
 
         A start that was cut off may not have come to putting its uuid on the VM.
         """
@@ -233,7 +233,7 @@ class ScriptMachine(Machine):
         return answer
 
     def _has_ended(self) -> bool:
-        """Whether the guest has powered itself off meanwhile, for which nobody is to blame."""
+        """Whether the guest has powered itself off meanwhile, which is nobody's fault."""
         try:
             return self.status().state == lifecycle.STOPPED
         except errors.Fault:

@@ -45,7 +45,7 @@ class Program:
         self._log = log_line
         if not self.path:
             raise errors.MachineFault(
-                f"{HYPERVISOR} = {self.hypervisor}, and {SETTING} is not set: nobody knows how to drive it.",
+                f"{HYPERVISOR} = {self.hypervisor}, and {SETTING} is not set: there is no script to drive it.",
                 f"set {SETTING} to the full path of the hypervisor's script.",
             )
         trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
@@ -53,8 +53,8 @@ class Program:
     def call(self, request: ScriptRequest, ad: JobAd | None, seconds: float) -> Answer:
         """Run the script once and read its answer.
 
-        Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an answer
-        that is none.
+        Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an
+        invalid answer.
         """
         label = f"{SETTING} ({self.path}), {request.action}"
         output, status, last = converse(
@@ -106,7 +106,7 @@ def hypervisor(settings: Settings) -> str:
     plain = name.replace("_", "a")
     if not (plain.isascii() and plain.isalnum() and not plain[0].isdigit() and len(plain) <= 32):
         raise errors.MachineFault(
-            f"{HYPERVISOR} = {name or 'not set'} is no name of a hypervisor.",
+            f"{HYPERVISOR} = {name or 'not set'} is not a name of a hypervisor.",
             f"set {HYPERVISOR} to a name of letters, digits and underscores, such as virtualbox.",
         )
     return name
@@ -119,7 +119,7 @@ def limits(settings: Settings) -> list[str]:
         name, _, value = word.lower().partition("=")
         if name not in KNOWN_LIMITS or not (value == "unlimited" or (value.isascii() and value.isdigit())):
             raise errors.MachineFault(
-                f"{LIMITS}, entry {word!a}, is no limit.",
+                f"{LIMITS}, entry {word!a}, is not a limit.",
                 f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}.",
             )
         found.append(f"--{name}={value}")

@@ -64,7 +64,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 
 
 class Malformed(Exception):
-    """This is no answer; the text says why."""
+    """This is not an answer; the text says why."""
 
 
 class ScriptRequest(NamedTuple):
@@ -90,7 +90,7 @@ class ScriptRequest(NamedTuple):
     state: str = ""
     """What the server believes."""
     restart: bool = False
-    """Whether this start is to go on from the checkpoint in the scratch directory."""
+    """Whether this start is to restore the checkpoint in the scratch directory."""
     note: str = ""
     """What the script answered when it made that checkpoint."""
     keep: bool = False
@@ -214,14 +214,14 @@ def _json(text: str) -> dict[str, object]:
         return found
 
     def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
 
     try:
         said = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"it printed what is not JSON: {error}") from error
     if not isinstance(said, dict):
-        raise Malformed("it printed JSON that is no object")
+        raise Malformed("it printed JSON that is not an object")
     return said
 
 
@@ -294,7 +294,7 @@ def _attributes(found: object) -> dict[str, Value]:
     checked: dict[str, Value] = {}
     for name, value in found.items():
         if _NAME.fullmatch(name) is None:
-            raise Malformed(f"{name[:100]!a} is no name of an attribute")
+            raise Malformed(f"{name[:100]!a} is not a name of an attribute")
         if not isinstance(value, str | int | float) or (
             isinstance(value, float) and not math.isfinite(value)
         ):

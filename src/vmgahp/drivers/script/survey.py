@@ -67,7 +67,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
 
 
 def _actions(answer: Answer, found: list[Finding]) -> list[str]:
-    """The actions that there are; one that nobody knows is a mistake in the script."""
+    """The actions that there are; an unknown one is a mistake in the script."""
     told = [word.lower() for word in answer.words("actions")]
     unknown = [word for word in told if word not in protocol.ACTIONS]
     if unknown:

@@ -1,4 +1,4 @@
-"""Checkpoints of VMware's VMs: what is written down of one, and whether one can be gone on from.
+"""Checkpoints of VMware's VMs: what is written down of one, and whether one can be restored.
 
 A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks of its snapshot, the working
 copy of the ``.vmx``, all in the scratch directory, so HTCondor takes them along. The manifest, written last,
@@ -51,7 +51,7 @@ class VmrunManifest(NamedTuple):
 
 
 class VmrunRestart(NamedTuple):
-    """A checkpoint that may be gone on from."""
+    """A checkpoint that can be restored."""
 
     manifest: VmrunManifest
     saved: Vmx
@@ -95,8 +95,8 @@ class VmrunCheckpoints:
     def refuse(self, spec: VmwareSpec, unusable: Unusable) -> None:
         """Keep a checkpoint aside and say why.
 
-        Raises `errors.JobFault` where the guest writes to its own disks and these are not as they were: what a
-        guest would find on them nobody knows. With snapshot disks it starts on the job's own again.
+        Raises `errors.JobFault` where the guest writes to its own disks and these are not as they were: their state
+        is unknown. With snapshot disks it starts on the job's own again.
         """
         kept = self._set_aside(
             state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx")
@@ -108,7 +108,7 @@ class VmrunCheckpoints:
                 problem,
                 "submit the job again with disks that are in order; the checkpoint's files end in .refused.",
             )
-        self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
+        self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots anew.")
 
     def write(
         self,
@@ -137,12 +137,12 @@ class VmrunCheckpoints:
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
-                "look at the file system of the scratch directory; the VM goes on running.",
+                "look at the file system of the scratch directory; the VM keeps running.",
                 CANNOT_SAVE,
             ) from error
 
     def discard(self) -> None:
-        """The guest goes on and its disks change: what is written down of its checkpoint is of no more use."""
+        """The guest continues and its disks change: the manifest of its checkpoint is obsolete."""
         self.forget(MANIFEST_FILE)
 
     def forget(self, *names: str) -> None:

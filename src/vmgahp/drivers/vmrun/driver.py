@@ -113,7 +113,7 @@ class VmrunDriver(Driver):
     def _launch(
         self, spec: VmwareSpec, vmrun: Tool, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None
     ) -> VmrunMachine:
-        """Boot the job's guest, or let it go on; on any exception nothing of it is left.
+        """Boot the job's guest, or restore its checkpoint; on any exception nothing of it is left.
 
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
@@ -199,7 +199,7 @@ class VmrunDriver(Driver):
                 raise errors.HypervisorFault(
                     f"vmrun says that it has made a snapshot of {machine.name}, and the guest would write to "
                     f"{layers[0].path} itself.",
-                    "look into vmware.log in the job's scratch directory.",
+                    "read vmware.log in the job's scratch directory.",
                 )
 
     def _power_on(

@@ -203,7 +203,7 @@ class VmrunMachine(Machine):
     # What the driver asks
 
     def start(self) -> None:
-        """Power the VM on, or let it go on from the state that its ``.vmx`` names. Raises `VmrunError`."""
+        """Power the VM on, or resume it from the state that its ``.vmx`` names. Raises `VmrunError`."""
         self._run("start", self._long_seconds, "nogui")
 
     def current(self) -> Vmx:
@@ -225,7 +225,7 @@ class VmrunMachine(Machine):
         self._forget_state()
         self.saved_in = ""
         self._keep_state = False
-        self._log(f"{self.name} goes on where it was suspended")
+        self._log(f"{self.name} is resumed")
 
     def _forget_state(self) -> None:
         """Remove the suspended memory, where VMware has not done so."""
@@ -247,7 +247,7 @@ class VmrunMachine(Machine):
         if not found:
             raise errors.HypervisorFault(
                 f"vmrun says that it has suspended {self.name}, and there is no {stem}.vmss.",
-                "look into vmware.log in the job's scratch directory.",
+                "read vmware.log in the job's scratch directory.",
                 CANNOT_SAVE,
             )
         return f"{stem}.vmss" if f"{stem}.vmss" in found else found[0]
@@ -268,7 +268,7 @@ class VmrunMachine(Machine):
     def _no_room(self, problem: str) -> errors.MachineFault:
         return errors.MachineFault(
             f"{self.name} cannot be suspended: {problem}.",
-            "make room on the file system of EXECUTE; the VM goes on running.",
+            "free disk space on the file system of EXECUTE; the VM keeps running.",
             CANNOT_SAVE,
         )
 

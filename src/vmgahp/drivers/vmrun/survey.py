@@ -114,7 +114,7 @@ class VmrunSurveyor:
         if works:
             found.append(Finding("snapshots", OK, looked_at, "this product makes snapshots"))
         else:
-            seen = f"The answer is none that is known: {output.strip()[:100]!a}."
+            seen = f"The answer is unknown: {output.strip()[:100]!a}."
             found.append(Finding("snapshots", OFF, looked_at, seen, "see what vmrun listSnapshots says."))
         return works
 

@@ -7,7 +7,7 @@ files, and they come with the job: so only files that stand beside the descripti
 a device of this machine.
 
 A snapshot's disk names its parent, and VMware may have written the parent's full path of the machine where
-the snapshot was made. In another directory that name has to be mended before anything runs.
+the snapshot was made. In another directory that name has to be corrected before anything runs.
 """
 
 import os
@@ -61,7 +61,7 @@ _HINT = "convert the disk with VMware or qemu-img: qemu-img convert -O vmdk OLD 
 
 
 class VmdkError(ValueError):
-    """This is no disk that can be used here; the text says why, without a full stop."""
+    """This is not a disk that can be used here; the text says why, without a full stop."""
 
 
 class Vmdk(NamedTuple):
@@ -107,7 +107,7 @@ def read(descriptor: int) -> Vmdk:
     # Behind the end there may be the last bytes of a text that was longer, but no other description.
     text, _, rest = text.partition(b"\0")
     if any(beginning.search(rest) for beginning, _ in _BEGINNINGS):
-        raise VmdkError("its description goes on behind its end")
+        raise VmdkError("its description continues after its end")
     return _parse(text, offset, room)
 
 
@@ -153,9 +153,9 @@ def in_scratch(
     attribute: str,
     *,
     shared: bool = False,
-    mend: bool = True,
+    correct: bool = True,
 ) -> list[VmdkLayer]:
-    """The disk `name` of the scratch directory and its parents, nearest first; with `mend` parents' paths are mended.
+    """The disk `name` of the scratch directory and its parents, nearest first; with `correct`, parents' paths are.
 
     A parent that is in the scratch directory too is named without a path from here on; one elsewhere has
     to be a file that the job's user can read. With `shared`, for a job whose disks are not transferred, a
@@ -177,7 +177,7 @@ def in_scratch(
             away = shared and vmdk.parent.startswith("/") and os.path.dirname(vmdk.parent) != directory
             away = away and identity.check_access(vmdk.parent, write=False) is None
             if not away and _is_in_scratch(identity, directory, parent):
-                if mend and vmdk.parent != parent:
+                if correct and vmdk.parent != parent:
                     _write_parent(identity, directory, name, vmdk, parent)
                 name = parent
                 continue

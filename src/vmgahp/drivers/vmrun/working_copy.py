@@ -78,7 +78,7 @@ def build(
 ) -> WorkingCopy:
     """The working copy of the job's ``.vmx`` (`source`), for the scratch directory `directory`, without links.
 
-    Where a parent's path in a disk has to be mended, it is, unless this is a `dry` run.
+    Where a parent's path in a disk has to be corrected, it is, unless this is a `dry` run.
 
     Raises `JobFault` for what the job's owner must change, `MachineFault` for VMWARE_LOCAL_SETTINGS_FILE.
     """
@@ -182,7 +182,7 @@ def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places)
     if spec.transfer:
         name = places.in_scratch(value)
         if name:
-            layers = vmdk.in_scratch(places.identity, places.directory, name, where, mend=not places.dry)
+            layers = vmdk.in_scratch(places.identity, places.directory, name, where, correct=not places.dry)
     else:
         path = places.elsewhere(value)
         if path:
@@ -278,7 +278,7 @@ def _line(spec: VmwareSpec, device: str) -> str:
 def restored(
     fresh: WorkingCopy, saved: Vmx, state: str, spec: VmwareSpec, directory: str, identity: Identity
 ) -> WorkingCopy:
-    """The working copy that goes on from a checkpoint, whose memory is in the file `state`.
+    """The working copy for a restart from a checkpoint, whose memory is in the file `state`.
 
     `saved` is the working copy that came with the checkpoint, which is the job's to change: of it only what
     VMware generates is taken over, and the names of the snapshot's disks, which are looked at as the job's

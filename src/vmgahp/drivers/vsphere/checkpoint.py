@@ -1,7 +1,7 @@
 """Checkpoints: a snapshot with memory on the server, and a manifest in the scratch directory.
 
 The disks and the memory of a VM on a server stay there; what travels with the job is a manifest that says
-which VM and which snapshot. Any execute host that uses the same server and folder can let the guest go on. A
+which VM and which snapshot. Any execute host that uses the same server and folder can restore the guest. A
 checkpoint whose job never comes back is destroyed when its time is over, by whichever host next starts a job.
 
 The manifest is the job's to change. It is believed only where the VM's own tag, which the job cannot write,
@@ -81,7 +81,7 @@ class VsphereCheckpoints:
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint cannot be written down in {directory}: {error}.",
-                "look at the file system of EXECUTE; the VM goes on running.",
+                "check the file system of EXECUTE; the VM keeps running.",
             ) from error
 
     def waiting(self, tag: Tag) -> Tag:
@@ -90,7 +90,7 @@ class VsphereCheckpoints:
         return tag._replace(state=annotations.SAVED, directory="", host="", expires=expires)
 
     def go_on(self, ref: "vim.VirtualMachine", snapshot: str, name: str) -> None:
-        """Let the guest go on from a snapshot. Raises `errors.Fault`."""
+        """Restore the guest from a snapshot. Raises `errors.Fault`."""
         found = self.snapshots(ref).get(snapshot)
         if found is None:
             raise errors.HypervisorFault(
@@ -103,7 +103,7 @@ class VsphereCheckpoints:
         )
         # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
         if power.state(self._connection, ref) != power.ON:
-            power.on(self._connection, ref, f"letting {name} go on from its checkpoint")
+            power.on(self._connection, ref, f"restarting {name} from its checkpoint")
 
     def forget_others(self, ref: "vim.VirtualMachine", kept: str) -> None:
         """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
@@ -161,13 +161,11 @@ class VsphereCheckpoints:
         return None
 
     def used_up(self, directory: str) -> None:
-        """The guest goes on, or has ended: the manifest in the scratch directory is of no more use."""
+        """The guest continues, or has ended: the manifest in the scratch directory is obsolete."""
         scratch.forget(self._identity, directory, self._log, MANIFEST_FILE)
 
     def _refuse(self, directory: str, why: str) -> None:
-        self._log(
-            f"the job's checkpoint cannot be used: {why}. The guest boots afresh, from the job's disks."
-        )
+        self._log(f"the job's checkpoint cannot be used: {why}. The guest boots anew, from the job's disks.")
         try:
             self._identity.rename_scratch(directory, MANIFEST_FILE, f"{MANIFEST_FILE}.refused")
         except (OSError, errors.Fault) as error:

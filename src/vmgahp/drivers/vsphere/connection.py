@@ -55,7 +55,7 @@ class VsphereConnection:
 
     def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
         self.deadline = float(settings.integer("VSPHERE_RECONNECT_TIMEOUT"))
-        """Seconds that a call goes on trying to reach the server."""
+        """Seconds for which a call tries to reach the server."""
         self._task_deadline = float(settings.timeout(80, "VSPHERE_TASK_TIMEOUT"))
         self.timeout = max(SHORTEST_CALL, min(LONGEST_CALL, self.deadline))
         self._settings = settings
@@ -118,7 +118,7 @@ class VsphereConnection:
     ) -> object:
         """Begin a task, wait for its end, and return its result.
 
-        Raises `errors.Fault` for all that can go wrong; `Lost` where nobody knows whether it was done.
+        Raises `errors.Fault` for all that can go wrong; `Lost` where it is unknown whether it was done.
         """
         with faults.explained(doing):
             return self._wait(self.once(begin, doing), doing)

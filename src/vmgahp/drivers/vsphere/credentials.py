@@ -40,7 +40,7 @@ class Access(NamedTuple):
             host, _, port = text.partition(":")
         if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or "/" in text:
             raise MachineFault(
-                f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is no server.",
+                f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is not a server.",
                 "set VSPHERE_HOST to a host name, with :port where that is not 443.",
             )
         return cls(
@@ -175,7 +175,7 @@ def _read_pins(path: str) -> frozenset[bytes]:
             for block in blocks
         )
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no PEM file"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a PEM file"
         raise MachineFault(
             f"VSPHERE_TLS_PIN = {path} cannot be used: {reason}.",
             "save the server's certificate: openssl s_client -connect HOST:443 </dev/null | openssl x509.",

@@ -1,6 +1,6 @@
 """Files to and from the server's datastores, by its HTTPS file service.
 
-The service knows no second half of an upload, so one that breaks off begins anew. A download goes on where
+The service knows no second half of an upload, so one that breaks off begins anew. A download continues where
 it was, if the server does ranges. Whole blocks of zeros are not written but left as holes.
 """
 
@@ -42,7 +42,7 @@ class _Short(Exception):
 
 
 class Progress:
-    """Says in the log how a transfer goes on: at its beginning, at each tenth, at its end with the speed."""
+    """Says in the log the progress of a transfer: at its beginning, at each tenth, at its end with the speed."""
 
     def __init__(self, what: str, size: int, log: Callable[[str], None]) -> None:
         self._what = what
@@ -253,7 +253,7 @@ class Store:
 
 
 def _check(response: HTTPResponse, target: str) -> None:
-    """Raise for an answer that is none: FileNotFoundError, PermissionError for a session, OSError otherwise."""
+    """Raise for an error: FileNotFoundError, PermissionError for a session, OSError otherwise."""
     if response.status in (200, 201, 204, 206):
         return
     said = response.read(300).decode("ascii", "replace")
@@ -275,8 +275,8 @@ def _write(descriptor: int, data: bytes, position: int) -> None:
             position += written
     except OSError as error:
         raise errors.MachineFault(
-            f"A disk that comes home cannot be written: {error.strerror}.",
-            "make room on the file system of EXECUTE.",
+            f"A downloaded disk cannot be written: {error.strerror}.",
+            "free disk space on the file system of EXECUTE.",
         ) from error
 
 

@@ -60,7 +60,7 @@ def look(name: str, spec: VmwareSpec, identity: Identity) -> JobDisk:
     if head.startswith(_HEAD) and size <= LARGEST_DESCRIPTOR:
         return _from_descriptor(disk, head.decode("utf-8", "replace"), identity)
     if not head.startswith(b"KDMV"):
-        raise bad(name, "it is no .vmdk that can be used here", _HINT, errors.BAD_IMAGE)
+        raise bad(name, "it is not a .vmdk that can be used here", _HINT, errors.BAD_IMAGE)
     return disk
 
 
@@ -186,6 +186,6 @@ def _convert(
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
             raise errors.MachineFault(
-                f"{name} cannot be converted: {error}.", "make room on the file system of EXECUTE."
+                f"{name} cannot be converted: {error}.", "free disk space on the file system of EXECUTE."
             ) from error
         raise bad(name, f"qemu-img cannot convert it ({error})", _HINT, errors.BAD_IMAGE) from error

@@ -1,4 +1,4 @@
-"""The job's disks on their way home, after the guest has powered off.
+"""The download of the job's disks, after the guest has powered off.
 
 A disk is written under a name of its own and takes the place of the job's only when all of it is there, so
 what breaks off leaves the job's disk as it was.
@@ -60,7 +60,7 @@ class Download:
         except OSError as error:
             raise errors.MachineFault(
                 f"The disks of {name} cannot be written into the scratch directory: {error.strerror or error}.",
-                "look at the file system of EXECUTE.",
+                "check the file system of EXECUTE.",
             ) from error
         finally:
             for part in self._parts:

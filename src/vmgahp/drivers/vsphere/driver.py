@@ -145,7 +145,7 @@ class VsphereDriver(Driver):
         restart: tuple[Tagged, VsphereManifest],
         tag: Tag,
     ) -> VsphereMachine:
-        """Let the job's guest go on. Where that fails the checkpoint stays, for another day or machine."""
+        """Restore the job's guest. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
         tag = tag._replace(checkpoint=manifest.snapshot)
         annotations.write(self._connection, there.ref, tag)
@@ -153,7 +153,7 @@ class VsphereDriver(Driver):
         context.checkpoints.go_on(there.ref, manifest.snapshot, tag.name)
         vm = VsphereMachine(there.ref, tag, deployment.spec, context)
         vm.cpu_seconds = manifest.cpu_seconds
-        self.log(f"{tag.name} goes on from its checkpoint {manifest.snapshot}")
+        self.log(f"{tag.name} is restored from its checkpoint {manifest.snapshot}")
         return vm
 
     def _clear(self, job: JobAd, spec: VmwareSpec, place: Placement, there: Iterable[Tagged]) -> None:

@@ -116,7 +116,7 @@ def _drive(vmx: Vmx, found: re.Match[str], file: str, left_out: list[str]) -> De
     place = f"{bus}{controller}:{unit}"
     controllers, units = BUSES[bus]
     if controller >= controllers or unit >= units or (bus == "scsi" and unit == SCSI_ID_OF_THE_CONTROLLER):
-        raise _bad(file, f"{place} is no place for a device", "use another")
+        raise _bad(file, f"{place} is not a place for a device", "use another")
     kind = vmx.get(f"{place}.deviceType", "").strip().lower()
     name = vmx.get(f"{place}.fileName", "").strip()
     if kind == "cdrom-image" or (not kind and name.lower().endswith(".iso")):
@@ -146,7 +146,7 @@ def _file(name: str, place: str, vmx_file: str) -> str:
         or len(name.encode()) > 200
         or re.search(r'[\[\]"%]', name)
     ):
-        raise _bad(vmx_file, f"{place}.fileName = {shown(name)} is no name for a file", "rename the file")
+        raise _bad(vmx_file, f"{place}.fileName = {shown(name)} is not a name for a file", "rename the file")
     return name
 
 

@@ -16,7 +16,7 @@ from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 
 DEEPEST = 10
-"""Folders within folders that are looked into for data centres and compute resources."""
+"""Folders within folders that are looked into for data centers and compute resources."""
 
 
 class Placement(NamedTuple):
@@ -48,7 +48,7 @@ class Inventory:
         """VSPHERE_DATACENTER, and its path."""
         root = self._connection.call(lambda content: content.rootFolder)
         found = self._beneath(root, vim.Datacenter)
-        return self._choose("VSPHERE_DATACENTER", "data centre", found)
+        return self._choose("VSPHERE_DATACENTER", "data center", found)
 
     def datastore(self, datacenter: "vim.Datacenter") -> "tuple[vim.Datastore, str]":
         """VSPHERE_DATASTORE, and its name."""
@@ -71,7 +71,7 @@ class Inventory:
         raise _missing("VSPHERE_RESOURCE_POOL", wanted, "host or cluster", [path for _, path in computers])
 
     def folder(self, datacenter: "vim.Datacenter") -> "vim.Folder":
-        """VSPHERE_FOLDER, a path beneath the data centre's VMs; all of them where it is empty."""
+        """VSPHERE_FOLDER, a path beneath the data center's VMs; all of them where it is empty."""
         top = self._ref(datacenter, "vmFolder")
         wanted = self._settings.string("VSPHERE_FOLDER").strip("/")
         return self._walk(top, wanted, "childEntity", "VSPHERE_FOLDER", "folder")

@@ -1,7 +1,7 @@
 """One VM on a vSphere server, as the daemon sees it.
 
 A guest that powers itself off leaves its VM behind, with the disks that the job is about. So the first STATUS
-that finds it off has the disks fetched, and the VM counts as running until they are home: the starter ends
+that finds it off has the disks downloaded, and the VM counts as running until then: the starter ends
 the job, and sends its files away, as soon as it hears of a VM that has stopped. Should a fetch fail, that
 STATUS fails, and the next one has it done again; the starter gives up after some of these and runs the job
 again.
@@ -62,12 +62,12 @@ class VsphereContext:
 
 
 class _Fetch:
-    """The end of a guest, in a thread of its own: its disks come home, its VM is removed."""
+    """The end of a guest, in a thread of its own: its disks are downloaded, its VM is removed."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self.fault: errors.Fault | None = None
         self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"{name} comes home", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"download of {name}", daemon=True)
         self._thread.start()
 
     @property
@@ -87,7 +87,7 @@ class _Fetch:
             self.fault = fault
         except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
             self.fault = errors.HypervisorFault(
-                f"The disks do not come home: {error!r}.", "report it as a bug."
+                f"The disks cannot be downloaded: {error!r}.", "report it as a bug."
             )
 
 
@@ -116,7 +116,7 @@ class VsphereMachine(Machine):
         """The guest is in a checkpoint, and its VM is off."""
         self._question = ""
         self._downloaded = False
-        """The disks are home, although the VM may not have been removed yet."""
+        """The disks are downloaded, although the VM may not have been removed yet."""
         self._over = False
 
     # What the server asks
@@ -213,7 +213,7 @@ class VsphereMachine(Machine):
         self._context.checkpoints.go_on(self._ref, snapshot, self.name)
         self._saved = False
         self._context.checkpoints.forget_others(self._ref, snapshot)
-        self._log(f"{self.name} goes on from its checkpoint")
+        self._log(f"{self.name} is restored from its checkpoint")
 
     def checkpoint(self) -> None:
         if not self._spec.checkpoint:
@@ -260,7 +260,7 @@ class VsphereMachine(Machine):
     def _download(self) -> None:
         if not (self._downloaded or self._spec.no_output_vm) and self._context.download is not None:
             self._context.download.run(self._ref)
-            self._log(f"{self.name}: its disks are home")
+            self._log(f"{self.name}: its disks are downloaded")
         self._downloaded = True
         power.destroy(self._connection, self._ref, self._context.datacenter)
         self._context.checkpoints.used_up(self._spec.working_dir)
@@ -278,11 +278,11 @@ class VsphereMachine(Machine):
         if self._over or self._fetch is not None:
             raise errors.ClientFault(
                 errors.VM_INVALID_OPERATION,
-                f"{self.name} cannot be {what}: its guest has powered off, and its disks come home.",
+                f"{self.name} cannot be {what}: its guest has powered off, and its disks are being downloaded.",
             )
 
     def _must_not_be_off(self, what: str) -> None:
-        """To power a VM on that is off would boot it afresh. Its next STATUS has its disks fetched."""
+        """To power a VM on that is off would boot it anew. Its next STATUS has its disks downloaded."""
         if power.state(self._connection, self._ref) == power.OFF:
             raise errors.ClientFault(
                 errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off."
@@ -322,7 +322,7 @@ class VsphereMachine(Machine):
 def retire(context: VsphereContext, ref: "vim.VirtualMachine", tag: Tag) -> None:
     """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
 
-    The job may have gone on without its disks, but its spool directory still has the manifest of its last
+    The job may have continued without its disks, but its spool directory still has the manifest of its last
     checkpoint. Raises `errors.Fault`.
     """
     try:

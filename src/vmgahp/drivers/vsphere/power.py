@@ -49,7 +49,7 @@ def settle(
 
 
 def on(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str) -> None:
-    """Power a VM on; one that is suspended goes on."""
+    """Power a VM on, or resume it where it is suspended."""
     settle(connection, ref, ref.PowerOnVM_Task, doing, ON)
 
 

@@ -122,7 +122,7 @@ class VsphereSurveyor:
         if isinstance(free, int) and free < LEAST_ROOM:
             raise errors.MachineFault(
                 f"The datastore {name} has room for {free // MIB} MiB, too little for any job's disks.",
-                "make room on it.",
+                "free disk space on it.",
             )
         return f"{name} has room for {free // MIB if isinstance(free, int) else 'unknown'} MiB"
 
@@ -161,7 +161,7 @@ class VsphereSurveyor:
 
 def _says(server: object) -> str:
     assert isinstance(server, _Server)
-    return f"{server.name} lets us in, and has the data centre {server.datacenter_path}"
+    return f"{server.name} lets us in, and has the data center {server.datacenter_path}"
 
 
 __all__ = ["VsphereSurveyor"]
