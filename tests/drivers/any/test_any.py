@@ -200,7 +200,7 @@ def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
     ("attributes", "words"),
     [
         ({"VMPARAM_vm_Types": '"kvm; rm -rf /"'}, "is not a VM type"),
-        ({"VMPARAM_vm_Types": '" , "'}, "no list"),
+        ({"VMPARAM_vm_Types": '" , "'}, "not a list"),
         ({"VMPARAM_vm_Types": "7"}, "not a string"),
         ({"VMPARAM_vm_Types": '"kvm"', "JobVMType": '"kvm,xen"'}, "both are lists"),
         ({"VMPARAM_vm_Typos": '"kvm"'}, "no such option"),

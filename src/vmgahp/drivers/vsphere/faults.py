@@ -32,6 +32,7 @@ def _client(kind: str, code: str) -> Rule:
     return Rule(kind, ClientFault, code, kinds=(kind,))
 
 
+# fmt: off
 RULES = (
     _machine("vim.fault.InvalidLogin", "check VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
     _hypervisor("vim.fault.NotAuthenticated", "find out what ends the sessions on the server."),
@@ -50,9 +51,7 @@ RULES = (
         "vim.fault.InsufficientResourcesFault",
         "give the pool of VSPHERE_RESOURCE_POOL more, or run fewer VMs at once.",
     ),
-    _machine(
-        "vim.fault.InvalidDatastore", "mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."
-    ),
+    _machine("vim.fault.InvalidDatastore", "mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."),
     _job("vim.fault.InvalidDiskFormat", errors.BAD_IMAGE, "check the job's disks with qemu-img info."),
     _machine("vim.fault.UnsupportedVmxLocation", "name another VSPHERE_DATASTORE."),
     _hypervisor("vim.fault.CannotAccessVmComponent", "see that the hosts reach the datastore."),
@@ -69,10 +68,7 @@ RULES = (
     _job("vim.fault.VmConfigFault", errors.MISMATCHED, _VMX_HINT),
     _hypervisor("vim.fault.FileLocked", "find out which host or program has the file open."),
     _hypervisor("vim.fault.FileFault", "check the datastore, and the server's log (hostd.log)."),
-    _hypervisor(
-        "vmodl.fault.HostCommunication",
-        "connect the host to its vCenter again, or take it out of the pool.",
-    ),
+    _hypervisor("vmodl.fault.HostCommunication", "connect the host to its vCenter again, or take it out of the pool."),
     _client("vim.fault.ToolsUnavailable", errors.VM_INVALID_OPERATION),
     _client("vim.fault.InvalidPowerState", errors.VM_INVALID_OPERATION),
     _client("vmodl.fault.ManagedObjectNotFound", errors.VM_NOT_FOUND),
@@ -82,6 +78,7 @@ RULES = (
     ),
     Rule("anything else", HypervisorFault, errors.INTERNAL, "read the server's log (hostd.log, vpxd.log)."),
 )
+# fmt: on
 
 _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
 """In the keys of the messages of a fault about a VM's configuration: the server's trouble after all."""
