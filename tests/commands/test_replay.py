@@ -270,8 +270,8 @@ LIFECYCLE = [
         "a suspended VM is not Stopped, which ends its job",
     ),
     ("SUSPEND 12", "12 1 VMGAHP_ERR_VM_INVALID_OPERATION", "12 0 NULL", "what is already so succeeds"),
-    ("RESUME 14", "14 1 VMGAHP_ERR_VM_INVALID_OPERATION", "14 0 NULL", "a suspended VM goes on"),
-    ("STATUS 15", "15 0 STATUS=Stopped", "15 0 STATUS=Running", "a suspended VM goes on"),
+    ("RESUME 14", "14 1 VMGAHP_ERR_VM_INVALID_OPERATION", "14 0 NULL", "a suspended VM runs again"),
+    ("STATUS 15", "15 0 STATUS=Stopped", "15 0 STATUS=Running", "a suspended VM runs again"),
     (
         "CHECKPOINT 16",
         "16 1 VMGAHP_ERR_VM_INVALID_OPERATION",

@@ -327,7 +327,7 @@ def test_what_takes_too_long_is_answered_before_the_client_gives_up() -> None:
     client.send("CONDOR_VM_STATUS 4 1")
     client.end()
     client.end(Status(lifecycle.SUSPENDED))
-    assert client.results() == ["4 0 STATUS=Suspended"], "the save went on, and its outcome is the truth"
+    assert client.results() == ["4 0 STATUS=Suspended"], "the save continued, and its outcome is the truth"
 
 
 def test_a_vm_that_starts_too_late_is_stopped_again() -> None:

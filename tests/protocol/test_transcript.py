@@ -79,24 +79,24 @@ def test_lines_are_the_same_however_bytes_are_cut_up(lines: list[bytes], data: s
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
     splitter = transcript.Splitter()
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    found = [line for piece in pieces for line in splitter.feed(piece)]
-    at_once = list(transcript.Splitter().feed(whole))
+    found = [line for piece in pieces for line in splitter.receive(piece)]
+    at_once = list(transcript.Splitter().receive(whole))
     assert found == at_once
     assert b"".join(line for line in [*found, splitter.rest()] if isinstance(line, bytes)) == whole
 
 
 def test_an_escaped_end_ends_no_line() -> None:
     splitter = transcript.Splitter()
-    assert list(splitter.feed(b"a\\\nb\\\\\nc")) == [b"a\\\nb\\\\\n"]
+    assert list(splitter.receive(b"a\\\nb\\\\\nc")) == [b"a\\\nb\\\\\n"]
     assert splitter.rest() == b"c"
 
 
 def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
     splitter = transcript.Splitter()
     for _ in range(40):
-        assert list(splitter.feed(b"x" * (1 << 17))) == []
+        assert list(splitter.receive(b"x" * (1 << 17))) == []
         assert len(splitter._buffer) <= transcript.MAX_LINE + (1 << 17)
-    assert list(splitter.feed(b"\nS\n")) == [40 * (1 << 17) + 1, b"S\n"]
+    assert list(splitter.receive(b"\nS\n")) == [40 * (1 << 17) + 1, b"S\n"]
 
 
 SECRETS = [

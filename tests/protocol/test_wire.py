@@ -11,7 +11,7 @@ def lines_of(*chunks: bytes) -> list[bytes]:
     reader = wire.LineReader()
     lines = []
     for chunk in chunks:
-        reader.feed(chunk)
+        reader.receive(chunk)
         while (line := reader.next_line()) is not None:
             lines.append(line)
     return lines
@@ -69,19 +69,19 @@ def test_lines_do_not_depend_on_how_bytes_arrive(data: bytes) -> None:
 def test_an_endless_line_is_thrown_away_and_the_next_one_is_read() -> None:
     reader = wire.LineReader()
     for _ in range(10):
-        reader.feed(b"x" * (1 << 20))
+        reader.receive(b"x" * (1 << 20))
         assert reader.next_line() is None
         assert len(reader._buffer) <= wire.MAX_REQUEST
-    reader.feed(b"x\nVERSION\n")
+    reader.receive(b"x\nVERSION\n")
     assert reader.next_line() is wire.TOO_LONG
     assert reader.next_line() == b"VERSION"
 
 
 def test_an_escaped_newline_does_not_end_a_discarded_line() -> None:
     reader = wire.LineReader()
-    reader.feed(b"x" * wire.MAX_REQUEST + b"\\")
+    reader.receive(b"x" * wire.MAX_REQUEST + b"\\")
     assert reader.next_line() is None
-    reader.feed(b"\nstill the same line\nVERSION\n")
+    reader.receive(b"\nstill the same line\nVERSION\n")
     assert reader.next_line() is wire.TOO_LONG
     assert reader.next_line() == b"VERSION"
 

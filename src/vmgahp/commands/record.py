@@ -172,7 +172,7 @@ class _Channel:
             self.end()
             return False
         self._waiting += data
-        for line in self._lines.feed(data):
+        for line in self._lines.receive(data):
             self._note(self.mark, line)
         return True
 

@@ -114,7 +114,7 @@ class Client:
         if out is not None and not out.closed and descriptor == out.fileno():
             data = os.read(descriptor, 65536)
             self.ended = not data
-            self._reader.feed(data)
+            self._reader.receive(data)
             while (line := self._reader.next_line()) is not None:
                 if line is wire.TOO_LONG:
                     raise ProtocolError(f"the server's line is longer than {wire.MAX_REQUEST} bytes")

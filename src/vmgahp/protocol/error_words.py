@@ -12,7 +12,7 @@ WORDS: dict[str, str] = {
     "machine gives to a VM (VM_MEMORY).",
     "JOBCLASSAD_XEN_NO_KERNEL_PARAM": "The job does not say which kernel its Xen guest boots (xen_kernel).",
     "JOBCLASSAD_MISMATCHED_HARDWARE_VT": "The job wishes for something that this machine does not grant: hardware "
-    "virtualisation, a kind of network, a device.",
+    "virtualization, a kind of network, a device.",
     "JOBCLASSAD_XEN_KERNEL_NOT_FOUND": "The kernel of the job's Xen guest is not there, or may not be read.",
     "JOBCLASSAD_XEN_INITRD_NOT_FOUND": "The initial RAM disk of the job's Xen guest is not there, or may not be read.",
     "JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM": "The job brings a kernel and does not say which disk is its root "

@@ -78,7 +78,7 @@ class Session:
 
     def receive(self, data: bytes, now: float) -> None:
         """Bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
-        self._reader.feed(data)
+        self._reader.receive(data)
         while not self.quitting:
             line = self._reader.next_line()
             if line is None:

@@ -177,7 +177,7 @@ class Splitter:
         self._searched = 0
         self._dropped = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes | int]:
+    def receive(self, data: bytes) -> Iterator[bytes | int]:
         """The lines that are whole now; for one that is too long the number of its bytes."""
         self._buffer += data
         while (end := self._buffer.find(b"\n", self._searched)) >= 0:

@@ -31,7 +31,7 @@ class LineReader:
         self._searched = 0
         self._discarding = False
 
-    def feed(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         if self._buffer or self._ready or self._discarding or len(data) > MAX_REQUEST or b"\\\n" in data:
             self._buffer += data
             return

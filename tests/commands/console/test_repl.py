@@ -39,7 +39,7 @@ def ad(scratch: Path) -> Path:
 
 @pytest.fixture
 def environ(scratch: Path) -> dict[str, str]:
-    """No HTCondor, no settings of this machine, no home, and a terminal without colours."""
+    """No HTCondor, no settings of this machine, no home, and a terminal without colors."""
     made = environment("simulated", scratch)
     for name in [name for name in made if name.startswith("VMGAHP_") and name != "VMGAHP_CONFIG"]:
         del made[name]
@@ -260,7 +260,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was shown since the last `see`, without what moves the cursor and changes colours."""
+        """What was shown since the last `see`, without what moves the cursor and changes colors."""
         return re.sub(r"\x1b(\[[0-9;?]*([a-zA-Z]|$)|[=>]|$)", "", self.raw)[self._seen :]
 
     def see(self, pattern: str) -> str:
@@ -387,10 +387,10 @@ def test_a_server_that_dies_ends_the_editing(
     assert "last words" in shown.text
 
 
-def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], terminals: list[Terminal]) -> None:
-    for no_colour, wanted in (("", True), ("1", False)):
-        colours = environ | {"TERM": "xterm", "NO_COLOR": no_colour}
-        shown = Terminal(colours, "--type", "simulated", "--plain")
+def test_colors_are_for_terminals_that_want_them(environ: dict[str, str], terminals: list[Terminal]) -> None:
+    for no_color, wanted in (("", True), ("1", False)):
+        colors = environ | {"TERM": "xterm", "NO_COLOR": no_color}
+        shown = Terminal(colors, "--type", "simulated", "--plain")
         terminals.append(shown)
         shown.see("vmgahp> ")
         shown.type("quit\n")

@@ -30,7 +30,7 @@ NO_TOOLKIT = (
 def add_arguments(command: "argparse.ArgumentParser") -> None:
     """The arguments of ``vmgahp console``."""
     command.description = (
-        "Start the daemon, or any other server of the protocol, as condor_starter would, and talk to it: "
+        "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
         "a pipe. The exit status is 1 where the server did not last, or with --strict where anything failed."
     )
