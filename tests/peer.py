@@ -11,6 +11,9 @@ from vmgahp.protocol.client import DEADLINE, Client
 from vmgahp.protocol.requests import PREFIX, READY
 
 DAEMON = (sys.executable, "-P", "-m", "vmgahp")
+MAIN = "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"
+VMGAHP = (sys.executable, "-P", "-c", MAIN)
+"""The program ``vmgahp``."""
 
 
 def environment(vm_type: str, scratch: Path, **settings: object) -> dict[str, str]:

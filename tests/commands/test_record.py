@@ -14,18 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import simulated_ad
-from tests.peer import DAEMON, environment
+from tests.peer import DAEMON, DEADLINE, VMGAHP, environment
 from vmgahp.protocol import transcript
 from vmgahp.protocol.client import Client
 
-DEADLINE = 60
-RECORD = (
-    sys.executable,
-    "-P",
-    "-c",
-    "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))",
-    "record",
-)
+RECORD = (*VMGAHP, "record")
 ECHO = (sys.executable, "-c", "import os\nwhile data := os.read(0, 9): os.write(1, data)")
 
 

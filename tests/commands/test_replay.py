@@ -8,19 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer import DAEMON, Peer, environment
+from tests.peer import DAEMON, DEADLINE, VMGAHP, Peer, environment
 from tests.protocol.recordings import STARTER, TRANSCRIPTS, outline
 from vmgahp.commands.replay import Difference, Pipes, Replay
 from vmgahp.protocol import transcript
 from vmgahp.protocol.transcript import adapted, alike, steps
-
-PEOPLE = (
-    sys.executable,
-    "-P",
-    "-c",
-    "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))",
-)
-DEADLINE = 60
 
 JOB = r"""
 < $VMGahpVersion 0.0.1 May 1 2007 Condor\ VMGAHP $
@@ -241,7 +233,7 @@ def test_a_recording_for_another_place() -> None:
 
 def vmgahp(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        [*PEOPLE, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE, check=False, **options
+        [*VMGAHP, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE, check=False, **options
     )
 
 

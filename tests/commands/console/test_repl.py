@@ -19,13 +19,12 @@ import pytest
 
 from tests.conftest import simulated_ad
 from tests.lab.guest import make_guest
-from tests.peer import DEADLINE, environment
+from tests.peer import DEADLINE, MAIN, VMGAHP, environment
 from vmgahp.commands.console import launch, render, repl
 from vmgahp.protocol import requests, transcript
 from vmgahp.protocol.client import Client
 
-PEOPLE = "import sys; from vmgahp import cli; sys.exit(cli.main(sys.argv))"
-CONSOLE = [sys.executable, "-P", "-c", PEOPLE, "console"]
+CONSOLE = [*VMGAHP, "console"]
 HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None"
 
 
@@ -401,7 +400,7 @@ def test_colors_are_for_terminals_that_want_them(environ: dict[str, str], termin
 def test_without_prompt_toolkit_it_says_what_to_install(
     environ: dict[str, str], terminals: list[Terminal]
 ) -> None:
-    argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{PEOPLE}", "console", "--type", "simulated"]
+    argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{MAIN}", "console", "--type", "simulated"]
     shown = Terminal(environ | {"TERM": "xterm"}, argv=argv)
     terminals.append(shown)
     assert shown.end() == 2
