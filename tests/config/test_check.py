@@ -437,7 +437,6 @@ def test_no_secret_is_shown(
 
 
 def test_on_a_terminal_it_is_a_table(given_file: Callable[[str], Path]) -> None:
-    pytest.importorskip("rich")
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 1\n")
     code = """
 import os, pty, sys

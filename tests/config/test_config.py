@@ -124,7 +124,6 @@ def test_true_and_false(text, value):
 
 
 def test_expressions_are_htcondors():
-    pytest.importorskip("classad2")
     settings = Settings({"VM_MEMORY": "3 * 1024 + 0.5", "VM_NETWORKING": "2 > 1 && !false"})
     assert settings.integer("VM_MEMORY") == 3072
     assert settings.boolean("VM_NETWORKING") is True

@@ -8,12 +8,9 @@ import pytest
 
 from tests.domain.support import SCRIPTED, disk, host, spec
 from vmgahp.domain import build as domain_xml
+from vmgahp.domain import verify
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Nic
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.domain import verify  # noqa: E402 - they need libvirt
 
 CHAINS = {
     "/scratch/root.qcow2": (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))

@@ -8,16 +8,13 @@ import pytest
 
 from tests.domain.support import TPM_SOCKET, disk, host, spec
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
+from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
+from vmgahp.drivers.libvirt import capabilities, firmware
+from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.config import Settings  # noqa: E402 - what follows needs libvirt
-from vmgahp.domain import verify  # noqa: E402
-from vmgahp.drivers.libvirt import capabilities, firmware  # noqa: E402
-from vmgahp.host.job_user import Identity  # noqa: E402
 
 SPEC = spec(
     vcpus=4,

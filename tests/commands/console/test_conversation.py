@@ -456,7 +456,6 @@ def test_the_first_ad_of_several_counts() -> None:
 
 
 def test_an_ad_in_brackets() -> None:
-    pytest.importorskip("classad2")
     made = prepared('[ JobVMType = "KVM"; JobVMMemory = 64 * 2;\n Args = "a \\"b\\""; Flag = true ]')
     assert made.vm_type == "kvm"
     assert "JobVMMemory = 64 * 2" in made.lines

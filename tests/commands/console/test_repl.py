@@ -329,7 +329,6 @@ def test_a_dumb_terminal(environ: dict[str, str], ad: Path, scratch: Path, termi
 def test_a_terminal_that_can_be_edited_on(
     environ: dict[str, str], ad: Path, scratch: Path, terminals: list[Terminal]
 ) -> None:
-    pytest.importorskip("prompt_toolkit")
     gate = scratch.parent / "gate"
     ad.write_text(ad.read_text() + f'Simulated_SUSPEND_Gate = "{gate}"\n')
     shown = Terminal(environ | {"TERM": "xterm"}, "--type", "simulated", "--dir", str(scratch))
@@ -375,7 +374,6 @@ def test_a_terminal_that_can_be_edited_on(
 def test_a_server_that_dies_ends_the_editing(
     environ: dict[str, str], tmp_path: Path, terminals: list[Terminal]
 ) -> None:
-    pytest.importorskip("prompt_toolkit")
     script = "echo '$VMGahpVersion 1'; read line; echo last words >&2; exit 6"
     shown = Terminal(environ | {"TERM": "xterm"}, "--", "sh", "-c", script)
     terminals.append(shown)
@@ -418,7 +416,8 @@ def test_a_pipe_needs_no_prompt_toolkit() -> None:
 
 @pytest.mark.libvirt
 def test_a_real_guest(environ: dict[str, str], scratch: Path) -> None:
-    libvirt = pytest.importorskip("libvirt")
+    import libvirt
+
     make_guest(scratch / "guest.img", seconds=None)
     if os.getuid() == 0:
         os.chown(scratch / "guest.img", scratch.stat().st_uid, scratch.stat().st_gid)

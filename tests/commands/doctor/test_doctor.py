@@ -302,7 +302,6 @@ def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> N
 @pytest.mark.libvirt
 def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
     """The machine's own libvirtd runs, or it would be told of that first."""
-    pytest.importorskip("libvirt")
     uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
     done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI=uri)
     found = named(done.findings, "libvirt")
@@ -586,7 +585,6 @@ def test_no_log(pool: Condor) -> None:
 @as_root
 def test_kvm_is_judged_as_it_is_here(pool: Condor) -> None:
     """On a machine whose KVM works this is the good case, on any other the bad one."""
-    pytest.importorskip("libvirt")
     found = named(pool.examine(VM_TYPE="kvm").findings, "kvm")
     reason = kvm.check()
     assert found.verdict == (OK if reason is None else BAD)

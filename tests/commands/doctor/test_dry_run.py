@@ -126,7 +126,8 @@ class TestLibvirt:
         assert "verysecret" not in trial.description
 
     def test_nothing_is_left_behind(self, pool: Condor, ad: Ad) -> None:
-        libvirt = pytest.importorskip("libvirt")
+        import libvirt
+
         path = ad.write()
         environ = pool.environ(VM_TYPE="qemu")
         connection = libvirt.open("qemu:///system")
@@ -142,7 +143,8 @@ class TestLibvirt:
 
     def test_a_vm_of_the_jobs_name_keeps_running(self, pool: Condor, ad: Ad) -> None:
         """A start would clear it away, as a leftover; a dry run must not."""
-        libvirt = pytest.importorskip("libvirt")
+        import libvirt
+
         connection = libvirt.open("qemu:///system")
         xml = f"<domain type='qemu'><name>{NAME}</name><memory unit='MiB'>32</memory><os><type>hvm</type></os></domain>"
         domain = connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)

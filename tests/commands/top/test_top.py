@@ -163,7 +163,6 @@ def test_names_of_jobs_vms() -> None:
 
 
 def test_a_narrow_terminal_does_without_columns(node: Node, tmp_path: Path) -> None:
-    pytest.importorskip("rich")
     from rich.console import Console
 
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
@@ -203,7 +202,6 @@ def read_until(descriptor: int, words: bytes) -> bytes:
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_on_a_terminal_it_stays_until_it_is_told_to_end(tmp_path: Path, key: bytes) -> None:
-    pytest.importorskip("rich")
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
     process, terminal = in_terminal("xterm", tmp_path)
     try:

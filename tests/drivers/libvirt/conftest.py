@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def connection() -> Iterator["libvirt.virConnect"]:
-    libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+    import libvirt
+
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     try:
         opened = libvirt.open(URI)

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.commands.doctor.support import Ad, Condor, as_root, pool, snapshot
@@ -29,8 +30,6 @@ from vmgahp.commands import doctor
 from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
 

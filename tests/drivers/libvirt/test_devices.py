@@ -20,10 +20,7 @@ from tests.drivers.libvirt.support import (
     words_of,
 )
 from tests.peer import Peer
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.drivers.libvirt import firmware  # noqa: E402 - it needs libvirt
+from vmgahp.drivers.libvirt import firmware
 
 pytestmark = pytest.mark.libvirt
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -31,8 +32,6 @@ from tests.drivers.libvirt.support import (
 from tests.lab.guest import counts, make_guest, read_count
 from tests.peer import daemon, environment
 from vmgahp.cli import KILL, PROBE
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
 

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
-from tests import REPOSITORY, jobs
+from tests import REPOSITORY, fault_cases, jobs
 from tests.drivers.libvirt.support import (
     ASKS,
     CONSOLE,
@@ -26,15 +27,11 @@ from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
+from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt import fault_table, faults, qemu_log
 from vmgahp.host.job_user import Identity
 from vmgahp.images import backing
 from vmgahp.job.spec import JobSpec
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from tests import fault_cases  # noqa: E402
-from vmgahp.drivers.fault_rules import Rule  # noqa: E402
-from vmgahp.drivers.libvirt import fault_table, faults, qemu_log  # noqa: E402 - they need libvirt
 
 PAGE = REPOSITORY / "docs" / "reference" / "faults.md"
 SOURCES = REPOSITORY / "src" / "vmgahp"

@@ -7,6 +7,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -23,12 +24,9 @@ from tests.drivers.libvirt.support import (
 from tests.images.test_iso import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.drivers.libvirt import screenshot  # noqa: E402 - it needs libvirt
-from vmgahp.drivers.libvirt.connection import LibvirtConnection  # noqa: E402
-from vmgahp.host.job_user import Identity  # noqa: E402
+from vmgahp.drivers.libvirt import screenshot
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
 

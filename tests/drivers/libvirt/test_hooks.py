@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree as etree
 
+import libvirt
 import pytest
 
 from tests import REPOSITORY
@@ -31,13 +32,10 @@ from tests.peer import environment
 from vmgahp import config, errors
 from vmgahp.commands import doctor
 from vmgahp.domain import build as domain_xml
+from vmgahp.drivers.libvirt import hooks
 from vmgahp.errors import MISMATCHED
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.job.ad import JobAd
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.drivers.libvirt import hooks  # noqa: E402 - it needs libvirt
 
 pytestmark = pytest.mark.libvirt
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as etree
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import MAC
@@ -16,8 +17,6 @@ from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on, until
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
 

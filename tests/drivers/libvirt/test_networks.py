@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -19,8 +20,6 @@ from tests.drivers.libvirt.support import (
 )
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = [
     pytest.mark.libvirt,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import words_of
@@ -22,8 +23,6 @@ from vmgahp.drivers.libvirt import LibvirtDriver
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 SYSTEM = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.conftest import JOB_UID
@@ -19,8 +20,6 @@ from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk, JobSpec, Nic
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 
 pytestmark = pytest.mark.libvirt
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -17,12 +18,9 @@ from tests.drivers.libvirt.support import (
 )
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.drivers.libvirt.connection import LibvirtConnection  # noqa: E402
-from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats  # noqa: E402
-from vmgahp.metrics.file import NAME  # noqa: E402
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats
+from vmgahp.metrics.file import NAME
 
 
 def lines(scratch: Path) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.domain.support import SCRIPTED
@@ -29,12 +30,9 @@ from tests.drivers.libvirt.support import (
 )
 from tests.peer import environment
 from vmgahp import errors
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.domain import verify  # noqa: E402 - they need libvirt
-from vmgahp.drivers.libvirt import LibvirtDriver  # noqa: E402
-from vmgahp.drivers.libvirt.machine import LibvirtMachine  # noqa: E402
+from vmgahp.domain import verify
+from vmgahp.drivers.libvirt import LibvirtDriver
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
 pytestmark = pytest.mark.libvirt
 

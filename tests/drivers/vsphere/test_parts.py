@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("pyVmomi", reason="pyvmomi is not installed")
-
 from pyVmomi import vim, vmodl
 
 from tests.drivers.vsphere.simulator import VMX, Job

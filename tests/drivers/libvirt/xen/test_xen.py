@@ -11,15 +11,12 @@ from lxml import etree
 from tests.job.test_xen import CASES, HOST
 from tests.lab.namespace import wait_until
 from vmgahp import errors
+from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.restore import SavedMismatch, reconcile_xen
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from vmgahp.domain import verify  # noqa: E402
-from vmgahp.drivers.libvirt import xen  # noqa: E402
-from vmgahp.drivers.libvirt.xen import libxl_log  # noqa: E402
-from vmgahp.drivers.libvirt.xen.console import PtyCapture  # noqa: E402
+from vmgahp.drivers.libvirt import xen
+from vmgahp.drivers.libvirt.xen import libxl_log
+from vmgahp.drivers.libvirt.xen.console import PtyCapture
 
 LIVE = """\
 <domain type='xen' id='1'>
