@@ -130,7 +130,7 @@ setup_packages() {
 
 # libvirt's driver for containers, of the version of the libvirt here, kept in $VMGAHP_LAB/lxc. It is never
 # installed: a libvirtd that cannot start one of its drivers does not start at all. The tests lay it over the
-# system in a chamber.
+# system in a namespace.
 _fetch_lxc_driver() (
     directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/lxc
     version=$(dpkg-query -W -f='${Version}' libvirt-daemon) || return 1

@@ -1,8 +1,8 @@
-"""Compares our server with HTCondor's own: both in one chamber, in turns, from their client's side.
+"""Compares our server with HTCondor's own: both in one namespace, in turns, from their client's side.
 
 Times and memory of a shared machine wander, so every round measures both servers one right after the
 other, and what counts is the ratio. Its interval says how far to trust it: where that spans 1 there is no
-difference to speak of. `stopwatch` does the measuring, inside the chamber.
+difference to speak of. `stopwatch` does the measuring, inside the namespace.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.lab.namespace import (
     LAB,
     OUR_SERVER,
     REFERENCE_SERVER,
-    Chamber,
     LabError,
+    Namespace,
     build_wheel,
     wait_until,
     why_not,
@@ -41,7 +41,7 @@ SCRATCH = "/var/lib/condor/execute/dir_170"
 GUARDIAN = "vmgahp-guardian"
 """The name by which the guardian of a VM goes, in `vmgahp.host.guardian`; it is nobody's child."""
 WATCH = "/usr/local/sbin/stopwatch-python"
-"""A copy of the chamber's interpreter: the kernel does not share its pages with those of our server, so
+"""A copy of the namespace's interpreter: the kernel does not share its pages with those of our server, so
 the one that measures takes nothing off what it measures."""
 
 ROUNDS, ROUNDS_A_VM = 20, 2
@@ -60,8 +60,8 @@ DAEMON_LIST = MASTER, COLLECTOR
 VM_GAHP_DEBUG =
 """
 
-# A file that is touched is copied up into the chamber's own layer. Those that both servers map are, so that
-# no process outside of the chamber shares their pages and takes off their PSS.
+# A file that is touched is copied up into the namespace's own layer. Those that both servers map are, so that
+# no process outside of the namespace shares their pages and takes off their PSS.
 OWN_FILES = """\
 { ldd /usr/sbin/condor_vm-gahp /usr/sbin/libvirtd /usr/bin/python3 | sed -n 's/.*=> \\(.*\\) (0x.*/\\1/p'
   find /usr/lib/python3/dist-packages -name '*.so'
@@ -248,30 +248,30 @@ def report(lines: Sequence[Line], samples: Samples, versions: Mapping[str, str])
 # ---- measuring --------------------------------------------------------------------------------------
 
 
-def prepare(chamber: Chamber, wheel: Path) -> None:
+def prepare(namespace: Namespace, wheel: Path) -> None:
     """Everything that both servers find on a machine of a pool, and what measures them."""
-    chamber.run("sh", "-c", OWN_FILES)
-    chamber.install(wheel)
-    chamber.start_libvirt()
-    chamber.run("install", "-d", "-o", "condor", f"{LAB}/log")
-    chamber.run("install", "-d", "-o", USER, SCRATCH)
+    namespace.run("sh", "-c", OWN_FILES)
+    namespace.install(wheel)
+    namespace.start_libvirt()
+    namespace.run("install", "-d", "-o", "condor", f"{LAB}/log")
+    namespace.run("install", "-d", "-o", USER, SCRATCH)
     config = CONFIG.format(lab=LAB, domain=DOMAIN, server=OUR_SERVER) + SETTINGS
-    chamber.path("/etc/condor/config.d/99-lab.config").write_text(config)
-    chamber.run("condor_master")
-    address = chamber.path("/run/lock/condor/shared_port_ad")
+    namespace.path("/etc/condor/config.d/99-lab.config").write_text(config)
+    namespace.run("condor_master")
+    address = namespace.path("/run/lock/condor/shared_port_ad")
     wait_until("HTCondor's shared port", lambda: os.path.lexists(address), 60)
 
-    make_guest(chamber.exchange / "guest.img", None)
-    script = chamber.exchange / "describe-vm"
+    make_guest(namespace.exchange / "guest.img", None)
+    script = namespace.exchange / "describe-vm"
     script.write_text(SCRIPT.format(scratch=SCRATCH))
     script.chmod(0o755)
-    shutil.copy(Path(__file__).with_name("stopwatch.py"), chamber.exchange)
-    chamber.run("cp", "--dereference", "/usr/bin/python3", WATCH)
+    shutil.copy(Path(__file__).with_name("stopwatch.py"), namespace.exchange)
+    namespace.run("cp", "--dereference", "/usr/bin/python3", WATCH)
 
 
-def task(chamber: Chamber, rounds: int) -> dict[str, Any]:
+def task(namespace: Namespace, rounds: int) -> dict[str, Any]:
     """What `stopwatch` is to do. Both servers get what condor_starter and condor_startd would give them."""
-    uid, gid = (chamber.run("id", option, USER).stdout.strip() for option in ("-u", "-g"))
+    uid, gid = (namespace.run("id", option, USER).stdout.strip() for option in ("-u", "-g"))
     return {
         "rounds": rounds,
         "vm_rounds": -(-rounds // ROUNDS_A_VM),
@@ -283,7 +283,7 @@ def task(chamber: Chamber, rounds: int) -> dict[str, Any]:
             },
         },
         "environment": {
-            **chamber.environment(),
+            **namespace.environment(),
             "BATCH_SYSTEM": "HTCondor",
             "VMGAHP_VMTYPE": "kvm",
             "VMGAHP_WORKING_DIR": SCRATCH,
@@ -299,11 +299,11 @@ def task(chamber: Chamber, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(chamber: Chamber, rounds: int, heard: Callable[[Mapping[str, Any]], object]) -> Samples:
+def measure(namespace: Namespace, rounds: int, heard: Callable[[Mapping[str, Any]], object]) -> Samples:
     """Run `stopwatch` and collect what it finds; `heard` is called with each value as it comes."""
-    errors = chamber.exchange / "stopwatch.err"
+    errors = namespace.exchange / "stopwatch.err"
     with errors.open("w") as file:
-        watch = chamber.popen(
+        watch = namespace.popen(
             *("timeout", str(DEADLINE), WATCH, "-I", f"{LAB}/stopwatch.py"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -312,13 +312,13 @@ def measure(chamber: Chamber, rounds: int, heard: Callable[[Mapping[str, Any]], 
         assert watch.stdin
         assert watch.stdout
         with watch:
-            watch.stdin.write(json.dumps(task(chamber, rounds)))
+            watch.stdin.write(json.dumps(task(namespace, rounds)))
             watch.stdin.close()
             samples = collect(_passed_on(map(json.loads, watch.stdout), heard))
     if watch.returncode:
         said = [f"the measurement failed (exit {watch.returncode}):", errors.read_text().rstrip()]
         for name in ("errors", "log/VMGahpLog"):
-            log = chamber.exchange / name
+            log = namespace.exchange / name
             said += [f"---- the end of {name} ----", *log.read_text(errors="replace").splitlines()[-8:]]
         raise LabError("\n".join(said))
     return samples
@@ -341,10 +341,10 @@ def collect(values: Iterable[Mapping[str, Any]]) -> Samples:
     return samples
 
 
-def versions(chamber: Chamber) -> dict[str, str]:
+def versions(namespace: Namespace) -> dict[str, str]:
     """What was compared, and with which Python."""
     ours, theirs, python = (
-        chamber.run(*command).stdout
+        namespace.run(*command).stdout
         for command in ([OUR_SERVER, "-version"], ["condor_version"], ["/usr/bin/python3", "--version"])
     )
     return {OURS: ours.split()[1], REFERENCE: theirs.split()[1], "python": python.split()[1]}
@@ -369,10 +369,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="vmgahp-bench-") as directory:
             wheel = build_wheel(directory)
-            with Chamber(Path(directory) / "exchange") as chamber:
-                prepare(chamber, wheel)
-                compared = versions(chamber)
-                samples = measure(chamber, options.rounds, show)
+            with Namespace(Path(directory) / "exchange") as namespace:
+                prepare(namespace, wheel)
+                compared = versions(namespace)
+                samples = measure(namespace, options.rounds, show)
     except LabError as error:
         parser.exit(1, f"scripts/bench: {error}\n")
     if sys.stderr.isatty():

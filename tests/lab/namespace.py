@@ -1,4 +1,4 @@
-"""A chamber: the pool's root with a throw-away layer over it, in namespaces of its own.
+"""A namespace: the pool's root with a throw-away layer over it, in namespaces of its own.
 
 Services of a whole machine run in it (libvirtd, HTCondor) next to the host's own without a clash: it has
 its own mounts, processes, loopback and host name. When its first process ends, the kernel ends every other
@@ -44,7 +44,7 @@ def default_root() -> Path:
 
 
 def why_not() -> str:
-    """Why no chamber can be made here; empty where it can."""
+    """Why no namespace can be made here; empty where it can."""
     if os.geteuid() != 0:
         return "the pool needs root"
     if not (default_root() / "etc/vmgahp-pool-root").exists():
@@ -65,8 +65,8 @@ def wait_until(what: str, condition: Callable[[], T | None], timeout: float, int
         time.sleep(interval)
 
 
-class Chamber:
-    """One chamber, to be used in a ``with``; `exchange` is the directory that it shares with the host."""
+class Namespace:
+    """One namespace, to be used in a ``with``; `exchange` is the directory that it shares with the host."""
 
     def __init__(self, exchange: str | Path, root: str | Path | None = None) -> None:
         self.exchange = Path(exchange)
@@ -99,7 +99,7 @@ class Chamber:
         assert self._holder.stdout
         assert self._holder.stderr
         if self._holder.stdout.readline() != "ready\n":
-            raise LabError(f"the chamber does not start: {self._holder.stderr.read().strip()}")
+            raise LabError(f"the namespace does not start: {self._holder.stderr.read().strip()}")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
         self._init = int(children[0])
 
@@ -118,14 +118,14 @@ class Chamber:
             if stream:
                 stream.close()
         self._holder, self._init = None, 0
-        with_mounts = self.exchange / ".chamber"
+        with_mounts = self.exchange / ".namespace"
         if with_mounts.is_dir():
             with_mounts.rmdir()
 
     # ---- processes ------------------------------------------------------------------------------
 
     def command(self, argv: Sequence[str], user: str | None = None, cwd: str = "/") -> list[str]:
-        """The host's command line that runs `argv` in the chamber."""
+        """The host's command line that runs `argv` in the namespace."""
         entered = ["nsenter", f"--target={self._init}", "--mount", "--pid", "--net", "--uts", "--ipc"]
         entered += ["--root", "env", "--chdir", cwd]
         if user:
@@ -135,7 +135,7 @@ class Chamber:
     def run(
         self, *argv: str, user: str | None = None, cwd: str = "/", check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the chamber to its end; `LabError` with its output when it fails."""
+        """Run a command in the namespace to its end; `LabError` with its output when it fails."""
         done = subprocess.run(
             self.command(argv, user, cwd),
             stdin=subprocess.DEVNULL,
@@ -147,13 +147,13 @@ class Chamber:
         )
         if check and done.returncode:
             output = (done.stdout + done.stderr).rstrip()
-            raise LabError(f"{' '.join(argv)} in the chamber: exit {done.returncode}\n{output}")
+            raise LabError(f"{' '.join(argv)} in the namespace: exit {done.returncode}\n{output}")
         return done
 
     def popen(
         self, *argv: str, user: str | None = None, cwd: str = "/", **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a command in the chamber, with pipes or files as the caller wants them."""
+        """Start a command in the namespace, with pipes or files as the caller wants them."""
         return subprocess.Popen(
             self.command(argv, user, cwd), env=self.environment(), text=True, errors="replace", **options
         )
@@ -163,7 +163,7 @@ class Chamber:
         return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
 
     def path(self, inside: str) -> Path:
-        """The host's name of a file in the chamber, while it stands."""
+        """The host's name of a file in the namespace, while it stands."""
         return Path(f"/proc/{self._init}/root") / inside.lstrip("/")
 
     def processes(self) -> dict[int, str]:
@@ -195,13 +195,13 @@ class Chamber:
             # believes that files cannot be locked: two VMs could then write to one image.
             settings.write("namespaces = [ ]\n")
         # A startd asks as its own user about VM types that it does not know. Elsewhere polkit lets everybody ask;
-        # it is reached by D-Bus, which a chamber has not.
+        # it is reached by D-Bus, which a namespace has not.
         with open(self.path("/etc/libvirt/libvirtd.conf"), "a") as settings:
             settings.write('auth_unix_ro = "none"\n')
         self.run("virtlogd", "-d")
         self.run("libvirtd", "-d")
         wait_until(
-            "libvirtd in the chamber",
+            "libvirtd in the namespace",
             lambda: self.run("virsh", "-q", "-c", "qemu:///system", "version", check=False).returncode == 0,
             timeout=60,
         )
@@ -214,7 +214,7 @@ class Chamber:
         return self.virsh("list", "--all", "--name").split()
 
     def install(self, wheel: Path) -> None:
-        """Put our package into the chamber's /opt/vmgahp, over Debian's own modules of the rest."""
+        """Put our package into the namespace's /opt/vmgahp, over Debian's own modules of the rest."""
         shutil.copy(wheel, self.exchange / wheel.name)
         self.run(
             "/opt/vmgahp/bin/pip",

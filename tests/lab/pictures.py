@@ -17,7 +17,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-from tests.lab.namespace import OUR_SERVER, REPOSITORY, Chamber, build_wheel
+from tests.lab.namespace import OUR_SERVER, REPOSITORY, Namespace, build_wheel
 from tests.lab.pool import Pool
 
 IMAGES = REPOSITORY / "docs/images"
@@ -58,10 +58,10 @@ def as_svg(text: str, width: int = WIDTH, name: str = "doctor") -> str:
     return console.export_svg(title="", code_format=FORMAT, unique_id=name)
 
 
-def doctor(chamber: Chamber) -> str:
+def doctor(namespace: Namespace) -> str:
     """The doctor's words on a terminal of `WIDTH` columns."""
     on_a_terminal = f"stty cols {WIDTH}; {DOCTOR}"
-    return chamber.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
+    return namespace.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
 
 
 LINE = re.compile(r"\x1b\[(\d+)m( *([\d.]+)  .*?)\x1b\[0m")
@@ -111,14 +111,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vmgahp-pictures-") as directory:
         Path(directory).chmod(0o755)
         pool = Pool(Path(directory) / "pool")
-        with pool.chamber:
+        with pool.namespace:
             pool.start(build_wheel(directory))
             prompt = "\x1b[1m# vmgahp doctor\x1b[0m\n"
-            (IMAGES / "doctor-healthy.svg").write_text(as_svg(prompt + doctor(pool.chamber)))
-            with open(pool.chamber.path("/etc/condor/config.d/99-lab.config"), "a") as config:
+            (IMAGES / "doctor-healthy.svg").write_text(as_svg(prompt + doctor(pool.namespace)))
+            with open(pool.namespace.path("/etc/condor/config.d/99-lab.config"), "a") as config:
                 config.write(MISTAKES)
             pool.run("chmod", "700", "/var/lib/condor")
-            (IMAGES / "doctor-sick.svg").write_text(as_svg(prompt + doctor(pool.chamber)))
+            (IMAGES / "doctor-sick.svg").write_text(as_svg(prompt + doctor(pool.namespace)))
     sys.stderr.write(f"Written: {IMAGES}/doctor-healthy.svg, doctor-sick.svg and demo.svg\n")
 
 

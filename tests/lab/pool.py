@@ -1,4 +1,4 @@
-"""A whole HTCondor pool on one machine, in a chamber, with a vm-gahp of our choice in it.
+"""A whole HTCondor pool on one machine, in a namespace, with a vm-gahp of our choice in it.
 
 The master, collector, negotiator, schedd and startd are Debian's, and so are the shadow and the starter
 that really talk to the daemon under test. Jobs are submitted by an ordinary user.
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.lab.namespace import LAB, OUR_SERVER, Chamber, LabError, wait_until
+from tests.lab.namespace import LAB, OUR_SERVER, LabError, Namespace, wait_until
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class Job:
 
     def is_running(self) -> bool:
         """Whether its virtual machine runs now."""
-        return self.domain in self.pool.chamber.domains()
+        return self.domain in self.pool.namespace.domains()
 
     def wait_for_event(self, event: str, timeout: float) -> None:
         """Wait for an event; one that ends the job, or holds it, ends the waiting as well."""
@@ -165,7 +165,7 @@ class Pool:
 
     def __init__(self, directory: str | Path, server: str = OUR_SERVER, settings: str = "") -> None:
         self.directory = Path(directory)
-        self.chamber = Chamber(self.directory)
+        self.namespace = Namespace(self.directory)
         self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
         self.log = self.directory / "log"
         self.advertised: dict[str, Any] = {}
@@ -185,31 +185,31 @@ class Pool:
         self.stop()
 
     def start(self, wheel: Path | None = None, prepare: Callable[[Pool], None] | None = None) -> None:
-        """The chamber, our package in it where a wheel is given, libvirt, and HTCondor up to a slot.
+        """The namespace, our package in it where a wheel is given, libvirt, and HTCondor up to a slot.
 
-        `prepare` puts into the chamber what must be there before HTCondor starts.
+        `prepare` puts into the namespace what must be there before HTCondor starts.
         """
-        self.chamber.open()
+        self.namespace.open()
         if wheel:
-            self.chamber.install(wheel)
-        self.chamber.start_libvirt()
+            self.namespace.install(wheel)
+        self.namespace.start_libvirt()
         if prepare:
             prepare(self)
         for name, owner in (("log", "condor"), ("jobs", USER)):
             self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
-        self.chamber.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
+        self.namespace.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
         self.run("condor_master")
         self.wait_until("the schedd", lambda: self.condor("condor_q"), 60)
         self.wait_until("the startd's slot", lambda: self.machine(), 60)
 
     def stop(self) -> None:
-        """End it at once: nothing of a chamber outlives its first process."""
-        self.chamber.close()
+        """End it at once: nothing of a namespace outlives its first process."""
+        self.namespace.close()
 
     # ---- asking ---------------------------------------------------------------------------------
 
     def run(self, *argv: str, **options: Any) -> Any:
-        return self.chamber.run(*argv, **options)
+        return self.namespace.run(*argv, **options)
 
     def condor(self, *argv: str) -> bool:
         """Whether a command of HTCondor's succeeds now."""
@@ -235,25 +235,25 @@ class Pool:
     def server_of(self, job: Job) -> tuple[int, int] | None:
         """The pids (as seen inside) of the daemon that serves a job and of its parent, the job's starter."""
         scratch = self.scratch(job)
-        processes = self.chamber.processes()
+        processes = self.namespace.processes()
         for pid, words in processes.items():
             parent = self._parent(pid)
             if "vm-gahp" in words and processes.get(parent, "").startswith("condor_starter"):
-                directory = os.readlink(self.chamber.path(f"/proc/{pid}/cwd"))
+                directory = os.readlink(self.namespace.path(f"/proc/{pid}/cwd"))
                 if scratch and directory.endswith(scratch):
                     return pid, parent
         return None
 
     def qemu_of(self, job: Job) -> int | None:
         """The pid (as seen inside) of the QEMU that runs a job's machine."""
-        for pid, words in self.chamber.processes().items():
+        for pid, words in self.namespace.processes().items():
             if "qemu-system" in words and f"guest={job.domain}," in words:
                 return pid
         return None
 
     def scratch(self, job: Job) -> str | None:
         """The job's scratch directory as seen inside, while it runs."""
-        for directory in self.chamber.path("/var/lib/condor/execute").glob("dir_*"):
+        for directory in self.namespace.path("/var/lib/condor/execute").glob("dir_*"):
             ad = directory / ".job.ad"
             if ad.exists() and re.search(rf"^ClusterId = {job.cluster}$", ad.read_text(), re.MULTILINE):
                 return f"/var/lib/condor/execute/{directory.name}"
@@ -261,7 +261,7 @@ class Pool:
 
     def _parent(self, pid: int) -> int:
         try:
-            status = self.chamber.path(f"/proc/{pid}/status").read_text()
+            status = self.namespace.path(f"/proc/{pid}/status").read_text()
         except OSError:  # it is gone
             return 0
         parent = re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)
@@ -272,7 +272,7 @@ class Pool:
         scratch = self.scratch(job)
         if scratch is None:
             return ""
-        path = self.chamber.path(f"{scratch}/vm_console.log")
+        path = self.namespace.path(f"{scratch}/vm_console.log")
         return path.read_text("ascii", "replace") if path.exists() else ""
 
     def told(self, job: Job) -> str:
@@ -299,7 +299,7 @@ class Pool:
         return Job(self, int(out.split(".")[0]), directory)
 
     def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:
-        """As `chamber.wait_until`, with the pool's logs in the error."""
+        """As `namespace.wait_until`, with the pool's logs in the error."""
         try:
             return wait_until(what, condition, timeout, interval=1)
         except LabError as error:

@@ -1,6 +1,6 @@
-"""Measures vm-gahp servers from their client's side of the pipes; runs inside the chamber, for `bench`.
+"""Measures vm-gahp servers from their client's side of the pipes; runs inside the namespace, for `bench`.
 
-It needs nothing but the standard library, because the chamber has no tests in it, and does nothing beside
+It needs nothing but the standard library, because the namespace has no tests in it, and does nothing beside
 the system calls that a client makes: a pipe is written, a pipe is read, a clock is read before and after.
 A task in JSON comes on standard input; each value goes to standard output as it is found, an object of
 JSON a line: ``{"round": …, "server": …, "row": …, "value": …}``, times in milliseconds, memory in KiB.

@@ -281,7 +281,7 @@ class XenHost:
         self.run("/opt/vmgahp/bin/python", "-m", "pip", "install", *options, inside, timeout=300)
 
     def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:
-        """As `chamber.wait_until`, with dom0's logs in the error."""
+        """As `namespace.wait_until`, with dom0's logs in the error."""
         return self._wait(what, condition, timeout, interval=1)
 
     def diagnosis(self, lines: int = 30) -> str:

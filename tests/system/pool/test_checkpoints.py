@@ -41,12 +41,12 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     """Jobs side by side: two that will be vacated, one that will be paused in RAM."""
     pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
     shared = f"vm_disk = {JOBS}/shared/guest.img:hda:w:raw\ntransfer_input_files =\n"
-    pool.chamber.path(SOFT).write_text("VM_SOFT_SUSPEND = True\n")
+    pool.namespace.path(SOFT).write_text("VM_SOFT_SUSPEND = True\n")
     submitted = {
         "paused": pool.submit("paused", guest),
     }
     pool.wait_until("its guest", submitted["paused"].is_running, START)
-    pool.chamber.path(SOFT).unlink()
+    pool.namespace.path(SOFT).unlink()
     submitted |= {
         "transferred": pool.submit("transferred", guest, CHECKPOINT),
         "shared": pool.submit("shared", guest, CHECKPOINT + shared),
@@ -93,7 +93,7 @@ def periodic(pool: Pool) -> Iterator[Pool]:
     """The same machine, offering VMs of a type that has periodic checkpoints."""
     config = "/etc/condor/config.d/99-periodic.config"
     every = f"PERIODIC_CHECKPOINT = (time() - LastPeriodicCheckpoint) > {PERIOD}\n"
-    pool.chamber.path(config).write_text("VM_TYPE = libvirt\n" + every)
+    pool.namespace.path(config).write_text("VM_TYPE = libvirt\n" + every)
     pool.run("condor_restart", "-startd")
     try:
         pool.wait_until(
@@ -101,7 +101,7 @@ def periodic(pool: Pool) -> Iterator[Pool]:
         )
         yield pool
     finally:
-        pool.chamber.path(config).unlink()
+        pool.namespace.path(config).unlink()
         pool.run("condor_restart", "-startd")
         pool.wait_until("the machine to offer kvm", lambda: pool.machine().get("VM_Type") == "kvm", 120)
 
@@ -127,9 +127,9 @@ def test_a_job_restarts_from_a_periodic_checkpoint(periodic: Pool) -> None:
     lost = len(counts(pool.console(job)))
     server, starter = pool.wait_until("the job's daemon", lambda: pool.server_of(job), 10)
     # At once, as when the machine dies: a daemon that sees its starter go ends by itself.
-    pool.chamber.kill(starter, "STOP")
-    pool.chamber.kill(server, "KILL")
-    pool.chamber.kill(starter, "KILL")
+    pool.namespace.kill(starter, "STOP")
+    pool.namespace.kill(server, "KILL")
+    pool.namespace.kill(starter, "KILL")
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
     job.wait_for_event("terminated", END)
     console = (job.directory / "vm_console.log").read_text()

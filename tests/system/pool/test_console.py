@@ -14,7 +14,7 @@ VMGAHP = "/opt/vmgahp/bin/vmgahp"
 
 
 def typed(pool: Pool, lines: str, *words: str) -> str:
-    """What the console says to some lines, as root in the chamber, in a copy of the job's scratch directory."""
+    """What the console says to some lines, as root in the namespace, in a copy of the job's scratch directory."""
     command = " ".join([VMGAHP, "console", "--strict", *words])
     return str(pool.run("sh", "-c", f"printf '{lines}' | {command}", check=False, timeout=180).stdout)
 

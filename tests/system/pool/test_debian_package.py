@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Chamber, why_not
+from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Namespace, why_not
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
@@ -16,9 +16,9 @@ SERVER = "/usr/libexec/condor/condor_vm-gahp"
 EXAMPLES = "/usr/share/doc/vmgahp/examples"
 
 
-def files(chamber: Chamber) -> set[str]:
+def files(namespace: Namespace) -> set[str]:
     """All files that dpkg or Python may have put somewhere, but not what dpkg keeps books in."""
-    found = chamber.run("find", "/etc", "/opt", "/usr", "/var/lib", "-xdev").stdout.split("\n")
+    found = namespace.run("find", "/etc", "/opt", "/usr", "/var/lib", "-xdev").stdout.split("\n")
     own = ("/var/lib/dpkg/", "/var/lib/condor/", "/var/lib/libvirt/", "/etc/libvirt/")
     return {path for path in found if not path.startswith(own)}
 
@@ -45,9 +45,9 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
 
     def install(pool: Pool) -> None:
         nonlocal before, reference
-        before = files(pool.chamber)
+        before = files(pool.namespace)
         reference = pool.run("sha256sum", REFERENCE_SERVER).stdout
-        shutil.copy(package, pool.chamber.exchange)
+        shutil.copy(package, pool.namespace.exchange)
         pool.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
 
     pool = Pool(tmp_path / "exchange", server=SERVER)
@@ -70,22 +70,22 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
 
         pool.run("condor_off", "-master", check=False)
         pool.run("dpkg", "--purge", "vmgahp", timeout=120)
-        left = files(pool.chamber) - before
+        left = files(pool.namespace) - before
         assert {path for path in left if "vmgahp" in path or "vm-gahp" in path} == set()
     finally:
         pool.stop()
 
 
 def test_the_example_is_a_configuration_that_htcondor_reads(package: Path, tmp_path: Path) -> None:
-    with Chamber(tmp_path / "exchange") as chamber:
-        shutil.copy(package, chamber.exchange)
-        chamber.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
-        said = " ".join(chamber.run("vmgahp", "doctor", check=False).stdout.split())
+    with Namespace(tmp_path / "exchange") as namespace:
+        shutil.copy(package, namespace.exchange)
+        namespace.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
+        said = " ".join(namespace.run("vmgahp", "doctor", check=False).stdout.split())
         assert f"set VM_GAHP_SERVER = {SERVER};" in said
-        chamber.run("cp", f"{EXAMPLES}/60-vmgahp.config", "/etc/condor/config.d/")
-        assert chamber.run("condor_config_val", "VM_GAHP_SERVER").stdout == f"{SERVER}\n"
-        said = chamber.run("vmgahp", "config", "--changed")
+        namespace.run("cp", f"{EXAMPLES}/60-vmgahp.config", "/etc/condor/config.d/")
+        assert namespace.run("condor_config_val", "VM_GAHP_SERVER").stdout == f"{SERVER}\n"
+        said = namespace.run("vmgahp", "config", "--changed")
         assert said.stderr == "", "nothing is wrong with it"
         assert "VM_MEMORY = 1024\n # from: /etc/condor/config.d/60-vmgahp.config, line " in said.stdout
-        (version,) = [line for line in chamber.run(SERVER, "-version").stdout.split("\n") if line]
+        (version,) = [line for line in namespace.run(SERVER, "-version").stdout.split("\n") if line]
         assert version.startswith(f"vmgahp {package.name.split('_')[1]} ")

@@ -1,4 +1,4 @@
-"""The doctor on a machine that is broken for real: in a chamber, with libvirt and HTCondor of its own."""
+"""The doctor on a machine that is broken for real: in a namespace, with libvirt and HTCondor of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Chamber, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, Namespace, wheel_of, why_not
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
@@ -33,12 +33,12 @@ mknod -m 666 null c 1 3; mknod -m 666 zero c 1 5; mknod -m 666 random c 1 8; mkn
 mknod -m 666 tty c 5 0; mkdir pts shm; mount --bind /dev/pts pts; ln -s pts/ptmx ptmx
 mount --move /tmp/dev /dev
 """
-"""A /dev of the chamber's own, without KVM."""
+"""A /dev of the namespace's own, without KVM."""
 
 
-def examined(chamber: Chamber, *words: str, user: str | None = None) -> tuple[int, dict[str, Any]]:
+def examined(namespace: Namespace, *words: str, user: str | None = None) -> tuple[int, dict[str, Any]]:
     """The exit status and the findings, by their names."""
-    done = chamber.run(DOCTOR, "doctor", "--json", *words, user=user, check=False)
+    done = namespace.run(DOCTOR, "doctor", "--json", *words, user=user, check=False)
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
     return done.returncode, {finding["check"]: finding for finding in document["findings"]}
@@ -53,87 +53,87 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def chamber(wheel: Path, tmp_path: Path) -> Iterator[Chamber]:
-    """A chamber for one test, with libvirt, and an HTCondor that has settings and does not run."""
-    with Chamber(tmp_path / "exchange") as chamber:
-        chamber.install(wheel)
-        chamber.start_libvirt()
-        chamber.run("install", "-d", "-o", "condor", "/var/lib/condor/execute")
-        chamber.path("/etc/condor/config.d/99-doctor.config").write_text(SETTINGS)
-        yield chamber
+def namespace(wheel: Path, tmp_path: Path) -> Iterator[Namespace]:
+    """A namespace for one test, with libvirt, and an HTCondor that has settings and does not run."""
+    with Namespace(tmp_path / "exchange") as namespace:
+        namespace.install(wheel)
+        namespace.start_libvirt()
+        namespace.run("install", "-d", "-o", "condor", "/var/lib/condor/execute")
+        namespace.path("/etc/condor/config.d/99-doctor.config").write_text(SETTINGS)
+        yield namespace
 
 
-def libvirt(chamber: Chamber) -> dict[str, str]:
-    status, found = examined(chamber)
+def libvirt(namespace: Namespace) -> dict[str, str]:
+    status, found = examined(namespace)
     assert status == 1
     finding: dict[str, str] = found["libvirt"]
     assert finding["verdict"] == "bad", finding
     return finding
 
 
-def end_libvirtd(chamber: Chamber, signal: str = "KILL") -> None:
-    for pid, words in chamber.processes().items():
+def end_libvirtd(namespace: Namespace, signal: str = "KILL") -> None:
+    for pid, words in namespace.processes().items():
         if words.startswith("libvirtd"):
-            chamber.kill(pid, signal)
+            namespace.kill(pid, signal)
 
 
-def test_libvirts_daemon_is_not_there(chamber: Chamber) -> None:
-    end_libvirtd(chamber)
-    finding = libvirt(chamber)
+def test_libvirts_daemon_is_not_there(namespace: Namespace) -> None:
+    end_libvirtd(namespace)
+    finding = libvirt(namespace)
     assert "libvirtd does not run, although /run/libvirt/libvirt-sock is there" in finding["seen"]
     assert "systemctl start libvirtd" in finding["hint"]
-    chamber.run("sh", "-c", "rm /run/libvirt/*-sock*")
-    assert "nothing listens" in libvirt(chamber)["seen"]
-    chamber.run("mv", "/usr/sbin/libvirtd", "/usr/sbin/libvirtd.away")
-    finding = libvirt(chamber)
+    namespace.run("sh", "-c", "rm /run/libvirt/*-sock*")
+    assert "nothing listens" in libvirt(namespace)["seen"]
+    namespace.run("mv", "/usr/sbin/libvirtd", "/usr/sbin/libvirtd.away")
+    finding = libvirt(namespace)
     assert "Neither libvirtd nor virtqemud is installed" in finding["seen"]
     assert "libvirt-daemon-system" in finding["hint"]
 
 
-def test_libvirt_has_lost_its_socket_or_hangs(chamber: Chamber) -> None:
-    end_libvirtd(chamber, "STOP")
-    assert "does not answer" in libvirt(chamber)["seen"]
-    end_libvirtd(chamber, "CONT")
-    chamber.run("sh", "-c", "rm /run/libvirt/libvirt-sock*")
-    finding = libvirt(chamber)
+def test_libvirt_has_lost_its_socket_or_hangs(namespace: Namespace) -> None:
+    end_libvirtd(namespace, "STOP")
+    assert "does not answer" in libvirt(namespace)["seen"]
+    end_libvirtd(namespace, "CONT")
+    namespace.run("sh", "-c", "rm /run/libvirt/libvirt-sock*")
+    finding = libvirt(namespace)
     assert "its socket /run/libvirt/libvirt-sock is missing" in finding["seen"]
     assert "systemctl restart libvirtd.socket" in finding["hint"]
 
 
-def test_libvirt_without_its_qemu_driver(chamber: Chamber) -> None:
-    end_libvirtd(chamber, "TERM")
-    chamber.run(
+def test_libvirt_without_its_qemu_driver(namespace: Namespace) -> None:
+    end_libvirtd(namespace, "TERM")
+    namespace.run(
         "sh", "-c", "rm /usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so; sleep 1; libvirtd -d"
     )
-    finding = libvirt(chamber)
+    finding = libvirt(namespace)
     assert "without its driver for QEMU" in finding["seen"]
     assert "libvirt-daemon-driver-qemu" in finding["hint"]
 
 
-def test_kvms_device_is_missing_or_closed(chamber: Chamber) -> None:
-    chamber.run("sh", "-c", DEVICES)
-    _, found = examined(chamber)
+def test_kvms_device_is_missing_or_closed(namespace: Namespace) -> None:
+    namespace.run("sh", "-c", DEVICES)
+    _, found = examined(namespace)
     assert found["kvm"]["verdict"] == "off"
     assert "/dev/kvm does not exist" in found["kvm"]["seen"]
     assert "kvm device" not in found
-    chamber.run("mknod", "-m", "600", "/dev/kvm", "c", "10", "232")
-    _, found = examined(chamber)
+    namespace.run("mknod", "-m", "600", "/dev/kvm", "c", "10", "232")
+    _, found = examined(namespace)
     assert found["kvm device"]["verdict"] == "off"
     assert "libvirt-qemu may not open /dev/kvm" in found["kvm device"]["seen"]
     assert "chmod 666 /dev/kvm" in found["kvm device"]["hint"]
-    with chamber.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
+    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_ALLOW_EMULATION = False\n")
-    chamber.run("rm", "/dev/kvm")
-    status, found = examined(chamber)
+    namespace.run("rm", "/dev/kvm")
+    status, found = examined(namespace)
     assert (status, found["kvm"]["verdict"]) == (1, "bad")
 
 
-def test_execute_is_closed_to_qemus_user(chamber: Chamber) -> None:
-    chamber.run("chmod", "700", "/var/lib/condor")
+def test_execute_is_closed_to_qemus_user(namespace: Namespace) -> None:
+    namespace.run("chmod", "700", "/var/lib/condor")
     for as_job in (True, False):
-        with chamber.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
+        with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
             file.write(f"VM_RUN_AS_JOB_USER = {as_job}\n")
-        _, found = examined(chamber)
+        _, found = examined(namespace)
         finding = found["QEMU's user"]
         assert finding["verdict"] == "bad"
         assert "may not pass /var/lib/condor " in finding["seen"]
@@ -141,26 +141,26 @@ def test_execute_is_closed_to_qemus_user(chamber: Chamber) -> None:
         assert finding["hint"] == "chmod o+x /var/lib/condor"
 
 
-def test_names_of_htcondors_configuration_that_are_misspelt(chamber: Chamber) -> None:
+def test_names_of_htcondors_configuration_that_are_misspelt(namespace: Namespace) -> None:
     """HTCondor's own names, all of its defaults, are none of them."""
-    _, found = examined(chamber)
+    _, found = examined(namespace)
     assert found["settings"]["verdict"] == "ok", found["settings"]
-    with chamber.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
+    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_NETWORKING_TYPES = nat\n")
-    _, found = examined(chamber)
+    _, found = examined(namespace)
     assert "did you mean VM_NETWORKING_TYPE?" in found["settings"]["seen"]
     assert "99-doctor.config, line 8)" in found["settings"]["seen"]
 
 
-def test_the_settings_as_htcondor_has_them(chamber: Chamber) -> None:
+def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
     """Where each comes from, what is wrong with them; the same at the probe, of which the startd sees nothing."""
     where = "/etc/condor/config.d/99-doctor.config"
-    with chamber.path(where).open("a") as file:
+    with namespace.path(where).open("a") as file:
         file.write(
             "VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n"
         )
         file.write("STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_STOP_TIMEOUT @=end\n5\n@end\n")
-    done = chamber.run(DOCTOR, "config", "--json")
+    done = namespace.run(DOCTOR, "config", "--json")
     document = json.loads(done.stdout)
     rows = {row["name"]: (row["value"], row["from"]) for row in document["settings"]}
     assert rows["VM_TYPE"] == ("kvm", f"{where}, line 1")
@@ -174,28 +174,28 @@ def test_the_settings_as_htcondor_has_them(chamber: Chamber) -> None:
     assert len(seen) == len(wanted), seen
     for part in wanted:
         assert any(part in sentence for sentence in seen)
-    probed = json.loads(chamber.run(DOCTOR, "probe", "--json", check=False).stdout)
+    probed = json.loads(namespace.run(DOCTOR, "probe", "--json", check=False).stdout)
     assert [one["seen"] for one in probed["findings"] if one["check"] == "settings"] == seen
     who = ("VMGAHP_USER_UID=1201", "VMGAHP_USER_GID=1201")
-    told = chamber.run("env", *who, OUR_SERVER, "-f", "-M", "0", "vmtype", "kvm").stdout
+    told = namespace.run("env", *who, OUR_SERVER, "-f", "-M", "0", "vmtype", "kvm").stdout
     assert "VM_Memory = 128" in told
     assert "PERL" not in told
 
 
-def test_a_plain_user_is_told_what_could_not_be_looked_at(chamber: Chamber) -> None:
-    _, found = examined(chamber, user="alice")
+def test_a_plain_user_is_told_what_could_not_be_looked_at(namespace: Namespace) -> None:
+    _, found = examined(namespace, user="alice")
     unknown = {check for check, finding in found.items() if finding["verdict"] == "unknown"}
     assert {"root", "libvirt", "kvm", "QEMU's user", "clock"} <= unknown
     assert [check for check, finding in found.items() if finding["verdict"] == "bad"] == ["startd"]
     assert "as root" in found["kvm"]["hint"]
-    end_libvirtd(chamber)
-    _, found = examined(chamber, user="alice")
+    end_libvirtd(namespace)
+    _, found = examined(namespace, user="alice")
     assert found["libvirt"]["verdict"] == "bad", "that it does not run is to be seen by all"
 
 
-def state(chamber: Chamber) -> str:
+def state(namespace: Namespace) -> str:
     """All files with what would show a change, and libvirt's domains and networks."""
-    listing = chamber.run(
+    listing = namespace.run(
         *(
             "find",
             "/etc",
@@ -212,23 +212,25 @@ def state(chamber: Chamber) -> str:
         ),
         *("-printf", "%p %y %m %u %g %s %T@ %i\\n"),
     ).stdout
-    return "\n".join([listing, *chamber.domains(), chamber.virsh("net-list", "--all")])
+    return "\n".join([listing, *namespace.domains(), namespace.virsh("net-list", "--all")])
 
 
-def test_the_machine_is_left_as_it_was(chamber: Chamber) -> None:
-    chamber.run("install", "-d", "-o", "alice", f"{LAB}/scratch")
+def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
+    namespace.run("install", "-d", "-o", "alice", f"{LAB}/scratch")
     ad = 'ClusterId = 7\nProcId = 0\nUser = "alice@lab"\nJobVMType = "kvm"\nJobVMMemory = 64\n'
     ad += 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"\nJobVMVNCConsole = true\n'
-    (chamber.exchange / "scratch/ad.txt").write_text(ad)
-    (chamber.exchange / "scratch/guest.img").write_bytes(bytes(1 << 20))
-    chamber.run("chown", "-R", "alice", f"{LAB}/scratch")
-    with chamber.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
+    (namespace.exchange / "scratch/ad.txt").write_text(ad)
+    (namespace.exchange / "scratch/guest.img").write_bytes(bytes(1 << 20))
+    namespace.run("chown", "-R", "alice", f"{LAB}/scratch")
+    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_NETWORKING = True\nVM_NETWORKING_TYPE = nat, user\n")
-    chamber.virsh("capabilities")  # libvirt writes what it knows of QEMU to its cache when it is first asked
-    before = state(chamber)
-    done = chamber.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
+    namespace.virsh(
+        "capabilities"
+    )  # libvirt writes what it knows of QEMU to its cache when it is first asked
+    before = state(namespace)
+    done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
     assert "<name>alice_lab_7.0</name>" in done.stdout
-    after = state(chamber)
+    after = state(namespace)
     assert sorted(set(after.splitlines()) ^ set(before.splitlines())) == []
 
 
@@ -244,25 +246,25 @@ def running(pool: Pool, wheel: Path) -> Iterator[Pool]:
 def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
     """A libvirtd that is gone takes the machine out, and its return alone does not bring it back."""
     with running(Pool(tmp_path / "pool"), wheel) as pool:
-        status, found = examined(pool.chamber)
+        status, found = examined(pool.namespace)
         assert (status, found["startd"]["verdict"]) == (0, "ok"), found
-        end_libvirtd(pool.chamber)
+        end_libvirtd(pool.namespace)
         pool.submit("broken", lambda directory: make_guest(directory / "guest.img", None))
         pool.wait_until("the machine to be offline", lambda: "VMOfflineReason" in pool.machine(), 120)
-        status, found = examined(pool.chamber)
+        status, found = examined(pool.namespace)
         assert status == 1
         assert "took this machine out of the VM universe 0 minutes ago" in found["startd"]["seen"]
         assert "condor_restart -startd" in found["startd"]["hint"]
         assert "VMGAHP_ERR_CRITICAL: libvirt cannot be reached" in found["log"]["seen"]
         assert "start libvirtd" in found["log"]["hint"]
 
-        pool.chamber.run("libvirtd", "-d")
+        pool.namespace.run("libvirtd", "-d")
         # VM_RECHECK_INTERVAL is 10 s here.
         now = pool.machine()["MyCurrentTime"]
         later = lambda: pool.machine().get("MyCurrentTime", 0) > now + 20  # noqa: E731
         pool.wait_until("the startd's ad of after a recheck", later, 60)
-        _, found = examined(pool.chamber)
+        _, found = examined(pool.namespace)
         assert found["libvirt"]["verdict"] == "ok"
         assert found["startd"]["verdict"] == "bad"
         pool.run("condor_restart", "-startd")
-        pool.wait_until("the machine's return", lambda: examined(pool.chamber)[0] == 0, 60)
+        pool.wait_until("the machine's return", lambda: examined(pool.namespace)[0] == 0, 60)

@@ -1,4 +1,4 @@
-"""A libvirtd that restarts, and one that hangs, while a guest runs: in a chamber, where it is ours to torment."""
+"""A libvirtd that restarts, and one that hangs, while a guest runs: in a namespace, where it is ours to torment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Chamber, wait_until, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, Namespace, wait_until, wheel_of, why_not
 
 from vmgahp.protocol.client import Client, ProtocolError
 
@@ -22,27 +22,27 @@ PROBE_TIMEOUT = 5
 
 
 @pytest.fixture(scope="module")
-def chamber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chamber]:
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with Chamber(tmp_path_factory.mktemp("chamber")) as chamber:
-        chamber.install(wheel_of(tmp_path_factory))
-        chamber.start_libvirt()
-        yield chamber
+    with Namespace(tmp_path_factory.mktemp("namespace")) as namespace:
+        namespace.install(wheel_of(tmp_path_factory))
+        namespace.start_libvirt()
+        yield namespace
 
 
 @pytest.fixture
-def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
-    """A conversation with a daemon in the chamber, with a guest that runs on and on."""
-    chamber.run("install", "-d", "-o", "alice", SCRATCH)
-    make_guest(chamber.exchange / "scratch" / "guest.img", None)
-    chamber.run("chown", "-R", "alice", SCRATCH)
-    environ = chamber.environment() | {
+def client(namespace: Namespace, tmp_path: Path) -> Iterator[Client]:
+    """A conversation with a daemon in the namespace, with a guest that runs on and on."""
+    namespace.run("install", "-d", "-o", "alice", SCRATCH)
+    make_guest(namespace.exchange / "scratch" / "guest.img", None)
+    namespace.run("chown", "-R", "alice", SCRATCH)
+    environ = namespace.environment() | {
         "VMGAHP_VMTYPE": "kvm",
         "VMGAHP_WORKING_DIR": SCRATCH,
-        "VMGAHP_USER_UID": chamber.run("id", "-u", "alice").stdout.strip(),
-        "VMGAHP_USER_GID": chamber.run("id", "-g", "alice").stdout.strip(),
+        "VMGAHP_USER_UID": namespace.run("id", "-u", "alice").stdout.strip(),
+        "VMGAHP_USER_GID": namespace.run("id", "-g", "alice").stdout.strip(),
         "_CONDOR_VM_MEMORY": "1024",
         "_CONDOR_VM_ALLOW_EMULATION": "True",
         "_CONDOR_VM_STOP_TIMEOUT": "1",
@@ -51,7 +51,7 @@ def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
     }
     log = tmp_path / "log"
     with log.open("w") as stderr:
-        client = Client(chamber.command([OUR_SERVER, "-f", "-t", "-M", "3"]), environ, Path("/"), stderr)
+        client = Client(namespace.command([OUR_SERVER, "-f", "-t", "-M", "3"]), environ, Path("/"), stderr)
         try:
             client.greeting()
             client.send_ad(
@@ -71,11 +71,11 @@ def client(chamber: Chamber, tmp_path: Path) -> Iterator[Client]:
             client.process.wait()
 
 
-def probe(chamber: Chamber) -> subprocess.CompletedProcess[str]:
-    environ = chamber.environment() | {"VMGAHP_USER_UID": "65534", "_CONDOR_VM_MEMORY": "64"}
+def probe(namespace: Namespace) -> subprocess.CompletedProcess[str]:
+    environ = namespace.environment() | {"VMGAHP_USER_UID": "65534", "_CONDOR_VM_MEMORY": "64"}
     environ["_CONDOR_EXECUTE"] = LAB
     return subprocess.run(
-        chamber.command([OUR_SERVER, "-f", "-t", "-M", "0", "vmtype", "qemu"]),
+        namespace.command([OUR_SERVER, "-f", "-t", "-M", "0", "vmtype", "qemu"]),
         env=environ,
         capture_output=True,
         text=True,
@@ -84,44 +84,44 @@ def probe(chamber: Chamber) -> subprocess.CompletedProcess[str]:
     )
 
 
-def libvirtd(chamber: Chamber) -> int:
-    [pid] = [pid for pid, words in chamber.processes().items() if words.startswith("libvirtd")]
+def libvirtd(namespace: Namespace) -> int:
+    [pid] = [pid for pid, words in namespace.processes().items() if words.startswith("libvirtd")]
     return pid
 
 
-def test_a_guest_survives_a_restart_of_libvirtd(chamber: Chamber, client: Client) -> None:
+def test_a_guest_survives_a_restart_of_libvirtd(namespace: Namespace, client: Client) -> None:
     pid = client.call("GETPID", "1")
     assert client.call("STATUS", "1").startswith("STATUS=Running")
-    old = libvirtd(chamber)
-    chamber.kill(old, "TERM")
-    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
-    chamber.run("libvirtd", "-d")
+    old = libvirtd(namespace)
+    namespace.kill(old, "TERM")
+    wait_until("libvirtd to end", lambda: old not in namespace.processes(), 30)
+    namespace.run("libvirtd", "-d")
     assert client.call("STATUS", "1").startswith("STATUS=Running")
     assert client.call("GETPID", "1") == pid
     assert client.call("SUSPEND", "1") == "NULL"
     assert client.call("RESUME", "1") == "NULL"
     assert client.call("STOP", "1") == "NULL"
-    assert chamber.domains() == []
+    assert namespace.domains() == []
     client.quit()
 
 
-def test_a_libvirtd_that_is_away_ends_no_job(chamber: Chamber, client: Client) -> None:
+def test_a_libvirtd_that_is_away_ends_no_job(namespace: Namespace, client: Client) -> None:
     assert client.call("STATUS", "1").startswith("STATUS=Running")
-    old = libvirtd(chamber)
-    chamber.kill(old, "KILL")
-    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    old = libvirtd(namespace)
+    namespace.kill(old, "KILL")
+    wait_until("libvirtd to end", lambda: old not in namespace.processes(), 30)
     assert client.call("STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
-    chamber.run("libvirtd", "-d")
+    namespace.run("libvirtd", "-d")
     assert client.call("STATUS", "1").startswith("STATUS=Running")
     assert client.call("STOP", "1") == "NULL"
     client.quit()
 
 
-def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client: Client) -> None:
+def test_a_libvirtd_that_hangs_is_answered_for_in_time(namespace: Namespace, client: Client) -> None:
     assert client.call("STATUS", "1").startswith("STATUS=Running")
-    hanging = libvirtd(chamber)
-    chamber.kill(hanging, "STOP")
-    figures = chamber.exchange / "scratch" / "vm_metrics.jsonl"
+    hanging = libvirtd(namespace)
+    namespace.kill(hanging, "STOP")
+    figures = namespace.exchange / "scratch" / "vm_metrics.jsonl"
     try:
         began = time.monotonic()
         assert client.call("STATUS", "1").startswith("STATUS=Running"), "QEMU runs on"
@@ -133,7 +133,7 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client:
         assert time.monotonic() - began < REQUEST_TIMEOUT
         before = figures.read_bytes()
     finally:
-        chamber.kill(hanging, "CONT")
+        namespace.kill(hanging, "CONT")
     wait_until(
         "the daemon to have its libvirt again",
         lambda: client.call("STATUS", "1").startswith("STATUS=") and client.call("GETPID", "1") != "0",
@@ -141,38 +141,38 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(chamber: Chamber, client:
     )
     wait_until("figures again", lambda: b"cpu_seconds" in figures.read_bytes().removeprefix(before), 60)
     assert client.call("STOP", "1") == "NULL"
-    assert chamber.domains() == []
+    assert namespace.domains() == []
     client.quit()
 
 
-def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(chamber: Chamber) -> None:
-    ended = probe(chamber)
+def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(namespace: Namespace) -> None:
+    ended = probe(namespace)
     assert (ended.returncode, ended.stdout.startswith("VM_GAHP_VERSION")) == (0, True), ended.stderr
-    hanging = libvirtd(chamber)
-    chamber.kill(hanging, "STOP")
-    ended = probe(chamber)
+    hanging = libvirtd(namespace)
+    namespace.kill(hanging, "STOP")
+    ended = probe(namespace)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "libvirt at qemu:///system does not answer" in ended.stderr
-    chamber.kill(hanging, "KILL")
-    wait_until("libvirtd to end", lambda: hanging not in chamber.processes(), 30)
-    ended = probe(chamber)
+    namespace.kill(hanging, "KILL")
+    wait_until("libvirtd to end", lambda: hanging not in namespace.processes(), 30)
+    ended = probe(namespace)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "start libvirtd" in ended.stderr
-    chamber.run("libvirtd", "-d")
+    namespace.run("libvirtd", "-d")
 
 
-def test_a_libvirtd_that_was_stopped_is_the_machines(chamber: Chamber, client: Client) -> None:
+def test_a_libvirtd_that_was_stopped_is_the_machines(namespace: Namespace, client: Client) -> None:
     assert client.call("STOP", "1") == "NULL"
-    old = libvirtd(chamber)
-    chamber.kill(old, "TERM")
-    wait_until("libvirtd to end", lambda: old not in chamber.processes(), 30)
+    old = libvirtd(namespace)
+    namespace.kill(old, "TERM")
+    wait_until("libvirtd to end", lambda: old not in namespace.processes(), 30)
     try:
         with pytest.raises(ProtocolError, match="VMGAHP_ERR_CRITICAL"):
             client.call("START", "kvm")
-        text = (chamber.exchange / "scratch" / "vm_error.txt").read_text()
+        text = (namespace.exchange / "scratch" / "vm_error.txt").read_text()
         assert "libvirt cannot be reached" in text
         assert "start libvirtd" in text
     finally:
-        chamber.run("libvirtd", "-d")
+        namespace.run("libvirtd", "-d")
     assert client.call("START", "kvm") == "3"
     client.quit()

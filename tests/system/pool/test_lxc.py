@@ -1,4 +1,4 @@
-"""VM type libvirt with containers: libvirt's LXC driver, in a chamber over this very system.
+"""VM type libvirt with containers: libvirt's LXC driver, in a namespace over this very system.
 
 The driver is laid over the system from its Debian package and never installed: a libvirtd that cannot start one of
 its drivers does not start at all.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import JOB_UID
-from tests.lab.namespace import LAB, REPOSITORY, Chamber, default_root, wait_until, why_not
+from tests.lab.namespace import LAB, REPOSITORY, Namespace, default_root, wait_until, why_not
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -52,12 +52,12 @@ while IFS=: read -r _ controllers _; do
     mount -t cgroup -o $controllers cgroup /sys/fs/cgroup/${controllers#*name=}
 done < /proc/self/cgroup
 [ -n "$(ls /sys/fs/cgroup)" ] || { umount /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; }"""
-"""A chamber has no control groups, and a container is nothing but a group of processes."""
+"""A namespace has no control groups, and a container is nothing but a group of processes."""
 
 
 @pytest.fixture(scope="module")
-def chamber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chamber]:
-    """A chamber with a libvirtd that has containers."""
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """A namespace with a libvirtd that has containers."""
     if reason := why_not():
         pytest.skip(reason)
     packages = sorted(default_root().with_name("lxc").glob("libvirt-daemon-driver-lxc_*.deb"))
@@ -65,12 +65,12 @@ def chamber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chamber]:
         pytest.skip("libvirt's LXC driver was not fetched (scripts/test --pool does it)")
     exchange = tmp_path_factory.mktemp("lxc")
     shutil.copy(packages[-1], exchange / "driver.deb")
-    with Chamber(exchange, root="/") as made:
+    with Namespace(exchange, root="/") as made:
         made.run("dpkg-deb", "-x", f"{LAB}/driver.deb", "/")
         made.run("sh", "-e", "-c", CGROUPS)
         made.run("libvirtd", "-d")
         wait_until(
-            "libvirtd in the chamber",
+            "libvirtd in the namespace",
             lambda: made.run("virsh", "-q", "-c", "lxc:///system", "version", check=False).returncode == 0,
             timeout=60,
         )
@@ -84,7 +84,7 @@ class Containers(Subject):
     suspend = False
     checkpoint = False
     has_guest = False
-    chamber: Chamber
+    namespace: Namespace
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
         os.chown(scratch, WHO.uid, WHO.gid)
@@ -94,7 +94,7 @@ class Containers(Subject):
         return job.vm_name() in self.virsh("list", "--all", "--name").split()
 
     def virsh(self, *words: str) -> str:
-        return self.chamber.run("virsh", "-q", "-c", "lxc:///system", *words).stdout
+        return self.namespace.run("virsh", "-q", "-c", "lxc:///system", *words).stdout
 
     def bad_jobs(self) -> dict[str, JobAd]:
         job = self.job(2)
@@ -105,45 +105,45 @@ class Containers(Subject):
         }
 
     def unfit(self) -> Settings:
-        return containers(self.chamber, VM_LIBVIRT_DOMAIN_TYPE="xen")
+        return containers(self.namespace, VM_LIBVIRT_DOMAIN_TYPE="xen")
 
     def power_off(self, job: JobAd) -> None:
         pid = self.virsh("dumpxml", job.vm_name()).partition("id='")[2].partition("'")[0]
-        self.chamber.run("sh", "-c", f"kill -9 $(cat /proc/{pid}/task/{pid}/children)")
+        self.namespace.run("sh", "-c", f"kill -9 $(cat /proc/{pid}/task/{pid}/children)")
 
 
-def containers(chamber: Chamber, **changes: str) -> Settings:
-    socket = chamber.path("/run/libvirt/libvirt-sock")
+def containers(namespace: Namespace, **changes: str) -> Settings:
+    socket = namespace.path("/run/libvirt/libvirt-sock")
     ours = {
         "VM_MEMORY": "1024",
         "VM_STOP_TIMEOUT": "1",
         "VM_LIBVIRT_URI": f"lxc+unix:///system?socket={socket}",
         "VM_LIBVIRT_DOMAIN_TYPE": "lxc",
-        "LIBVIRT_XML_SCRIPT": str(chamber.exchange / "make-xml"),
+        "LIBVIRT_XML_SCRIPT": str(namespace.exchange / "make-xml"),
     }
     return Settings({name: value for name, value in (ours | changes).items() if value})
 
 
 @pytest.fixture
-def settings(chamber: Chamber) -> Settings:
-    script = chamber.exchange / "make-xml"
+def settings(namespace: Namespace) -> Settings:
+    script = namespace.exchange / "make-xml"
     script.write_text(SCRIPT)
     script.chmod(0o755)
-    return containers(chamber)
+    return containers(namespace)
 
 
 class TestLxc(DriverContract):
     @pytest.fixture
-    def subject(self, scratch: Path, chamber: Chamber, settings: Settings) -> Iterator[Subject]:
+    def subject(self, scratch: Path, namespace: Namespace, settings: Settings) -> Iterator[Subject]:
         with Containers(scratch.parent, settings, WHO) as subject:
             assert isinstance(subject, Containers)
-            subject.chamber = chamber
+            subject.namespace = namespace
             yield subject
 
     def test_the_built_in_description_is_not_for_containers(
-        self, subject: Subject, job: JobAd, chamber: Chamber
+        self, subject: Subject, job: JobAd, namespace: Namespace
     ) -> None:
-        driver = subject.driver(containers(chamber, LIBVIRT_XML_SCRIPT=""))
+        driver = subject.driver(containers(namespace, LIBVIRT_XML_SCRIPT=""))
         with pytest.raises(errors.MachineFault, match="VM_LIBVIRT_DOMAIN_TYPE = lxc") as caught:
             driver.start(subject.changed(job, VMPARAM_vm_Disk=None))
         assert caught.value.code == errors.CRITICAL
@@ -176,14 +176,14 @@ print("GONE", machine.pid())
 """
 
 
-def test_its_process_where_it_runs(chamber: Chamber, settings: Settings) -> None:
-    if not chamber.path(str(REPOSITORY / "src")).exists():
-        pytest.skip("the clone is on another file system than /, and not in the chamber")
+def test_its_process_where_it_runs(namespace: Namespace, settings: Settings) -> None:
+    if not namespace.path(str(REPOSITORY / "src")).exists():
+        pytest.skip("the clone is on another file system than /, and not in the namespace")
     ad = 'VM_WORKING_DIR = "/lab/dir_1"\nUser = "alice@lab"\nClusterId = 1\nProcId = 0\nJobVMType = "libvirt"\n'
-    (chamber.exchange / "dir_1").mkdir()
-    os.chown(chamber.exchange / "dir_1", WHO.uid, WHO.gid)
-    (chamber.exchange / "ad").write_text(ad + "JobVMMemory = 64\n")
-    (chamber.exchange / "pid.py").write_text(PID)
-    done = chamber.run("sh", "-c", f"{sys.executable} {LAB}/pid.py < {LAB}/ad")
+    (namespace.exchange / "dir_1").mkdir()
+    os.chown(namespace.exchange / "dir_1", WHO.uid, WHO.gid)
+    (namespace.exchange / "ad").write_text(ad + "JobVMMemory = 64\n")
+    (namespace.exchange / "pid.py").write_text(PID)
+    done = namespace.run("sh", "-c", f"{sys.executable} {LAB}/pid.py < {LAB}/ad")
     assert "PROCESS /usr/lib/libvirt/libvirt_lxc " + lifecycle.RUNNING in done.stdout, done
     assert "GONE 0" in done.stdout

@@ -78,7 +78,7 @@ def test_a_removed_job_leaves_no_machine(pool: Pool, running: Mapping[str, Job])
     job = running["removed"]
     pool.wait_until(f"the machine of job {job.cluster} to go", lambda: not job.is_running(), END)
     job.wait_for_event("removed", END)
-    assert job.domain not in pool.chamber.domains()
+    assert job.domain not in pool.namespace.domains()
     pool.wait_until("QEMU to go", lambda: pool.qemu_of(job) is None, 10)
 
 
@@ -178,13 +178,13 @@ def test_a_killed_daemon_leaves_no_machine(pool: Pool, running: Mapping[str, Job
     job = running["orphaned"]
     server, starter = pool.wait_until("the job's daemon", lambda: pool.server_of(job), 10)
     qemu = pool.wait_until("the job's QEMU", lambda: pool.qemu_of(job), 10)
-    pool.chamber.kill(starter, "STOP")
-    pool.chamber.kill(server, "KILL")
+    pool.namespace.kill(starter, "STOP")
+    pool.namespace.kill(server, "KILL")
     try:
-        pool.wait_until("its QEMU to go", lambda: qemu not in pool.chamber.processes(), 20)
+        pool.wait_until("its QEMU to go", lambda: qemu not in pool.namespace.processes(), 20)
         pool.wait_until("its domain to go", lambda: not job.is_running(), 10)
     finally:
-        pool.chamber.kill(starter, "CONT")
+        pool.namespace.kill(starter, "CONT")
     # HTCondor starts the job again, and its machine of the same name comes up anew.
     pool.wait_until("the job to be started again", lambda: job.events().count("executing") >= 2, END)
     pool.wait_until("its new machine", lambda: pool.qemu_of(job) not in (None, qemu), START)

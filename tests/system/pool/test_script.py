@@ -81,7 +81,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
 def vm_of(pool: Pool, job: Job) -> str | None:
     """The command line of the job's VM."""
     scratch = pool.scratch(job)
-    for words in pool.chamber.processes().values():
+    for words in pool.namespace.processes().values():
         if scratch and "VBoxHeadless" in words.split(" ", 1)[0] and f"{scratch}/vm_console.log" in words:
             return words
     return None

@@ -51,7 +51,7 @@ def recorded(pool: Pool, mode: int) -> list[Path]:
     """The finished transcripts of the daemon's runs in one mode."""
     return [
         path
-        for path in sorted(pool.chamber.path(PLACE).iterdir())
+        for path in sorted(pool.namespace.path(PLACE).iterdir())
         if (rows := path.read_text().split("\n"))
         and f" -M {mode}" in rows[0]
         and rows[-2].startswith("exit ")

@@ -89,7 +89,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
 def vmx_of(pool: Pool, job: Job) -> str | None:
     """The command line of the job's VM."""
     scratch = pool.scratch(job)
-    for words in pool.chamber.processes().values():
+    for words in pool.namespace.processes().values():
         if scratch and "vmware-vmx" in words.split(" ", 1)[0] and f"{scratch}/dos_condor.vmx" in words:
             return words
     return None

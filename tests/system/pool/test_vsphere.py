@@ -45,7 +45,7 @@ log = job.log
 
 
 class VspherePool:
-    """A pool, and a vSphere server in the same chamber."""
+    """A pool, and a vSphere server in the same namespace."""
 
     pool: Pool
 
@@ -57,15 +57,15 @@ class VspherePool:
         self.pool = pool
         import pyVmomi
 
-        (packages,) = pool.chamber.path("/opt/vmgahp/lib").glob("python3*/site-packages")
+        (packages,) = pool.namespace.path("/opt/vmgahp/lib").glob("python3*/site-packages")
         shutil.copytree(Path(pyVmomi.__file__).parent, packages / "pyVmomi", dirs_exist_ok=True)
-        secret = pool.chamber.path("/etc/condor/vsphere.password")
+        secret = pool.namespace.path("/etc/condor/vsphere.password")
         secret.write_text(PASSWORD + "\n")
         secret.chmod(0o600)
         pool.run("chown", "condor:", "/etc/condor/vsphere.password")
         (pool.directory / "sim").mkdir()
         shutil.copy(vcsim.build(), pool.directory / "vcsim")
-        self.server = pool.chamber.popen(
+        self.server = pool.namespace.popen(
             *("env", f"TMPDIR={LAB}/sim", f"VCSIM_USER={USER}", f"VCSIM_PASSWORD={PASSWORD}"),
             *(f"{LAB}/vcsim", "-listen", f"127.0.0.1:{PORT}", "-certificate", f"{LAB}/sim/server.pem"),
             stdin=subprocess.PIPE,
