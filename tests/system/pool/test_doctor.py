@@ -168,7 +168,7 @@ def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
     assert rows["VM_STATUS_INTERVAL"] == ("45", f"{where}, line 13")
     assert rows["VM_STOP_TIMEOUT"][0] == "5"
     assert rows["VM_RECHECK_INTERVAL"] == ("600", "HTCondor's default")
-    assert rows["VM_SCRIPT_TIMEOUT"] == ("30", "default")
+    assert rows["VM_METRICS_INTERVAL"] == ("60", "default")
     wanted = ["HTCondor no longer reads VMWARE_PERL", "STARTER.VM_NAT_NETWORK"]
     seen = [finding["seen"] for finding in document["findings"]]
     assert len(seen) == len(wanted), seen
