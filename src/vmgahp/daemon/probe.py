@@ -105,13 +105,16 @@ def probe(
     enough = _judge_disk_space(execute, memory, outcomes.get(DISK_SPACE), found.findings)
     found.seconds = monotonic() - began
     if not enough:
-        for name in ("suspend", "checkpoint"):
-            if name in survey.attributes:
-                survey.attributes[name] = False
-            # The type any has those of other types beside its own.
-            for other in survey.machine_attributes:
-                if other.startswith("VM_") and other.endswith(f"_ATTR_{name}"):
-                    survey.machine_attributes[other] = False
+        # The type any has those of other types beside its own.
+        of_types = ("_ATTR_suspend", "_ATTR_checkpoint")
+        own = survey.attributes.keys() & {"suspend", "checkpoint"}
+        others = [
+            name for name in survey.machine_attributes if name.startswith("VM_") and name.endswith(of_types)
+        ]
+        survey = survey._replace(
+            attributes={**survey.attributes, **dict.fromkeys(own, False)},
+            machine_attributes={**survey.machine_attributes, **dict.fromkeys(others, False)},
+        )
     found.attributes = _attributes(vm_type, settings, usable, survey, found.seconds)
     return found
 

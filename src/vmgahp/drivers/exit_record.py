@@ -1,13 +1,16 @@
-"""What is written down of a VM's end, by every driver in the same way."""
+"""The end of a VM: its exit file, and the port to which a guest writes its exit code."""
 
+import os
 import time
 from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job import exit_code
-from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, Ending
+from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, PORT_BYTES, Ending
 
 CONSOLE_FILE = "vm_console.log"
 
@@ -80,8 +83,6 @@ class ExitRecord:
 
 def _size(identity: Identity, directory: str, name: str) -> int:
     """Bytes of a file of the scratch directory; 0 for none."""
-    import os
-
     try:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except (OSError, errors.Fault):
@@ -90,3 +91,37 @@ def _size(identity: Identity, directory: str, name: str) -> int:
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
+
+
+class ExitPort:
+    """The virtio port to which a guest writes its exit code: a capture that keeps the first bytes, in memory."""
+
+    def __init__(self, owner: tuple[int, int], log: Callable[[str], None]) -> None:
+        """`owner` is the uid and gid of the QEMU. Raises `errors.MachineFault`."""
+        self._written = b""
+        self._memory = os.memfd_create("exit", os.MFD_CLOEXEC)
+        try:
+            self._capture = ConsoleCapture(
+                os.path.join(runtime_dir(), "exit"),
+                lambda: os.dup(self._memory),
+                PORT_BYTES,
+                lambda _problem: log("The guest has written more to its exit port than is read of it."),
+                owner=owner,
+            )
+        except BaseException:
+            os.close(self._memory)
+            raise
+        self.path = self._capture.path
+
+    def written(self) -> bytes:
+        """What the guest has written, once this is closed."""
+        return self._written
+
+    def close(self) -> None:
+        """Take what still waits; may be called again."""
+        if self._memory < 0:
+            return
+        self._capture.close()
+        self._written = os.pread(self._memory, PORT_BYTES, 0)
+        os.close(self._memory)
+        self._memory = -1

@@ -4,8 +4,9 @@ from _thread import allocate_lock
 from collections.abc import Callable
 
 from vmgahp import errors
-from vmgahp.drivers.exit_record import ExitRecord
+from vmgahp.drivers.exit_record import ExitPort, ExitRecord
 from vmgahp.host.guardian import Guardian
+from vmgahp.host.serial_capture import ConsoleCapture
 
 
 class Resources:
@@ -15,6 +16,10 @@ class Resources:
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
         """Of a VM that runs; none while it is still being started."""
+        self.console: ConsoleCapture | None = None
+        self.exit_port: ExitPort | None = None
+        self.before_restore: list[Callable[[], None]] = []
+        """Makes anew what ended with the process of a VM that was saved."""
         self.at_end: list[Callable[[], None]] = []
         """Done in order when the VM is gone, also by a start that failed."""
         self.when_over: list[Callable[[], None]] = []
@@ -49,6 +54,9 @@ class Resources:
 
         What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.
         """
+        for listener in (self.console, self.exit_port):
+            if listener is not None:
+                listener.close()
         todo = list(self.at_end)
         if not kept:
             todo += [self.exit.write] if self.exit is not None else []

@@ -10,13 +10,13 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import job_xml, other_hypervisors, qemu_check, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.exit_port import ExitPort
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.resources import Resources
+from vmgahp.drivers.resources import Resources
 from vmgahp.hooks import xml_script
 from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity

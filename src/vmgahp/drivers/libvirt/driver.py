@@ -34,10 +34,10 @@ from vmgahp.drivers.libvirt.describe import (
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
+from vmgahp.drivers.resources import Resources
 from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep

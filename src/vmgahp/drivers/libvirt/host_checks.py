@@ -6,6 +6,7 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
 from vmgahp.host.job_user import Identity
@@ -13,6 +14,9 @@ from vmgahp.host.job_user import Identity
 LEAST_ROOM = 1 << 20
 """Bytes that must be free beneath the scratch directory: for the console, the display and the reason of a
 failure. What the guest writes it cannot know."""
+
+IFF_UP = 1
+"""Of an interface's flags (``linux/if.h``)."""
 
 _A_NAME = ".vmgahp"
 """Need not be there: that it is not there can be found out only by who may look."""
@@ -56,6 +60,23 @@ def require_free_space(directory: str) -> None:
             f"There is no room in the scratch directory {directory}: {free >> 10} KiB are free.",
             "make room on the file system of EXECUTE.",
         )
+
+
+def look_at_bridge(settings: Settings) -> str:
+    """The bridge of VMs, as a sentence without its full stop. Raises `errors.MachineFault` where there is none."""
+    name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
+    setting = f"VM_NETWORKING_BRIDGE_INTERFACE = {name}"
+    place = f"/sys/class/net/{os.path.basename(name)}"
+    if not os.path.isdir(place):
+        raise errors.MachineFault(
+            f"{setting}, and there is no such interface.", "make the bridge, or name another."
+        )
+    if not os.path.isdir(f"{place}/bridge"):
+        raise errors.MachineFault(f"{setting}, and that is no bridge.", "name a bridge.")
+    with open(f"{place}/flags") as file:
+        if not int(file.read(), 16) & IFF_UP:
+            raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
+    return f"the bridge {name} is up"
 
 
 def require_free_mac(

@@ -8,7 +8,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.drivers.libvirt import faults, host_checks
-from vmgahp.drivers.libvirt.resources import Resources
+from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir

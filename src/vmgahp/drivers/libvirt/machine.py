@@ -11,9 +11,9 @@ from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt import faults, other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.drivers.resources import Resources
 from vmgahp.job import exit_code
 from vmgahp.metrics import Metrics, Status
 

@@ -15,9 +15,10 @@ import libvirt
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.findings import BAD, OFF, OK, Finding
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
@@ -40,6 +41,20 @@ class Hypervisor(NamedTuple):
     """Of its domains of the wanted type: ``hvm`` for whole machines, ``exe`` for containers; empty: it has none."""
     nat: bool
     """Whether the network of VM_NAT_NETWORK is active."""
+
+    def attributes(
+        self, networking: list[str], *, suspend: bool = False, checkpoint: bool = False
+    ) -> dict[str, Value]:
+        """What is published of it."""
+        return {
+            "version": version(self.version),
+            "libvirt_version": version(self.libvirt_version),
+            "suspend": suspend,
+            "checkpoint": checkpoint,
+            "snapshot": False,
+            "networking": ",".join(networking),
+            "gpu": False,
+        }
 
 
 def wanted_type(vm_type: str, settings: Settings) -> str:
@@ -132,19 +147,13 @@ def no_saving(domain_type: str) -> str:
     return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 
 
-def survey(
-    settings: Settings,
-    connection: LibvirtConnection,
-    domain_type: str,
-    bridge: Callable[[], str],
-    end: float,
-) -> Survey:
-    """`vmgahp.drivers.base.Driver.survey` for any hypervisor: `bridge` looks at the bridge of the settings."""
+def survey(settings: Settings, connection: LibvirtConnection, domain_type: str, end: float) -> Survey:
+    """`vmgahp.drivers.base.Driver.survey` for any hypervisor."""
     connection.deadline = max(0.3, min(CONNECTING, end - monotonic() - 0.3))
     wanted = settings.networking_types()
     checks: dict[str, Callable[[], object]] = {"type": lambda: require(connection, domain_type, settings)}
     if "bridge" in wanted:
-        checks["bridge"] = bridge
+        checks["bridge"] = lambda: look_at_bridge(settings)
     outcomes = findings.side_by_side(checks, end)
     host = outcomes["type"]
     looked_at = f"domains of type {domain_type} at {connection.uri}"
@@ -156,15 +165,7 @@ def survey(
     networking = [kind for kind, finding in zip(wanted, networks, strict=True) if finding.verdict == OK]
     return Survey(
         [*found, *networks],
-        attributes={
-            "version": version(host.version),
-            "libvirt_version": version(host.libvirt_version),
-            "suspend": False,
-            "checkpoint": False,
-            "snapshot": False,
-            "networking": ",".join(networking),
-            "gpu": False,
-        },
+        attributes=host.attributes(networking),
         machine_attributes={"HasVirshDefaultNetwork": host.nat},
         networking=networking,
         hypervisors=[domain_type],
@@ -178,21 +179,18 @@ def version(number: int) -> str:
 
 
 def _network(kind: str, host: Hypervisor, outcomes: dict[str, object], settings: Settings) -> Finding:
-    name = f"network {kind}"
     if kind == "bridge":
-        outcome = outcomes["bridge"]
-        return findings.judge(
-            name, "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
-        )
+        return judge_bridge(outcomes["bridge"])
     if kind == "user":
-        return Finding(
-            name,
-            OFF,
-            "user networking",
-            f"{host.name} has none: it is QEMU's.",
-            "leave user out of VM_NETWORKING_TYPE.",
-        )
+        seen = f"{host.name} has none: it is QEMU's."
+        return Finding("network user", OFF, "user networking", seen, "leave user out of VM_NETWORKING_TYPE.")
     return judge_nat(settings.string("VM_NAT_NETWORK"), host.nat)
+
+
+def judge_bridge(outcome: object) -> Finding:
+    """The finding about the bridge of the settings, by what `look_at_bridge` said or raised."""
+    looked_at = "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
+    return findings.judge("network bridge", looked_at, outcome, str(outcome), OFF)
 
 
 def judge_nat(network: str, active: bool) -> Finding:

@@ -15,6 +15,7 @@ from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
+from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING
 from vmgahp.drivers.libvirt.other_hypervisors import version as _version
 from vmgahp.findings import OFF, OK, Finding
@@ -27,9 +28,6 @@ KVM_DEADLINE = 0.3
 
 EMULATOR_TIME = 1.6
 """Seconds kept for the second step: QEMU is tried once it is known by which accelerator."""
-
-IFF_UP = 1
-"""Of an interface's flags (``linux/if.h``)."""
 
 QEMU = "qemu-system-x86_64"
 
@@ -92,9 +90,7 @@ class LibvirtSurveyor:
         except errors.MachineFault as fault:
             return Survey([findings.judge("domain type", other_hypervisors.SETTING, fault, "")])
         if not other_hypervisors.is_qemu(self._fixed):
-            return other_hypervisors.survey(
-                self.settings, self._connection, self._fixed, self._look_at_bridge, end
-            )
+            return other_hypervisors.survey(self.settings, self._connection, self._fixed, end)
         first_end = end - EMULATOR_TIME
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
         self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
@@ -103,7 +99,7 @@ class LibvirtSurveyor:
         if self._fixed != "qemu":
             checks["kvm"] = _prove_kvm
         if "bridge" in wanted:
-            checks["bridge"] = self._look_at_bridge
+            checks["bridge"] = lambda: look_at_bridge(self.settings)
         if "user" in wanted:
             checks["passt"] = lambda: qemu_check.start_passt(self.identity, first_end)
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
@@ -182,21 +178,6 @@ class LibvirtSurveyor:
             1 if machine is None else int(machine.get("maxCpus", "1")),
         )
 
-    def _look_at_bridge(self) -> str:
-        name = self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
-        setting = f"VM_NETWORKING_BRIDGE_INTERFACE = {name}"
-        place = f"/sys/class/net/{os.path.basename(name)}"
-        if not os.path.isdir(place):
-            raise errors.MachineFault(
-                f"{setting}, and there is no such interface.", "make the bridge, or name another."
-            )
-        if not os.path.isdir(f"{place}/bridge"):
-            raise errors.MachineFault(f"{setting}, and that is no bridge.", "name a bridge.")
-        with open(f"{place}/flags") as file:
-            if not int(file.read(), 16) & IFF_UP:
-                raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
-        return f"the bridge {name} is up"
-
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, this CPU, on this machine type."""
         mode = cpu_mode(self.settings, accel)
@@ -236,10 +217,7 @@ class LibvirtSurveyor:
         if kind == "nat":
             return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.default_network)
         if kind == "bridge":
-            outcome = outcomes["bridge"]
-            return findings.judge(
-                name, "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
-            )
+            return other_hypervisors.judge_bridge(outcomes["bridge"])
         if not passt and tried.verdict != OK:
             looked_at = "QEMU's own user networking (slirp)"
             return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.hint)

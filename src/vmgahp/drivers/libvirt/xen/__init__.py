@@ -22,13 +22,14 @@ from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.hooks import Described, described
+from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.resources import Resources
 from vmgahp.drivers.libvirt.xen import loop_device
 from vmgahp.drivers.libvirt.xen.console import PtyCapture
 from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
 from vmgahp.drivers.libvirt.xen.machine import XenMachine, XenSaver
-from vmgahp.drivers.libvirt.xen.survey import XenSurveyor, look_at_bridge
+from vmgahp.drivers.libvirt.xen.survey import XenSurveyor
+from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.images.backing import BackingFile

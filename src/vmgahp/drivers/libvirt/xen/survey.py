@@ -1,6 +1,5 @@
 """Whether Xen jobs can run on this machine, and what they get."""
 
-import os
 from time import monotonic
 
 from vmgahp import errors, findings
@@ -8,6 +7,7 @@ from vmgahp.config import Settings
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor
 from vmgahp.findings import BAD, OFF, OK, Finding
@@ -45,13 +45,7 @@ class XenSurveyor(LibvirtSurveyor):
         return Survey(
             [*found, *networks.values()],
             attributes={
-                "version": other_hypervisors.version(outcome.version),
-                "libvirt_version": other_hypervisors.version(outcome.libvirt_version),
-                "suspend": True,
-                "checkpoint": not script,
-                "snapshot": False,
-                "networking": ",".join(networking),
-                "gpu": False,
+                **outcome.attributes(networking, suspend=True, checkpoint=not script),
                 "bootloader": bootloader.verdict == OK,
                 "hvm": "hvm" in outcome.os_types,
             },
@@ -81,11 +75,10 @@ class XenSurveyor(LibvirtSurveyor):
     def _network(self, kind: str, host: Hypervisor) -> Finding:
         if kind == "nat":
             return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.nat)
-        looked_at = "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
         try:
-            return Finding(f"network {kind}", OK, looked_at, look_at_bridge(self.settings))
+            return other_hypervisors.judge_bridge(look_at_bridge(self.settings))
         except errors.Fault as fault:
-            return findings.judge(f"network {kind}", looked_at, fault, "", OFF)
+            return other_hypervisors.judge_bridge(fault)
 
 
 def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
@@ -99,14 +92,3 @@ def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
     return [
         Finding("hvm", OFF, looked_at, "Xen has no hardware virtualisation here: such jobs are held.", hint)
     ]
-
-
-def look_at_bridge(settings: Settings) -> str:
-    """What is to be said of the bridge for VMs. Raises `errors.MachineFault` where there is none."""
-    name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
-    if not os.path.isdir(f"/sys/class/net/{os.path.basename(name)}/bridge"):
-        raise errors.MachineFault(
-            f"VM_NETWORKING_BRIDGE_INTERFACE = {name}, and there is no such bridge.",
-            "make the bridge, or name another.",
-        )
-    return f"there is a bridge {name}"
