@@ -128,6 +128,14 @@ def named(found: list[Finding], check: str) -> Finding:
     return of_that_name[0]
 
 
+def judged(found: Finding, verdict: str, *seen: str, hint: str = "") -> Finding:
+    """A finding with this verdict, whose sentence has these parts."""
+    assert found.verdict == verdict, found
+    assert [part for part in seen if part not in found.seen] == [], found.seen
+    assert hint in found.hint
+    return found
+
+
 def tree(root: Path, **files: str) -> str:
     """A machine of files; ``__`` in a name stands for a slash."""
     for name, text in files.items():
