@@ -31,6 +31,16 @@ Value = str | int | float | bool
 LEAST_LONG_SECONDS = 30
 
 
+class Deadlines(NamedTuple):
+    """How long the calls of a VM may take, in seconds."""
+
+    usual: float
+    memory: float
+    """For what writes or reads the guest's memory: all that the client waits."""
+    stop: float
+    """For a guest that was asked to power off (VM_STOP_TIMEOUT)."""
+
+
 class Survey(NamedTuple):
     """What a driver found out about this machine."""
 
@@ -187,9 +197,10 @@ class Driver(ABC):
         if no_output:
             resources.when_over.append(lambda: scratch.empty(directory, self.identity, self.log))
 
-    def long_seconds(self) -> float:
-        """Seconds for what writes or reads a guest's memory: all that the client waits."""
-        return max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
+    def deadlines(self, usual: float) -> Deadlines:
+        """How long the calls of a VM may take, the `usual` ones so many seconds."""
+        memory = max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
+        return Deadlines(usual, memory, self.settings.integer("VM_STOP_TIMEOUT"))
 
     def close(self) -> None:  # noqa: B027 - nor any connection to let go of
         """Let go of connections; called once, when the server ends."""

@@ -38,13 +38,12 @@ class ScriptRestart(NamedTuple):
     files: tuple[CheckpointFile, ...]
 
 
-class ScriptCheckpoints:
+class ScriptCheckpoints(NamedTuple):
     """Finds and makes the checkpoint of one scratch directory."""
 
-    def __init__(self, identity: Identity, directory: str, log: Logger) -> None:
-        self._identity = identity
-        self._directory = directory
-        self._log = log
+    identity: Identity
+    directory: str
+    log: Logger
 
     def find(self, spec: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
         """The checkpoint in the scratch directory, or None.
@@ -52,7 +51,7 @@ class ScriptCheckpoints:
         Raises `errors.JobFault` for one that cannot be used: the state of its disks is unknown.
         """
         try:
-            found = files.find(self._identity, self._directory, MANIFEST_FILE, _parse)
+            found = files.find(self.identity, self.directory, MANIFEST_FILE, _parse)
         except Unusable as unusable:
             raise _unusable(spec, unusable.reason) from unusable
         if found is None:
@@ -64,7 +63,7 @@ class ScriptCheckpoints:
             if then != now
         ]
         for then_file in found.files:
-            if reason := files.difference(self._identity, self._directory, then_file):
+            if reason := files.difference(self.identity, self.directory, then_file):
                 reasons.append(reason)
         if reasons:
             raise _unusable(spec, "; ".join(reasons))
@@ -78,14 +77,14 @@ class ScriptCheckpoints:
 
         try:
             states = tuple(
-                files.describe(self._identity, self._directory, name) for name in dict.fromkeys(names)
+                files.describe(self.identity, self.directory, name) for name in dict.fromkeys(names)
             )
             if not states:
                 raise Invalid("the script names no files of it.")
             saved = ScriptRestart(
                 hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states
             )
-            files.write(self._identity, self._directory, MANIFEST_FILE, FORMAT, saved, _parse)
+            files.write(self.identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
@@ -96,7 +95,7 @@ class ScriptCheckpoints:
 
     def discard(self) -> None:
         """The guest continues and its disks change: the manifest of its checkpoint is obsolete."""
-        scratch.forget(self._identity, self._directory, self._log, MANIFEST_FILE)
+        scratch.forget(self.identity, self.directory, self.log, MANIFEST_FILE)
 
 
 def _parse(data: bytes) -> ScriptRestart:

@@ -34,10 +34,8 @@ class ScriptDriver(Driver):
             checkpoints,
             request,
             job,
-            seconds=self._seconds(),
-            long_seconds=self.long_seconds(),
-            stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
-            log=self.log,
+            self.deadlines(self._seconds()),
+            self.log,
         )
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:
@@ -124,7 +122,7 @@ class ScriptDriver(Driver):
 
     def _power_on(self, machine: ScriptMachine, script: Program, request: ScriptRequest, job: JobAd) -> None:
         """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
-        answer = script.call(request, job, self.long_seconds())
+        answer = script.call(request, job, self.deadlines(self._seconds()).memory)
         if answer.outcome == protocol.REJECTED:
             reason = answer.reason or "it gives no reason"
             raise errors.JobFault(

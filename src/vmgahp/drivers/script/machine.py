@@ -2,10 +2,9 @@
 
 import re
 import time
-from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Machine
+from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
@@ -40,11 +39,8 @@ class ScriptMachine(Machine):
         checkpoints: ScriptCheckpoints,
         request: ScriptRequest,
         job: JobAd,
-        *,
-        seconds: float,
-        long_seconds: float,
-        stop_timeout: float,
-        log: Callable[[str], None],
+        deadlines: Deadlines,
+        log: Logger,
     ) -> None:
         self.name = spec.name
         self.spec = spec
@@ -56,9 +52,7 @@ class ScriptMachine(Machine):
         self._script = script
         self._checkpoints = checkpoints
         self._job = job
-        self._seconds = seconds
-        self._long_seconds = long_seconds
-        self._stop_timeout = stop_timeout
+        self._deadlines = deadlines
         self._log = log
         self._state = protocol.RUNNING
         self._pid = 0
@@ -93,7 +87,7 @@ class ScriptMachine(Machine):
     def status(self) -> Status:
         if self._gone:
             return Status(lifecycle.STOPPED)
-        answer = self._ask(protocol.STATUS, self._seconds)
+        answer = self._ask(protocol.STATUS, self._deadlines.usual)
         if answer.outcome != protocol.DONE:
             raise refused(answer, self._script, protocol.STATUS)
         self._state = answer.text("state")
@@ -123,7 +117,7 @@ class ScriptMachine(Machine):
         if self._gone or self._state in (protocol.SUSPENDED, protocol.STOPPED):
             return 0
         if not self._pid and self._asks_pid:
-            answer = self._ask(protocol.PID, self._seconds)
+            answer = self._ask(protocol.PID, self._deadlines.usual)
             self._asks_pid = answer.outcome == protocol.DONE
             self._pid = answer.integer("pid")
         return self._pid if self._is_the_users(self._pid) else 0
@@ -133,9 +127,9 @@ class ScriptMachine(Machine):
         if not self._gone and self._state not in (protocol.SUSPENDED, protocol.STOPPED):
             try:
                 if self._state == protocol.PAUSED:
-                    self._do(protocol.UNPAUSE, self._seconds, errors.VM_INVALID_OPERATION)
-                end = time.monotonic() + self._stop_timeout
-                answer = self._ask(protocol.STOP, self._seconds)
+                    self._do(protocol.UNPAUSE, self._deadlines.usual, errors.VM_INVALID_OPERATION)
+                end = time.monotonic() + self._deadlines.stop
+                answer = self._ask(protocol.STOP, self._deadlines.usual)
                 if answer.outcome == protocol.DONE:
                     while self.status().state != lifecycle.STOPPED and time.monotonic() < end:
                         time.sleep(min(POLL, max(0.0, end - time.monotonic())))
@@ -164,21 +158,21 @@ class ScriptMachine(Machine):
         self.resources.release(kept=self._keep)
 
     def soft_suspend(self) -> None:
-        self._do(protocol.PAUSE, self._seconds, errors.VM_NO_SUPPORT_SUSPEND)
+        self._do(protocol.PAUSE, self._deadlines.usual, errors.VM_NO_SUPPORT_SUSPEND)
         self._state = protocol.PAUSED
 
     def suspend(self) -> None:
-        self._do(protocol.SUSPEND, self._long_seconds, errors.VM_NO_SUPPORT_SUSPEND)
+        self._do(protocol.SUSPEND, self._deadlines.memory, errors.VM_NO_SUPPORT_SUSPEND)
         self._state = protocol.SUSPENDED
 
     def resume(self, state: str) -> None:
         if state == lifecycle.SOFT_SUSPENDED:
-            self._do(protocol.UNPAUSE, self._seconds, errors.VM_INVALID_OPERATION)
+            self._do(protocol.UNPAUSE, self._deadlines.usual, errors.VM_INVALID_OPERATION)
         else:
             # From here on the disks change, and what is written down of them is wrong.
             self._checkpoints.discard()
             self._keep = False
-            self._do(protocol.RESUME, self._long_seconds, errors.VM_INVALID_OPERATION)
+            self._do(protocol.RESUME, self._deadlines.memory, errors.VM_INVALID_OPERATION)
         self._state = protocol.RUNNING
 
     def checkpoint(self) -> None:
@@ -187,7 +181,7 @@ class ScriptMachine(Machine):
                 errors.VM_NO_SUPPORT_CHECKPOINT,
                 f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
             )
-        answer = self._do(protocol.CHECKPOINT, self._long_seconds, errors.VM_NO_SUPPORT_CHECKPOINT)
+        answer = self._do(protocol.CHECKPOINT, self._deadlines.memory, errors.VM_NO_SUPPORT_CHECKPOINT)
         self._state = protocol.SUSPENDED
         try:
             self._checkpoints.write(
@@ -244,10 +238,10 @@ class ScriptMachine(Machine):
 
     def _end(self) -> None:
         """Destroy the VM and make sure of it: the script's word alone is not enough."""
-        answer = self._ask(protocol.DESTROY, self._seconds)
+        answer = self._ask(protocol.DESTROY, self._deadlines.usual)
         if answer.outcome != protocol.DONE:
             raise refused(answer, self._script, protocol.DESTROY)
-        answer = self._ask(protocol.STATUS, self._seconds)
+        answer = self._ask(protocol.STATUS, self._deadlines.usual)
         left = answer.text("state")
         if answer.outcome == protocol.DONE and left != protocol.STOPPED:
             raise errors.MachineFault(

@@ -66,13 +66,12 @@ def state_files(directory: str, vmx_name: str) -> list[str]:
     )
 
 
-class VmrunCheckpoints:
+class VmrunCheckpoints(NamedTuple):
     """Finds and makes the checkpoints of one scratch directory."""
 
-    def __init__(self, identity: Identity, directory: str, log: Logger) -> None:
-        self._identity = identity
-        self.directory = directory
-        self._log = log
+    identity: Identity
+    directory: str
+    log: Logger
 
     def find(self, spec: VmwareSpec, vmx_name: str) -> VmrunRestart | None:
         """The checkpoint in the scratch directory; None where there is none, or none that can be used.
@@ -80,12 +79,12 @@ class VmrunCheckpoints:
         Raises `errors.JobFault` as `refuse` does.
         """
         try:
-            content = files.find(self._identity, self.directory, MANIFEST_FILE, _parse)
+            content = files.find(self.identity, self.directory, MANIFEST_FILE, _parse)
             if content is None:
                 return None
             self._check(content, spec)
             try:
-                return VmrunRestart(content, read_vmx(self._identity, self.directory, vmx_name))
+                return VmrunRestart(content, read_vmx(self.identity, self.directory, vmx_name))
             except errors.JobFault as fault:
                 raise Unusable(fault.problem, True) from fault
         except Unusable as unusable:
@@ -108,7 +107,7 @@ class VmrunCheckpoints:
                 problem,
                 "submit the job again with disks that are in order; the checkpoint's files end in .refused.",
             )
-        self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots anew.")
+        self.log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots anew.")
 
     def write(
         self,
@@ -124,7 +123,7 @@ class VmrunCheckpoints:
 
         def states(names: Iterable[str]) -> tuple[CheckpointFile, ...]:
             return tuple(
-                files.describe(self._identity, self.directory, name, elsewhere=True) for name in names
+                files.describe(self.identity, self.directory, name, elsewhere=True) for name in names
             )
 
         try:
@@ -133,7 +132,7 @@ class VmrunCheckpoints:
             saved = VmrunManifest(
                 spec.name, uuid, state, spec.memory_mib, spec.vcpus, cpu_seconds, memory, states(names)
             )
-            files.write(self._identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
+            files.write(self.identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
@@ -147,7 +146,7 @@ class VmrunCheckpoints:
 
     def forget(self, *names: str) -> None:
         """Remove files that are of no more use."""
-        scratch.forget(self._identity, self.directory, self._log, *names)
+        scratch.forget(self.identity, self.directory, self.log, *names)
 
     # What helps
 
@@ -169,16 +168,16 @@ class VmrunCheckpoints:
             raise Unusable("; ".join(reasons + changed) + ".", not changed)
 
     def _difference(self, then: CheckpointFile) -> str:
-        return files.difference(self._identity, self.directory, then, elsewhere=True)
+        return files.difference(self.identity, self.directory, then, elsewhere=True)
 
     def _set_aside(self, names: Iterable[str]) -> list[str]:
         """Rename the files, the manifest first: what is left is never a checkpoint."""
         made = []
         for name in (MANIFEST_FILE, *names):
             try:
-                made += store.set_aside(self._identity, self.directory, [name])
+                made += store.set_aside(self.identity, self.directory, [name])
             except OSError as error:
-                self._log(f"{name} cannot be set aside: {error.strerror}")
+                self.log(f"{name} cannot be set aside: {error.strerror}")
         return made
 
 

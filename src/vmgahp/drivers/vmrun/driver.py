@@ -123,10 +123,8 @@ class VmrunDriver(Driver):
             vmrun,
             checkpoints,
             copy.name,
-            seconds=self._seconds(),
-            long_seconds=self.long_seconds(),
-            stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
-            log=self.log,
+            self.deadlines(self._seconds()),
+            self.log,
         )
         machine.uuid = copy.vmx[working_copy.UUID]
         if restart:
@@ -182,7 +180,7 @@ class VmrunDriver(Driver):
     def _take_snapshot(self, machine: VmrunMachine, vmrun: Tool, copy: WorkingCopy) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
         try:
-            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self.long_seconds())
+            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self.deadlines(self._seconds()).memory)
         except VmrunError as error:
             if faults.is_not_supported(error):
                 raise errors.JobFault(

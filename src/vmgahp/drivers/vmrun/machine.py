@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Machine
+from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes
 from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, state_files
@@ -41,11 +41,8 @@ class VmrunMachine(Machine):
         tool: Tool,
         checkpoints: VmrunCheckpoints,
         vmx_name: str,
-        *,
-        seconds: float,
-        long_seconds: float,
-        stop_timeout: float,
-        log: Callable[[str], None],
+        deadlines: Deadlines,
+        log: Logger,
     ) -> None:
         self.name = spec.name
         self.uuid = ""
@@ -63,9 +60,7 @@ class VmrunMachine(Machine):
         self._tool = tool
         self._checkpoints = checkpoints
         self._uid = tool.identity.uid
-        self._seconds = seconds
-        self._long_seconds = long_seconds
-        self._stop_timeout = stop_timeout
+        self._deadlines = deadlines
         self._log = log
         self._paused = False
         self._keep_state = False
@@ -83,7 +78,7 @@ class VmrunMachine(Machine):
             return Status(lifecycle.SUSPENDED if there else lifecycle.STOPPED)
         process = self._find_process()
         try:
-            listed = processes.is_listed(self._tool.run("list", seconds=self._seconds), self.vmx)
+            listed = processes.is_listed(self._tool.run("list", seconds=self._deadlines.usual), self.vmx)
         except (VmrunError, errors.MachineFault) as error:
             # vmrun is of no use just now, but the VM does not depend on it.
             if process is None or self._last_report is None:
@@ -120,9 +115,11 @@ class VmrunMachine(Machine):
         if not self.saved_in:
             try:
                 if self._paused:
-                    self._run("unpause", self._seconds)  # a guest whose CPUs stand still hears nothing
+                    self._run(
+                        "unpause", self._deadlines.usual
+                    )  # a guest whose CPUs stand still hears nothing
                     self._paused = False
-                self._run("stop", self._stop_timeout, "soft")
+                self._run("stop", self._deadlines.stop, "soft")
             except (VmrunError, errors.MachineFault) as error:
                 self._log(f"{self.name} cannot be asked to power off ({error}): stopping it hard")
         self.destroy()
@@ -130,7 +127,7 @@ class VmrunMachine(Machine):
     def destroy(self) -> None:
         self.resources.ended(DESTROYED)
         if not self.saved_in:
-            processes.end(self._tool, self.vmx, self._uid, self._seconds, self._log)
+            processes.end(self._tool, self.vmx, self._uid, self._deadlines.usual, self._log)
         self.release()
         self.saved_in = ""
 
@@ -143,7 +140,7 @@ class VmrunMachine(Machine):
 
     def soft_suspend(self) -> None:
         try:
-            self._run("pause", self._seconds)
+            self._run("pause", self._deadlines.usual)
         except VmrunError as error:
             if faults.is_not_supported(error):
                 raise errors.ClientFault(
@@ -158,15 +155,15 @@ class VmrunMachine(Machine):
         self._require_free_space()
         try:
             if self._paused:
-                self._run("unpause", self._seconds)
+                self._run("unpause", self._deadlines.usual)
                 self._paused = False
             cpu_seconds = self._cpu_seconds()
-            self._run("suspend", self._long_seconds, "hard")
+            self._run("suspend", self._deadlines.memory, "hard")
         except VmrunError as error:
             raise faults.from_vmrun(error, f"suspending {self.name}", [self.vmx]) from error
         process = self._find_process()
         if process is not None:
-            processes.wait_for_end(process, self._seconds)  # it writes until its end
+            processes.wait_for_end(process, self._deadlines.usual)  # it writes until its end
         self.saved_in = self._find_state()
         self.cpu_before = cpu_seconds
         self._process = None
@@ -176,7 +173,7 @@ class VmrunMachine(Machine):
     def resume(self, state: str) -> None:
         if state == lifecycle.SOFT_SUSPENDED:
             try:
-                self._run("unpause", self._seconds)
+                self._run("unpause", self._deadlines.usual)
             except VmrunError as error:
                 raise faults.from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
             self._paused = False
@@ -204,7 +201,7 @@ class VmrunMachine(Machine):
 
     def start(self) -> None:
         """Power the VM on, or resume it from the state that its ``.vmx`` names. Raises `VmrunError`."""
-        self._run("start", self._long_seconds, "nogui")
+        self._run("start", self._deadlines.memory, "nogui")
 
     def current(self) -> Vmx:
         """The working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""

@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 from time import monotonic
+from typing import NamedTuple
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
@@ -30,14 +31,13 @@ _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 _TRIAL = '.encoding = "UTF-8"\nconfig.version = "8"\nvirtualHW.version = "10"\nguestOS = "other"\n'
 
 
-class VmrunSurveyor:
+class VmrunSurveyor(NamedTuple):
     """Looks at one machine."""
 
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
-        self.vm_type = vm_type
-        self.settings = settings
-        self.identity = identity
-        self.log = log
+    vm_type: str
+    settings: Settings
+    identity: Identity
+    log: Logger
 
     def survey(self, end: float) -> Survey:
         """All checks; see `vmgahp.drivers.base.Driver.survey`."""

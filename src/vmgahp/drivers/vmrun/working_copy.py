@@ -132,14 +132,13 @@ def _devices(source: Vmx) -> list[str]:
     ]
 
 
-class _Places:
+class _Places(NamedTuple):
     """Where the files are that the job's ``.vmx`` names."""
 
-    def __init__(self, spec: VmwareSpec, directory: str, identity: Identity, dry: bool) -> None:
-        self.spec = spec
-        self.directory = directory
-        self.identity = identity
-        self.dry = dry
+    spec: VmwareSpec
+    directory: str
+    identity: Identity
+    dry: bool
 
     def in_scratch(self, value: str) -> str:
         """The name in the scratch directory for a name in the job's ``.vmx``; empty for what can be none."""

@@ -45,16 +45,13 @@ class VsphereManifest(NamedTuple):
     cpu_seconds: float
 
 
-class VsphereCheckpoints:
+class VsphereCheckpoints(NamedTuple):
     """Makes and finds the checkpoints of one driver's jobs."""
 
-    def __init__(
-        self, connection: VsphereConnection, identity: Identity, days: int, log: Callable[[str], None]
-    ) -> None:
-        self._connection = connection
-        self._identity = identity
-        self._days = days
-        self._log = log
+    connection: VsphereConnection
+    identity: Identity
+    days: int
+    log: Callable[[str], None]
 
     # Making one
 
@@ -63,7 +60,7 @@ class VsphereCheckpoints:
         snapshot = f"vmgahp-{uuids.uuid4().hex}"
         text = f"checkpoint of {name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         try:
-            self._connection.task(
+            self.connection.task(
                 lambda _content: ref.CreateSnapshot_Task(snapshot, text, memory=True, quiesce=False),
                 f"taking a checkpoint of {name}",
             )
@@ -77,7 +74,7 @@ class VsphereCheckpoints:
         from vmgahp.checkpoint.manifest import Invalid
 
         try:
-            files.write(self._identity, directory, MANIFEST_FILE, FORMAT, manifest, _parse)
+            files.write(self.identity, directory, MANIFEST_FILE, FORMAT, manifest, _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint cannot be written down in {directory}: {error}.",
@@ -86,7 +83,7 @@ class VsphereCheckpoints:
 
     def waiting(self, tag: Tag) -> Tag:
         """The tag of a VM that from now on is a checkpoint and no host's."""
-        expires = time.time() + self._days * DAY if self._days else 0.0
+        expires = time.time() + self.days * DAY if self.days else 0.0
         return tag._replace(state=annotations.SAVED, directory="", host="", expires=expires)
 
     def go_on(self, ref: "vim.VirtualMachine", snapshot: str, name: str) -> None:
@@ -98,12 +95,12 @@ class VsphereCheckpoints:
                 "see who has removed it.",
             )
         # To go back twice does no harm.
-        self._connection.retried_task(
+        self.connection.retried_task(
             lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}"
         )
         # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
-        if power.state(self._connection, ref) != power.ON:
-            power.on(self._connection, ref, f"restarting {name} from its checkpoint")
+        if power.state(self.connection, ref) != power.ON:
+            power.on(self.connection, ref, f"restarting {name} from its checkpoint")
 
     def forget_others(self, ref: "vim.VirtualMachine", kept: str) -> None:
         """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
@@ -112,10 +109,10 @@ class VsphereCheckpoints:
                 if name != kept and _SNAPSHOT.fullmatch(name):
                     self._remove(snapshot)
         except errors.Fault as fault:
-            self._log(f"an older checkpoint stays on the server for now: {fault.problem}")
+            self.log(f"an older checkpoint stays on the server for now: {fault.problem}")
 
     def _remove(self, snapshot: "vim.vm.Snapshot") -> None:
-        self._connection.task(
+        self.connection.task(
             lambda _content: snapshot.RemoveSnapshot_Task(removeChildren=False),
             "removing an older checkpoint",
         )
@@ -123,7 +120,7 @@ class VsphereCheckpoints:
     def snapshots(self, ref: "vim.VirtualMachine") -> "dict[str, vim.vm.Snapshot]":
         """All snapshots of a VM by their names. Raises `errors.Fault`."""
         with faults.explained("looking for snapshots"):
-            info = self._connection.properties(ref, "snapshot").get("snapshot")
+            info = self.connection.properties(ref, "snapshot").get("snapshot")
         answer = {}
         trees = list(info.rootSnapshotList) if info is not None else []
         while trees:
@@ -139,7 +136,7 @@ class VsphereCheckpoints:
     ) -> tuple[Tagged, VsphereManifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
         try:
-            manifest = files.find(self._identity, directory, MANIFEST_FILE, _parse)
+            manifest = files.find(self.identity, directory, MANIFEST_FILE, _parse)
         except Unusable as unusable:
             self._refuse(directory, unusable.reason.rstrip("."))
             return None
@@ -162,14 +159,14 @@ class VsphereCheckpoints:
 
     def used_up(self, directory: str) -> None:
         """The guest continues, or has ended: the manifest in the scratch directory is obsolete."""
-        scratch.forget(self._identity, directory, self._log, MANIFEST_FILE)
+        scratch.forget(self.identity, directory, self.log, MANIFEST_FILE)
 
     def _refuse(self, directory: str, why: str) -> None:
-        self._log(f"the job's checkpoint cannot be used: {why}. The guest boots anew, from the job's disks.")
+        self.log(f"the job's checkpoint cannot be used: {why}. The guest boots anew, from the job's disks.")
         try:
-            self._identity.rename_scratch(directory, MANIFEST_FILE, f"{MANIFEST_FILE}.refused")
+            self.identity.rename_scratch(directory, MANIFEST_FILE, f"{MANIFEST_FILE}.refused")
         except (OSError, errors.Fault) as error:
-            self._log(f"the checkpoint cannot be set aside: {error}")
+            self.log(f"the checkpoint cannot be set aside: {error}")
 
 
 def _parse(data: bytes) -> VsphereManifest:

@@ -49,22 +49,14 @@ def flat(name: str) -> str:
     return f"{name.removesuffix('.vmdk')}-flat.vmdk"
 
 
-class Launcher:
+class Launcher(NamedTuple):
     """Makes VMs in one place of the server."""
 
-    def __init__(
-        self,
-        connection: VsphereConnection,
-        place: Placement,
-        store: Store,
-        identity: Identity,
-        log: Callable[[str], None],
-    ) -> None:
-        self._connection = connection
-        self._place = place
-        self._store = store
-        self._identity = identity
-        self._log = log
+    connection: VsphereConnection
+    place: Placement
+    store: Store
+    identity: Identity
+    log: Callable[[str], None]
 
     def launch(
         self,
@@ -80,7 +72,7 @@ class Launcher:
         spec = deployment.spec
         ref = self._create(deployment, tag)
         with faults.explained(f"looking at {spec.name}"):
-            seen = self._connection.properties(ref, "config.files.vmPathName", "config.hardware.device")
+            seen = self.connection.properties(ref, "config.files.vmPathName", "config.hardware.device")
         directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
         if not directory:
             raise errors.HypervisorFault(
@@ -97,19 +89,19 @@ class Launcher:
         keys = config_spec.controllers_of(seen.get("config.hardware.device"))
         config = config_spec.devices(deployment.hardware, files, sizes, spec, network, keys)
         self._add(ref, config, set(files.values()), f"giving {spec.name} its devices")
-        power.on(self._connection, ref, f"starting {spec.name}")
+        power.on(self.connection, ref, f"starting {spec.name}")
         return ref
 
     def _create(self, deployment: Deployment, tag: Tag) -> "vim.VirtualMachine":
-        place = self._place
+        place = self.place
         entity = annotations.entity_name(tag.name, tag.id)
         config = config_spec.bare(deployment.spec, deployment.hardware, entity, tag, place.datastore_name)
 
         def made() -> "vim.VirtualMachine | None":
-            found = annotations.find(self._connection, place.folder)
+            found = annotations.find(self.connection, place.folder)
             return next((one.ref for one in found if one.tag.id == tag.id), None)
 
-        ref = self._connection.retried_task(
+        ref = self.connection.retried_task(
             lambda _content: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}", made
         )
         if not isinstance(ref, vim.VirtualMachine):
@@ -124,10 +116,10 @@ class Launcher:
 
         def added() -> bool | None:
             with faults.explained(doing):
-                there = self._connection.properties(ref, path).get(path) or ()
+                there = self.connection.properties(ref, path).get(path) or ()
             return files <= {getattr(device.backing, "fileName", "") for device in there} or None
 
-        self._connection.retried_task(lambda _content: ref.ReconfigVM_Task(config), doing, added)
+        self.connection.retried_task(lambda _content: ref.ReconfigVM_Task(config), doing, added)
 
     def _upload_disk(self, deployment: Deployment, name: str, directory: str, end: float) -> int:
         """Upload one disk; its size in bytes."""
@@ -136,21 +128,21 @@ class Launcher:
         raw = f".{name}.vmgahp-raw"
         try:
             if disk.extent:
-                opened = disk.open(self._identity)
+                opened = disk.open(self.identity)
             else:
-                self._log(f"{name} is not flat: converting it for the datastore")
-                disks.unpack(disk, place, raw, self._identity, end - time.monotonic())
+                self.log(f"{name} is not flat: converting it for the datastore")
+                disks.unpack(disk, place, raw, self.identity, end - time.monotonic())
                 opened = self._open_scratch(name, place, raw)
             try:
                 target = store_name(device)
-                size = self._store.upload(opened, name, f"{directory}/{flat(target)}", end)
+                size = self.store.upload(opened, name, f"{directory}/{flat(target)}", end)
             finally:
                 os.close(opened)
         finally:
             if not disk.extent:
-                scratch.forget(self._identity, place, self._log, raw)
+                scratch.forget(self.identity, place, self.log, raw)
         text = disks.descriptor(flat(target), size, config_spec.adapter(device, deployment.hardware))
-        self._store.upload_bytes(text, f"{directory}/{target}")
+        self.store.upload_bytes(text, f"{directory}/{target}")
         return size
 
     def _upload_image(self, spec: VmwareSpec, device: Device, directory: str, end: float) -> None:
@@ -158,19 +150,19 @@ class Launcher:
             opened = self._open_scratch(device.file, spec.working_dir, device.file)
         else:
             try:
-                opened = self._identity.open_named(os.path.join(spec.dir, device.file), os.O_RDONLY)
+                opened = self.identity.open_named(os.path.join(spec.dir, device.file), os.O_RDONLY)
             except OSError as error:
                 raise disks.bad(
                     device.file, f"it cannot be opened in {spec.dir}: {error.strerror}", "put it there."
                 ) from error
         try:
-            self._store.upload(opened, device.file, f"{directory}/{store_name(device)}", end)
+            self.store.upload(opened, device.file, f"{directory}/{store_name(device)}", end)
         finally:
             os.close(opened)
 
     def _open_scratch(self, name: str, scratch: str, file: str) -> int:
         try:
-            return self._identity.open_scratch(scratch, file, os.O_RDONLY)
+            return self.identity.open_scratch(scratch, file, os.O_RDONLY)
         except OSError as error:
             raise disks.bad(
                 name,

@@ -31,12 +31,11 @@ class Placement(NamedTuple):
     folder: "vim.Folder"
 
 
-class Inventory:
+class Inventory(NamedTuple):
     """Finds the objects of the settings; nothing is remembered, for an administrator may move them."""
 
-    def __init__(self, connection: VsphereConnection, settings: Settings) -> None:
-        self._connection = connection
-        self._settings = settings
+    connection: VsphereConnection
+    settings: Settings
 
     def place(self) -> Placement:
         """All of it. Raises `errors.MachineFault` for what is not there or not the only one."""
@@ -46,7 +45,7 @@ class Inventory:
 
     def datacenter(self) -> "tuple[vim.Datacenter, str]":
         """VSPHERE_DATACENTER, and its path."""
-        root = self._connection.call(lambda content: content.rootFolder)
+        root = self.connection.call(lambda content: content.rootFolder)
         found = self._beneath(root, vim.Datacenter)
         return self._choose("VSPHERE_DATACENTER", "data center", found)
 
@@ -58,7 +57,7 @@ class Inventory:
     def pool(self, datacenter: "vim.Datacenter") -> "vim.ResourcePool":
         """VSPHERE_RESOURCE_POOL: ``host or cluster``, or ``host or cluster/pool/pool…``."""
         computers = self._beneath(self._ref(datacenter, "hostFolder"), vim.ComputeResource)
-        wanted = self._settings.string("VSPHERE_RESOURCE_POOL").strip("/")
+        wanted = self.settings.string("VSPHERE_RESOURCE_POOL").strip("/")
         if not wanted:
             computer, _ = self._choose("VSPHERE_RESOURCE_POOL", "host or cluster", computers)
             return self._ref(computer, "resourcePool")
@@ -73,15 +72,15 @@ class Inventory:
     def folder(self, datacenter: "vim.Datacenter") -> "vim.Folder":
         """VSPHERE_FOLDER, a path beneath the data center's VMs; all of them where it is empty."""
         top = self._ref(datacenter, "vmFolder")
-        wanted = self._settings.string("VSPHERE_FOLDER").strip("/")
+        wanted = self.settings.string("VSPHERE_FOLDER").strip("/")
         return self._walk(top, wanted, "childEntity", "VSPHERE_FOLDER", "folder")
 
     def network(self, datacenter: "vim.Datacenter", kind: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
         """What a NIC of this networking type is connected to, by VSPHERE_NETWORK_MAP."""
-        name = network_map(self._settings).get(kind)
+        name = network_map(self.settings).get(kind)
         if name is None:
             raise errors.MachineFault(
-                f"VSPHERE_NETWORK_MAP = {self._settings.string('VSPHERE_NETWORK_MAP')} has no {kind}, which "
+                f"VSPHERE_NETWORK_MAP = {self.settings.string('VSPHERE_NETWORK_MAP')} has no {kind}, which "
                 "VM_NETWORKING_TYPE offers.",
                 f'add "{kind} = NAME OF THE NETWORK" to it.',
             )
@@ -94,12 +93,12 @@ class Inventory:
     def _backing(self, ref: "vim.Network", name: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
         card = vim.vm.device.VirtualEthernetCard
         if isinstance(ref, vim.dvs.DistributedVirtualPortgroup):
-            group = self._connection.properties(ref, "key", "config.distributedVirtualSwitch")
-            switch = self._connection.properties(group["config.distributedVirtualSwitch"], "uuid")
+            group = self.connection.properties(ref, "key", "config.distributedVirtualSwitch")
+            switch = self.connection.properties(group["config.distributedVirtualSwitch"], "uuid")
             port = vim.dvs.PortConnection(switchUuid=switch["uuid"], portgroupKey=group["key"])
             return card.DistributedVirtualPortBackingInfo(port=port)
         if isinstance(ref, vim.OpaqueNetwork):
-            summary = self._connection.properties(ref, "summary")["summary"]
+            summary = self.connection.properties(ref, "summary")["summary"]
             return card.OpaqueNetworkBackingInfo(
                 opaqueNetworkId=summary.opaqueNetworkId,
                 opaqueNetworkType=summary.opaqueNetworkType,
@@ -108,11 +107,11 @@ class Inventory:
 
     def _refs(self, ref: "vim.ManagedObject", path: str) -> "list[vim.ManagedObject]":
         with faults.explained(f"reading {path} of {ref}"):
-            return list(self._connection.properties(ref, path).get(path) or ())
+            return list(self.connection.properties(ref, path).get(path) or ())
 
     def _ref(self, ref: "vim.ManagedObject", path: str) -> "vim.ManagedObject":
         with faults.explained(f"reading {path} of {ref}"):
-            found = self._connection.properties(ref, path).get(path)
+            found = self.connection.properties(ref, path).get(path)
         if found is None:
             raise errors.MachineFault(
                 f"The vSphere server does not show {path} of {ref}.", "give VSPHERE_USER the right to see it."
@@ -123,7 +122,7 @@ class Inventory:
         self, refs: "Sequence[vim.ManagedObject] | dict[vim.ManagedObject, None]"
     ) -> "list[tuple[vim.ManagedObject, str]]":
         with faults.explained("looking around on the server"):
-            found = self._connection.of_each(list(refs), "name")
+            found = self.connection.of_each(list(refs), "name")
         # Of a name's special characters the server shows %, / and \ as %25, %2f and %5c.
         return [(ref, unquote(str(properties.get("name", "")))) for ref, properties in found]
 
@@ -158,7 +157,7 @@ class Inventory:
         self, setting: str, what: str, found: "list[tuple[vim.ManagedObject, str]]"
     ) -> "tuple[vim.ManagedObject, str]":
         """The one that a setting names, or the only one."""
-        wanted = self._settings.string(setting).strip("/")
+        wanted = self.settings.string(setting).strip("/")
         if wanted:
             return _pick(setting, wanted, what, found)
         if len(found) == 1:

@@ -31,22 +31,19 @@ class _Server(NamedTuple):
     datacenter_path: str
 
 
-class VsphereSurveyor:
+class VsphereSurveyor(NamedTuple):
     """Looks at one server for one execute machine."""
 
-    def __init__(
-        self, vm_type: str, settings: Settings, connection: VsphereConnection, inventory: Inventory
-    ) -> None:
-        self.vm_type = vm_type
-        self.settings = settings
-        self._connection = connection
-        self._inventory = inventory
+    vm_type: str
+    settings: Settings
+    connection: VsphereConnection
+    inventory: Inventory
 
     def survey(self, end: float) -> Survey:
         """The login first, then all that needs it side by side; see `vmgahp.drivers.base.Driver.survey`."""
         left = max(0.5, end - monotonic())
-        self._connection.deadline = left / 2
-        self._connection.timeout = max(0.5, left / 2)
+        self.connection.deadline = left / 2
+        self.connection.timeout = max(0.5, left / 2)
         found: list[Finding] = []
         server = findings.side_by_side({"vsphere": self._ask}, monotonic() + left * 0.6)["vsphere"]
         where = self.settings.string("VSPHERE_HOST") or "VSPHERE_HOST"
@@ -62,7 +59,7 @@ class VsphereSurveyor:
             "folder": lambda: self._folder(datacenter),
         }
         for kind in wanted:
-            checks[f"network {kind}"] = lambda kind=kind: self._inventory.network(datacenter, kind)  # type: ignore[misc]
+            checks[f"network {kind}"] = lambda kind=kind: self.inventory.network(datacenter, kind)  # type: ignore[misc]
         outcomes = findings.side_by_side(checks, end)
         for name in ("datastore", "resource pool", "folder"):
             setting = "VSPHERE_" + name.upper().replace(" ", "_")
@@ -92,8 +89,8 @@ class VsphereSurveyor:
 
     def _ask(self) -> _Server:
         with faults.explained("asking the server who it is"):
-            about = self._connection.call(lambda content: content.about)
-        datacenter, path = self._inventory.datacenter()
+            about = self.connection.call(lambda content: content.about)
+        datacenter, path = self.inventory.datacenter()
         return _Server(str(about.fullName), str(about.version), str(about.apiType), datacenter, path)
 
     def _tls(self) -> Finding:
@@ -111,9 +108,9 @@ class VsphereSurveyor:
         )
 
     def _datastore(self, datacenter: "vim.Datacenter") -> str:
-        ref, name = self._inventory.datastore(datacenter)
+        ref, name = self.inventory.datastore(datacenter)
         with faults.explained("looking at the datastore"):
-            seen = self._connection.properties(ref, "summary.accessible", "summary.freeSpace")
+            seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace")
         if seen.get("summary.accessible") is False:
             raise errors.MachineFault(
                 f"The server cannot reach its datastore {name}.", "look at the server's storage."
@@ -127,10 +124,10 @@ class VsphereSurveyor:
         return f"{name} has room for {free // MIB if isinstance(free, int) else 'unknown'} MiB"
 
     def _pool(self, datacenter: "vim.Datacenter") -> str:
-        ref = self._inventory.pool(datacenter)
+        ref = self.inventory.pool(datacenter)
         path = "runtime.memory.unreservedForVm"
         with faults.explained("looking at the resource pool"):
-            seen = self._connection.properties(ref, "name", path)
+            seen = self.connection.properties(ref, "name", path)
         memory, free = self.settings.integer("VM_MEMORY"), seen.get(path)
         if not isinstance(free, int) or not free:
             return f"{seen.get('name')} is there"
@@ -138,8 +135,8 @@ class VsphereSurveyor:
         return f"{seen.get('name')} has {free // MIB} MiB that is not reserved{note}"
 
     def _folder(self, datacenter: "vim.Datacenter") -> str:
-        folder = self._inventory.folder(datacenter)
-        there = annotations.find(self._connection, folder)
+        folder = self.inventory.folder(datacenter)
+        there = annotations.find(self.connection, folder)
         here = sum(1 for one in there if one.tag.host == annotations.this_host())
         saved = sum(1 for one in there if one.tag.state == annotations.SAVED)
         return f"it has {len(there)} VMs of jobs, {here} of this machine and {saved} checkpoints"
