@@ -6,7 +6,7 @@ A disk that the hypervisor cannot open would be blamed on the machine.
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -132,7 +132,11 @@ def _disk(entry: str, working_dir: str, identity: Identity) -> Disk:
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
         hint = "convert the image to raw, or give every VM an image of its own."
         raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", hint)
-    path, transferred = _find_image(entry, file, working_dir, identity, writable)
+
+    def refused(problem: str, hint: str) -> JobFault:
+        return _bad_disk(entry, problem, hint)
+
+    path, transferred = find_file(file, working_dir, identity, writable, refused)
     return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
 
 
@@ -170,38 +174,34 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
     return *found, "w" in permission, permission.endswith("s")
 
 
-def _find_image(
-    entry: str, file: str, working_dir: str, identity: Identity, writable: bool
+def find_file(
+    file: str, directory: str, identity: Identity, writable: bool, refused: Callable[[str, str], JobFault]
 ) -> tuple[str, bool]:
-    """Where the image is, and whether it came with the job; that its user may open it is made sure of.
+    """Where a file of the job's is, and whether it came with the job; its user can open it.
 
-    As with the C++ daemon, what has the same base name as a file of the scratch directory *is* that file,
-    for condor_submit leaves the path of the submit machine in vm_disk.
+    As with the C++ daemon, what has the same base name as a file of the scratch `directory` *is* that file, for
+    condor_submit leaves the path of the submit machine. Raises what `refused` makes of a problem and a hint.
     """
     name = os.path.basename(file)
-    flags = os.O_RDWR if writable else os.O_RDONLY
     try:
-        os.close(identity.open_scratch(working_dir, name, flags))
-        return os.path.join(working_dir, name), True
+        os.close(identity.open_scratch(directory, name, os.O_RDWR if writable else os.O_RDONLY))
+        return os.path.join(directory, name), True
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
-            raise _bad_disk(
-                entry,
+            raise refused(
                 f"{shown(name)} in the job's scratch directory cannot be opened: {error.strerror}",
                 "transfer a regular file, no link, that its owner may read, and write if the permission is w.",
             ) from error
     if not file.startswith("/"):
-        raise _bad_disk(
-            entry,
+        raise refused(
             f"{shown(file)} is not in the job's scratch directory and is not a full path",
-            "add the image to transfer_input_files, or give its full path on a shared file system.",
+            "add the file to transfer_input_files, or give its full path on a shared file system.",
         )
     reason = identity.check_access(file, writable)
     if reason is not None:
-        raise _bad_disk(
-            entry,
+        raise refused(
             f"{shown(file)} cannot be opened on this machine ({reason})",
-            "transfer the image, or make it accessible to the job's user on this machine.",
+            "transfer the file, or make it accessible to the job's user on this machine.",
         )
     return file, False
 

@@ -5,7 +5,6 @@ kernel that is ``included`` in the disk, found by a bootloader program on the ma
 the processor's virtualization; or a kernel of the job's own, with an initrd, for a paravirtual guest.
 """
 
-import errno
 import os
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
+from vmgahp.job.disks import find_file
 from vmgahp.text import has_control, shown
 
 KERNEL, INITRD = "VMPARAM_Xen_Kernel", "VMPARAM_Xen_Initrd"
@@ -108,30 +108,13 @@ def require_bootloader(path: str) -> None:
 
 def _file(name: str, value: str, word: str, ad: JobAd, identity: Identity) -> BootFile:
     """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
+
+    def refused(problem: str, hint: str) -> JobFault:
+        return JobFault(word, f"{name} = {shown(value)}: {problem}.", hint)
+
     if has_control(value):
-        raise JobFault(word, f"{name} = {shown(value)} has a control character.", "name a file.")
-    base = os.path.basename(value)
-    directory = ad.working_dir()
-    try:
-        os.close(identity.open_scratch(directory, base, os.O_RDONLY))
-        return BootFile(os.path.join(directory, base), True)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
-            raise JobFault(
-                word,
-                f"{name} = {shown(value)}: {shown(base)} in the job's scratch directory cannot be opened: "
-                f"{error.strerror}.",
-                "transfer a regular file, no link, that its owner may read.",
-            ) from error
-    reason = identity.check_access(value, False)
-    if reason is not None:
-        raise JobFault(
-            word,
-            f"{name} = {shown(value)} is not in the job's scratch directory, and cannot be opened on this machine "
-            f"({reason}).",
-            "add the file to transfer_input_files, or give the full path of one that the job's user can read there.",
-        )
-    return BootFile(value, False)
+        raise refused("it has a control character", "name a file.")
+    return BootFile(*find_file(value, ad.working_dir(), identity, False, refused))
 
 
 def _command_line(ad: JobAd) -> str:
