@@ -89,10 +89,7 @@ def test_a_job_must_say_what_it_boots_and_from_where(value: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("attribute", "word"),
-    [
-        ("VMPARAM_Xen_Kernel", "XEN_KERNEL_NOT_FOUND"),
-        ("VMPARAM_Xen_Initrd", "XEN_INITRD_NOT_FOUND"),
-    ],
+    [("VMPARAM_Xen_Kernel", "XEN_KERNEL_NOT_FOUND"), ("VMPARAM_Xen_Initrd", "XEN_INITRD_NOT_FOUND")],
 )
 def test_a_file_that_the_jobs_user_cannot_open(attribute: str, word: str) -> None:
     refused(word, attribute, "none.img", **{attribute: '"none.img"'})

@@ -36,12 +36,7 @@ def resolve(
 
 
 def _resolve(
-    disk: Disk,
-    name: str,
-    catalog: Catalog | None,
-    identity: Identity,
-    working_dir: str,
-    memory_mib: int,
+    disk: Disk, name: str, catalog: Catalog | None, identity: Identity, working_dir: str, memory_mib: int
 ) -> Disk:
     if catalog is None:
         raise _refused(name, f"this machine has no catalog of images ({SETTING})")

@@ -58,9 +58,7 @@ def nics(
         raise options.refused(NICS, "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
         raise options.refused(
-            NICS,
-            f"it names {len(found)} NICs, and a VM can have {MOST_NICS}",
-            "ask for fewer NICs.",
+            NICS, f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs."
         )
     addresses = [card.mac for card in found if card.mac]
     for address in addresses:

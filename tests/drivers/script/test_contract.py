@@ -249,10 +249,7 @@ class Podman(Scripted):
         self.own(scratch, scratch / "image.tar")
         end = "[ $n -ge 2 ] && exit;" if ends else ""
         command = f"n=0; while :; do n=$((n+1)); echo $n >/scratch/count; {end} /bin/busybox sleep 1; done"
-        return {
-            "VM_podman_ATTR_image": '"image.tar"',
-            "VM_podman_ATTR_command": f'"{command}"',
-        }
+        return {"VM_podman_ATTR_image": '"image.tar"', "VM_podman_ATTR_command": f'"{command}"'}
 
     def exists(self, job: JobAd) -> bool:
         return (self.base / key_of(os.path.realpath(job.working_dir()))).exists()
@@ -310,9 +307,5 @@ class TestPodman(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, image: Path) -> Iterator[Subject]:
         identity = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
-        with (
-            pure_cgroups(),
-            podman_home() as base,
-            Podman(scratch.parent, base, image, identity) as subject,
-        ):
+        with pure_cgroups(), podman_home() as base, Podman(scratch.parent, base, image, identity) as subject:
             yield subject

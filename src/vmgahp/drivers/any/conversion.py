@@ -160,10 +160,7 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
     by_hand = f"convert it before you submit: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
     if isinstance(error, qemu_img.TooSlow):
         return _bad(
-            disk,
-            f"it could not be converted within {error.seconds:.0f} s",
-            by_hand,
-            errors.BAD_IMAGE,
+            disk, f"it could not be converted within {error.seconds:.0f} s", by_hand, errors.BAD_IMAGE
         )
     if isinstance(error, qemu_img.TooLarge):
         return _bad(disk, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)

@@ -29,13 +29,7 @@ class ScriptDriver(Driver):
         request = self._request(spec, script, restart)
         self._clear_leftovers(script, request, job)
         machine = ScriptMachine(
-            spec,
-            script,
-            checkpoints,
-            request,
-            job,
-            self.deadlines(self._seconds()),
-            self.log,
+            spec, script, checkpoints, request, job, self.deadlines(self._seconds()), self.log
         )
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:

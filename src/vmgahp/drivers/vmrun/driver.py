@@ -118,14 +118,7 @@ class VmrunDriver(Driver):
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
         copy = self._working_copy(spec, checkpoints, restart)
-        machine = VmrunMachine(
-            spec,
-            vmrun,
-            checkpoints,
-            copy.name,
-            self.deadlines(self._seconds()),
-            self.log,
-        )
+        machine = VmrunMachine(spec, vmrun, checkpoints, copy.name, self.deadlines(self._seconds()), self.log)
         machine.uuid = copy.vmx[working_copy.UUID]
         if restart:
             machine.cpu_before = restart.manifest.cpu_seconds

@@ -108,10 +108,7 @@ def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
     """All VMs of ours in the folder, other hosts' included. Raises `errors.Fault`."""
     with faults.explained("looking for VMs of jobs"):
         children = connection.properties(folder, "childEntity").get("childEntity") or ()
-        named = connection.of_each(
-            [ref for ref in children if isinstance(ref, vim.VirtualMachine)],
-            "name",
-        )
+        named = connection.of_each([ref for ref in children if isinstance(ref, vim.VirtualMachine)], "name")
         # extraConfig is long, so it is asked for only where the name may be one of ours.
         likely = [ref for ref, found in named if _OURS.fullmatch(str(found.get("name", "")))]
         answer = []

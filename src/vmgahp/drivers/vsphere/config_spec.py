@@ -153,11 +153,7 @@ def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
 
 
 def _drive(
-    device: Device,
-    path: str,
-    sizes: Mapping[str, int],
-    keys: Mapping[tuple[str, int], int],
-    number: int,
+    device: Device, path: str, sizes: Mapping[str, int], keys: Mapping[tuple[str, int], int], number: int
 ) -> "vim.vm.device.VirtualDevice":
     defaults = {"scsi": SCSI_KEY, "sata": SATA_KEY, "nvme": NVME_KEY, "ide": IDE_KEY}
     controller = keys.get((device.bus, device.controller), defaults[device.bus] + device.controller)

@@ -111,11 +111,7 @@ class VsphereConnection:
                 "see why the server went away.",
             ) from error
 
-    def task(
-        self,
-        begin: "Callable[[vim.ServiceInstanceContent], vim.Task]",
-        doing: str,
-    ) -> object:
+    def task(self, begin: "Callable[[vim.ServiceInstanceContent], vim.Task]", doing: str) -> object:
         """Begin a task, wait for its end, and return its result.
 
         Raises `errors.Fault` for all that can go wrong; `Lost` where it is unknown whether it was done.

@@ -165,12 +165,7 @@ class Store:
         _check(connection.getresponse(), target)
 
     def _receive(
-        self,
-        connection: HTTPSConnection,
-        source: str,
-        name: str,
-        descriptor: int,
-        state: dict[str, object],
+        self, connection: HTTPSConnection, source: str, name: str, descriptor: int, state: dict[str, object]
     ) -> None:
         done = int(str(state["done"]))
         headers = self._headers(None)

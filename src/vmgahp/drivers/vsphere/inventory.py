@@ -100,8 +100,7 @@ class Inventory(NamedTuple):
         if isinstance(ref, vim.OpaqueNetwork):
             summary = self.connection.properties(ref, "summary")["summary"]
             return card.OpaqueNetworkBackingInfo(
-                opaqueNetworkId=summary.opaqueNetworkId,
-                opaqueNetworkType=summary.opaqueNetworkType,
+                opaqueNetworkId=summary.opaqueNetworkId, opaqueNetworkType=summary.opaqueNetworkType
             )
         return card.NetworkBackingInfo(deviceName=name, network=ref)
 
