@@ -17,33 +17,19 @@ HERE = Path(__file__).parent
 POOL = pytest.StashKey[Pool]()
 
 LONGEST_FIRST = (
-    *(
-        "pool",
-        "checkpoints",
-        "vsphere-checkpoint",
-        "transfer_plugin",
-        "periodic",
-        "vmrun",
-        "script",
-        "vsphere",
-    ),
+    *("pool", "checkpoints", "vsphere", "transfer_plugin", "periodic_checkpoints", "vmrun", "script"),
     *("doctor", "transcripts", "any", "guest", "catalog", "libvirtd", "debian_package", "console", "lxc"),
 )
-"""The groups, as `pytest --dist=loadgroup --no-loadscope-reorder` begins with them: from six minutes down to one."""
+"""The modules, from six minutes down to one: `pytest --dist=loadfile --no-loadscope-reorder` begins with the first,
+and each runs in one worker with a pool that its tests share."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A module is a group, whose tests share a pool in one worker; a test whose jobs take long may name its own."""
-    order: dict[pytest.Item, int] = {}
-    for item in items:
-        if item.path.parent == HERE:
-            mark = item.get_closest_marker("xdist_group")
-            name = mark.args[0] if mark else item.path.stem.removeprefix("test_")
-            if not mark:
-                item.add_marker(pytest.mark.xdist_group(name))
-            order[item] = LONGEST_FIRST.index(name) if name in LONGEST_FIRST else -1
-    items.sort(key=lambda item: order.get(item, -1))
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONGEST_FIRST.index(name) if item.path.parent == HERE and name in LONGEST_FIRST else -1
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,16 @@ from tests.lab.pool import Job, Pool
 
 START = 120
 END = 240
-"""Seconds that anything may take before the test fails."""
+"""Seconds that anything may take before the test fails: every start of a VM is followed by 30 in which the starter
+sleeps, and a status comes every 30."""
+
+CHECKPOINT = "vm_checkpoint = true\nwhen_to_transfer_output = ON_EXIT_OR_EVICT\n"
+
+
+def settle(pool: Pool, job: Job) -> None:
+    """Wait until the starter listens again after a START: it has asked for the pid and a status."""
+    pool.wait_until(f"the guest of job {job.cluster}", job.is_running, START)
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,8 @@ class VspherePool:
     """A pool, and a vSphere server in the same namespace."""
 
     pool: Pool
+    before: Path
+    """The disk of the VM whose job was vacated, when it was."""
 
     def __init__(self) -> None:
         self.server: subprocess.Popen[str] | None = None
@@ -88,10 +90,10 @@ class VspherePool:
             self.pool.directory.glob(f"sim/govcsim-*LocalDS_0*/{job.domain}-*/disk-scsi0-0-flat.vmdk")
         )
 
-    def submit(self, name: str, content: bytes, template: str = SUBMIT) -> Job:
+    def submit(self, name: str, template: str = SUBMIT) -> Job:
         def make_files(home: Path) -> None:
             (home / "machine.vmx").write_text(VMX)
-            write_disk(home, "disk.vmdk", content)
+            write_disk(home, "disk.vmdk", CONTENT)
 
         return self.pool.submit(name, make_files, template=template)
 
@@ -106,6 +108,31 @@ def vsphere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VspherePool]:
         yield made
 
 
+CONTENT = os.urandom(MIB)
+"""What is on the disk that each job sends."""
+
+
+@pytest.fixture(scope="module")
+def jobs(vsphere: VspherePool) -> Mapping[str, Job]:
+    """All the jobs of this module, side by side; a starter listens to nobody for 30 s after its START."""
+    pool = vsphere.pool
+    # One with vm_checkpoint is checkpointed even then: the starter does not say that it will not come back.
+    without = SUBMIT.replace("vm_checkpoint = true", "vm_checkpoint = false")
+    submitted = {
+        "vacated": vsphere.submit("vacated"),
+        "ends": vsphere.submit("ends"),
+        "removed": vsphere.submit("removed", without),
+    }
+    removed, vacated = submitted["removed"], submitted["vacated"]
+    pool.wait_until("the VM", lambda: vsphere.disks(removed), START)
+    removed.wait_for_event("executing", START)
+    removed.command("condor_rm")
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(vacated), START)
+    (vsphere.before,) = vsphere.disks(vacated)
+    vacated.command("condor_vacate_job")
+    return submitted
+
+
 def test_the_machine_offers_vsphere(vsphere: VspherePool) -> None:
     machine = vsphere.pool.machine()
     assert machine["HasVM"] is True
@@ -114,45 +141,33 @@ def test_the_machine_offers_vsphere(vsphere: VspherePool) -> None:
     assert machine["VM_vsphere_ATTR_snapshot"] is True
 
 
-def test_a_job_ends_with_its_guest_and_gets_its_disk(vsphere: VspherePool) -> None:
-    pool = vsphere.pool
-    content = os.urandom(MIB)
-    job = vsphere.submit("ends", content)
+def test_a_removed_job_leaves_no_vm(vsphere: VspherePool, jobs: Mapping[str, Job]) -> None:
+    job = jobs["removed"]
+    job.wait_for_event("removed", END)
+    vsphere.pool.wait_until("the VM to be gone", lambda: vsphere.disks(job) == [], END)
+
+
+def test_a_job_ends_with_its_guest_and_gets_its_disk(vsphere: VspherePool, jobs: Mapping[str, Job]) -> None:
+    pool, job = vsphere.pool, jobs["ends"]
     pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
     (disk,) = vsphere.disks(job)
-    assert disk.read_bytes() == content
-    disk.write_bytes(content[::-1])
+    assert disk.read_bytes() == CONTENT
+    disk.write_bytes(CONTENT[::-1])
     vsphere.guest_powers_off(job)
     job.wait_for_event("terminated", END)
-    assert (job.directory / "disk-flat.vmdk").read_bytes() == content[::-1]
+    assert (job.directory / "disk-flat.vmdk").read_bytes() == CONTENT[::-1]
     assert vsphere.disks(job) == []
 
 
-@pytest.mark.xdist_group("vsphere-checkpoint")  # as long as all the others together
-def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool) -> None:
-    pool = vsphere.pool
-    job = vsphere.submit("vacated", os.urandom(MIB))
-    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
-    (disk,) = vsphere.disks(job)
-    job.command("condor_vacate_job")
+def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool, jobs: Mapping[str, Job]) -> None:
+    pool, job = vsphere.pool, jobs["vacated"]
     pool.wait_until("the job to be evicted", lambda: "evicted" in job.events(), END)
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
     pool.wait_until("it to run again", lambda: "STATUS=Running" in pool.told(job), START)
-    assert vsphere.disks(job) == [disk], "it is the VM that was there"
-    disk.write_bytes(b"v" * MIB)
+    assert vsphere.disks(job) == [vsphere.before], "it is the VM that was there"
+    vsphere.before.write_bytes(b"v" * MIB)
     vsphere.guest_powers_off(job)
     job.wait_for_event("terminated", END)
     assert (job.directory / "disk-flat.vmdk").read_bytes() == b"v" * MIB
     assert f"{job.domain} is restored from its checkpoint" in vsphere.log()
     assert vsphere.disks(job) == []
-
-
-def test_a_removed_job_leaves_no_vm(vsphere: VspherePool) -> None:
-    pool = vsphere.pool
-    # One with vm_checkpoint is checkpointed even then: the starter does not say that it will not come back.
-    template = SUBMIT.replace("vm_checkpoint = true", "vm_checkpoint = false")
-    job = vsphere.submit("removed", os.urandom(MIB), template)
-    pool.wait_until("the VM", lambda: vsphere.disks(job), START)
-    job.wait_for_event("executing", START)
-    job.command("condor_rm")
-    pool.wait_until("the VM to be gone", lambda: vsphere.disks(job) == [], END)
