@@ -1,6 +1,5 @@
 """ISO images of a job's files: what is in them, by whom they are written, and what is refused."""
 
-import io
 import os
 import stat
 import sys
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.images.support import read
 from vmgahp.errors import MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
@@ -23,21 +23,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 def user(scratch: Path) -> Identity:
     status = scratch.stat()
     return Identity(status.st_uid, status.st_gid)
-
-
-def read(path: Path, facade: str = "rr") -> dict[str, bytes]:
-    """All files of an image, as one kind of guest sees them."""
-    image = pycdlib.PyCdlib()
-    image.open(str(path))
-    found = {}
-    for directory, _, names in image.walk(**{f"{facade}_path": "/"}):
-        for name in names:
-            full = f"{directory.rstrip('/')}/{name}"
-            content = io.BytesIO()
-            image.get_file_from_iso_fp(content, **{f"{facade}_path": full})
-            found[full.removeprefix("/")] = content.getvalue()
-    image.close()
-    return found
 
 
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:

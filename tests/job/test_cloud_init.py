@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.images.test_iso import read
+from tests.images.support import read
 from tests.jobs import ad
 from vmgahp import errors
 from vmgahp.config import Settings

@@ -9,6 +9,7 @@ from lxml import etree
 
 from tests import REPOSITORY
 from tests.domain.support import disk, spec
+from tests.job.xen_jobs import CASES, HOST
 from tests.jobs import Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen
@@ -18,7 +19,6 @@ from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot
 
 GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
-UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
 
 OWN = {
     "JobVMType": '"xen"',
@@ -157,49 +157,6 @@ def test_user_networking_is_not_on_offer() -> None:
 
 
 # --- the domain XML
-
-HOST = domain_xen.XenHost(
-    UUID,
-    {
-        "xvda": "/dev/loop0",
-        "xvda1": "/dev/loop0",
-        "xvda2": "/dev/loop1",
-        "hda": "/dev/loop0",
-        "sdb": "/dev/loop7",
-    },
-    "/proc/4711/fd/20",
-    "/proc/4711/fd/21",
-    bridge="xenbr0",
-)
-KERNEL = XenBoot(
-    kernel=BootFile("/scratch/vmlinuz", True),
-    initrd=BootFile("/scratch/initrd.img", True),
-    command_line="root=/dev/xvda1 ro <'\"&> console=hvc0",
-)
-CASES: dict[str, tuple[JobSpec, XenBoot]] = {
-    "kernel": (spec(vm_type="xen", disks=(disk(device="xvda"),)), KERNEL),
-    "kernel-without-initrd": (
-        spec(
-            vm_type="xen",
-            vcpus=2,
-            disks=(disk(device="xvda1"), disk("/shared/swap.img", "xvda2", transferred=False)),
-            nics=(Nic("nat", "00:16:3e:12:34:56"),),
-        ),
-        KERNEL._replace(initrd=None),
-    ),
-    "included": (
-        spec(
-            vm_type="xen",
-            disks=(
-                disk(device="xvda"),
-                disk("/shared/data.img", "sdb", writable=False, shared=True, transferred=False),
-            ),
-            nics=(Nic("bridge"),),
-        ),
-        XenBoot(bootloader="/usr/lib/xen-4.17/bin/pygrub"),
-    ),
-    "vmx": (spec(vm_type="xen", disks=(disk(device="hda"),)), XenBoot(hardware=True)),
-}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -334,7 +334,7 @@ def test_every_class_of_fault_is_walked() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -> None:
-    from tests.protocol.test_session import Client
+    from tests.protocol.support import Client
 
     client = Client()
     client.start()
@@ -345,7 +345,7 @@ def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -
 
 @pytest.mark.parametrize("lines", [[], ['JobVMType = "kvm"'], ['JobVMType = "xen"', 'VM_WORKING_DIR = "/s"']])
 def test_a_start_that_makes_no_sense_answers_no_null(lines: list[str]) -> None:
-    from tests.protocol.test_session import Client
+    from tests.protocol.support import Client
 
     client = Client()
     client.send("CLASSAD", *lines, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
@@ -354,7 +354,7 @@ def test_a_start_that_makes_no_sense_answers_no_null(lines: list[str]) -> None:
 
 
 def test_a_start_that_takes_too_long_answers_no_null() -> None:
-    from tests.protocol.test_session import Client
+    from tests.protocol.support import Client
 
     client = Client()
     client.start()

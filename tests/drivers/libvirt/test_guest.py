@@ -21,7 +21,7 @@ from tests.drivers.libvirt.support import (
     running,
     until,
 )
-from tests.images.test_iso import read
+from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
 from vmgahp.drivers.libvirt import screenshot

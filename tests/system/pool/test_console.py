@@ -6,7 +6,7 @@ import pytest
 from tests.lab.guest import BANNER, make_guest
 from tests.lab.namespace import LAB, REFERENCE_SERVER
 from tests.lab.pool import Pool
-from tests.system.pool.test_pool import START
+from tests.system.pool.outcomes import START
 
 pytestmark = pytest.mark.pool
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from tests.job.test_xen import CASES, HOST
+from tests.job.xen_jobs import CASES, HOST
 from tests.lab.namespace import wait_until
 from vmgahp import errors
 from vmgahp.domain import verify
