@@ -92,9 +92,9 @@ CHANGES = {
         "devices/disk/backingStore/source",
         "file",
         "/etc/shadow",
-        "beneath of its disk vda",
+        "backing of its disk vda",
     ),
-    "a backing file's format": ("devices/disk/backingStore/format", "type", "raw", "beneath of its disk vda"),
+    "a backing file's format": ("devices/disk/backingStore/format", "type", "raw", "backing of its disk vda"),
     "another network": (
         "devices/interface/source",
         "network",
@@ -162,7 +162,7 @@ def test_a_device_that_nobody_asked_for_is_refused(device: str) -> None:
     assert devices is not None
     devices.append(etree.fromstring(DEVICES[device]))
     assert any(
-        "nobody asked for" in each or "does not ask for" in each or "cards" in each
+        "nobody asked for" in each or "does not ask for" in each or "interfaces" in each
         for each in differences(domain)
     )
 
@@ -175,7 +175,7 @@ def test_a_device_that_is_missing_is_named(tag: str) -> None:
     device = devices.find(tag)
     assert device is not None
     devices.remove(device)
-    assert tag in " ".join(differences(domain)) or "cards" in " ".join(differences(domain))
+    assert tag in " ".join(differences(domain)) or "interfaces" in " ".join(differences(domain))
 
 
 def test_a_disk_that_can_be_written_against_the_jobs_will() -> None:
@@ -219,7 +219,7 @@ def test_a_console_is_made_of_a_serial_port_once() -> None:
 
 def test_a_card_that_our_own_description_has_and_the_job_does_not_ask_for() -> None:
     asked = ASKED.replace("</devices>", "<interface type='user'/></devices>")
-    with pytest.raises(verify.Mismatch, match="2 network cards, and the job asks for 1"):
+    with pytest.raises(verify.Mismatch, match="2 interfaces, and the job asks for 1"):
         verify.against_job(etree.tostring(live(asked), encoding="unicode"), asked, SPEC, CHAINS)
 
 

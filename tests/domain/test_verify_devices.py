@@ -52,7 +52,7 @@ def test_all_as_it_should_be() -> None:
 
 CHANGES = {
     "another model": ("devices/interface[2]/model", "type", "virtio", "of the model virtio, and not e1000"),
-    "a cable that is in": ("devices/interface[2]/link", "state", "up", "the cable of its network card is in"),
+    "a cable that is in": ("devices/interface[2]/link", "state", "up", "the cable of its interface is in"),
     "another topology": ("cpu/topology", "threads", "1", "CPU topology is 1 2 1, and 1 2 2"),
     "another TPM": (
         "devices/tpm/backend/source",

@@ -432,7 +432,7 @@ def test_domains_that_this_package_does_not_describe_to_qemu(
     spec = JobSpec.from_ad(ad, made, Files(shared=[str(place / "a")]))  # type: ignore[arg-type]
     provision.require_possible(spec, "kvm", made)
     values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
-    with pytest.raises(JobFault, match="has not, for"):
+    with pytest.raises(JobFault, match="cannot give it:"):
         provision.require_possible(spec, domain_type, Settings(values))
 
 

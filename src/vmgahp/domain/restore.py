@@ -29,7 +29,7 @@ _SWITCH = r"on|off|yes|no"
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _ADDRESS_PART = r"0x[0-9a-fA-F]{1,16}|[0-9]{1,10}(?:\.[0-9]{1,3}){0,3}"
 _MAC = r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}"
-"""Of one card, not of a group of them, and not zero: as `vmgahp.job.spec` demands it of vm_macaddr."""
+"""Of one interface, not of a group of them, and not zero: as `vmgahp.job.spec` demands it of vm_macaddr."""
 
 _MACHINE = re.compile(
     r"(?:pc|q35|virt)|(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-[A-Za-z0-9.-]{1,40}"
@@ -134,9 +134,9 @@ def reconcile_xen(saved: str, ours: str) -> str:
     _same("machine type", *(_attribute(each, "os/type", "machine") for each in (theirs, domain)))
     _take_uuid(theirs, domain)
     for tag in ("disk", "interface"):
-        were, are = theirs.findall(f"devices/{tag}"), domain.findall(f"devices/{tag}")
-        _same(f"{tag}s", *([_key(device) for device in each] for each in (were, are)))
-        for device, our in zip(were, are, strict=True):
+        saved_ones, current = theirs.findall(f"devices/{tag}"), domain.findall(f"devices/{tag}")
+        _same(f"{tag}s", *([_key(device) for device in each] for each in (saved_ones, current)))
+        for device, our in zip(saved_ones, current, strict=True):
             if tag == "interface":
                 _merge(device, our)
             else:
@@ -145,12 +145,12 @@ def reconcile_xen(saved: str, ours: str) -> str:
 
 
 def macs(saved: str) -> list[str]:
-    """The MAC addresses of a saved VM's network cards in their order, empty where one has none that it can have."""
+    """The MAC addresses of a saved VM's interfaces in order, empty for one that is missing or invalid."""
     try:
-        cards = _parse(saved).findall("devices/interface")
+        interfaces = _parse(saved).findall("devices/interface")
     except SavedMismatch:
         return []
-    addresses = [_attribute(card, "mac", "address").lower() for card in cards]
+    addresses = [_attribute(interface, "mac", "address").lower() for interface in interfaces]
     return [address if re.fullmatch(_MAC, address, re.ASCII) else "" for address in addresses]
 
 
@@ -259,7 +259,7 @@ def _take_cpu(theirs: etree._Element, domain: etree._Element) -> None:
             made.append(deepcopy(part))
         elif not any(_says(taken, part) for taken in made):
             named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
-            raise SavedMismatch(f"the saved VM's CPU has not the {named} that the job's has now.")
+            raise SavedMismatch(f"the saved VM's CPU lacks the {named} that the job's has now.")
     domain.replace(our, made)
 
 

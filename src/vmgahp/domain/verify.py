@@ -1,10 +1,10 @@
 """Is the domain that libvirt made the one that was asked for?
 
-libvirt fills in what a description leaves open and may change what it says, and whoever writes the
-description, be it this package or LIBVIRT_XML_SCRIPT, may err. So before a guest runs its first instruction the
-live XML is compared with the job and with the XML that was asked for: memory, CPUs, disks with all that lies
-beneath them, network cards, as whom QEMU runs; and every device must have been asked for or be of the few
-kinds that libvirt adds to any VM and that reach nothing of the host.
+libvirt fills in what a description leaves open and may change what it says, and the author of the description,
+this package or LIBVIRT_XML_SCRIPT, may err. So before a guest runs its first instruction the live XML is compared
+with the job and with the XML that was asked for: memory, CPUs, disks with their backing files, interfaces, the user
+that QEMU runs as; and every device must have been asked for, or be one of the few that libvirt adds to any VM and
+that reach nothing of the host.
 """
 
 import os
@@ -36,9 +36,9 @@ display adapter is added to a VM with graphics only."""
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 """KiB to which libvirt rounds the memory up, where it is not a MiB."""
 
-_NETWORK_CARDS = {"nat": "network", "bridge": "bridge", "user": "user"}
+_INTERFACE_TYPES = {"nat": "network", "bridge": "bridge", "user": "user"}
 _OF_A_NETWORK = ("network", "bridge", "direct")
-"""As what a card on a libvirt network may show itself: libvirt resolves some kinds of network."""
+"""The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
 
 _KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen", "accessmode")
 """The attributes that tell devices of a kind apart, where they are asked for."""
@@ -75,7 +75,7 @@ class _Disk(NamedTuple):
     file: str
     format: str
     read_only: bool
-    beneath: tuple[tuple[str, str], ...]
+    backing: tuple[tuple[str, str], ...]
     """File and format of the backing files, the nearest first."""
     shared: bool
     """Whether others may write to it at the same time."""
@@ -85,24 +85,24 @@ def against_job(live: str, asked: str, spec: JobSpec, chains: Mapping[str, Seque
     """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found = []
-    for what, is_now, should_be in (
+    for what, actual, expected in (
         ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
         ("number of CPUs", _vcpus(domain), spec.vcpus),
     ):
-        if is_now != should_be:
-            found.append(f"its {what} is {is_now}, and the job has {should_be}")
+        if actual != expected:
+            found.append(f"its {what} is {actual}, and the job has {expected}")
     disks = {
         disk.device: _Disk(
             disk.path,
             disk.format,
             not disk.writable or disk.kind == "cdrom",
-            tuple((layer.path, layer.format) for layer in chains.get(disk.path, ())),
+            tuple((image.path, image.format) for image in chains.get(disk.path, ())),
             disk.shared,
         )
         for disk in spec.disks
     }
     found += _compare_disks(domain, disks)
-    found += _compare_cards(domain, spec)
+    found += _compare_interfaces(domain, spec)
     found += _compare_cpu_and_firmware(domain, wanted)
     _finish(found + _compare_rest(domain, wanted, "disk"))
 
@@ -115,14 +115,14 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
     """
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found, less = [], []
-    for what, is_now, should_be in (
+    for what, actual, expected in (
         ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
         ("number of CPUs", _vcpus(domain), spec.vcpus),
     ):
-        if is_now > should_be:
-            found.append(f"its {what} is {is_now}, more than the {should_be} of the job")
-        elif is_now < should_be:
-            less.append(f"its {what} is {is_now}, and the job asks for {should_be}")
+        if actual > expected:
+            found.append(f"its {what} is {actual}, more than the {expected} of the job")
+        elif actual < expected:
+            less.append(f"its {what} is {actual}, and the job asks for {expected}")
     # NUMA cells and DIMMs change the sum, and are not ours.
     whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
     if whole and _memory(domain) != _rounded(_asked_memory(wanted)):
@@ -191,8 +191,8 @@ def _compare_disks(domain: etree.Element, wanted: Mapping[str, _Disk]) -> list[s
                 f"it has a disk {device} ({_of(element, 'source', 'file')}) that the job does not ask for"
             )
         else:
-            is_now, should_be = _disk(element), wanted[device]
-            for what, now, then in zip(_Disk._fields, is_now, should_be, strict=True):
+            actual, expected = _disk(element), wanted[device]
+            for what, now, then in zip(_Disk._fields, actual, expected, strict=True):
                 if now != then:
                     found.append(
                         f"{what.replace('_', '-')} of its disk {device} is {now!r}, and the job's is {then!r}"
@@ -205,44 +205,44 @@ def _compare_disks(domain: etree.Element, wanted: Mapping[str, _Disk]) -> list[s
 
 
 def _disk(element: etree.Element) -> _Disk:
-    beneath = []
+    backing = []
     store = element.find("backingStore")
     while store is not None and store.find("source") is not None:
-        beneath.append((_of(store, "source", "file"), _of(store, "format", "type")))
+        backing.append((_of(store, "source", "file"), _of(store, "format", "type")))
         store = store.find("backingStore")
     read_only = element.find("readonly") is not None or element.get("device") == "cdrom"
     return _Disk(
         _of(element, "source", "file"),
         _of(element, "driver", "type"),
         read_only,
-        tuple(beneath),
+        tuple(backing),
         element.find("shareable") is not None,
     )
 
 
-# Network cards, CPU and firmware
+# Interfaces, CPU and firmware
 
 
-def _compare_cards(domain: etree.Element, spec: JobSpec) -> list[str]:
-    """libvirt keeps the order of the cards, in which the job names them."""
+def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
+    """libvirt keeps the order of the interfaces, in which the job names them."""
     found = []
-    cards = domain.findall("devices/interface")
-    if len(cards) != len(spec.nics):
-        return [f"it has {len(cards)} network cards, and the job asks for {len(spec.nics)}"]
-    for card, nic in zip(cards, spec.nics, strict=True):
-        kinds = _kinds(_NETWORK_CARDS[nic.networking_type])
-        if card.get("type") not in kinds:
-            found.append(f"its network card is of the type {card.get('type')}, and not {' or '.join(kinds)}")
-        if nic.mac and _of(card, "mac", "address").lower() != nic.mac:
-            found.append(f"its MAC address is {_of(card, 'mac', 'address')}, and the job's is {nic.mac}")
-        if _of(card, "model", "type") != nic.model:
+    interfaces = domain.findall("devices/interface")
+    if len(interfaces) != len(spec.nics):
+        return [f"it has {len(interfaces)} interfaces, and the job asks for {len(spec.nics)}"]
+    for interface, nic in zip(interfaces, spec.nics, strict=True):
+        kinds = _kinds(_INTERFACE_TYPES[nic.networking_type])
+        if interface.get("type") not in kinds:
             found.append(
-                f"its network card is of the model {_of(card, 'model', 'type')}, and not {nic.model}"
+                f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}"
             )
-        if (_of(card, "link", "state") != "down") != nic.link_up:
+        if nic.mac and _of(interface, "mac", "address").lower() != nic.mac:
+            found.append(f"its MAC address is {_of(interface, 'mac', 'address')}, and the job's is {nic.mac}")
+        if _of(interface, "model", "type") != nic.model:
             found.append(
-                f"the cable of its network card is {'out' if nic.link_up else 'in'}, and should not be"
+                f"its interface is of the model {_of(interface, 'model', 'type')}, and not {nic.model}"
             )
+        if (_of(interface, "link", "state") != "down") != nic.link_up:
+            found.append(f"the cable of its interface is {'out' if nic.link_up else 'in'}, and should not be")
     return found
 
 
@@ -252,9 +252,9 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
         ("CPU topology", "cpu/topology", ("sockets", "cores", "threads")),
         ("architecture", "os/type", ("arch",)),
     ):
-        is_now, should_be = ([_of(each, path, name) for name in names] for each in (domain, wanted))
-        if any(then and now != then for now, then in zip(is_now, should_be, strict=True)):
-            found.append(f"its {what} is {' '.join(is_now)}, and {' '.join(should_be)} was asked for")
+        actual, expected = ([_of(each, path, name) for name in names] for each in (domain, wanted))
+        if any(then and now != then for now, then in zip(actual, expected, strict=True)):
+            found.append(f"its {what} is {' '.join(actual)}, and {' '.join(expected)} was asked for")
     uefi = wanted.find("os[@firmware='efi']") is not None or wanted.find("os/loader") is not None
     loader = domain.find("os/loader")
     if uefi != (loader is not None):
@@ -325,7 +325,7 @@ def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
         now, then = _disk(device), _disk(asked)
         if then.format not in ("", now.format) or then.read_only > now.read_only:
             return False
-        if asked.find("backingStore") is not None and now.beneath != then.beneath:
+        if asked.find("backingStore") is not None and now.backing != then.backing:
             return False
     return all(
         any(_says(now, then) for now in device.findall(path))

@@ -1,7 +1,7 @@
 """The domain XML of a Xen job, as libvirt's libxl driver takes it.
 
 A paravirtual guest has no machine to be described: its kernel is told of its memory, its CPUs, its disks, its
-network cards and one console. A job with hardware virtualisation gets a PC that has the same disks and cards.
+NICs and one console. A job with hardware virtualization gets a PC that has the same disks and NICs.
 """
 
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DOMAIN_TYPE = "xen"
 
 NETWORKS = ("nat", "bridge")
-"""User networking is QEMU's; a Xen guest's cards have their other end in dom0's kernel."""
+"""User networking is QEMU's; a Xen guest's NICs have their other end in dom0's kernel."""
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What ElementTree would write all the same."""
@@ -51,15 +51,15 @@ def require(spec: JobSpec, boot: "XenBoot") -> None:
         if nic.model != "virtio" or not nic.link_up:
             raise JobFault(
                 errors.MISMATCHED,
-                f"The job asks for a network card of the model {nic.model}"
-                f"{'' if nic.link_up else ' without its cable'}, and Xen's guests have its own cards only.",
+                f"The job asks for a NIC of the model {nic.model}"
+                f"{'' if nic.link_up else ' without its cable'}, and Xen's guests have Xen's own NICs only.",
                 "leave model and cable out of VMPARAM_vm_NICs.",
             )
     if spec.vnc:
         raise JobFault(
             errors.MISMATCHED,
             "JobVMVNCConsole = true, and a Xen guest's display would be a QEMU that runs as root.",
-            "set vm_vnc = false; what the guest says on its console comes home as vm_console.log.",
+            "set vm_vnc = false; what the guest prints on its console is returned as vm_console.log.",
         )
 
 

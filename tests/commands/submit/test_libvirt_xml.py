@@ -7,7 +7,7 @@ from tests.commands.submit.samples import lost
 from vmgahp.cli import main
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import to_attributes
-from vmgahp.domain.job_xml.sanitize import sanitise
+from vmgahp.domain.job_xml.sanitize import sanitized
 from vmgahp.job.ad import JobAd, quote
 
 pytestmark = pytest.mark.qemu
@@ -124,7 +124,7 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
     read, said = convert(samples.DOMAIN, "--as-is")
     assert read["MY.VMPARAM_Libvirt_XML"] == '"web_server.xml"'
     assert f"{home}/web_server.xml" in read["transfer_input_files"]
-    domain = sanitise((home / "web_server.xml").read_text(), "web_server.xml")
+    domain = sanitized((home / "web_server.xml").read_text(), "web_server.xml")
     ad = JobAd(
         [
             ("JobVMMemory", read["vm_memory"]),
@@ -163,7 +163,7 @@ def test_as_it_is_less_what_no_job_may_say(home, convert, device):
     made = (home / "web_server.xml").read_text()
     for what in ("spicevmc", "filesystem", "egd", "surprise", "sdz"):
         assert what not in made
-    sanitise(made, "web_server.xml")
+    sanitized(made, "web_server.xml")
 
 
 def test_an_own_xml_overwrites_nothing(home, capsys):

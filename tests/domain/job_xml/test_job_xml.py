@@ -644,7 +644,7 @@ def test_whatever_it_brings_only_what_is_listed_comes_out(
         brought.append(etree.fromstring(f"<devices>{DISK}</devices>"))
     text = etree.tostring(brought, encoding="unicode")
     try:
-        _assert_listed(sanitize.sanitise(text, FILE), allow_list.DOMAIN)
+        _assert_listed(sanitize.sanitized(text, FILE), allow_list.DOMAIN)
         domain = job.domain(text)
     except errors.JobFault:
         return

@@ -63,7 +63,7 @@ def test_a_guest_of_uefi_goes_on_from_its_checkpoint(job: Job, elsewhere: Path) 
     with running(job, "JobVMCheckpoint = true", *UEFI) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         log = peer.quit()
-    assert "goes on where it was saved" in log, log
+    assert "continues from its saved memory" in log, log
     assert not has_firmware_memory(job)
 
 
@@ -145,7 +145,7 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
     with running(job, *wishes) as peer:
         assert len(swtpms(peer, job)) == 1
         log = peer.quit()
-    assert "goes on where it was saved" in log, log
+    assert "continues from its saved memory" in log, log
     assert not swtpms(peer, job)
 
 

@@ -312,7 +312,7 @@ def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
 
 
 def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
-    """It would move on, and the memory with it would fit it no more."""
+    """It would change, and the memory would no longer fit it."""
     disk = job.scratch.parent / "shared.img"
     make_guest(disk, seconds=None)
     job.own(disk)
@@ -323,7 +323,7 @@ def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
         assert peer.run("START", "libvirt") == ["0", "1"]
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        assert "would move on after a periodic checkpoint" in peer.quit()
+        assert "would change after a periodic checkpoint" in peer.quit()
 
 
 def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job) -> None:

@@ -539,8 +539,8 @@ def test_a_scratch_directory_without_room_is_the_machines(
         filling.unlink()
         runs(peer, job)
         log = peer.quit()
-    assert f"There is no room in the scratch directory {small}" in log
-    assert "make room on the file system of EXECUTE" in log
+    assert f"There is no space in the scratch directory {small}" in log
+    assert "free space on the file system of EXECUTE" in log
 
 
 @pytest.mark.libvirt

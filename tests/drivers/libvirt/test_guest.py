@@ -138,7 +138,7 @@ def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> 
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
         log = peer.quit()
-    assert "goes on where it was saved" in log, log
+    assert "continues from its saved memory" in log, log
 
 
 # cloud-init's drive
@@ -190,7 +190,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
     with running(job, *more) as peer:
         assert (job.scratch / SEED).read_bytes() == before
         log = peer.quit()
-    assert "goes on where it was saved" in log, log
+    assert "continues from its saved memory" in log, log
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_no_picture_is_taken_of_what_shows_nothing_or_is_not_to(
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     assert not list(job.scratch.glob("vm_screenshot.*"))
-    assert "what it shows" not in log
+    assert "its screenshot" not in log
 
 
 def test_a_picture_that_is_too_large_is_not_kept(
@@ -362,5 +362,5 @@ def test_a_display_that_cannot_be_had_holds_nothing_up(job: Job) -> None:
     with running(job, "JobVMVNCConsole = true") as peer:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
-    assert "cannot be had" in log
+    assert "its screenshot cannot be taken" in log
     assert job.domain() is None

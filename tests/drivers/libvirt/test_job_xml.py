@@ -87,7 +87,7 @@ def test_a_checkpoint_goes_on(subject: WithXml, connection: "libvirt.virConnect"
     machine.checkpoint()
     machine.stop()
     again = subject.driver().start(job)
-    assert any("goes on where it was saved" in line for line in subject.log), subject.log
+    assert any("continues from its saved memory" in line for line in subject.log), subject.log
     assert goes_on(subject, job) >= before
     assert subject.live(job, connection).find("devices/watchdog[@model='i6300esb']") is not None
     again.destroy()

@@ -84,7 +84,7 @@ def test_kvm_is_offered_only_where_a_guest_runs() -> None:
     assert verdicts(found)["kvm"] == (OK if works else BAD)
     assert ("kvm" in found.hypervisors) == works
     if not works:
-        assert found.vm_types == []
+        assert not found.vm_types
         assert "VM_ALLOW_EMULATION" in finding(found, "kvm").hint
 
 
@@ -104,7 +104,7 @@ def test_no_libvirt_no_jobs() -> None:
     )
     assert verdicts(found)["libvirt"] == BAD
     assert "cannot be reached" in finding(found, "libvirt").seen
-    assert found.vm_types == []
+    assert not found.vm_types
 
 
 def test_a_libvirt_without_such_domains() -> None:
@@ -198,7 +198,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(
     monkeypatch.setattr(survey, "has_passt", lambda _capabilities: True)
     monkeypatch.setattr(qemu_check, "start_passt", broken)
     found = look("qemu", VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
-    assert found.networking == []
+    assert not found.networking
     assert verdicts(found)["network user"] == OFF
     assert "no namespaces" in finding(found, "network user").seen
 
@@ -225,7 +225,7 @@ def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
 def test_what_is_no_bridge_is_not_offered(bridge: str, word: str) -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge"}
     found = look("qemu", VM_NETWORKING_BRIDGE_INTERFACE=bridge, **settings)
-    assert found.networking == []
+    assert not found.networking
     assert word in finding(found, "network bridge").seen
 
 
@@ -233,7 +233,7 @@ def test_an_inactive_network_is_known_without_being_asked_for() -> None:
     """Pools look at this attribute to keep jobs off machines whose default network is down."""
     found = look("qemu", VM_NAT_NETWORK="nowhere")
     assert found.machine_attributes == {"HasVirshDefaultNetwork": False}
-    assert found.networking == []
+    assert not found.networking
 
 
 def test_for_people_as_json(scratch: Path) -> None:

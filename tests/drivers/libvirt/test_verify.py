@@ -167,7 +167,7 @@ def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
     with running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         log += peer.quit()
-    assert "goes on where it was saved" in log
+    assert "continues from its saved memory" in log
     assert "it was paused" not in log
     assert "it was resumed" not in log
 

@@ -14,7 +14,7 @@ from vmgahp.commands.submit.machine import Guest
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, local
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
-from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, sanitise
+from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, sanitized
 from vmgahp.errors import JobFault
 
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"
@@ -49,7 +49,7 @@ def bring(
     data = etree.tostring(trimmed, encoding="utf-8", xml_declaration=True) + b"\n"
     name = f"{made.name}.xml"
     try:
-        sanitise(data.decode(), name)
+        sanitized(data.decode(), name)
     except JobFault as fault:
         raise SubmitError(f"The execute machine would refuse it: {fault.problem}", fault.hint) from fault
     path = os.path.join(directory, name)

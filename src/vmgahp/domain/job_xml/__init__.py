@@ -12,7 +12,7 @@ from xml.etree import ElementTree as etree
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import boot_files, to_attributes
 from vmgahp.domain.job_xml.merge import merge
-from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, read, refused, sanitise
+from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, read, refused, sanitized
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
@@ -22,7 +22,7 @@ ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 
 
 class JobAdWithXml(JobAd):
-    """The ad of a job with all that its XML adds to it, and the XML itself, sanitised."""
+    """The ad of a job with all that its XML adds to it, and the XML itself, sanitized."""
 
     def __init__(self, ad: JobAd, name: str, domain: etree.Element, added: dict[str, str]) -> None:
         super().__init__((*ad.pairs(), *added.items()))
@@ -71,7 +71,7 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobAd:
                 f"leave {ATTRIBUTE} out, or submit to a pool whose machines take it.",
             )
     directory = ad.working_dir()
-    domain = sanitise(read(name, directory, identity), name)
+    domain = sanitized(read(name, directory, identity), name)
     made = JobAdWithXml(ad, name, domain, to_attributes.attributes(domain, ad, settings, name))
     made.boot_files = boot_files.names(domain, name, directory, identity)
     return made

@@ -315,7 +315,7 @@ OURS = ("name", "uuid", "title", "description", "memory", "vcpu")
 """Elements of the domain that are read, if at all, and written anew by this package; so is its type."""
 
 OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
-"""Devices that this package makes itself: of a job's own disks and cards the guest's side is taken over."""
+"""Devices that this package makes itself: of a job's own disks and interfaces the guest's side is taken over."""
 
 WHOLE = (
     "features",
@@ -343,7 +343,7 @@ NEVER = {
     "seclabel": "as whom the VM runs is the machine's to say",
     "loader": "firmware is chosen by <os firmware='efi'>, without a path",
     "nvram": "firmware is chosen by <os firmware='efi'>, without a path",
-    "backingStore": "what lies beneath an image is found in the image",
+    "backingStore": "the backing file of an image is found in the image",
     "encryption": "secrets of this machine's libvirt are not for jobs",
     "auth": "secrets of this machine's libvirt are not for jobs",
     "filterref": "the machine's networks are the administrator's",

@@ -1,6 +1,6 @@
-"""The job's sanitised XML put into the description that this package makes of the job.
+"""The job's sanitized XML put into the description that this package makes of the job.
 
-Ours is the frame: name, UUID, memory, CPUs, images with what lies beneath them, networks, the console, the display,
+Ours is the frame: name, UUID, memory, CPUs, images with their backing files, networks, the console, the display,
 as whom the hypervisor works. From the job's come the guest's side of these, and devices that touch nothing of the
 host.
 """
@@ -41,25 +41,27 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     if explicit:
         for device in devices:
             _drop(device, "boot")
-    for wish in job.iterfind("devices/disk"):
-        target = wish.find("target")
+    for asked in job.iterfind("devices/disk"):
+        target = asked.find("target")
         name = "" if target is None else target.get("dev", "").lower()
         for disk in devices.iterfind("disk"):
             made = disk.find("target")
             if made is not None and made.get("dev") == name:
-                _disk(disk, wish)
+                _disk(disk, asked)
     # Both are in the order of the job's XML.
-    for card, wish in zip(devices.iterfind("interface"), job.iterfind("devices/interface"), strict=False):
-        _card(card, wish)
+    for interface, asked in zip(
+        devices.iterfind("interface"), job.iterfind("devices/interface"), strict=False
+    ):
+        _interface(interface, asked)
     _serial(devices, job)
     _tpm(devices, job)
-    for wish in job.iterfind("devices/*"):
-        if wish.tag in OUR_DEVICES:
+    for asked in job.iterfind("devices/*"):
+        if asked.tag in OUR_DEVICES:
             continue
-        for same in devices.findall(wish.tag):
-            if wish.tag == "controller" and _known_by(same) == _known_by(wish):
+        for same in devices.findall(asked.tag):
+            if asked.tag == "controller" and _known_by(same) == _known_by(asked):
                 devices.remove(same)
-        devices.append(deepcopy(wish))
+        devices.append(deepcopy(asked))
     domain[:] = sorted(
         domain, key=lambda child: _ORDER.index(child.tag) if child.tag in _ORDER else len(_ORDER)
     )
@@ -104,50 +106,50 @@ def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Map
         ours.append(made)
 
 
-def _disk(disk: etree.Element, wish: etree.Element) -> None:
+def _disk(disk: etree.Element, asked: etree.Element) -> None:
     """The guest's side of a disk; the image, its format and whether it can be written stay ours."""
-    if wish.get("device") in ("disk", "cdrom"):
-        disk.set("device", wish.get("device", ""))
-    driver, wanted = disk.find("driver"), wish.find("driver")
+    if asked.get("device") in ("disk", "cdrom"):
+        disk.set("device", asked.get("device", ""))
+    driver, wanted = disk.find("driver"), asked.find("driver")
     if driver is not None and wanted is not None:
         for name, value in wanted.items():
             if name not in ("name", "type"):
                 driver.set(name, value)
-    target, place = disk.find("target"), wish.find("target")
+    target, place = disk.find("target"), asked.find("target")
     if target is not None and place is not None:
         for name, value in place.items():
             if name != "dev":
                 target.set(name, value)
-    boot = wish.find("boot")
+    boot = asked.find("boot")
     if boot is not None:
         _replace(disk, boot)
-    for element in wish:
+    for element in asked:
         if element.tag in _OF_A_DISK:
             _replace(disk, element)
 
 
-def _card(card: etree.Element, wish: etree.Element) -> None:
-    for element in wish:
+def _interface(interface: etree.Element, asked: etree.Element) -> None:
+    for element in asked:
         if element.tag in ("model", "link", "boot", *_OF_A_CARD):
-            _replace(card, element)
+            _replace(interface, element)
 
 
 def _tpm(devices: etree.Element, job: etree.Element) -> None:
     """The guest's side of a TPM; which program emulates it is ours to say."""
-    ours, wish = devices.find("tpm"), job.find("devices/tpm")
-    if ours is None or wish is None:
+    ours, asked = devices.find("tpm"), job.find("devices/tpm")
+    if ours is None or asked is None:
         return
-    for name, value in wish.items():
+    for name, value in asked.items():
         ours.set(name, value)
-    for element in wish:
+    for element in asked:
         if element.tag == "address":
             _replace(ours, element)
 
 
 def _serial(devices: etree.Element, job: etree.Element) -> None:
     """The guest's side of the serial port; whereto it writes is ours."""
-    ours, wish = devices.find("serial"), job.find("devices/serial")
-    if ours is None or wish is None:
+    ours, asked = devices.find("serial"), job.find("devices/serial")
+    if ours is None or asked is None:
         return
-    for element in wish:
+    for element in asked:
         _replace(ours, element)

@@ -61,7 +61,7 @@ def read(name: str, directory: str, identity: Identity) -> str:
         raise refused(name, f"it is not UTF-8 ({error.reason})", "save it as UTF-8.") from error
 
 
-def sanitise(text: str, name: str) -> etree.Element:
+def sanitized(text: str, name: str) -> etree.Element:
     """The domain that the text describes, with nothing in it but what is allowed. Raises `JobFault`."""
     declaration = _DECLARATION.match(text)
     if declaration:  # what it says of the encoding is no longer true

@@ -21,12 +21,12 @@ _POWERS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def attributes(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> dict[str, str]:
-    """Attribute -> expression, for all that a sanitised domain says and the ad does not. Raises `JobFault`."""
+    """Attribute -> expression, for all that a sanitized domain says and the ad does not. Raises `JobFault`."""
     said = _Said(ad, name)
     _memory(domain, said)
     _cpus(domain, said)
     _disks(domain, said)
-    _cards(domain, said, settings)
+    _interfaces(domain, said, settings)
     if domain.find("devices/graphics") is not None:
         said.boolean("JobVMVNCConsole")
     if domain.find("devices/tpm") is not None:
@@ -179,8 +179,8 @@ def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
             )
 
 
-def _cards(domain: etree.Element, said: _Said, settings: Settings) -> None:
-    """The network cards: only of networks that the machine offers, for jobs name none of its networks else."""
+def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> None:
+    """The interfaces: only of networks that the machine offers, as for any job."""
     ours = {
         "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),
         "bridge": (
@@ -189,28 +189,28 @@ def _cards(domain: etree.Element, said: _Said, settings: Settings) -> None:
             "VM_NETWORKING_BRIDGE_INTERFACE",
         ),
     }
-    cards = []
-    for number, card in enumerate(domain.iterfind("devices/interface"), start=1):
+    interfaces = []
+    for number, interface in enumerate(domain.iterfind("devices/interface"), start=1):
         path = f"/domain/devices/interface[{number}]"
-        kind = card.get("type", "")
+        kind = interface.get("type", "")
         if kind not in _KINDS:
             raise said.refused(f"{path} has no type", "write network, bridge or user.")
-        source = card.find("source")
+        source = interface.find("source")
         for attribute, value in () if source is None else source.items():
             wanted, mine, setting = ours.get(kind, ("", "", ""))
             if attribute != wanted or value != mine:
                 raise said.refused(
-                    f"{path}/source/@{attribute} = {shown(value)} is none of the networks that jobs get here"
+                    f"{path}/source/@{attribute} = {shown(value)} is not a network that jobs get here"
                     + (f" ({setting} = {mine})" if setting else ""),
                     "leave the source out: jobs get this machine's own.",
                 )
-        words = [_KINDS[kind], _of(card, "mac", "address").replace("-", ":").lower()]
-        words += [_of(card, "model", "type"), _of(card, "link", "state")]
-        cards.append([word for word in words if word])
-    if not cards:
+        words = [_KINDS[kind], _of(interface, "mac", "address").replace("-", ":").lower()]
+        words += [_of(interface, "model", "type"), _of(interface, "link", "state")]
+        interfaces.append([word for word in words if word])
+    if not interfaces:
         return
     said.boolean("JobVMNetworking")
-    said.text(NICS, ", ".join(":".join(card) for card in cards))
+    said.text(NICS, ", ".join(":".join(interface) for interface in interfaces))
 
 
 def _of(element: etree.Element, path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints of libvirt's domains: what is written down of one, and whether one can be gone on from.
+"""Checkpoints of libvirt's domains: what is written down of one, and whether a VM can be restarted from one.
 
 The files and their checks are `vmgahp.checkpoint.store`'s; here is what only libvirt knows.
 """
@@ -32,7 +32,7 @@ Chains = Mapping[str, tuple[BackingFile, ...]]
 
 
 class LibvirtRestart:
-    """A checkpoint that may be gone on from, and its open memory image; to be closed."""
+    """A checkpoint that a VM may be restarted from, and its open memory image; to be closed."""
 
     def __init__(self, manifest: "Manifest", descriptor: int) -> None:
         self.manifest = manifest
@@ -92,7 +92,7 @@ class LibvirtCheckpoints:
         return LibvirtRestart(manifest, descriptor)
 
     def refuse(self, spec: JobSpec, unusable: Unusable) -> None:
-        """Keep a checkpoint aside and say why.
+        """Set a checkpoint aside and say why.
 
         Raises `errors.JobFault` where the disks are not known to be as they were: a guest that boots on them
         may find anything, and its owner has to decide.
@@ -112,7 +112,7 @@ class LibvirtCheckpoints:
         self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
 
     def used_up(self, spec: JobSpec) -> None:
-        """The guest goes on and its disks change: the checkpoint in the scratch directory is of no more use."""
+        """The guest continues and its disks change: the checkpoint in the scratch directory is of no more use."""
         try:
             checkpoint.discard(self._identity, spec.working_dir)
         except (OSError, errors.Fault) as error:
@@ -151,7 +151,7 @@ class LibvirtCheckpoints:
         except (OSError, Unusable, libvirt.libvirtError) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",
-                "look at the file system of the scratch directory; the VM goes on running.",
+                "look at the file system of the scratch directory; the VM still runs.",
                 CANNOT_SAVE,
             ) from error
 
@@ -164,9 +164,9 @@ class LibvirtCheckpoints:
             return ""
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
         if shared:
-            # The VM may go on after a checkpoint of this type, and its memory would no longer fit the disk.
+            # The VM may continue after a checkpoint of this type, and its memory would no longer fit the disk.
             return (
-                f"{shared[0]} is not transferred with the job, and would move on after a periodic checkpoint; "
+                f"{shared[0]} is not transferred with the job, and would change after a periodic checkpoint; "
                 "transfer it, or use vm_type = kvm, which has no periodic ones"
             )
         return ""

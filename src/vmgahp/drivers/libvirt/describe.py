@@ -61,7 +61,7 @@ class Describer:
         chains: Mapping[str, tuple[BackingFile, ...]],
         resources: Resources | None,
     ) -> Described:
-        """The domain XML of a job: ours, or that of the administrator's script; and what his policy makes of it.
+        """The domain XML of a job: ours, or that of the administrator's script; and what VM_POLICY makes of it.
 
         The capture of the console begins here, since the socket is in the XML. Without `resources` the XML is
         only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
@@ -116,7 +116,7 @@ class Describer:
             domain = etree.fromstring(text)
         except etree.ParseError as error:
             raise errors.MachineFault(
-                f"LIBVIRT_XML_SCRIPT = {script} printed what is not XML: {error}.", "mend the script."
+                f"LIBVIRT_XML_SCRIPT = {script} printed what is not XML: {error}.", "fix the script."
             ) from error
         if domain.findtext("name") != spec.name:
             raise errors.MachineFault(
@@ -148,7 +148,7 @@ class Describer:
         if len(needed) > 1:
             self.log(
                 f"QEMU runs as libvirt's user and not as the job's: {QEMU_DIRECTORY} and {kvm.DEVICE} belong to "
-                f"two groups. chmod o+x {QEMU_DIRECTORY} mends it"
+                f"two groups. chmod o+x {QEMU_DIRECTORY} fixes it"
             )
             return ""
         gid = needed.pop() if needed else self.identity.gid

@@ -146,7 +146,7 @@ class LibvirtDriver(Driver):
     # A start
 
     def _look_at(self, job: JobAd, made: provision.Provision | None) -> tuple[JobSpec, str, Chains]:
-        """What the job asks for, by which domain type it runs, and what lies beneath its disks, all checked.
+        """What the job asks for, by which domain type it runs, and the backing files of its disks, all checked.
 
         Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
         """
@@ -238,7 +238,7 @@ class LibvirtDriver(Driver):
     def _launch(
         self, job: JobAd, spec: JobSpec, domain_type: str, chains: Chains, restart: LibvirtRestart | None
     ) -> LibvirtMachine:
-        """Boot the job's guest, or let it go on; on any exception nothing of it is left.
+        """Boot the job's guest, or let it continue; on any exception nothing of it is left.
 
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
@@ -247,7 +247,7 @@ class LibvirtDriver(Driver):
         resources.at_end.append(lambda: self._forget_firmware(spec.name))
         self._forget_firmware(spec.name)
         if spec.ignored:
-            self.log(f"{spec.name} runs without what nobody knows: {', '.join(spec.ignored)}")
+            self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         try:
             described = self._describer.describe(job, spec, uuid, domain_type, chains, resources)
             if restart:
@@ -323,7 +323,7 @@ class LibvirtDriver(Driver):
                 verify.before_libvirt(xml)
             if restart:
                 machine.cpu_before = restart.manifest.cpu_seconds
-                machine.go_on_from(restart.descriptor, xml, check)
+                machine.restart_from(restart.descriptor, xml, check)
             else:
                 machine.create(xml, check)
         except verify.Mismatch as mismatch:
@@ -354,7 +354,7 @@ class LibvirtDriver(Driver):
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in spec.disks]
-        chosen += [layer.path for layers in chains.values() for layer in layers]
+        chosen += [image.path for images in chains.values() for image in images]
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)

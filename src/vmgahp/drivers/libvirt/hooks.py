@@ -79,8 +79,8 @@ def with_macs(
     chosen = [nic.mac for nic in nics if nic.mac]
     if len(set(chosen)) < len(chosen):
         raise errors.MachineFault(
-            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two cards of {spec.name} one MAC address.",
-            "let it give each card, whose number is its first argument, an address of its own.",
+            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address.",
+            "let it give each NIC, whose number is its first argument, an address of its own.",
         )
     return spec._replace(nics=tuple(nics))
 
@@ -97,12 +97,12 @@ def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault
     """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
     problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
     if authors:
-        return errors.MachineFault(f"{authors}: {problem}", f"mend what wrote it, {authors}, or unset it.")
+        return errors.MachineFault(f"{authors}: {problem}", f"correct {authors}, or unset it.")
     return errors.HypervisorFault(problem, "see what libvirt's hooks or its version change; report it.")
 
 
 def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
-    """Is it the administrator's programs whose XML libvirt did not understand, or was it the job's own wish?
+    """Is it the administrator's programs whose XML libvirt did not understand, or is it what the job asks for?
 
     Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must
     not be able to take a machine out of service by what no policy has touched.
@@ -124,13 +124,13 @@ def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
 def refused(problem: str, authors: str) -> errors.MachineFault:
     """libvirt cannot make sense of a description that is not ours alone."""
     return errors.MachineFault(
-        f"{problem} The description of the VM was written by {authors}.", f"mend {authors}."
+        f"{problem} The description of the VM was written by {authors}.", f"correct {authors}."
     )
 
 
 def _macs(xml: str) -> list[str]:
-    cards = etree.fromstring(xml).iterfind("devices/interface/mac")
-    return [card.get("address", "").lower() for card in cards if card.get("address")]
+    found = etree.fromstring(xml).iterfind("devices/interface/mac")
+    return [mac.get("address", "").lower() for mac in found if mac.get("address")]
 
 
 def _say_nothing(_: str) -> None:

@@ -1,4 +1,4 @@
-"""What a VM meets on its machine before it starts: its scratch directory, and the VMs beside it."""
+"""Checks of the machine before a VM starts: its scratch directory, the bridge, the other VMs."""
 
 import os
 from xml.etree import ElementTree as etree
@@ -11,8 +11,8 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
 from vmgahp.host.job_user import Identity
 
-LEAST_ROOM = 1 << 20
-"""Bytes that must be free beneath the scratch directory: for the console, the display and the reason of a
+LEAST_FREE_BYTES = 1 << 20
+"""Bytes that must be free in the scratch directory: for the console, the display and the reason of a
 failure. What the guest writes it cannot know."""
 
 IFF_UP = 1
@@ -46,7 +46,7 @@ def require_access(directory: str, identity: Identity) -> None:
 
 
 def require_free_space(directory: str) -> None:
-    """Is there any room in the scratch directory? Raises `errors.MachineFault`."""
+    """Is there any space in the scratch directory? Raises `errors.MachineFault`."""
     try:
         status = os.statvfs(directory)
     except OSError as error:
@@ -55,10 +55,10 @@ def require_free_space(directory: str) -> None:
             "see whether the file system of EXECUTE is well.",
         ) from error
     free = status.f_bavail * status.f_frsize
-    if free < LEAST_ROOM:
+    if free < LEAST_FREE_BYTES:
         raise errors.MachineFault(
-            f"There is no room in the scratch directory {directory}: {free >> 10} KiB are free.",
-            "make room on the file system of EXECUTE.",
+            f"There is no space in the scratch directory {directory}: {free >> 10} KiB are free.",
+            "free space on the file system of EXECUTE.",
         )
 
 
@@ -101,8 +101,8 @@ def require_free_mac(
             raise
         if number < 0 or (started_before is not None and number >= started_before) or mac not in text.lower():
             continue
-        cards = etree.fromstring(text).iterfind("devices/interface/mac")
-        if any(card.get("address", "").lower() == mac for card in cards):
+        macs = etree.fromstring(text).iterfind("devices/interface/mac")
+        if any(element.get("address", "").lower() == mac for element in macs):
             log(f"{mac} is the MAC address of {domain.name()}")
             if origin:
                 raise errors.MachineFault(

@@ -289,7 +289,7 @@ class LibvirtMachine(Machine):
 
         self._begin(make, check)
 
-    def go_on_from(self, descriptor: int, xml: str, check: Check) -> None:
+    def restart_from(self, descriptor: int, xml: str, check: Check) -> None:
         """Restore the domain from a checkpoint's open memory image; otherwise as `create`."""
 
         def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
@@ -297,7 +297,7 @@ class LibvirtMachine(Machine):
             return self._find(connection)
 
         self._begin(restore, check)
-        self._log(f"{self.name} goes on where it was saved")
+        self._log(f"{self.name} continues from its saved memory")
 
     def _begin(self, make: Callable[[libvirt.virConnect], libvirt.virDomain], check: Check) -> None:
         """Make the domain, whose CPUs stand still, have it looked at, and let it run."""
@@ -320,7 +320,7 @@ class LibvirtMachine(Machine):
             self._watch.ours = False
 
     def restore_from(self, descriptor: int, xml: str) -> None:
-        """Let the guest go on from an open memory image, as `xml` describes it. Raises `libvirt.libvirtError`."""
+        """Let the guest continue from an open memory image, as `xml` describes it. Raises `libvirt.libvirtError`."""
         self._watch.gone.clear()
         self._watch.was_saved = False
         self._watch.ours = True
@@ -328,7 +328,7 @@ class LibvirtMachine(Machine):
             self._connection.once(lambda connection: self.saver.restore(connection, descriptor, xml))
         finally:
             self._watch.ours = False
-        self._log(f"{self.name} goes on where it was saved")
+        self._log(f"{self.name} continues from its saved memory")
 
     # What helps
 

@@ -1,10 +1,10 @@
 """Disks made before a VM's start: overlays, data disks, cloud-init's drive.
 
-A disk of the catalog that can be written is a layer of the job's own, an empty qcow2 image on the administrator's.
-It goes home like any disk of the job's, and `RECORD` with it, which says what it is a layer on: on another image it
-would be noise. So a job that comes back with its layer, with a checkpoint or without, is started on a machine whose
-catalog has the same image under that name, wherever it lies there. What the layer's own header says of the image
-beneath is of no account: the job can have written it, and libvirt is told the layers.
+A writable disk of the catalog is an overlay of the job's own: an empty qcow2 image whose backing file is the
+administrator's. It is returned like any disk of the job's, and with it `RECORD`, which says of which image it is an
+overlay: with another backing file it would be noise. So a job that comes back with its overlay, with a checkpoint or
+without, is started on a machine whose catalog has the same image under that name, wherever it lies there. The
+backing file in the overlay's own header does not count: the job can have written it, and libvirt is told the chain.
 """
 
 import os
@@ -36,19 +36,19 @@ ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
 
 RECORD = "vm_catalog.json"
-"""In the scratch directory: which image of the catalog each layer is on."""
+"""In the scratch directory: of which image of the catalog each overlay is."""
 FORMAT = 1
 
 
-class _Layer(NamedTuple):
+class _Overlay(NamedTuple):
     """A line of the record."""
 
     file: str
-    """The layer, a name in the scratch directory."""
+    """The overlay, a name in the scratch directory."""
     image: str
     """The name in the catalog."""
     base: "CheckpointFile"
-    """The image as it was when the layer was made."""
+    """The image as it was when the overlay was made."""
 
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
@@ -76,38 +76,38 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     raise JobFault(
         errors.INVALID_DISK_PARAM,
         f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {PREFIX}{DATA_DISK}, "
-        f"{PREFIX}{DATA_FILES}), which this machine has not, for {why}.",
+        f"{PREFIX}{DATA_FILES}), which this machine cannot give it: {why}.",
         "require a machine that has VM_Images, or transfer the disks.",
     )
 
 
 def chains(spec: JobSpec, identity: Identity) -> Chains:
-    """What lies beneath each disk, by its path; of one that is still to be made too. Raises `errors.Fault`."""
+    """The backing files of each disk, made already or not, by its path. Raises `errors.Fault`."""
     found: dict[str, tuple[BackingFile, ...]] = {}
     for disk in spec.disks:
         if disk.image is not None:
-            beneath = of_image(disk.image, identity)
+            backing = of_image(disk.image, identity)
             if disk.writable:
                 top = BackingFile(disk.image.path, disk.image.format, disk.image.known_as)
-                beneath = (top, *beneath)
-            found[disk.path] = beneath
+                backing = (top, *backing)
+            found[disk.path] = backing
         elif not disk.files and not (disk.size and not _is_there(spec.working_dir, disk, identity)):
             found[disk.path] = backing_chain(disk.path, disk.format, identity)
     return found
 
 
 def of_image(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
-    """What lies beneath an image of the catalog, which must be as much the administrator's. Raises `JobFault`."""
+    """The backing files of an image of the catalog, which must be the administrator's too. Raises `JobFault`."""
     from vmgahp.images import catalog
 
     try:
-        layers = backing_chain(image.path, image.format, identity)
-        for layer in layers:
-            catalog.trust(image.name, layer.path)
+        chain = backing_chain(image.path, image.format, identity)
+        for file in chain:
+            catalog.trust(image.name, file.path)
     except errors.Fault as fault:
         raise catalog_disks.unusable(image.name, fault) from fault
     return tuple(
-        layer._replace(known_as=f"{image.known_as}+{number}") for number, layer in enumerate(layers, start=1)
+        file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1)
     )
 
 
@@ -150,16 +150,16 @@ class Provision:
 
         Raises `errors.Fault`.
         """
-        layers: list[_Layer] = []
+        overlays: list[_Overlay] = []
         for disk in spec.disks:
             if disk.image is not None and disk.writable:
-                layers.append(self._layer(disk, disk.image))
+                overlays.append(self._overlay(disk, disk.image))
             elif disk.size:
                 self._empty(disk)
             elif disk.files:
                 self._files(disk)
-        if layers:
-            self._write_record(layers)
+        if overlays:
+            self._write_record(overlays)
         if spec.devices.user_data:
             from vmgahp.job import cloud_init
 
@@ -175,9 +175,9 @@ class Provision:
                 pass  # the directory is gone or full, and the start has a fault of its own
         self._made = []
 
-    # Layers on images of the catalog
+    # Overlays of images of the catalog
 
-    def _layer(self, disk: Disk, image: Image) -> _Layer:
+    def _overlay(self, disk: Disk, image: Image) -> _Overlay:
         from vmgahp.checkpoint import files
         from vmgahp.images import qemu_img
 
@@ -188,7 +188,7 @@ class Provision:
             raise catalog_disks.unusable(
                 image.name, MachineFault(f"{image.path}: {error.strerror}.")
             ) from error
-        ours = _Layer(name, image.name, base)
+        ours = _Overlay(name, image.name, base)
         if _is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
@@ -198,22 +198,22 @@ class Provision:
             )
         return ours
 
-    def _require_same(self, ours: _Layer, image: Image) -> None:
-        """A layer that is there must be one on this image."""
-        recorded = {layer.file: layer for layer in self._read_record()}.get(ours.file)
+    def _require_same(self, ours: _Overlay, image: Image) -> None:
+        """An overlay that is there already must be one of this image."""
+        recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
         if recorded is None:
             raise _bad(
-                f"{ours.file} is there, and {RECORD} does not say which image it is a layer on",
-                f"transfer {RECORD} that came home with it too, or leave {ours.file} out to begin anew.",
+                f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
+                f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh.",
             )
-        was, is_now = recorded.base, ours.base
-        if recorded.image != ours.image or (was.size, was.sample) != (is_now.size, is_now.sample):
+        saved, current = recorded.base, ours.base
+        if recorded.image != ours.image or (saved.size, saved.sample) != (current.size, current.sample):
             raise _bad(
-                f"{ours.file} is a layer on another image than the one that this machine has as {image.name}",
-                "let the job run where that image is, or leave the file out to begin anew.",
+                f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
+                "let the job run where that image is, or leave the file out to start afresh.",
             )
 
-    def _read_record(self) -> list[_Layer]:
+    def _read_record(self) -> list[_Overlay]:
         from vmgahp.checkpoint import files, manifest
 
         try:
@@ -223,20 +223,20 @@ class Provision:
             top = manifest.read(data, FORMAT, ("layers",))
             found = []
             for number, item in enumerate(top.items("layers", manifest.MOST_DISKS)):
-                fields = manifest.Fields(item, f"layers[{number}].", _Layer._fields)
+                fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
                 [base] = files.read(fields, "base", 1)
-                found.append(_Layer(fields.text("file", 300), fields.text("image", 100), base))
+                found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), base))
         except (OSError, ValueError, manifest.Invalid) as error:
             raise _bad(
                 f"{RECORD} cannot be read ({error})",
-                "transfer it as it came home, or leave it and the layers out.",
+                "transfer it as it was returned, or leave it and the overlays out.",
             ) from error
         return found
 
-    def _write_record(self, layers: list[_Layer]) -> None:
+    def _write_record(self, overlays: list[_Overlay]) -> None:
         import json
 
-        lines = [layer._asdict() | {"base": [layer.base._asdict()]} for layer in layers]
+        lines = [overlay._asdict() | {"base": [overlay.base._asdict()]} for overlay in overlays]
         text = json.dumps({"format": FORMAT, "layers": lines}, indent=1) + "\n"
         fresh = not self._has(RECORD)
         try:

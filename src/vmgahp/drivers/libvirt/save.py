@@ -45,7 +45,7 @@ class Saver:
     ) -> None:
         """Save the domain to the file `name` of the scratch directory; it exists when it is whole.
 
-        A save that fails leaves the domain running: libvirt lets it go on, and where the image cannot be kept
+        A save that fails leaves the domain running: libvirt lets it continue, and where the image cannot be kept
         afterwards it is restored from that at once, as `xml` describes it. Raises `libvirt.libvirtError`
         for what libvirt says, `errors.MachineFault` where there is no room or the file cannot be made.
         """
@@ -164,7 +164,7 @@ class Saver:
     def _fault(problem: str) -> errors.MachineFault:
         return errors.MachineFault(
             f"The VM cannot be saved: {problem}.",
-            "make room on the file system of EXECUTE; the VM goes on running.",
+            "free space on the file system of EXECUTE; the VM still runs.",
             CANNOT_SAVE,
         )
 

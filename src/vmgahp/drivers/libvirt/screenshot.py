@@ -1,4 +1,4 @@
-"""What a guest shows when it fails, kept for the job's owner as a picture.
+"""A picture of the display of a guest that fails, kept for the job's owner.
 
 libvirt takes it from QEMU, as PNG from QEMU 7.1 on and else as PPM, which every program for pictures reads; it is
 kept as it comes. A guest chooses the size of its screen, so what is taken is limited; and a VM that has failed may
@@ -51,15 +51,15 @@ class Screenshot:
         thread.start()
         thread.join(DEADLINE)
         if thread.is_alive():
-            self._log(f"{self._name}: what it shows could not be had within {DEADLINE:.0f} s")
+            self._log(f"{self._name}: its screenshot could not be taken within {DEADLINE:.0f} s")
 
     def _run(self) -> None:
         try:
             kind, picture = self._connection.once(self._get)
             self._identity.write_scratch(self._directory, NAMES[kind], picture)
-            self._log(f"{self._name}: what it shows is in {NAMES[kind]}")
+            self._log(f"{self._name}: its screenshot is in {NAMES[kind]}")
         except (libvirt.libvirtError, errors.Fault, OSError, ValueError, KeyError) as error:
-            self._log(f"{self._name}: what it shows cannot be had: {error}")
+            self._log(f"{self._name}: its screenshot cannot be taken: {error}")
 
     def _get(self, connection: libvirt.virConnect) -> tuple[str, bytes]:
         """The media type and the picture. Raises `libvirt.libvirtError`, and ValueError for one that is too large."""

@@ -60,7 +60,7 @@ _INTERFACE_STATS = tuple(
 """The order of what virDomainBlockStats and virDomainInterfaceStats answer; -1 is what they do not know."""
 
 MOST_DEVICES = 64
-"""Disks, cards and vCPUs that are kept of one domain."""
+"""Disks, interfaces and vCPUs that are kept of one domain."""
 
 
 class Meter:
@@ -125,7 +125,7 @@ class Meter:
                 try:
                     answer = ask(theirs)
                 except libvirt.libvirtError:
-                    continue  # an empty drive, or a kind of card that nobody counts
+                    continue  # an empty drive, or a kind of interface that nobody counts
                 found[ours] = {what: value for what, value in zip(order, answer, strict=False) if value >= 0}
         return Metrics(
             STATES.get(state, lifecycle.RUNNING),
@@ -140,14 +140,14 @@ class Meter:
         )
 
 
-def from_stats(stats: dict[str, object], run: str, cards: dict[str, str]) -> Metrics | None:
-    """The reading in libvirt's answer; `cards` are the MAC addresses of the host's network devices."""
+def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -> Metrics | None:
+    """The reading in libvirt's answer; `interfaces` are the MAC addresses of the host's network devices."""
     state = _number(stats, "state.state")
     if state in OVER:
         return None
     network = {}
-    for card, figures in _devices(stats, "net", _NETWORK):
-        network[cards.get(card, card)] = figures
+    for interface, figures in _devices(stats, "net", _NETWORK):
+        network[interfaces.get(interface, interface)] = figures
     return Metrics(
         STATES.get(state, lifecycle.RUNNING),
         time(),
@@ -168,15 +168,15 @@ def from_stats(stats: dict[str, object], run: str, cards: dict[str, str]) -> Met
 
 
 def devices(xml: str) -> tuple[list[str], dict[str, str]]:
-    """The disks of a live domain, and its cards: the host's device -> the MAC address."""
+    """The disks of a live domain, and its interfaces: the host's device -> the MAC address."""
     root = etree.fromstring(xml)
     disks = [target.get("dev", "") for target in root.iterfind("devices/disk/target")]
-    cards = {}
-    for card in root.iterfind("devices/interface"):
-        target, mac = card.find("target"), card.find("mac")
+    interfaces = {}
+    for interface in root.iterfind("devices/interface"):
+        target, mac = interface.find("target"), interface.find("mac")
         if target is not None and mac is not None:
-            cards[target.get("dev", "")] = mac.get("address", "").lower()
-    return disks[:MOST_DEVICES], cards
+            interfaces[target.get("dev", "")] = mac.get("address", "").lower()
+    return disks[:MOST_DEVICES], interfaces
 
 
 def _devices(stats: dict[str, object], kind: str, names: dict[str, str]) -> list[tuple[str, dict[str, int]]]:
@@ -185,7 +185,7 @@ def _devices(stats: dict[str, object], kind: str, names: dict[str, str]) -> list
         start = f"{kind}.{number}."
         name = stats.get(start + "name")
         if not isinstance(name, str):
-            continue  # a card that has no device on the host
+            continue  # an interface that has no device on the host
         figures = {
             ours: _number(stats, start + theirs) for theirs, ours in names.items() if start + theirs in stats
         }

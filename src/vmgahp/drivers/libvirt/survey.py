@@ -289,7 +289,7 @@ def kvm_fault(reason: str) -> errors.MachineFault:
     """KVM is what jobs should get, and it does not work."""
     return errors.MachineFault(
         f"KVM does not work on this machine: {reason}.",
-        "mend KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",
+        "fix KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",
     )
 
 

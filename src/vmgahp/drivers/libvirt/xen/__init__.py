@@ -184,7 +184,7 @@ class XenDriver(LibvirtDriver):
         if boot.hardware and "hvm" not in self._os_types():
             raise JobFault(
                 errors.MISMATCHED,
-                "xen_kernel = vmx, and Xen has no hardware virtualisation on this machine.",
+                "xen_kernel = vmx, and Xen has no hardware virtualization on this machine.",
                 "require another machine, or boot a paravirtual kernel.",
             )
         # A partition is a disk by itself here.
@@ -225,16 +225,16 @@ class XenDriver(LibvirtDriver):
         found = [less] if less else []
         domain, wanted = etree.fromstring(live), etree.fromstring(asked)
         for path in _AS_ASKED:
-            is_now, should_be = domain.findtext(path) or "", wanted.findtext(path) or ""
-            if is_now != should_be and {is_now, should_be} != {"linux", "xen"}:
-                found.append(f"its {path} is {is_now!r}, and {should_be!r} was asked for")
+            actual, expected = domain.findtext(path) or "", wanted.findtext(path) or ""
+            if actual != expected and {actual, expected} != {"linux", "xen"}:
+                found.append(f"its {path} is {actual!r}, and {expected!r} was asked for")
         if found:
             raise verify.Mismatch(found)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         hardware = spec.xen is not None and spec.xen.hardware
         if hardware and not self.settings.boolean("XEN_ALLOW_HARDWARE_VT_SUSPEND"):
-            return "it has hardware virtualisation, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
+            return "it has hardware virtualization, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
         return ""
 
     def _create(

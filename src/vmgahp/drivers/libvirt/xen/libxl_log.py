@@ -50,7 +50,7 @@ class LibxlLog:
         return [_STAMP.sub("", line).strip() for line in text.splitlines()]
 
     def last_words(self) -> str:
-        """The first few errors since the beginning, in one line; empty where there are none or no log."""
+        """The first few errors since the beginning, in one line; empty where there is no error, or no log."""
         lines = [line for line in self._new() if re.search(r"error|panic|fail", line, re.IGNORECASE)]
         return "; ".join(dict.fromkeys(lines[:4]))[:600]
 

@@ -87,8 +87,8 @@ def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
         return []
     looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
     if "hvm" in host.os_types:
-        return [Finding("hvm", OK, looked_at, "Xen has hardware virtualisation")]
+        return [Finding("hvm", OK, looked_at, "Xen has hardware virtualization")]
     hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
     return [
-        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualisation here: such jobs are held.", hint)
+        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualization here: such jobs are held.", hint)
     ]
