@@ -47,8 +47,8 @@ def test_an_image_and_where_xens_stream_begins(image: int) -> None:
     ("content", "part"),
     [
         (b"", "0 bytes"),
-        (head(magic=b"LibvirtQemudSave") + MEMORY, "no memory image"),
-        (head(version=1) + MEMORY, "no memory image"),
+        (head(magic=b"LibvirtQemudSave") + MEMORY, "not a memory image"),
+        (head(version=1) + MEMORY, "not a memory image"),
         (head(length=0) + MEMORY, "length"),
         (head(length=1 << 31) + MEMORY, "length"),
         (head(XML) + MEMORY, "does not end"),

@@ -1,6 +1,5 @@
 """Checkpoints: what was written is found again, and everything that does not fit is refused with a reason."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -11,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.test_memory_image import image
-from vmgahp.checkpoint import manifest
+from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint import store as checkpoint
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
-from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, Unusable
+from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
@@ -74,7 +74,7 @@ class Job:
             disks=checkpoint.describe_disks(self.user, directory, self.disks, self.chains),
             memory=checkpoint.describe_memory(self.user, directory),
         )
-        return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+        return plain._replace(**changes)
 
     def save(self, **changes: object) -> Manifest:
         made = self.manifest(**changes)
@@ -366,7 +366,7 @@ def test_a_sample_costs_the_same_for_any_size(job: Job) -> None:
 
 @given(st.integers(0, 1 << 50))
 def test_samples_are_beneath_the_size(size: int) -> None:
-    pieces = checkpoint._pieces(size)
+    pieces = files._pieces(size)
     assert sum(length for _, length in pieces) <= 4 << 20
     assert all(offset >= 0 and length > 0 and offset + length <= size for offset, length in pieces)
     assert not pieces or (pieces[0][0], sum(pieces[-1])) == (0, size)
@@ -420,7 +420,7 @@ BAD = {
 
 @pytest.mark.parametrize("field", BAD)
 def test_every_field_is_checked(job: Job, field: str) -> None:
-    assert set(BAD) == {"format", *Manifest.__slots__}
+    assert set(BAD) == {"format", *Manifest._fields}
     job.save()
     path = job.scratch / MANIFEST_FILE
     good = json.loads(path.read_text())

@@ -6,13 +6,9 @@ its range, none may be missing and none may be more, and `Invalid` is all that c
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, NoReturn
 
 from vmgahp.text import has_control
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 FORMAT = 1
 """The version of the manifest; another one is refused."""
@@ -32,11 +28,10 @@ _LARGEST_FILE = 2**63 - 1
 
 
 class Invalid(Exception):
-    """This is no manifest; the text says why."""
+    """This is not a manifest; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(NamedTuple):
     """An image, or a backing file of one, as it was."""
 
     path: str
@@ -50,8 +45,7 @@ class FileState:
     """SHA-256, in hexadecimal, of what `vmgahp.checkpoint.store.sample` reads of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskState:
+class DiskState(NamedTuple):
     """One disk of the VM, with all the files that make up its content."""
 
     device: str
@@ -61,23 +55,21 @@ class DiskState:
     """The nearest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(NamedTuple):
     """The memory image as it was written."""
 
     size: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """One checkpoint."""
 
     name: str
     """The VM's name, which says whose checkpoint it is."""
     vm_type: str
     domain_type: str
-    """kvm or qemu: a guest saved under the one cannot go on under the other."""
+    """kvm or qemu: a guest saved under the one cannot be resumed under the other."""
     uuid: str
     libvirt_version: int
     """As libvirt counts: 9.1.2 is 9001002."""
@@ -98,15 +90,25 @@ class Manifest:
 
 def dump(manifest: Manifest) -> bytes:
     """The manifest as JSON, without the VNC password that the XML may have."""
-    content = {"format": FORMAT, **asdict(manifest)}
-    content["xml"] = _PASSWORD.sub("", manifest.xml)
-    return json.dumps(content, indent=1).encode() + b"\n"
+    return encode(FORMAT, manifest._replace(xml=_PASSWORD.sub("", manifest.xml)))
+
+
+def encode(number: int, record: NamedTuple) -> bytes:
+    """A manifest of the format `number` as JSON, for `read`."""
+    return json.dumps({"format": number} | _objects(record), indent=1).encode() + b"\n"
+
+
+def _objects(value: Any) -> Any:
+    """Records as what JSON calls objects, at every depth."""
+    if hasattr(value, "_asdict"):
+        return {name: _objects(field) for name, field in value._asdict().items()}
+    return [_objects(one) for one in value] if isinstance(value, tuple) else value
 
 
 def parse(data: bytes) -> Manifest:
     """The manifest that `data` is. Raises `Invalid`."""
-    top = read(data, FORMAT, Manifest.__slots__)
-    memory = Fields(top.value("memory"), "memory.", MemoryState.__slots__)
+    top = read(data, FORMAT, Manifest._fields)
+    memory = Fields(top.value("memory"), "memory.", MemoryState._fields)
     return Manifest(
         name=top.text("name", 300),
         vm_type=top.form("vm_type", _WORD),
@@ -129,7 +131,7 @@ def parse(data: bytes) -> Manifest:
     )
 
 
-def read(data: bytes, number: int, names: "tuple[str, ...]") -> "Fields":
+def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
     """The outermost object of a manifest of the format `number`, with exactly these fields. Raises `Invalid`."""
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
@@ -147,7 +149,7 @@ def read(data: bytes, number: int, names: "tuple[str, ...]") -> "Fields":
 
 
 def _disk(content: object, where: str) -> DiskState:
-    disk = Fields(content, where, DiskState.__slots__)
+    disk = Fields(content, where, DiskState._fields)
     return DiskState(
         device=disk.form("device", _WORD),
         writable=disk.flag("writable"),
@@ -160,7 +162,7 @@ def _disk(content: object, where: str) -> DiskState:
 
 
 def _file(content: object, where: str) -> FileState:
-    file = Fields(content, where, FileState.__slots__)
+    file = Fields(content, where, FileState._fields)
     return FileState(
         path=file.text("path", 4096),
         transferred=file.flag("transferred"),
@@ -174,7 +176,7 @@ def _file(content: object, where: str) -> FileState:
 class Fields:
     """The fields of one JSON object, each taken out with what it has to be."""
 
-    def __init__(self, content: object, where: str, names: "tuple[str, ...]") -> None:
+    def __init__(self, content: object, where: str, names: tuple[str, ...]) -> None:
         self._where = where
         if not isinstance(content, dict):
             raise Invalid(f"{where.rstrip('.') or 'it'} is not an object.")
@@ -202,7 +204,7 @@ class Fields:
             self._refuse(name)
         return value
 
-    def form(self, name: str, pattern: "re.Pattern[str]") -> str:
+    def form(self, name: str, pattern: re.Pattern[str]) -> str:
         value = self._content[name]
         if not isinstance(value, str) or not pattern.fullmatch(value):
             self._refuse(name)
@@ -226,13 +228,13 @@ class Fields:
             self._refuse(name)
         return value
 
-    def items(self, name: str, most: int) -> "list[object]":
+    def items(self, name: str, most: int) -> list[object]:
         value = self._content[name]
         if not isinstance(value, list) or len(value) > most:
             self._refuse(name)
         return value
 
-    def _refuse(self, name: str) -> "NoReturn":
+    def _refuse(self, name: str) -> NoReturn:
         raise Invalid(f"{self._where}{name} is not what it should be: {ascii(self._content[name])[:80]}.")
 
 
@@ -240,12 +242,12 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _unique(pairs: "list[tuple[str, object]]") -> "dict[str, object]":
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name comes twice")
     return found
 
 
-def _no_constant(name: str) -> "NoReturn":
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")

@@ -26,7 +26,7 @@ _FIELDS = struct.Struct("=16s5I")
 
 
 class Damaged(Exception):
-    """This is no memory image that libvirtd should see; the text says why."""
+    """This is not a memory image that libvirtd should see; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def inspect(fd: int) -> Head:
     if magic == UNFINISHED:
         raise Damaged("the save was never completed.")
     if magic != MAGIC or version != VERSION:
-        raise Damaged("it is no memory image of libvirt's on a machine of this kind.")
+        raise Damaged("it is not a memory image of libvirt's on a machine of this kind.")
     if number >= len(FORMATS):
         raise Damaged(f"it has a format, number {number}, that is not known.")
     if not 0 < length <= LARGEST_HEAD or cookie >= length:

@@ -11,13 +11,10 @@ the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own s
 import os
 import struct
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp.checkpoint.memory_image import Damaged
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAGIC = b"libvirt-xml\n \0 \r"
 VERSION = 2
@@ -46,7 +43,7 @@ def inspect(fd: int) -> XenHead:
         raise Damaged(f"it has {len(start)} bytes.")
     magic, version, length = _HEAD.unpack(start)
     if magic != MAGIC or version != VERSION:
-        raise Damaged("it is no memory image of libvirt's Xen driver.")
+        raise Damaged("it is not a memory image of libvirt's Xen driver.")
     if not 0 < length <= LARGEST_XML:
         raise Damaged("the length in its header is not possible.")
     xml = os.pread(fd, length, _HEAD.size)
@@ -64,7 +61,7 @@ def inspect(fd: int) -> XenHead:
 class Substitute:
     """The memory image of `fd` with `xml` in its head, to be read once from `path`; in a ``with``.
 
-    Raises `Damaged` for what is no image, and OSError.
+    Raises `Damaged` for what is not an image, and OSError.
     """
 
     def __init__(self, fd: int, xml: str) -> None:
@@ -74,7 +71,7 @@ class Substitute:
         self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
         source = os.dup(fd)
 
-        def feed(write: "Callable[[bytes], None]") -> None:
+        def feed(write: Callable[[bytes], None]) -> None:
             write(_HEAD.pack(MAGIC, VERSION, len(text)) + text)
             position = offset
             while chunk := os.pread(source, _CHUNK, position):

@@ -1,8 +1,8 @@
 """A checkpoint in the job's scratch directory: the memory image, and the manifest that goes with it.
 
-The manifest is written last, so a memory image without one is no checkpoint. It says whose the image is,
+The manifest is written last, so a memory image without one is not a checkpoint. It says whose the image is,
 what it can be restored with, and what the disks were like: memory and disks belong together, and a guest
-that wakes up on a disk which has moved on destroys what is on it.
+that wakes up on a disk that has changed since destroys what is on it.
 
 Both files travel with the job and are the job's to change. So the manifest protects the job from mistakes,
 not the machine from the job; that does who opens the files (the job's user: `vmgahp.host.job_user`), who looks
@@ -12,23 +12,17 @@ at the head of the image before libvirtd does (`vmgahp.checkpoint.memory_image`)
 
 import errno
 import os
+from collections.abc import Iterable, Mapping, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from vmgahp.checkpoint.manifest import DiskState, FileState, Manifest, MemoryState
-    from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import BackingFile
-    from vmgahp.job.spec import Disk
+from vmgahp.checkpoint import files, memory_image, memory_image_xen
+from vmgahp.checkpoint.files import Unusable, sample
+from vmgahp.checkpoint.manifest import DiskState, FileState, Invalid, Manifest, MemoryState, dump, parse
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile
+from vmgahp.job.spec import Disk
 
 MEMORY_FILE = "vm_checkpoint.mem"
 MANIFEST_FILE = "vm_checkpoint.json"
-
-SAMPLE_ENDS, SAMPLE_SIZE, SAMPLES = 1 << 20, 64 << 10, 32
-"""Of an image the first and the last MiB are looked at, and 32 pieces of 64 KiB between: 4 MiB of any image,
-however large, in 5 ms from the page cache and in a few dozen seeks from a disk. One of up to 4 MiB is looked
-at as a whole."""
 
 IMAGE_EXTRA = 256 << 20
 """Bytes by which a memory image may be larger than the memory: video memory, devices, the format's own. A
@@ -38,33 +32,19 @@ _CHUNK = 1 << 20
 _MOST_REFUSED = 1000
 
 
-class Unusable(Exception):
-    """The checkpoint cannot be restored; the text says why.
-
-    `disks_intact` is true where every disk is known to be as it was at the checkpoint. A guest that then
-    boots afresh finds its disks as after a power cut; otherwise nobody knows what it would find.
-    """
-
-    def __init__(self, reason: str, disks_intact: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.disks_intact = disks_intact
-
-
 # Making one
 
 
 def describe_disks(
-    identity: "Identity",
+    identity: Identity,
     directory: str,
-    disks: "Iterable[Disk]",
-    chains: "Mapping[str, Sequence[BackingFile]]",
-) -> "tuple[DiskState, ...]":
+    disks: Iterable[Disk],
+    chains: Mapping[str, Sequence[BackingFile]],
+) -> tuple[DiskState, ...]:
     """The state of the disks and of all their backing files, read as the job's user.
 
     `chains` are the backing files of each image, by its path (`vmgahp.images.backing.backing_chain`). Raises OSError.
     """
-    from vmgahp.checkpoint.manifest import DiskState
 
     return tuple(
         DiskState(
@@ -86,12 +66,11 @@ def describe_disks(
     )
 
 
-def describe_memory(identity: "Identity", directory: str, name: str = MEMORY_FILE) -> "MemoryState":
+def describe_memory(identity: Identity, directory: str, name: str = MEMORY_FILE) -> MemoryState:
     """The size and checksum of a memory image. Raises OSError.
 
     0.6 to 1.3 s a GiB where it was measured (SHA-256 in hardware, the image still in the page cache).
     """
-    from vmgahp.checkpoint.manifest import MemoryState
 
     descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     try:
@@ -100,47 +79,30 @@ def describe_memory(identity: "Identity", directory: str, name: str = MEMORY_FIL
         os.close(descriptor)
 
 
-def write(identity: "Identity", directory: str, manifest: "Manifest") -> None:
+def write(identity: Identity, directory: str, manifest: Manifest) -> None:
     """Write the manifest, all or nothing; the memory image must be in its place already.
 
     Raises OSError, and `Unusable` for a manifest that `load` would not take, such as one that has a path
     which is not UTF-8.
     """
-    from vmgahp.checkpoint import manifest as manifests
-
-    data = manifests.dump(manifest)
     try:
-        manifests.parse(data)
-    except manifests.Invalid as error:
+        files.write(identity, directory, MANIFEST_FILE, dump(manifest), parse)
+    except Invalid as error:
         raise Unusable(f"The checkpoint cannot be described: {error}", True) from error
-    identity.write_scratch(directory, MANIFEST_FILE, data)
 
 
 # Finding one
 
 
-def load(identity: "Identity", directory: str) -> "Manifest | None":
+def load(identity: Identity, directory: str) -> Manifest | None:
     """The manifest in the scratch directory; None where there is no checkpoint. Raises `Unusable`."""
-    try:
-        descriptor = identity.open_scratch(directory, MANIFEST_FILE, os.O_RDONLY)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
-        raise Unusable(f"{MANIFEST_FILE} cannot be opened: {error.strerror}.", False) from error
-    from vmgahp.checkpoint import manifest as manifests
-
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(manifests.LARGEST + 1)
-        return manifests.parse(data)
-    except (OSError, manifests.Invalid) as error:
-        raise Unusable(f"{MANIFEST_FILE} cannot be read: {error}", False) from error
+    return files.find(identity, directory, MANIFEST_FILE, parse)
 
 
 def check(
-    identity: "Identity",
+    identity: Identity,
     directory: str,
-    manifest: "Manifest",
+    manifest: Manifest,
     *,
     name: str,
     vm_type: str,
@@ -148,8 +110,8 @@ def check(
     host_cpu: str,
     qemu_version: int,
     memory_mib: int,
-    disks: "Sequence[Disk]",
-    chains: "Mapping[str, Sequence[BackingFile]]",
+    disks: Sequence[Disk],
+    chains: Mapping[str, Sequence[BackingFile]],
 ) -> int:
     """Whether the checkpoint can be restored here, for this job, on its disks as they are.
 
@@ -186,9 +148,7 @@ def check(
     return _open_memory(identity, directory, manifest.memory, domain_type)
 
 
-def _open_memory(identity: "Identity", directory: str, memory: "MemoryState", domain_type: str) -> int:
-    from vmgahp.checkpoint import memory_image, memory_image_xen
-
+def _open_memory(identity: Identity, directory: str, memory: MemoryState, domain_type: str) -> int:
     try:
         descriptor = identity.open_scratch(directory, MEMORY_FILE, os.O_RDONLY)
     except OSError as error:
@@ -210,11 +170,11 @@ def _open_memory(identity: "Identity", directory: str, memory: "MemoryState", do
 
 
 def _differences(
-    identity: "Identity",
+    identity: Identity,
     directory: str,
-    saved: "Sequence[DiskState]",
-    disks: "Sequence[Disk]",
-    chains: "Mapping[str, Sequence[BackingFile]]",
+    saved: Sequence[DiskState],
+    disks: Sequence[Disk],
+    chains: Mapping[str, Sequence[BackingFile]],
 ) -> list[str]:
     """What is other than it was at the checkpoint, as parts of a sentence."""
     then, now = {disk.device: disk for disk in saved}, {disk.device: disk for disk in disks}
@@ -234,7 +194,7 @@ def _differences(
     return reasons
 
 
-def _difference(then: "DiskState", now: "DiskState") -> str:
+def _difference(then: DiskState, now: DiskState) -> str:
     if then.writable != now.writable:
         return " was {} and is {} now".format(
             *("writable" if disk.writable else "read-only" for disk in (then, now))
@@ -260,7 +220,7 @@ def _difference(then: "DiskState", now: "DiskState") -> str:
 
 
 def set_aside(
-    identity: "Identity", directory: str, names: "Sequence[str]" = (MANIFEST_FILE, MEMORY_FILE)
+    identity: Identity, directory: str, names: Sequence[str] = (MANIFEST_FILE, MEMORY_FILE)
 ) -> list[str]:
     """Rename the files of a checkpoint that cannot be used, so that its owner can look at them.
 
@@ -282,7 +242,7 @@ def set_aside(
     return made
 
 
-def discard(identity: "Identity", directory: str) -> None:
+def discard(identity: Identity, directory: str) -> None:
     """Remove a checkpoint, if there is one. Raises OSError."""
     for name in (MANIFEST_FILE, MEMORY_FILE):
         identity.unlink_scratch(directory, name)
@@ -291,48 +251,25 @@ def discard(identity: "Identity", directory: str) -> None:
 # Files
 
 
-def sample(descriptor: int, size: int) -> str:
-    """SHA-256 over the size of an image and a few pieces of it, in hexadecimal."""
-    import hashlib
-
-    digest = hashlib.sha256(b"%d\n" % size)
-    for offset, length in _pieces(size):
-        digest.update(os.pread(descriptor, length, offset))
-    return digest.hexdigest()
-
-
-def _pieces(size: int) -> "list[tuple[int, int]]":
-    between = size - 2 * SAMPLE_ENDS
-    if between <= SAMPLES * SAMPLE_SIZE:
-        return [(offset, min(_CHUNK, size - offset)) for offset in range(0, size, _CHUNK)]
-    step = (between - SAMPLE_SIZE) / (SAMPLES - 1)
-    return [
-        (0, SAMPLE_ENDS),
-        *((SAMPLE_ENDS + int(number * step), SAMPLE_SIZE) for number in range(SAMPLES)),
-        (size - SAMPLE_ENDS, SAMPLE_ENDS),
-    ]
-
-
 def _describe(
-    identity: "Identity", directory: str, path: str, image_format: str, known_as: str = ""
-) -> "FileState":
+    identity: Identity, directory: str, path: str, image_format: str, known_as: str = ""
+) -> FileState:
     """The file as it is; one of an image of the catalog under that name, for on another machine it lies elsewhere
     and was written at another time."""
-    from vmgahp.checkpoint.manifest import FileState
 
-    beneath = _beneath(directory, path)
+    inside = _inside(directory, path)
     try:
-        if beneath is None:
+        if inside is None:
             descriptor = identity.open_named(path, os.O_RDONLY)
         else:
-            descriptor = identity.open_scratch(directory, beneath, os.O_RDONLY)
+            descriptor = identity.open_scratch(directory, inside, os.O_RDONLY)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     try:
         status = os.fstat(descriptor)
         return FileState(
-            path=known_as or (path if beneath is None else beneath),
-            transferred=beneath is not None,
+            path=known_as or (path if inside is None else inside),
+            transferred=inside is not None,
             format=image_format,
             size=status.st_size,
             mtime_ns=0 if known_as else status.st_mtime_ns,
@@ -342,7 +279,7 @@ def _describe(
         os.close(descriptor)
 
 
-def _beneath(directory: str, path: str) -> str | None:
+def _inside(directory: str, path: str) -> str | None:
     """The path from the scratch directory on, or None for a file elsewhere."""
     start = directory.rstrip("/") + "/"
     rest = path.removeprefix(start)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import CONVERTIBLE
 

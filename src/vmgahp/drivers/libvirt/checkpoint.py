@@ -13,7 +13,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection

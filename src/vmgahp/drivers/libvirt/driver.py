@@ -6,7 +6,7 @@ import uuid as uuids
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey

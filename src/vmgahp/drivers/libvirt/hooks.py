@@ -72,9 +72,9 @@ def with_macs(
 
         found = macs(saved)
     nics = []
-    for card, nic in enumerate(spec.nics):
-        had = found[card] if card < len(found) else ""
-        mac = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, card=card)
+    for number, nic in enumerate(spec.nics):
+        had = found[number] if number < len(found) else ""
+        mac = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
         nics.append(nic._replace(mac=mac))
     chosen = [nic.mac for nic in nics if nic.mac]
     if len(set(chosen)) < len(chosen):

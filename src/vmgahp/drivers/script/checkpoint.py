@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
-from vmgahp.checkpoint.files import CheckpointFile
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import CheckpointFile, Unusable
+from vmgahp.checkpoint.manifest import encode
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import scratch
@@ -84,7 +84,7 @@ class ScriptCheckpoints(NamedTuple):
             saved = ScriptRestart(
                 hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states
             )
-            files.write(self.identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
+            files.write(self.identity, self.directory, MANIFEST_FILE, encode(FORMAT, saved), _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",

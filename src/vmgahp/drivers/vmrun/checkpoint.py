@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files, store
-from vmgahp.checkpoint.files import CheckpointFile
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import CheckpointFile, Unusable
+from vmgahp.checkpoint.manifest import encode
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.vmrun.vmdk import VmdkLayer
 from vmgahp.host import scratch
@@ -132,7 +132,7 @@ class VmrunCheckpoints(NamedTuple):
             saved = VmrunManifest(
                 spec.name, uuid, state, spec.memory_mib, spec.vcpus, cpu_seconds, memory, states(names)
             )
-            files.write(self.identity, self.directory, MANIFEST_FILE, FORMAT, saved, _parse)
+            files.write(self.identity, self.directory, MANIFEST_FILE, encode(FORMAT, saved), _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {spec.name} cannot be completed: {error}.",

@@ -4,7 +4,7 @@ import os
 import uuid as uuids
 
 from vmgahp import errors
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
 from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files

@@ -18,7 +18,8 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.checkpoint import files
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import encode
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
 from vmgahp.drivers.vsphere.connection import VsphereConnection
@@ -74,7 +75,7 @@ class VsphereCheckpoints(NamedTuple):
         from vmgahp.checkpoint.manifest import Invalid
 
         try:
-            files.write(self.identity, directory, MANIFEST_FILE, FORMAT, manifest, _parse)
+            files.write(self.identity, directory, MANIFEST_FILE, encode(FORMAT, manifest), _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(
                 f"The checkpoint cannot be written down in {directory}: {error}.",

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint.store import Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
