@@ -31,7 +31,7 @@ HOLD_CODES = tuple(
 
 NO_MEMORY_PARAM = PREFIX + "JOBCLASSAD_NO_VM_MEMORY_PARAM"
 MISMATCHED = PREFIX + "JOBCLASSAD_MISMATCHED_HARDWARE_VT"
-"""For a wish of the job that this machine does not grant and that has no holding word of its own."""
+"""For a request of the job that this machine refuses and that has no hold code of its own."""
 NO_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_NO_DISK_PARAM"
 INVALID_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_INVALID_DISK_PARAM"
 MISMATCHED_CHECKPOINT = PREFIX + "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT"

@@ -3,13 +3,10 @@
 The probe keeps them beside its attributes, the doctor shows them; neither knows what a hypervisor is.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 OK = "ok"
 OFF = "off"
@@ -38,7 +35,7 @@ def judge(
     check: str,
     looked_at: str,
     outcome: object,
-    good: "str | Callable[[], str]",
+    good: str | Callable[[], str],
     trouble: str = BAD,
 ) -> Finding:
     """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
@@ -47,12 +44,12 @@ def judge(
     return Finding(check, OK, looked_at, good if isinstance(good, str) else good())
 
 
-def first_bad(findings: "Iterable[Finding]") -> Finding | None:
+def first_bad(findings: Iterable[Finding]) -> Finding | None:
     """The first finding that keeps every job from running."""
     return next((finding for finding in findings if finding.verdict == BAD), None)
 
 
-def side_by_side(checks: "Mapping[str, Callable[[], object]]", end: float) -> "dict[str, object]":
+def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:
     """Run all checks at once: what each returned, or the `errors.Fault` that it raised.
 
     One that has not ended when the monotonic clock shows `end` is left behind in its thread and counts as
@@ -63,7 +60,7 @@ def side_by_side(checks: "Mapping[str, Callable[[], object]]", end: float) -> "d
 
     outcomes: dict[str, object] = {}
 
-    def run(name: str, check: "Callable[[], object]") -> None:
+    def run(name: str, check: Callable[[], object]) -> None:
         try:
             outcome = check()
         except errors.Fault as fault:

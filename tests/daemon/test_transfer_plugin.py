@@ -154,7 +154,7 @@ def test_a_format_is_never_guessed(images, scratch, settings):
         fetch(f"nfs://{images}/unclear.img:disk", f"{scratch}/disk", settings)
     fetch(f"nfs://{images}/unclear.img:disk:raw", f"{scratch}/disk", settings)
     assert info(scratch / "disk")["backing-filename-format"] == "raw"
-    with pytest.raises(TransferError, match="none of the formats"):
+    with pytest.raises(TransferError, match="not one of the formats"):
         fetch(f"nfs://{images}/unclear.img:other:json", f"{scratch}/disk", settings)
 
 

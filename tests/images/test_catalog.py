@@ -92,9 +92,9 @@ def test_a_dot_in_a_name_needs_no_quotes(place: Path) -> None:
         ('path = "a"', "has no format"),
         ('path = "a"\nformat = "guess"', "has the format 'guess'"),
         ('path = "a"\nfromat = "raw"', "'fromat'"),
-        ('path = 1\nformat = "raw"', "no text"),
-        ('path = "a"\nformat = "raw"\nmin_memory = "512"', "no number"),
-        ('path = "a"\nformat = "raw"\nmin_memory = true', "no number"),
+        ('path = 1\nformat = "raw"', "not a string"),
+        ('path = "a"\nformat = "raw"\nmin_memory = "512"', "not a number"),
+        ('path = "a"\nformat = "raw"\nmin_memory = true', "not a number"),
         ('path = "a"\nformat = "raw"\nmin_memory = -1', "min_memory"),
         ("", "has no path"),
     ],
@@ -112,12 +112,12 @@ def test_one_wrong_entry_leaves_the_others(place: Path, table: str, problem: str
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[a\n", "no catalog"),
+        ("[a\n", "not a catalog"),
         ('path = "a"\n', "outside of any table"),
-        ('[a]\npath = "a"\n[a]\npath = "b"\n', "no catalog"),
-        (b"\xff\xfe", "no catalog"),
+        ('[a]\npath = "a"\n[a]\npath = "b"\n', "not a catalog"),
+        (b"\xff\xfe", "not a catalog"),
         ("#" * (catalog.LARGEST + 1), "more than"),
-        ("[x]\n" + "a = " + "[" * 100000, "no catalog"),
+        ("[x]\n" + "a = " + "[" * 100000, "not a catalog"),
         ("".join(f"[i{number}]\n" for number in range(catalog.MOST_IMAGES + 1)), "more than"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_name_that_no_job_could_write_is_refused(place: Path, name: str) -> No
     write(place / "a", b"content")
     names, found = survey(offering(place, f'["{name}"]\npath = "a"\nformat = "raw"\n'))
     assert names == []
-    assert "is no name" in found[f"image {name[:64]}"].seen
+    assert "is not a name" in found[f"image {name[:64]}"].seen
 
 
 # --- whose the files are

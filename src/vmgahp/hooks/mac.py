@@ -1,29 +1,25 @@
 """VM_MAC_HOOK: the administrator's program that chooses the MAC addresses of VMs.
 
-It is called as root with two arguments, the number of the network card (0 is the first) and the MAC address that
-the card has so far, mostly none; the job ad is on its standard input, as JSON. It prints an address, or nothing to
+It is called as root with two arguments, the number of the NIC (0 is the first) and the MAC address that it
+has so far, mostly none; the job ad is on its standard input, as JSON. It prints an address, or nothing to
 leave things as they are; the exit status 1 and a reason reject the job.
 """
 
 import json
 import re
+from collections.abc import Callable
 
+from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
-    from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import JobAd
 
 SETTING = "VM_MAC_HOOK"
 ALWAYS = "VM_MAC_HOOK_ALWAYS"
 
 _MAC = re.compile(r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}", re.ASCII)
-"""Of one card, not of a group of them, and not zero."""
+"""Unicast, and not zero."""
 
 
 class Chosen(str):
@@ -31,20 +27,20 @@ class Chosen(str):
 
 
 def choose(
-    settings: "Settings",
-    job: "JobAd",
+    settings: Settings,
+    job: JobAd,
     name: str,
     given: str,
     saved: str,
-    log: "Callable[[str], None]",
+    log: Callable[[str], None],
     *,
     dry: bool = False,
-    card: int = 0,
+    nic: int = 0,
 ) -> str:
-    """The MAC address for a card of the VM called `name`; empty to leave it to the hypervisor.
+    """The MAC address for a NIC of the VM called `name`; empty to leave it to the hypervisor.
 
     `given` is the job's own, for which the hook is asked only where VM_MAC_HOOK_ALWAYS says so. `saved` is that
-    of the checkpoint that the VM goes on from: with another one it could not. Raises `JobFault` where the hook
+    of the checkpoint that the VM is restarted from: with another one it could not be. Raises `JobFault` where the hook
     rejects the job, `MachineFault` where it does not work.
     """
     hook = settings.string(SETTING)
@@ -54,7 +50,7 @@ def choose(
     label = f"{SETTING} ({hook})"
     output = call(
         label,
-        [hook, str(card), given or saved],
+        [hook, str(nic), given or saved],
         json.dumps(job.values()).encode() + b"\n",
         float(settings.timeout(10, "VM_POLICY_TIMEOUT")),
         log,
@@ -65,10 +61,10 @@ def choose(
         return given
     if not _MAC.fullmatch(answer):
         raise MachineFault(
-            f"{label} printed {answer[:60]!a}, which is not the MAC address of one network card.",
+            f"{label} printed {answer[:60]!a}, which is not the MAC address of one NIC.",
             "let it print six hexadecimal numbers such as 52:54:00:12:34:56, the first of them even, or nothing.",
         )
     if answer == given:
         return given
-    log(f"{label} gives {name} the MAC address {answer} for card {card}")
+    log(f"{label} gives {name} the MAC address {answer} for NIC {nic}")
     return Chosen(answer)

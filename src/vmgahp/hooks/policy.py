@@ -15,21 +15,17 @@ Nothing of this is imported where no policy is set.
 import json
 import re
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
+from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import difference, mac
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.config import Settings
 
 SETTING = "VM_POLICY"
 REQUIREMENTS = "VM_POLICY_REQUIREMENTS"
@@ -42,7 +38,7 @@ _KEPT = ("name", "uuid", "description")
 """By these the startd, the guardian and the kill mode know a domain."""
 
 
-def require(settings: "Settings", job: JobAd) -> None:
+def require(settings: Settings, job: JobAd) -> None:
     """Does the job meet VM_POLICY_REQUIREMENTS?
 
     Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are
@@ -57,8 +53,8 @@ def require(settings: "Settings", job: JobAd) -> None:
         value = job.judge(text)
     except ValueError as error:
         raise MachineFault(
-            f"{REQUIREMENTS} = {text} ({settings.where(REQUIREMENTS)}) is no ClassAd expression.",
-            f"mend {REQUIREMENTS}; classad_eval tries an expression out.",
+            f"{REQUIREMENTS} = {text} ({settings.where(REQUIREMENTS)}) is not a ClassAd expression.",
+            f"correct {REQUIREMENTS}; classad_eval tries an expression out.",
         ) from error
     if isinstance(value, int | float) and value:
         return
@@ -73,7 +69,7 @@ def require(settings: "Settings", job: JobAd) -> None:
     )
 
 
-def inspect(settings: "Settings") -> str:
+def inspect(settings: Settings) -> str:
     """Look at what is set without any job, and say what it is; empty where nothing is. Raises `MachineFault`."""
     said = []
     if settings.string(REQUIREMENTS):
@@ -115,10 +111,10 @@ class Policy:
 
     def __init__(
         self,
-        settings: "Settings",
+        settings: Settings,
         job: JobAd,
-        log: "Callable[[str], None]",
-        debug: "Callable[[str], None]",
+        log: Callable[[str], None],
+        debug: Callable[[str], None],
         *,
         dry: bool = False,
     ) -> None:
@@ -162,11 +158,11 @@ class Policy:
         made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output
         wrong = _what_is_wrong(xml, made)
         if wrong:
-            raise MachineFault(f"{stage} {wrong}.", f"mend it: {_TAKE_OUT} until then.")
+            raise MachineFault(f"{stage} {wrong}.", f"correct it, or {_TAKE_OUT}.")
         return made
 
 
-def _stages(settings: "Settings") -> list[Stage]:
+def _stages(settings: Settings) -> list[Stage]:
     return [Stage(number, path) for number, path in enumerate(settings.strings(SETTING), start=1)]
 
 
@@ -177,7 +173,7 @@ def _require_trustworthy(stage: Stage) -> None:
 def _what_is_wrong(before: str, after: str) -> str:
     """What a stage may not have done to the XML; empty where all is well."""
     if "\0" in after or "<!DOCTYPE" in after:
-        return "made what is no domain XML: it has a NUL or a document type"
+        return "printed no domain XML: it has a NUL or a document type"
     try:
         domain = etree.fromstring(after)
     except etree.ParseError as error:

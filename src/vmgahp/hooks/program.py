@@ -1,16 +1,12 @@
 """One program of the administrator's policy: how it is called, and what its end means."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import FIRST_PASSED, condor_environment, run
 from vmgahp.text import escape, redact
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from vmgahp.host.job_user import Identity
 
 LONGEST_OUTPUT = 4 << 20
 """Bytes that a program may print; libvirt itself takes 4 MiB in one message."""
@@ -32,17 +28,17 @@ def standing(dry: bool) -> dict[str, str]:
 
 def converse(
     label: str,
-    argv: "Sequence[str]",
+    argv: Sequence[str],
     *,
     deadline: float,
-    log_line: "Callable[[str], None]",
+    log_line: Callable[[str], None],
     hint: str,
     stdin: bytes = b"",
-    environ: "Mapping[str, str]",
+    environ: Mapping[str, str],
     given: bytes = b"",
     longest: int = LONGEST_OUTPUT,
-    user: "Identity | None" = None,
-    limits: "Sequence[str]" = (),
+    user: Identity | None = None,
+    limits: Sequence[str] = (),
     log_label: str = "",
 ) -> tuple[bytes, int, str]:
     """Run a program to its end: what it printed, its exit status, and its last words as a sentence or nothing.
@@ -100,11 +96,11 @@ def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: s
 
 def call(
     label: str,
-    argv: "Sequence[str]",
+    argv: Sequence[str],
     stdin: bytes,
     deadline: float,
-    log_line: "Callable[[str], None]",
-    environ: "Mapping[str, str]",
+    log_line: Callable[[str], None],
+    environ: Mapping[str, str],
     ad: bytes = b"",
 ) -> str:
     """Run a program of the policy as this server's own user and return what it printed.

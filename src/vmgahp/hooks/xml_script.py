@@ -11,15 +11,13 @@ is what HTCondor's tools need and no more, there is a deadline, and a script tha
 could have written is not run as root.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+
 from vmgahp.errors import MachineFault
 from vmgahp.hooks import program
 from vmgahp.host import trust
 from vmgahp.host.run import LONGEST_STDERR, condor_environment
 from vmgahp.text import is_private
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 SETTING = "LIBVIRT_XML_SCRIPT"
 ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
@@ -35,10 +33,10 @@ __all__ = ["LONGEST_STDERR", "extra_lines", "join_lines", "parse_arguments", "re
 def run(
     script: str,
     arguments: str,
-    ad_lines: "Iterable[str]",
+    ad_lines: Iterable[str],
     deadline: float,
-    log_line: "Callable[[str], None]",
-    environ: "Mapping[str, str] | None" = None,
+    log_line: Callable[[str], None],
+    environ: Mapping[str, str] | None = None,
 ) -> str:
     """Run the script and return its XML.
 
@@ -79,7 +77,7 @@ def run(
 
 
 def extra_lines(
-    ad_lines: "Iterable[str]",
+    ad_lines: Iterable[str],
     *,
     bootloader: str = "",
     initrd: str = "",

@@ -26,11 +26,15 @@ A child that the server forks *without* exec holds a copy of the pipe, and the g
 too: such children must be short-lived.
 """
 
-from vmgahp.host.run import open_descriptors
+import errno
+import os
+import select
+import signal
+from _thread import allocate_lock
+from collections.abc import Mapping, Sequence
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from vmgahp.host.run import open_descriptors
 
 DISMISSED = b"done\n"
 
@@ -97,8 +101,6 @@ class Guardian:
     """One guardian, seen from the server: post it before the VM exists, dismiss it when the VM is gone."""
 
     def __init__(self, pipe: int, session: int) -> None:
-        from _thread import allocate_lock
-
         self._pipe = pipe
         self._lock = allocate_lock()
         self.session = session
@@ -115,11 +117,6 @@ class Guardian:
         seconds after the first failure and twice as long after each next. Raises OSError when there are no
         processes or descriptors left to start it with.
         """
-        import errno
-        import os
-        import signal
-        from fcntl import F_DUPFD_CLOEXEC, fcntl
-
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             # Never one of the numbers that the shell's own descriptors are to have.
@@ -157,8 +154,6 @@ class Guardian:
         return guardian
 
     def _say(self, word: bytes) -> None:
-        import os
-
         try:
             os.write(self._pipe, word)  # never waits: the pipe has room for both words
         except OSError:
@@ -166,8 +161,6 @@ class Guardian:
 
     def dismiss(self) -> None:
         """The VM is gone: let the guardian go without doing anything. May be called again."""
-        import os
-
         with self._lock:
             if self._pipe < 0:
                 return
@@ -177,8 +170,6 @@ class Guardian:
 
     def alive(self) -> bool:
         """Does it still watch? False once dismissed, and when somebody has killed it."""
-        import select
-
         with self._lock:
             if self._pipe < 0:
                 return False
@@ -187,7 +178,7 @@ class Guardian:
             return not poll.poll(0)
 
 
-def environment(environ: "Mapping[str, str]") -> dict[str, str]:
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What of `environ` the kill mode needs: `KEPT` and the settings of HTCondor, not its bookkeeping.
 
     HTCondor takes ``_CONDOR_`` in any case (``condor_config.cpp``); the ``_CONDOR_ANCESTOR_`` variables are

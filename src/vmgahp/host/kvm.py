@@ -12,6 +12,8 @@ the device opens, speaks the one version of the interface there is, and makes a 
 This file is also the program of that process, run by its path with ``-I -S``: it imports nothing of ours.
 """
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +71,6 @@ def forget() -> None:
 
 def _unopenable(device: str) -> str | None:
     """Why the device cannot be opened, which needs no process to find out."""
-    import os
-
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -84,8 +84,6 @@ def _unopenable(device: str) -> str | None:
 
 def _why_no_device() -> str:
     """What the processor says about a missing device."""
-    import os
-
     if os.uname().machine != "x86_64":
         return "the kernel has no KVM, or its module is not loaded"
     try:
@@ -131,7 +129,6 @@ def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> st
 
 def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
     """Run this file as a process: the whole lines that it printed, and whether the deadline killed it."""
-    import os
     import select
     import signal
     import sys
@@ -182,7 +179,6 @@ def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
 
 def _reap(pid: int) -> None:
     """Wait for the end of the process, a second at most: inside a broken vCPU even SIGKILL may wait."""
-    import os
     import select
 
     try:
@@ -232,7 +228,6 @@ GUEST_MEMORY = 0x8000
 
 def _guest(device: str) -> None:
     """Make the guest, run it, print the lines that `_verdict` reads; raises OSError with the step's name."""
-    import os
     from array import array
     from fcntl import ioctl
     from mmap import mmap

@@ -1,5 +1,8 @@
 """Directories for the sockets of one VM, outside of the scratch directory."""
 
+import os
+from stat import S_ISDIR
+
 from vmgahp.errors import MachineFault
 
 LONGEST_PATH = 100
@@ -20,8 +23,6 @@ def runtime_dir(base: str | None = None) -> str:
     pass through it (0711) to a socket that is theirs; else it is the caller's alone. Raises `MachineFault`
     when there can be none.
     """
-    import os
-
     bases = _bases() if base is None else [base]
     mine = f"{PREFIX}{os.getpid()}-{_birth(os.getpid())}"
     reason = "no directory is given"
@@ -56,8 +57,6 @@ def sweep(base: str | None = None) -> list[str]:
     A process id that was used again is told apart by the time at which the process started. Only
     directories of the caller's own user are touched. Raises nothing.
     """
-    import os
-
     removed = []
     for place in _bases() if base is None else [base]:
         try:
@@ -75,8 +74,6 @@ def sweep(base: str | None = None) -> list[str]:
 
 def _bases() -> list[str]:
     """Where `runtime_dir` may make directories, best first."""
-    import os
-
     if os.geteuid() == 0:
         return [ROOT_BASE]
     places = [os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("TMPDIR", ""), "/tmp"]  # noqa: S108 - 0700
@@ -85,9 +82,6 @@ def _bases() -> list[str]:
 
 def _make_root_base() -> None:
     """Make sure of a directory that everybody may pass through and only root may write to."""
-    import os
-    from stat import S_ISDIR
-
     try:
         os.mkdir(ROOT_BASE, 0o711)
         os.chmod(ROOT_BASE, 0o711)  # noqa: S103 - whatever the umask is
@@ -99,9 +93,6 @@ def _make_root_base() -> None:
 
 def _remove_directory(path: str, uid: int) -> bool:
     """Remove a directory of `uid` and the sockets in it, never what a link points to."""
-    import os
-    from stat import S_ISDIR
-
     try:
         there = os.lstat(path)
         if not S_ISDIR(there.st_mode) or there.st_uid != uid:

@@ -2,15 +2,11 @@
 
 import errno
 import os
+from collections.abc import Callable
 
 from vmgahp.errors import Fault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.host.job_user import Identity
 
 DEADLINE = 60.0
 """Seconds for emptying it."""
@@ -18,7 +14,7 @@ MAKING = 10.0
 """Seconds for making a directory in it."""
 
 
-def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") -> None:
+def empty(directory: str, identity: Identity, log: Callable[[str], None]) -> None:
     """vm_no_output_vm: leave nothing in the directory that would be sent home. A failure is logged."""
     try:
         _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, DEADLINE)
@@ -26,7 +22,7 @@ def empty(directory: str, identity: "Identity", log: "Callable[[str], None]") ->
         log(f"vm_no_output_vm: could not empty {directory}: {error.strerror}")
 
 
-def forget(identity: "Identity", directory: str, log: "Callable[[str], None]", *names: str) -> None:
+def forget(identity: Identity, directory: str, log: Callable[[str], None], *names: str) -> None:
     """Remove files that are of no more use, if they are there. A failure is logged."""
     for name in names:
         try:
@@ -35,7 +31,7 @@ def forget(identity: "Identity", directory: str, log: "Callable[[str], None]", *
             log(f"could not remove {name} from {directory}: {error}")
 
 
-def make_directory(path: str, identity: "Identity") -> None:
+def make_directory(path: str, identity: Identity) -> None:
     """Make a directory, as the job's user, if it is not there; an empty path is none. Raises `MachineFault`."""
     if not path:
         return
@@ -48,7 +44,7 @@ def make_directory(path: str, identity: "Identity") -> None:
         ) from error
 
 
-def files_beneath(directory: str, name: str, identity: "Identity", most: int) -> list[str]:
+def files_beneath(directory: str, name: str, identity: Identity, most: int) -> list[str]:
     """The regular files in the directory `name` of the scratch directory and all below, by their paths from it on.
 
     Sorted, of one file system, found as the job's user, and no link is followed; `most` of them where there are more.
@@ -59,7 +55,7 @@ def files_beneath(directory: str, name: str, identity: "Identity", most: int) ->
     return sorted(os.fsdecode(path) for path in found.split(b"\0") if path)
 
 
-def _done(command: list[str], identity: "Identity", seconds: float) -> bytes:
+def _done(command: list[str], identity: Identity, seconds: float) -> bytes:
     """What a command prints that runs as the job's user. Raises OSError where it fails, or complains."""
     done = run(command, deadline=seconds, user=identity, groups=[])
     if done.status is None:

@@ -14,14 +14,16 @@ put something else in their place: as root in ``/run/vmgahp``, where only root m
 whichever user, finds its socket; else in a directory of the caller alone.
 """
 
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from stat import S_ISREG
+from time import monotonic
+
 from vmgahp.errors import MachineFault
 from vmgahp.host.runtime_dir import LONGEST_PATH
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
 
 CUT = b"\n[the console's output goes on, but no more of it is kept: it has reached its limit of %d bytes]\n"
 """The line after the last byte that is kept; it comes on top of the limit."""
@@ -43,9 +45,9 @@ class ConsoleCapture:
     def __init__(
         self,
         path: str,
-        open_output: "Callable[[], int]",
+        open_output: Callable[[], int],
         limit: int,
-        on_error: "Callable[[str], None]",
+        on_error: Callable[[str], None],
         *,
         owner: tuple[int, int] | None = None,
     ) -> None:
@@ -57,9 +59,6 @@ class ConsoleCapture:
         raise. `owner` is the uid and gid whose processes may connect, by default the caller's; libvirt
         gives the socket to QEMU's user by itself. Raises `MachineFault` when there can be no such socket.
         """
-        import os
-        import threading
-
         self.path = path
         self._limit = limit
         self._on_error = on_error
@@ -92,11 +91,6 @@ class ConsoleCapture:
 
     def _start(self, owner: tuple[int, int] | None) -> None:
         """Listen, and start the thread; on an exception nothing of it is left open."""
-        import os
-        import socket
-        import threading
-        from stat import S_ISREG
-
         before = os.fstat(self._output)
         self.written = before.st_size if S_ISREG(before.st_mode) else 0
         """Bytes in the file, as far as this capture knows."""
@@ -127,8 +121,6 @@ class ConsoleCapture:
 
         Takes two seconds at most, and may be called again.
         """
-        import os
-
         with self._lock:
             if self._closed:
                 return
@@ -143,8 +135,6 @@ class ConsoleCapture:
 
     def _remove(self) -> None:
         """Remove the socket and its directory, which nobody else may write to."""
-        import os
-
         for remove, path in ((os.unlink, self.path), (os.rmdir, os.path.dirname(self.path))):
             try:
                 remove(path)
@@ -152,18 +142,14 @@ class ConsoleCapture:
                 continue  # it was removed already, or it is not ours alone
 
     def _run(self) -> None:
-        import os
-
         try:
             self._last_words(self._serve())
         finally:
             self._listener.close()
             os.close(self._output)
 
-    def _serve(self) -> "socket.socket | None":
+    def _serve(self) -> socket.socket | None:
         """Take what comes until `close`; the connection that is open then."""
-        import select
-
         connection: socket.socket | None = None
         while True:
             poll = select.poll()
@@ -185,10 +171,8 @@ class ConsoleCapture:
                 poll.unregister(self._listener)
                 poll.poll(1000)
 
-    def _last_words(self, connection: "socket.socket | None") -> None:
+    def _last_words(self, connection: socket.socket | None) -> None:
         """Take what waits, in this connection and in those that nobody has accepted yet."""
-        from time import monotonic
-
         end = monotonic() + CLOSE_SECONDS
         taken = 0
         try:
@@ -206,12 +190,12 @@ class ConsoleCapture:
             if connection is not None:
                 connection.close()
 
-    def _accept(self) -> "socket.socket":
+    def _accept(self) -> socket.socket:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
         return connection
 
-    def _receive(self, connection: "socket.socket") -> int:
+    def _receive(self, connection: socket.socket) -> int:
         """Take one chunk and keep it; 0 at the connection's end. Raises BlockingIOError if none waits."""
         try:
             got = connection.recv_into(self._buffer)
@@ -237,8 +221,6 @@ class ConsoleCapture:
 
     def _write(self, piece: memoryview) -> None:
         """Write, or drop what cannot be written: the disk may be full and have room again later."""
-        import os
-
         try:
             while piece:
                 done = os.write(self._output, piece)

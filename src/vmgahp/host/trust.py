@@ -3,13 +3,12 @@
 `vmgahp.hooks.xml_script` and `vmgahp.hooks.policy` share this. What runs here has the server's rights, mostly root's.
 """
 
+import errno
 import os
+from collections.abc import Sequence
+from stat import S_ISDIR, S_ISREG, S_ISVTX
 
 from vmgahp.errors import MachineFault
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: bool = True) -> None:
@@ -20,8 +19,6 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
     what is in it. `setting` names the file, `otherwise` is what else can be done than to give a good one.
     Raises `MachineFault`.
     """
-    from stat import S_ISREG
-
     what = "an executable" if executable else "a file"
     hint = f"give {setting} {what} that belongs to root, in directories that only root may write to"
 
@@ -69,9 +66,7 @@ def changeable_by_others(path: str) -> str:
     return way[-1] if os.lstat(way[-1]).st_mode & 0o022 else ""
 
 
-def _trouble(way: "Sequence[str]", trusted: set[int]) -> str:
-    from stat import S_ISDIR, S_ISVTX
-
+def _trouble(way: Sequence[str], trusted: set[int]) -> str:
     for passed in way:
         there = os.lstat(passed)
         if there.st_uid not in trusted:
@@ -83,8 +78,6 @@ def _trouble(way: "Sequence[str]", trusted: set[int]) -> str:
 
 def _way(path: str) -> list[str]:
     """Every directory and link that the kernel passes on its way to `path`, and at last the file itself."""
-    import errno
-
     passed = ["/"]
     here = "/"
     links = 0
@@ -101,7 +94,7 @@ def _way(path: str) -> list[str]:
         try:
             target = os.readlink(there)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # which says that it is no link
+            if error.errno != errno.EINVAL:  # which says that it is not a link
                 raise
             here = there
             continue

@@ -1,4 +1,4 @@
-"""What lies beneath a disk image: its backing files, found out as the job's user.
+"""The backing files of a disk image, found out as the job's user.
 
 The header of an image is the job's to write, and it can name any file of the host as its backing file. To
 leave it to libvirt, which looks as root, would let it give that file to QEMU. So ``qemu-img info`` looks
@@ -6,15 +6,10 @@ with the rights of the job's user and within limits, and the chain that it finds
 XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
@@ -29,15 +24,15 @@ class BackingFile(NamedTuple):
     """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
 
 
-def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[BackingFile, ...]:
+def backing_chain(path: str, image_format: str, identity: Identity) -> tuple[BackingFile, ...]:
     """The backing files of an image, the nearest first.
 
-    Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose layers the
-    job's user may not read or leave it open what they are.
+    Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
+    the job's user may not read or have no stated format.
     """
     if image_format in PLAIN_FORMATS:
         return ()
-    layers: list[BackingFile] = []
+    found: list[BackingFile] = []
     for image in _info(path, image_format, identity):
         name = image.get("filename", path)
         _require_own_data(name, image)
@@ -57,12 +52,12 @@ def backing_chain(path: str, image_format: str, identity: "Identity") -> tuple[B
                 f"{name} does not say what format its backing file {backing} has",
                 f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {name}",
             )
-        layers.append(BackingFile(backing, backing_format))
-    return tuple(layers)
+        found.append(BackingFile(backing, backing_format))
+    return tuple(found)
 
 
-def require_whole(path: str, image_format: str, identity: "Identity") -> None:
-    """Look at an image whose layers beneath are known: whatever its header says of them is not followed.
+def require_whole(path: str, image_format: str, identity: Identity) -> None:
+    """Look at an image whose backing files are known: those that its header names are not followed.
 
     Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
     """
@@ -70,14 +65,12 @@ def require_whole(path: str, image_format: str, identity: "Identity") -> None:
         _require_own_data(path, image)
 
 
-def _require_own_data(name: str, image: "dict[str, Any]") -> None:
+def _require_own_data(name: str, image: dict[str, Any]) -> None:
     if (image.get("format-specific") or {}).get("data", {}).get("data-file"):
         raise _bad(errors.INVALID_DISK_PARAM, f"{name} keeps its data in another file", "convert the image.")
 
 
-def _info(
-    path: str, image_format: str, identity: "Identity", *, chain: bool = True
-) -> "list[dict[str, Any]]":
+def _info(path: str, image_format: str, identity: "Identity", *, chain: bool = True) -> list[dict[str, Any]]:
     from vmgahp.images import qemu_img
 
     try:
@@ -97,7 +90,7 @@ def _info(
         word = errors.INVALID_DISK_PARAM if error.no_access else errors.BAD_IMAGE
         raise _bad(
             word,
-            f"{path} is no usable {image_format} image ({error})",
+            f"{path} is not a usable {image_format} image ({error})",
             "see what qemu-img info says about it.",
         ) from error
     except qemu_img.Trouble as error:

@@ -9,26 +9,22 @@ It is a TOML file (VM_CATALOG) with a table for each image::
     min_memory = 512              # MiB
 
 Nobody but root may be able to write to the file, to an image, or to a directory on the way. What is wrong with one
-image keeps that image from being offered, and nothing else: a machine goes on running the jobs that need none.
+image keeps that image from being offered, and nothing else: jobs that need none run all the same.
 """
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vmgahp import errors, findings
+from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host import trust as trusted_program
+from vmgahp.host.trust import require_trustworthy
 from vmgahp.images.formats import FORMATS, HEADER, looks_like
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from vmgahp.config import Settings
-
-    Beneath = Callable[["Image"], object]
+CheckBacking = Callable[["Image"], object]
 
 SETTING = "VM_CATALOG"
 
@@ -46,8 +42,8 @@ LARGEST_MEMORY = 1 << 24
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 _KEYS = {"path": str, "format": str, "description": str, "min_memory": int}
 
-_WITH_A_MARK = ("qcow2", "qcow", "qed", "vmdk", "vdi")
-"""Formats whose images begin with what says so (`vmgahp.images.formats`)."""
+_WITH_MAGIC = ("qcow2", "qcow", "qed", "vmdk", "vdi")
+"""Formats whose images begin with a magic number (`vmgahp.images.formats`)."""
 _QCOW2_DATA_FILE = 4
 """The bit of a qcow2 header's incompatible features that says that the data is in another file."""
 
@@ -93,7 +89,7 @@ class Catalog:
         self.broken: dict[str, MachineFault] = {}
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The image of that name, made sure of; None where there is none. Raises `MachineFault` for a broken one."""
+        """The image of that name, checked; None for an unknown name. Raises `MachineFault` for a broken image."""
         if name in self.broken:
             raise self.broken[name]
         entry = self.entries.get(name)
@@ -102,17 +98,15 @@ class Catalog:
         return entry
 
 
-def read(settings: "Settings") -> Catalog | None:
+def read(settings: Settings) -> Catalog | None:
     """The catalog of the settings, None where they name none; its images are not looked at yet.
 
-    Raises `MachineFault` for a file that others may write to, or that is no catalog.
+    Raises `MachineFault` for a file that others may write to, or that is not a catalog.
     """
     path = settings.string(SETTING)
     if not path:
         return None
-    trusted_program.require_trustworthy(
-        path, SETTING, f"remove {SETTING} to offer no images", executable=False
-    )
+    require_trustworthy(path, SETTING, f"remove {SETTING} to offer no images", executable=False)
     import tomllib
 
     try:
@@ -125,7 +119,7 @@ def read(settings: "Settings") -> Catalog | None:
             raise ValueError(f"it has more than {MOST_IMAGES} images")
     except (OSError, ValueError, RecursionError) as error:
         raise MachineFault(
-            f"{SETTING} = {path} ({settings.where(SETTING)}) is no catalog of images: {error}.",
+            f"{SETTING} = {path} ({settings.where(SETTING)}) is not a catalog of images: {error}.",
             'write a table for each image: [name], path = "…", format = "qcow2".',
         ) from error
     found = Catalog(path)
@@ -137,7 +131,7 @@ def read(settings: "Settings") -> Catalog | None:
     return found
 
 
-def _tables(content: "dict[str, object]", above: str = "") -> "Iterator[tuple[str, dict[str, object]]]":
+def _tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, dict[str, object]]]:
     """The tables with their names: ``[ubuntu-24.04]`` without quotes is a table in a table to TOML."""
     plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
     if plain:
@@ -151,7 +145,7 @@ def _tables(content: "dict[str, object]", above: str = "") -> "Iterator[tuple[st
             yield from _tables(value, f"{above}{key}.")
 
 
-def _entry(catalog: str, name: str, table: "dict[str, object]") -> CatalogEntry:
+def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
     """Raises `MachineFault`."""
 
     def wrong(problem: str, hint: str) -> MachineFault:
@@ -159,15 +153,16 @@ def _entry(catalog: str, name: str, table: "dict[str, object]") -> CatalogEntry:
 
     if not _NAME.fullmatch(name):
         raise wrong(
-            "is no name for an image", "use letters, digits and . _ + - in its name, 64 characters at most."
+            "is not a name for an image",
+            "use letters, digits and . _ + - in its name, 64 characters at most.",
         )
     for key, value in table.items():
         if key not in _KEYS:
-            raise wrong(f"has the key {key[:40]!a}, which nobody knows", f"write {', '.join(_KEYS)} only.")
+            raise wrong(f"has the key {key[:40]!a}, which is unknown", f"write {', '.join(_KEYS)} only.")
         if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
             raise wrong(
-                f"has the {key} {value!a:.80}, which is no {'number' if _KEYS[key] is int else 'text'}",
-                "mend it.",
+                f"has the {key} {value!a:.80}, which is not a {'number' if _KEYS[key] is int else 'string'}",
+                f"write a {'number' if _KEYS[key] is int else 'string in quotes'}.",
             )
     path, said = str(table.get("path", "")), str(table.get("format", "")).lower()
     if not path or "\0" in path:
@@ -203,7 +198,7 @@ def check(entry: CatalogEntry) -> bytes:
     except OSError as error:
         raise _broken(entry.path, entry.name, f"cannot be read ({error.strerror})", "see why.") from error
     likeness = looks_like(header)
-    marked = likeness if likeness in _WITH_A_MARK or entry.format in _WITH_A_MARK else entry.format
+    marked = likeness if likeness in _WITH_MAGIC or entry.format in _WITH_MAGIC else entry.format
     # The two versions of qcow have one mark.
     same = {likeness, entry.format} == {"qcow2", "qcow"} or marked == entry.format
     if not header or not same:
@@ -220,13 +215,13 @@ def check(entry: CatalogEntry) -> bytes:
 def trust(name: str, path: str) -> None:
     """Make sure that only root can have written a file of an image. Raises `MachineFault`."""
     what = f"the path of [{name}] in {SETTING}"
-    trusted_program.require_trustworthy(path, what, "take it out of the catalog", executable=False)
+    require_trustworthy(path, what, "take it out of the catalog", executable=False)
 
 
-def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Finding]]:
+def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], list[Finding]]:
     """The names of the images that jobs can have; a finding for them all, and one for each image.
 
-    `beneath` looks at the layers beneath an image and raises `errors.Fault`. Without a catalog there are none.
+    `check_backing` looks at the backing files of an image and raises `errors.Fault`. Without a catalog there are none.
     """
     looked_at = f"the images of {SETTING}"
     try:
@@ -245,7 +240,7 @@ def survey(settings: "Settings", beneath: "Beneath") -> tuple[list[str], list[Fi
             header = check(entry)
             _require_readable(entry)
             if _may_have_layers(entry.format, header):
-                beneath(entry.image)
+                check_backing(entry.image)
         except errors.Fault as fault:
             found.append(findings.judge(f"image {entry.name}", at, fault, "", OFF))
             continue

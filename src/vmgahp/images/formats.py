@@ -1,14 +1,11 @@
 """The format of a disk image, from what somebody says or from its name, never guessed.
 
 What a guest wrote into a raw image can look like the header of another format, and that header can name any file as
-the one beneath it. So a header is looked at for one thing only: to refuse a name that leaves open what it is.
+its backing file. So a header is looked at for one thing only: to refuse a name that leaves open what it is.
 """
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import BinaryIO
+from typing import BinaryIO
 
 FORMATS = {
     "raw": "raw",
@@ -66,7 +63,7 @@ def looks_like(header: bytes) -> str:
     return ""
 
 
-def image_format(name: str, said: str, file: "BinaryIO") -> str:
+def image_format(name: str, said: str, file: BinaryIO) -> str:
     """The format for QEMU of the image in `file`: what is `said`, else what the end of its name says, else raw.
 
     Raises `UnclearFormat` for a format that cannot be used, and for a name that says nothing of an image that
@@ -74,7 +71,7 @@ def image_format(name: str, said: str, file: "BinaryIO") -> str:
     """
     if said:
         if said.lower() not in FORMATS:
-            raise UnclearFormat(f"{said[:40]!a} is none of the formats {', '.join(FORMATS)}")
+            raise UnclearFormat(f"{said[:40]!a} is not one of the formats {', '.join(FORMATS)}")
         return FORMATS[said.lower()]
     dot = name.rfind(".")
     by_name = BY_ENDING.get(name[dot:].lower(), "") if dot >= 0 else ""
@@ -97,7 +94,7 @@ def proven_format(name: str, said: str, header: bytes) -> str:
     """
     if said:
         if said.lower() not in CONVERTIBLE:
-            raise UnclearFormat(f"{said[:40]!a} is none of the formats {', '.join(CONVERTIBLE)}")
+            raise UnclearFormat(f"{said[:40]!a} is not one of the formats {', '.join(CONVERTIBLE)}")
         return "iso" if said.lower() == "iso" else CONVERTIBLE[said.lower()]
     ending = os.path.splitext(name)[1].lower()
     by_name = "vhdx" if ending == ".vhdx" else BY_ENDING.get(ending, "")

@@ -1,7 +1,7 @@
 """Small ISO 9660 images made of files of the job's: a drive by which a guest is given its input.
 
 Written by pycdlib with Rock Ridge names for Linux and the BSDs and Joliet names for Windows. The same contents
-under the same names make the same bytes, whenever and wherever: a VM that goes on from a checkpoint finds on its
+under the same names make the same bytes, whenever and wherever: a VM that is restarted from a checkpoint finds on its
 drive what was there.
 
 The contents are a stranger's, and so is what a parser of theirs might do. So they are read, and the image is
@@ -13,19 +13,15 @@ import errno
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import FIRST_PASSED, run
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any, BinaryIO
-
-    from vmgahp.host.job_user import Identity
-
-    Contents = Mapping[str, bytes | int]
-    """Name in the image, with slashes for directories -> its bytes, or an open descriptor of a regular file."""
+Contents = Mapping[str, bytes | int]
+"""Name in the image, with slashes for directories -> its bytes, or an open descriptor of a regular file."""
 
 MOST_FILES = 500
 """Files in an image: each is an open descriptor until it is written."""
@@ -69,13 +65,13 @@ def write(
     directory: str,
     name: str,
     label: str,
-    contents: "Contents",
-    identity: "Identity",
+    contents: Contents,
+    identity: Identity,
     *,
     most_bytes: int,
     secret: bool = False,
 ) -> None:
-    """Write the image `name` beneath the scratch `directory` as the job's user, all or nothing.
+    """Write the image `name` in the scratch `directory` as the job's user, all or nothing.
 
     `label` is the volume's name, of at most 16 letters, digits and underscores. The contents together may have
     `most_bytes`; descriptors stay the caller's and are read from their beginning. The image is for the job's user
@@ -84,7 +80,7 @@ def write(
     written.
     """
     if not _LABEL.fullmatch(label):
-        raise ValueError(f"{label!r} is no label of a volume")
+        raise ValueError(f"{label!r} is not a label of a volume")
     check_names(contents)
     if len(contents) > MOST_FILES:
         raise Unfit(f"these are {len(contents)} files, and an image takes {MOST_FILES}")
@@ -121,7 +117,7 @@ def write(
             os.close(descriptor)
 
 
-def check_names(names: "Iterable[str]") -> None:
+def check_names(names: Iterable[str]) -> None:
     """Raise `Unfit` for names that cannot stand in one image, such as a file and a directory of one name."""
     directories: set[str] = set()
     files = set(names)
@@ -130,9 +126,9 @@ def check_names(names: "Iterable[str]") -> None:
         try:
             encoded = [part.encode() for part in parts]
         except UnicodeEncodeError:
-            raise Unfit(f"{name!a} is no name in UTF-8") from None
+            raise Unfit(f"{name!a} is not a name in UTF-8") from None
         if any(part in (b"", b".", b"..") or b"\0" in part for part in encoded):
-            raise Unfit(f"{name!a} is no plain relative name")
+            raise Unfit(f"{name!a} is not a plain relative name")
         if len(parts) > DEEPEST:
             raise Unfit(f"{name!a} lies deeper than {DEEPEST} levels")
         if any(len(part) > 200 for part in encoded):
@@ -142,7 +138,7 @@ def check_names(names: "Iterable[str]") -> None:
         raise Unfit(f"{both[0]!a} is both a file and a directory")
 
 
-def _check_sizes(files: "list[tuple[str, int, int]]", most_bytes: int) -> None:
+def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
     for name, _, size in files:
         if size > LARGEST_FILE:
             raise Unfit(f"{name!a} has {size} bytes, and a file in an image at most {LARGEST_FILE}")
@@ -227,7 +223,7 @@ def _main() -> int:
     return 0
 
 
-def _restrict(user: "list[int] | None", most: int) -> None:
+def _restrict(user: list[int] | None, most: int) -> None:
     import resource
 
     if user is not None:
@@ -246,7 +242,7 @@ def _restrict(user: "list[int] | None", most: int) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def _image(output: "BinaryIO", label: str, files: "list[list[Any]]", mode: int) -> None:
+def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> None:
     """Write the image, its directories and files under names that each of the three systems of names can have."""
     import pycdlib
 

@@ -9,17 +9,13 @@ is the caller's to say: here it is `Trouble`.
 import functools
 import os
 import signal
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from vmgahp.host.job_user import Identity
-
-    Progress = Callable[[float], None]
+Progress = Callable[[float], None]
 
 LOOK = 30.0
 """Seconds for a look at an image; a healthy one takes a hundredth of one."""
@@ -31,7 +27,7 @@ LOOK_CPU, LOOK_MEMORY = 10, 1 << 30
 CONVERT_MEMORY = 4 << 30
 
 MOST_OUTPUT = 16 << 20
-"""Bytes that are kept of what it prints; the description of a long chain of layers is a few KiB."""
+"""Bytes that are kept of what it prints; the description of a long backing chain is a few KiB."""
 
 
 class Trouble(Exception):
@@ -78,12 +74,12 @@ class Refused(Trouble):
 def info(
     path: str,
     image_format: str,
-    identity: "Identity | None" = None,
+    identity: Identity | None = None,
     *,
     chain: bool = False,
     seconds: float = LOOK,
-) -> "list[dict[str, Any]]":
-    """What the image's header says of it, with `chain` followed by those of the layers beneath.
+) -> list[dict[str, Any]]:
+    """What the image's header says of it, with `chain` followed by those of its backing files.
 
     `image_format` is QEMU's name of what somebody says that it is. Without an `identity` it runs as the caller.
     Raises `Trouble`.
@@ -98,7 +94,7 @@ def measure(
     path: str,
     image_format: str,
     target_format: str,
-    identity: "Identity | None" = None,
+    identity: Identity | None = None,
     *,
     seconds: float = LOOK,
 ) -> int:
@@ -120,7 +116,7 @@ def create_overlay(
     _run(command, identity, seconds=seconds, cpu=int(OVERLAY / 2))
 
 
-def create_empty(to: str, to_format: str, size: int, identity: "Identity | None" = None) -> None:
+def create_empty(to: str, to_format: str, size: int, identity: Identity | None = None) -> None:
     """Write an image `to` of `size` bytes without content, which takes hardly any room; as `create_overlay`."""
     _run(["create", "-q", "-f", to_format, _place(to), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
 
@@ -130,14 +126,14 @@ def convert(
     source_format: str,
     to: str,
     to_format: str,
-    identity: "Identity | None" = None,
+    identity: Identity | None = None,
     *,
     seconds: float,
-    options: "Sequence[str]" = (),
+    options: Sequence[str] = (),
     largest: int = 0,
-    progress: "Progress | None" = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Write the content of the image `source`, and of what lies beneath it, as the new image `to`.
+    """Write the content of the image `source`, and of its backing files, as the new image `to`.
 
     `options` are those of the new format (``-o``); a file of more than `largest` bytes, if that is not 0, is given
     up. `progress` is told how far it is, in per cent. On a failure `to` may be there, half of it. Raises `Trouble`.
@@ -154,7 +150,7 @@ def _place(path: str) -> str:
     return os.path.abspath(path)
 
 
-def _document(command: "Sequence[str]", identity: "Identity | None", seconds: float) -> "Any":
+def _document(command: Sequence[str], identity: Identity | None, seconds: float) -> Any:
     import json
 
     try:
@@ -164,14 +160,14 @@ def _document(command: "Sequence[str]", identity: "Identity | None", seconds: fl
 
 
 def _run(
-    arguments: "Sequence[str]",
-    identity: "Identity | None",
+    arguments: Sequence[str],
+    identity: Identity | None,
     *,
     seconds: float,
     cpu: int = 0,
     memory: int = LOOK_MEMORY,
     largest: int = 0,
-    progress: "Progress | None" = None,
+    progress: Progress | None = None,
 ) -> bytes:
     """Run it and return what it printed. Raises `Trouble`."""
     limits = [f"--as={memory}"]
@@ -203,7 +199,7 @@ def _run(
     return done.out
 
 
-def _tell(progress: "Progress", out: bytearray, _err: bytearray) -> bool:
+def _tell(progress: Progress, out: bytearray, _err: bytearray) -> bool:
     """``    (12.34/100%)`` and a carriage return, again and again; the last whole one counts."""
     before, slash, rest = out.rpartition(b"/100%)")
     if slash:

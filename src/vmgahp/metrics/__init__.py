@@ -12,7 +12,7 @@ Number = int | float
 Key = tuple[str, ...]
 
 GAUGES = frozenset(("allocation", "capacity"))
-"""Figures of a disk that say how large it is now; all the others of disks and cards are counters."""
+"""Figures of a disk that say how large it is now; all the others of disks and NICs are counters."""
 
 LARGEST = 2**63 - 1
 """A larger counter in a line that was read back is nobody's."""
@@ -147,7 +147,7 @@ def _line(metrics: Metrics, totals: Mapping[Key, Number]) -> dict[str, object]:
 
 
 def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:
-    """The counters of a line that was read back; what is no counter is left out."""
+    """The counters of a line that was read back; anything else is left out."""
     if is_counter(line.get("cpu_seconds")):
         yield ("cpu_seconds",), line["cpu_seconds"]  # type: ignore[misc]
     seconds = line.get("vcpu_seconds")
@@ -162,7 +162,7 @@ def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:
 
 
 def is_counter(value: object) -> bool:
-    """Whether a value of a line is a number that a counter can have; NaN is none."""
+    """Whether a value of a line is a number that a counter can have, which NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 

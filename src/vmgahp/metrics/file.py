@@ -1,6 +1,6 @@
 """``vm_metrics.jsonl`` in the scratch directory: what a VM has used, and its events.
 
-The file goes home with the job, and to a restart with its checkpoint, where it is gone on with. It is the
+The file is transferred back with the job, and to a restart with its checkpoint, which appends to it. It is the
 job's: it is opened once, as the job's user and through no link, and what an earlier life has left in it is
 looked at and not believed. The format is in docs/reference/metrics.md.
 """
@@ -8,14 +8,10 @@ looked at and not believed. The format is in docs/reference/metrics.md.
 import json
 import os
 from _thread import allocate_lock
+from collections.abc import Callable, Mapping
 
 from vmgahp import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 NAME = "vm_metrics.jsonl"
 
@@ -43,7 +39,7 @@ class MetricsFile:
         except (OSError, errors.Fault) as error:
             self._tell("open", f"{NAME} cannot be kept in {directory}: {error}")
 
-    def last_sample(self) -> "Mapping[str, object] | None":
+    def last_sample(self) -> Mapping[str, object] | None:
         """The last sample that an earlier life has left, whatever the job has made of it."""
         if self._fd < 0:
             return None
@@ -55,7 +51,7 @@ class MetricsFile:
         self._torn = bool(tail) and not tail.endswith(b"\n")
         return last_sample(tail)
 
-    def add(self, line: "Mapping[str, object]", *, event: bool = False) -> None:
+    def add(self, line: Mapping[str, object], *, event: bool = False) -> None:
         """Append a line; a sample only as long as the file is within its limit."""
         data = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
         with self._lock:
@@ -85,8 +81,8 @@ class MetricsFile:
             self._log(text)
 
 
-def parse(line: bytes) -> "dict[str, object] | None":
-    """A line of the file; None for what is none, be it ever so strange."""
+def parse(line: bytes) -> dict[str, object] | None:
+    """A line of the file; None for anything else, be it ever so strange."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -94,7 +90,7 @@ def parse(line: bytes) -> "dict[str, object] | None":
     return found if isinstance(found, dict) else None
 
 
-def last_sample(tail: bytes) -> "dict[str, object] | None":
+def last_sample(tail: bytes) -> dict[str, object] | None:
     """The last sample in the end of a file."""
     for text in reversed(tail.split(b"\n")):
         found = parse(text) if text else None

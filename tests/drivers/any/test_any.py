@@ -394,7 +394,7 @@ def test_a_machine_without_room_offers_no_saving(
         ("disk", "raw", "", "what format it has"),
         ("disk.vmdk", "qcow2", "", "its name says vmdk, and it begins like qcow2"),
         ("disk.qcow2", "raw", "", "its name says qcow2, and it begins like no format"),
-        ("disk.raw", "raw", "qcow9", "none of the formats"),
+        ("disk.raw", "raw", "qcow9", "not one of the formats"),
     ],
 )
 def test_a_format_is_what_the_job_says_or_name_and_header_agree_about(

@@ -274,7 +274,7 @@ def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
     hook = stage(policies, f"echo {MAC}")
     with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
         text = refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
-        assert "two cards" in text
+        assert "two NICs" in text
         peer.quit()
 
 
