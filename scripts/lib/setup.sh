@@ -27,7 +27,7 @@ CONTAINER_PACKAGES=(podman crun busybox-static)
 # What draws the documents' diagrams.
 DOCS_PACKAGES=(graphviz)
 # What scripts/build-deb builds with.
-DEB_PACKAGES=(dpkg-dev debhelper dh-python)
+DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python)
 # What building the pool's root takes as well.
 POOL_PACKAGES=(debootstrap)
 # What building a machine with Xen, and talking to it, takes as well.
