@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import select
     from typing import Protocol
 
-    class Settings(Protocol):
+    class LogSettings(Protocol):
         """What the log asks of `vmgahp.config.Settings`; the two modules do not import each other."""
 
         def string(self, name: str) -> str: ...
@@ -87,7 +87,7 @@ class Log:
         if self._debug:
             self._add(True, text)
 
-    def open(self, settings: "Settings", to_stderr: bool = False) -> None:
+    def open(self, settings: "LogSettings", to_stderr: bool = False) -> None:
         """Choose where the lines go, those that waited first: standard error, or the file VM_GAHP_LOG.
 
         An empty or relative name (the current directory is the job's), ``/dev/null``, and whatever is not a

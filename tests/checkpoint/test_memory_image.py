@@ -1,32 +1,14 @@
 """The head of a memory image: nothing that would make libvirtd stumble passes."""
 
 import os
-import struct
 import tempfile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmgahp.checkpoint.memory_image import HEADER, LARGEST_HEAD, MAGIC, UNFINISHED, Damaged, Head, inspect
-
-
-def image(
-    xml: bytes = b"<domain/>\0",
-    cookie: bytes = b"<cookie/>\0",
-    magic: bytes = MAGIC,
-    version: int = 2,
-    length: int | None = None,
-    running: int = 1,
-    number: int = 0,
-    offset: int | None = None,
-    rest: bytes = bytes(64) + b"QEVM",
-) -> bytes:
-    length = len(xml) + len(cookie) + 64 if length is None else length
-    offset = len(xml) * bool(cookie) if offset is None else offset
-    return struct.pack("=16s5I", magic, version, length, running, number, offset).ljust(HEADER, b"\0") + (
-        xml + cookie + rest
-    )
+from tests.checkpoint.support import image
+from vmgahp.checkpoint.memory_image import HEADER, LARGEST_HEAD, UNFINISHED, Damaged, Head, inspect
 
 
 def look(content: bytes) -> Head:

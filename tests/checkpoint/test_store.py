@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.test_memory_image import image
+from tests.checkpoint.support import image
 from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.files import Unusable

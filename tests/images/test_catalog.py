@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
+from tests.images.support import AS_ROOT, offering, one, place, resolved, settings, write
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -20,33 +21,9 @@ from vmgahp.job.data_disks import refuse
 from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
 
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
+__all__ = ["place"]
 
 QCOW2 = b"QFI\xfb\0\0\0\3".ljust(512, b"\0")
-
-
-@pytest.fixture
-def place(scratch: Path) -> Path:
-    """A directory that everybody may enter and only its owner write to."""
-    made = scratch.parent / "images"
-    made.mkdir()
-    made.chmod(0o755)
-    return made
-
-
-def write(path: Path, content: str | bytes, mode: int = 0o644) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    path.chmod(mode)
-    return path
-
-
-def settings(place: Path, **more: str) -> Settings:
-    return Settings({"VM_MEMORY": "1024", "VM_CATALOG": str(place / "catalog.toml"), **more})
-
-
-def offering(place: Path, text: str) -> Settings:
-    write(place / "catalog.toml", text)
-    return settings(place)
 
 
 def survey(made: Settings, beneath=lambda _image: None):  # type: ignore[no-untyped-def]
@@ -140,11 +117,6 @@ def test_a_name_that_no_job_could_write_is_refused(place: Path, name: str) -> No
 
 
 # --- whose the files are
-
-
-def one(place: Path, image_format: str = "raw", content: bytes = b"content") -> Settings:
-    write(place / "a", content)
-    return offering(place, f'[a]\npath = "a"\nformat = "{image_format}"\n')
 
 
 def trouble(made: Settings, check: str = "image a") -> str:
@@ -273,18 +245,6 @@ def test_a_check_that_was_late_keeps_no_machine_out() -> None:
 
 
 # --- what a job says
-
-
-def resolved(
-    made: Settings, disks: str = "catalog:a:vda:w", files: Files | None = None, **attributes: str
-) -> tuple[Disk, ...]:
-    ad = jobs.ad(VMPARAM_vm_Disk=f'"{disks}"', **attributes)
-    return JobSpec.from_ad(ad, made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
-
-
-def _every_file(made: Settings) -> list[str]:
-    directory = Path(made.string("VM_CATALOG")).parent
-    return [str(path) for path in directory.iterdir()] if directory.is_dir() else []
 
 
 def refusal(made: Settings, disks: str = "catalog:a:vda:w", **attributes: str) -> JobFault:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.domain.support import disk, spec
-from tests.images.test_catalog import write
+from tests.images.support import write
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.manifest import DiskState

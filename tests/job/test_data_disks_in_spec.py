@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
-from tests.images.test_catalog import AS_ROOT, one, place, resolved
+from tests.images.support import AS_ROOT, one, place, resolved
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings

@@ -1,0 +1,23 @@
+"""Memory images of libvirt's QEMU driver, whole and broken."""
+
+import struct
+
+from vmgahp.checkpoint.memory_image import HEADER, MAGIC
+
+
+def image(
+    xml: bytes = b"<domain/>\0",
+    cookie: bytes = b"<cookie/>\0",
+    magic: bytes = MAGIC,
+    version: int = 2,
+    length: int | None = None,
+    running: int = 1,
+    number: int = 0,
+    offset: int | None = None,
+    rest: bytes = bytes(64) + b"QEVM",
+) -> bytes:
+    length = len(xml) + len(cookie) + 64 if length is None else length
+    offset = len(xml) * bool(cookie) if offset is None else offset
+    return struct.pack("=16s5I", magic, version, length, running, number, offset).ljust(HEADER, b"\0") + (
+        xml + cookie + rest
+    )

@@ -1,0 +1,37 @@
+"""The house rules of CONTRIBUTING.md that a machine can check."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+from tests import REPOSITORY
+
+SOURCES = sorted((REPOSITORY / "src/vmgahp").rglob("*.py"))
+
+
+def test_a_module_has_450_lines_at_most() -> None:
+    assert [path.name for path in SOURCES if path.read_text().count("\n") > 450] == []
+
+
+def test_what_has_a_street_is_in_it() -> None:
+    assert len([path for path in SOURCES if path.parent.name == "vmgahp"]) <= 9
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Private ones are known in their module alone."""
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_no_test_module_imports_another() -> None:
+    def imports(path: Path) -> list[str]:
+        return re.findall(r"^ *(?:from|import) (tests\.(?:\w+\.)*test_\w+)", path.read_text(), re.MULTILINE)
+
+    found = {path.name: imports(path) for path in (REPOSITORY / "tests").rglob("*.py")}
+    assert {name: modules for name, modules in found.items() if modules} == {}
