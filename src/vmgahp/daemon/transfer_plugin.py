@@ -156,14 +156,8 @@ def _create(base: str, base_format: str, target: str, who: "Identity") -> None:
     try:
         qemu_img.create_overlay(base, base_format, temporary, who)
         os.rename(temporary, target)
-    except qemu_img.NotInstalled as error:
-        raise TransferError(
-            f"{error.program} is not installed on this machine (qemu-utils, util-linux)."
-        ) from error
-    except qemu_img.TooSlow as error:
-        raise TransferError(f"no overlay of {base} could be made within {error.seconds:g} s.") from error
     except qemu_img.Trouble as error:
-        raise TransferError(f"no overlay of {base} could be made: {error}") from error
+        raise TransferError(f"no overlay of {base} could be made: {error}.") from error
     except OSError as error:
         raise TransferError(f"{target} cannot be written ({error.strerror}).") from error
     finally:
@@ -250,11 +244,8 @@ def _many(infile: str, outfile: str, upload: bool, environ: "Mapping[str, str]")
         url, name = ad.get("Url"), ad.get("LocalFileName")
         if isinstance(url, str) and isinstance(name, str):  # others are about no file
             results.append(_one(url, name, upload, environ))
-    if not results:
-        results = [_result("", "", "the list of files names none")]
-    if not _write(outfile, results):
-        return 1
-    return 0 if all(result["TransferSuccess"] for result in results) else 1
+    results = results or [_result("", "", "the list of files names none")]
+    return 0 if _write(outfile, results) and all(result["TransferSuccess"] for result in results) else 1
 
 
 def _one(url: str, name: str, upload: bool, environ: "Mapping[str, str]") -> "dict[str, str | int]":
@@ -301,9 +292,7 @@ def _old(value: str | int) -> str:
 
 def _new(value: str | int) -> str:
     """A value in the syntax of new ClassAds, where a backslash begins an escape."""
-    from vmgahp.job.ad import quote
-
-    return quote(value.replace("\\", "\\\\")) if isinstance(value, str) else str(value).lower()
+    return _old(value.replace("\\", "\\\\") if isinstance(value, str) else value)
 
 
 def _write(outfile: str, results: "Sequence[dict[str, str | int]]") -> bool:

@@ -47,9 +47,17 @@ def load(directory: str, identity: Identity) -> Choice:
 
 
 def store(directory: str, identity: Identity, choice: Choice) -> None:
-    """Write it down, all or nothing. Raises OSError."""
+    """Write it down, all or nothing. Raises `errors.Fault`."""
     data = json.dumps({"format": FORMAT, **choice._asdict()}, indent=1).encode() + b"\n"
-    identity.write_scratch(directory, FILE, data, 0o644)  # the kill mode reads it, as another user
+    write(directory, FILE, data, identity, 0o644)  # the kill mode reads it, as another user
+
+
+def write(directory: str, name: str, data: bytes, identity: Identity, mode: int = 0o600) -> None:
+    """Write a file of the scratch directory, all or nothing. Raises `errors.Fault`."""
+    try:
+        identity.write_scratch(directory, name, data, mode)
+    except OSError as error:
+        raise unwritable(name, error) from error
 
 
 def unwritable(name: str, error: OSError) -> errors.Fault:

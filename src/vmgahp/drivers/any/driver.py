@@ -250,7 +250,7 @@ class AnyDriver(Driver):
                 for disk in known.disks
                 if disk.path in made
             }
-            self._remember(known, choice.Choice(vm_type, images))
+            choice.store(known.directory, self.identity, choice.Choice(vm_type, images))
             machine = self._driver_for(vm_type).start(ad)
         except BaseException:
             self._undo(known, vm_type, made)
@@ -279,23 +279,11 @@ class AnyDriver(Driver):
             changes[DISK] = quote(compatibility.as_they_would_be(known.disks, made))
         if vm_type in vm_types.VMWARE and known.job.expression(VMX_FILE) is None:
             now = [made.get(disk.path, disk) for disk in known.disks]
-            self._write(known.directory, vmx_writer.FILE, vmx_writer.describe(now).encode())
+            choice.write(known.directory, vmx_writer.FILE, vmx_writer.describe(now).encode(), self.identity)
             changes |= vmx_writer.attributes(now)
         lower = {name.lower() for name in changes}
         kept = [pair for pair in known.job.pairs() if pair[0].lower() not in lower]
         return JobAd([*kept, *changes.items()])
-
-    def _remember(self, known: _Known, now: choice.Choice) -> None:
-        try:
-            choice.store(known.directory, self.identity, now)
-        except OSError as error:
-            raise choice.unwritable(choice.FILE, error) from error
-
-    def _write(self, directory: str, name: str, data: bytes) -> None:
-        try:
-            self.identity.write_scratch(directory, name, data)
-        except OSError as error:
-            raise choice.unwritable(name, error) from error
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """A start that failed leaves the scratch directory as it was."""
