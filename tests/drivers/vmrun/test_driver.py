@@ -67,13 +67,14 @@ def running(job: VmwareJob, host: VMware, *more: str, **settings: object) -> Ite
             peer.quit()
 
 
-def refused(peer: Peer, job: VmwareJob, word: str, *more: str) -> str:
-    """A START that is refused with this word; the reason that the job's owner reads."""
-    assert peer.line().startswith("$VMGahpVersion")
-    peer.send_ad(*job.ad(*more))
-    result = peer.run("START", "vmware")
-    assert result == ["1", f"VMGAHP_ERR_{word}"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
-    peer.quit()
+def refused(job: VmwareJob, host: VMware, code: str, *more: str, **settings: object) -> str:
+    """A START that is refused with this code; the reason that the job's owner reads."""
+    with serving(job, host, **settings) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        peer.send_ad(*job.ad(*more))
+        result = peer.run("START", "vmware")
+        assert result == ["1", f"VMGAHP_ERR_{code}"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+        peer.quit()
     return (job.scratch / "vm_error.txt").read_text()
 
 
@@ -296,10 +297,7 @@ def test_disks_that_have_moved_on_hold_the_job(job: VmwareJob, host: VMware) -> 
     with open(job.disk, "r+b") as file:
         file.seek(1000)
         file.write(b"moved on")
-    with serving(job, host) as peer:
-        text = refused(
-            peer, job, "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", "VMPARAM_VMware_SnapshotDisk = false"
-        )
+    text = refused(job, host, "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", "VMPARAM_VMware_SnapshotDisk = false")
     assert "the content of 'dos.vmdk' has changed" in text
     assert not host.pids()
 
@@ -425,8 +423,7 @@ class TestPlayer:
 
     def test_a_job_with_snapshot_disks_is_held(self, job: VmwareJob, player: VMware) -> None:
         before = sorted(path.name for path in job.scratch.iterdir())
-        with serving(job, player) as peer:
-            text = refused(peer, job, "JOBCLASSAD_MISMATCHED_HARDWARE_VT")
+        text = refused(job, player, "JOBCLASSAD_MISMATCHED_HARDWARE_VT")
         assert "VMPARAM_VMware_SnapshotDisk = true" in text
         assert "VM_vmware_ATTR_snapshot" in text
         assert sorted(path.name for path in job.scratch.iterdir()) == [*before, "vm_error.txt"]
@@ -455,69 +452,62 @@ class TestTrouble:
             log = peer.quit()
         assert "program compiled against libxml" in log
 
-    def test_a_start_that_fails_with_status_0_is_a_failure(self, job: VmwareJob, host: VMware) -> None:
-        host.misbehave("exit0", "fail:start=The_file_is_already_in_use")
-        before = sorted(path.name for path in job.scratch.iterdir())
-        with serving(job, host) as peer:
-            text = refused(peer, job, "JOBCLASSAD_KVM_INVALID_DISK_PARAM")
-        assert "The file is already in use" in text
+    @pytest.mark.parametrize(
+        ("mode", "settings", "code", "said"),
+        [
+            (
+                "exit0 fail:start=The_file_is_already_in_use",
+                {},
+                "JOBCLASSAD_KVM_INVALID_DISK_PARAM",
+                ["The file is already in use"],
+            ),
+            ("hang:all", {"VMWARE_TIMEOUT": 1}, "CRITICAL", ["vmrun does not answer"]),
+            ("", {"VMWARE_VMRUN": "/nowhere/vmrun"}, "CRITICAL", ["VMWARE_VMRUN = /nowhere/vmrun"]),
+            ("no disk", {}, "BAD_IMAGE", ["ide0:0.fileName", "'dos.vmdk'"]),
+            ("no snapshot", {}, "INTERNAL", ["would write to dos.vmdk itself"]),
+        ],
+    )
+    def test_a_start_that_fails_says_why_and_leaves_nothing(
+        self, job: VmwareJob, host: VMware, mode: str, settings: dict[str, object], code: str, said: list[str]
+    ) -> None:
+        if mode == "no disk":
+            job.disk.write_bytes(b"no disk at all")
+        elif mode == "no snapshot":
+            wrapper = host.vmrun.with_name("lying")
+            wrapper.write_text(f'#!/bin/sh\n[ "$3" = snapshot ] || exec {host.vmrun} "$@"\n')
+            wrapper.chmod(0o755)
+            settings = {"VMWARE_VMRUN": wrapper}
+        else:
+            host.misbehave(*mode.split())
+        before, disk = sorted(path.name for path in job.scratch.iterdir()), job.disk.read_bytes()
+        text = refused(job, host, code, **settings)
+        assert [part for part in said if part not in text] == []
         assert sorted(path.name for path in job.scratch.iterdir()) == [*before, "vm_error.txt"]
+        assert job.disk.read_bytes() == disk
+        assert mode != "no disk" or not [line for line in host.calls() if " start " in line]
 
-    def test_a_snapshot_that_was_not_made_is_noticed(self, job: VmwareJob, host: VMware) -> None:
-        wrapper = host.vmrun.with_name("lying")
-        wrapper.write_text(f'#!/bin/sh\n[ "$3" = snapshot ] || exec {host.vmrun} "$@"\n')
-        wrapper.chmod(0o755)
-        before = job.disk.read_bytes()
-        with serving(job, host, VMWARE_VMRUN=wrapper) as peer:
-            text = refused(peer, job, "INTERNAL")
-        assert "would write to dos.vmdk itself" in text
-        assert job.disk.read_bytes() == before
-
-    def test_a_list_that_hangs_does_not_end_the_job(self, job: VmwareJob, host: VMware) -> None:
+    @pytest.mark.parametrize("mode", ["hang:list", "unlisted"])
+    def test_a_vm_that_is_not_listed_and_has_a_process_runs(
+        self, job: VmwareJob, host: VMware, mode: str
+    ) -> None:
         with running(job, host, VMWARE_TIMEOUT=2) as peer:
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-            host.misbehave("hang:list")
+            host.misbehave(mode)
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave()
         assert not host.pids()
 
-    def test_a_vm_that_is_not_listed_and_has_a_process_runs(self, job: VmwareJob, host: VMware) -> None:
-        with running(job, host) as peer:
-            host.misbehave("unlisted")
-            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-
-    def test_a_stop_that_hangs_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
+    @pytest.mark.parametrize(
+        ("mode", "said"), [("hang:stop", "no answer within 2 s"), ("unclean", "killing")]
+    )
+    def test_a_stop_that_does_nothing_is_followed_by_a_kill(
+        self, job: VmwareJob, host: VMware, mode: str, said: str
+    ) -> None:
         with running(job, host, VMWARE_TIMEOUT=2) as peer:
-            host.misbehave("hang:stop")
+            host.misbehave(mode)
             assert peer.run("STOP", 1) == ["0", "NULL"]
             assert not host.pids()
-            log = peer.quit()
-        assert "no answer within 2 s" in log
-
-    def test_a_stop_that_does_nothing_is_followed_by_a_kill(self, job: VmwareJob, host: VMware) -> None:
-        with running(job, host) as peer:
-            host.misbehave("unclean")
-            assert peer.run("STOP", 1) == ["0", "NULL"]
-            assert not host.pids()
-
-    def test_a_start_on_a_vmrun_that_hangs_blames_the_machine(self, job: VmwareJob, host: VMware) -> None:
-        host.misbehave("hang:all")
-        with serving(job, host, VMWARE_TIMEOUT=1) as peer:
-            text = refused(peer, job, "CRITICAL")
-        assert "vmrun does not answer" in text
-
-    def test_no_vmrun_blames_the_machine(self, job: VmwareJob, host: VMware) -> None:
-        with serving(job, host, VMWARE_VMRUN="/nowhere/vmrun") as peer:
-            text = refused(peer, job, "CRITICAL")
-        assert "VMWARE_VMRUN = /nowhere/vmrun" in text
-
-    def test_a_disk_that_is_none_holds_the_job(self, job: VmwareJob, host: VMware) -> None:
-        job.disk.write_bytes(b"no disk at all")
-        with serving(job, host) as peer:
-            text = refused(peer, job, "BAD_IMAGE")
-        assert "ide0:0.fileName" in text
-        assert "'dos.vmdk'" in text
-        assert not [line for line in host.calls() if " start " in line]
+            assert said in peer.quit()
 
     def test_a_suspend_that_fails_leaves_the_guest_running(self, job: VmwareJob, host: VMware) -> None:
         with running(job, host) as peer:

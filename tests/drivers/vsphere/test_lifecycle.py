@@ -88,6 +88,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         powers_off(peer, server, vm)
         # From this answer on the starter sends the files away.
         assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
+        assert (both.scratch / "disk-flat.vmdk").stat().st_uid == both.scratch.stat().st_uid
         assert server.jobs() == {}
         assert server.files() == []
         ours = ["vm_exit.json", "vm_metrics.jsonl"]
@@ -95,13 +96,6 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         log = peer.quit()
     assert "downloading disk.vmdk: done, 1.0 MiB" in log
-
-
-def test_the_files_that_come_home_belong_to_the_job_owner(lab: Lab) -> None:
-    with lab.running() as peer:
-        server = lab.server()
-        powers_off(peer, server)
-        assert (lab.scratch / "disk-flat.vmdk").stat().st_uid == lab.scratch.stat().st_uid
 
 
 def test_it_counts_as_running_until_its_disks_are_home(lab: Lab) -> None:
@@ -321,6 +315,8 @@ def test_suspend_and_resume(both: Lab) -> None:
         assert status(peer) == {"STATUS": "Suspended"}
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert server.power(vm) == "poweredOn"
+        # The job has not asked for checkpoints.
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
         assert status(peer)["STATUS"] == "Running"
 
 
@@ -374,12 +370,6 @@ def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
         assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
         assert server.power(server.job()) == "poweredOn"
         assert not (lab.scratch / MANIFEST).exists()
-
-
-def test_a_job_that_asks_for_no_checkpoint_gets_none(lab: Lab) -> None:
-    with lab.running() as peer:
-        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
-        assert status(peer)["STATUS"] == "Running"
 
 
 def test_periodic_checkpoints(lab: Lab) -> None:
