@@ -9,14 +9,11 @@ its manual describes in ``docs/apis/file-transfer-plugins``. Images lie in the d
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from vmgahp.config import Settings
-    from vmgahp.host.job_user import Identity
+from vmgahp.config import Settings
+from vmgahp.host.job_user import Identity
 
 METHODS = "nfs", "vmimage"
 """The schemes of URLs: that of the how-to which made the rounds, and one that nobody else has."""
@@ -78,7 +75,7 @@ def parse_url(url: str) -> Wanted:
     return Wanted(base, name, words[1] if len(words) > 1 else "")
 
 
-def fetch(url: str, destination: str, settings: "Settings") -> int:
+def fetch(url: str, destination: str, settings: Settings) -> int:
     """Make the overlay that `url` asks for in the directory of `destination`; its size in bytes.
 
     One that is there already has come with a checkpoint, or from the spool: it stays as it is, where its base is
@@ -117,7 +114,7 @@ def fetch(url: str, destination: str, settings: "Settings") -> int:
     return os.stat(target).st_size
 
 
-def _allowed(path: str, directories: "Sequence[str]", url: str) -> str:
+def _allowed(path: str, directories: Sequence[str], url: str) -> str:
     """The path without symbolic links, if it is in one of the directories. Raises `TransferError`.
 
     It does not tell whether a file elsewhere exists: with root's rights withdrawn it could not matter, but who
@@ -132,7 +129,7 @@ def _allowed(path: str, directories: "Sequence[str]", url: str) -> str:
     return real
 
 
-def _directories(settings: "Settings") -> list[str]:
+def _directories(settings: Settings) -> list[str]:
     from vmgahp.errors import MachineFault
 
     found = []
@@ -148,7 +145,7 @@ def _directories(settings: "Settings") -> list[str]:
     return found
 
 
-def _create(base: str, base_format: str, target: str, who: "Identity") -> None:
+def _create(base: str, base_format: str, target: str, who: Identity) -> None:
     """Write an empty overlay, at first under another name: half of one must never be taken for it."""
     from vmgahp.images import qemu_img
 
@@ -191,7 +188,7 @@ def _shown(text: str) -> str:
 # What HTCondor sees
 
 
-def main(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """The program ``vmgahp-image-plugin``; returns the exit status."""
     words = list(argv[1:])
     if words == ["-classad"]:
@@ -225,7 +222,7 @@ def capabilities() -> str:
     )
 
 
-def _many(infile: str, outfile: str, upload: bool, environ: "Mapping[str, str]") -> int:
+def _many(infile: str, outfile: str, upload: bool, environ: Mapping[str, str]) -> int:
     """Version 2: a list of ads in, one ad out for each."""
     try:
         import classad2
@@ -248,7 +245,7 @@ def _many(infile: str, outfile: str, upload: bool, environ: "Mapping[str, str]")
     return 0 if _write(outfile, results) and all(result["TransferSuccess"] for result in results) else 1
 
 
-def _one(url: str, name: str, upload: bool, environ: "Mapping[str, str]") -> "dict[str, str | int]":
+def _one(url: str, name: str, upload: bool, environ: Mapping[str, str]) -> dict[str, str | int]:
     """Make one overlay: the attributes of the result."""
     from vmgahp import config, errors
 
@@ -268,7 +265,7 @@ def _one(url: str, name: str, upload: bool, environ: "Mapping[str, str]") -> "di
     return _result(url, name, "", size)
 
 
-def _result(url: str, name: str, error: str, size: int = 0) -> "dict[str, str | int]":
+def _result(url: str, name: str, error: str, size: int = 0) -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "TransferUrl": url,
         "TransferFileName": name,
@@ -295,7 +292,7 @@ def _new(value: str | int) -> str:
     return _old(value.replace("\\", "\\\\") if isinstance(value, str) else value)
 
 
-def _write(outfile: str, results: "Sequence[dict[str, str | int]]") -> bool:
+def _write(outfile: str, results: Sequence[dict[str, str | int]]) -> bool:
     """Write the results over the beginning of the file that HTCondor has filled with blanks, and keep its length."""
     text = "".join(
         "[ " + "; ".join(f"{attribute} = {_new(value)}" for attribute, value in result.items()) + " ]\n"

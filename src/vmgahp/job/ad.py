@@ -5,16 +5,14 @@ engine (``classad2``) is loaded, which takes 20 ms and 14 MiB, and is given the 
 engine is imported: a block of attributes comes in at the start of every job.
 """
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from vmgahp import errors
 from vmgahp.errors import ClientFault, JobFault, MachineFault
 from vmgahp.text import has_control, is_private, shown
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
-    Literal = str | int | float | bool | None
+Literal = str | int | float | bool | None
 
 LONGEST_NAME = 200
 """Bytes of a VM's name: libvirt makes file names of it."""
@@ -81,7 +79,7 @@ class JobAd:
         value = self._value(name)
         return bool(value) if isinstance(value, int | float) else None
 
-    def lines(self, extra: "Mapping[str, str] | None" = None) -> list[str]:
+    def lines(self, extra: Mapping[str, str] | None = None) -> list[str]:
         """The ad as ``Name = expression`` lines, in the order of the names, without the secret attributes.
 
         This is what LIBVIRT_XML_SCRIPT reads. The strings of `extra` are added, and replace what the job's
@@ -116,7 +114,7 @@ class JobAd:
             for name, value in found.items()
         }
 
-    def judge(self, expression: str) -> "Literal":
+    def judge(self, expression: str) -> Literal:
         """The value of somebody else's expression over this ad without its secrets, None for undefined and error.
 
         The ad is MY and TARGET alike. Raises ValueError where it is not an expression.
@@ -172,7 +170,7 @@ class JobAd:
             )
         return name
 
-    def _value(self, name: str) -> "Literal":
+    def _value(self, name: str) -> Literal:
         """An attribute's value, None for undefined, error, lists and ads."""
         for _ in range(10):  # RequestMemory = MY.JobVMMemory and its like need no evaluator
             expression = self.expression(name)
@@ -187,7 +185,7 @@ class JobAd:
             name = reference
         return self._evaluate(name)
 
-    def _evaluate(self, name: str) -> "Literal":
+    def _evaluate(self, name: str) -> Literal:
         if self._evaluator is None:
             self._evaluator = self._load()
         import classad2
@@ -201,7 +199,7 @@ class JobAd:
             return None
         return value
 
-    def _load(self) -> "Any":
+    def _load(self) -> Any:
         """The whole ad in HTCondor's engine; attributes that it cannot parse are left out."""
         try:
             import classad2

@@ -9,6 +9,8 @@ different VMs side by side. A STATUS that waits behind a long operation of its o
 last figures after `PATIENCE` seconds: the starter counts unanswered ones, and five make it give up.
 """
 
+from collections.abc import Callable, Iterator
+
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
 from vmgahp.protocol.calls import Call, Vm
@@ -16,8 +18,6 @@ from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vmgahp.metrics import Status
 
 COMMANDS = (
@@ -49,7 +49,7 @@ _INT_MAX = 2**31 - 1
 class Session:
     """The server's side of the protocol for a server of `vm_type`."""
 
-    def __init__(self, vm_type: str, log: "Callable[[str], None]", debug: "Callable[[str], None]") -> None:
+    def __init__(self, vm_type: str, log: Callable[[str], None], debug: Callable[[str], None]) -> None:
         self.vm_type = vm_type.lower()
         self.quitting = False
         """QUIT was received: destroy the VMs, say `goodbye`, end. Nothing more is read."""
@@ -139,7 +139,7 @@ class Session:
                     )
                     self._result(call, False, errors.CRITICAL)
 
-    def _deadlines(self, target: Vm) -> "Iterator[tuple[float, Call]]":
+    def _deadlines(self, target: Vm) -> Iterator[tuple[float, Call]]:
         """When each unanswered call of a VM must be answered."""
         margin = min(20.0, self.request_timeout / 4)
         for call in (*target.queue, *((target.running,) if target.running else ())):

@@ -6,14 +6,11 @@ take in time is lost, and the transcript says how much; the next lines are tried
 
 import os
 import time
+from collections.abc import Callable
 from threading import Condition, Thread
 
 from vmgahp import errors
 from vmgahp.host import trust
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST_WAITING = 16 << 20
 """Characters that wait to be written; what comes beyond them is lost."""
@@ -62,7 +59,7 @@ class TranscriptFile:
     `complain` is called, in another thread, with a sentence the first time that something is lost.
     """
 
-    def __init__(self, descriptor: int, complain: "Callable[[str], object]" = lambda _: None) -> None:
+    def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
         self._descriptor = descriptor
         self._complain = complain
         self._complained = False
