@@ -4,19 +4,26 @@ The session, the property tests and the documentation's diagram all read `TRANSI
 decides what is allowed.
 """
 
-STARTING = "Starting"
-RUNNING = "Running"
-SOFT_SUSPENDED = "SoftSuspended"
-"""Paused: the CPUs stand still, the memory stays in RAM."""
-SUSPENDED = "Suspended"
-"""Saved to a file in the scratch directory that is of use to this server alone."""
-CHECKPOINTED = "Checkpointed"
-"""Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
-STOPPED = "Stopped"
+from enum import StrEnum
 
-STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED)
 
-STATUS_WORDS = {state: state for state in STATES} | {CHECKPOINTED: SUSPENDED}
+class State(StrEnum):
+    """What a VM is for the session, by the word of the protocol or of the log."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SOFT_SUSPENDED = "SoftSuspended"
+    """Paused: the CPUs stand still, the memory stays in RAM."""
+    SUSPENDED = "Suspended"
+    """Saved to a file in the scratch directory that is of use to this server alone."""
+    CHECKPOINTED = "Checkpointed"
+    """Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
+    STOPPED = "Stopped"
+
+
+STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED = STATES = tuple(State)
+
+STATUS_WORDS: dict[str, State] = {**{state: state for state in STATES}, CHECKPOINTED: SUSPENDED}
 """State -> the word of ``STATUS=``. The starter knows four words; for a checkpointed VM it expects
 Suspended (``VMProc::process_vm_status_result`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``)."""
 
@@ -31,42 +38,40 @@ GETPID = "GETPID"
 
 OPERATIONS = (START, STOP, SUSPEND, SOFT_SUSPEND, RESUME, CHECKPOINT, STATUS, GETPID)
 
-KEEP = "keep"
-"""The operation is granted without calling the driver: the VM is already as asked."""
-
-TRANSITIONS: dict[tuple[str, str], str] = {
+TRANSITIONS: dict[tuple[str, str], State] = {
     (STARTING, START): RUNNING,
     (RUNNING, STOP): STOPPED,
     (RUNNING, SUSPEND): SUSPENDED,
     (RUNNING, SOFT_SUSPEND): SOFT_SUSPENDED,
-    (RUNNING, RESUME): KEEP,
+    (RUNNING, RESUME): RUNNING,
     (RUNNING, CHECKPOINT): CHECKPOINTED,
     (SOFT_SUSPENDED, STOP): STOPPED,
     (SOFT_SUSPENDED, SUSPEND): SUSPENDED,
-    (SOFT_SUSPENDED, SOFT_SUSPEND): KEEP,
+    (SOFT_SUSPENDED, SOFT_SUSPEND): SOFT_SUSPENDED,
     (SOFT_SUSPENDED, RESUME): RUNNING,
     (SOFT_SUSPENDED, CHECKPOINT): CHECKPOINTED,
     (SUSPENDED, STOP): STOPPED,
-    (SUSPENDED, SUSPEND): KEEP,
+    (SUSPENDED, SUSPEND): SUSPENDED,
     (SUSPENDED, RESUME): RUNNING,
     (SUSPENDED, CHECKPOINT): CHECKPOINTED,
     (CHECKPOINTED, STOP): STOPPED,
-    (CHECKPOINTED, SUSPEND): KEEP,
-    (CHECKPOINTED, SOFT_SUSPEND): KEEP,
+    (CHECKPOINTED, SUSPEND): CHECKPOINTED,
+    (CHECKPOINTED, SOFT_SUSPEND): CHECKPOINTED,
     (CHECKPOINTED, RESUME): RUNNING,
-    (CHECKPOINTED, CHECKPOINT): KEEP,
+    (CHECKPOINTED, CHECKPOINT): CHECKPOINTED,
     (STOPPED, STOP): STOPPED,
 }
-"""(state, operation) -> the state that a success leads to. What is not here is refused with
-``VMGAHP_ERR_VM_INVALID_OPERATION``. STATUS and GETPID are allowed in every state and change none; a
-STATUS may *find* that the guest is gone, which leads to `STOPPED` from anywhere."""
+"""(state, operation) -> the state that a success leads to. Where the VM is in it already, the operation is granted
+without calling the driver. What is not here is refused with ``VMGAHP_ERR_VM_INVALID_OPERATION``. STATUS and GETPID
+are allowed in every state and change none; a STATUS may *find* that the guest is gone, which leads to `STOPPED` from
+anywhere."""
 
 
 def diagram() -> str:
     """`TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
     lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
     for (state, operation), outcome in TRANSITIONS.items():
-        if state != outcome and outcome != KEEP:
+        if state != outcome:
             lines.append(f"    {state} --> {outcome}: {operation}")
     lines += [f"    {state} --> {STOPPED}: the guest is gone" for state in (RUNNING, SOFT_SUSPENDED)]
     lines += [f"    {STARTING} --> [*]: it fails", f"    {STOPPED} --> [*]: STOP"]

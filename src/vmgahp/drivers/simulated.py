@@ -84,7 +84,7 @@ class SimulatedMachine(Machine):
         self._state = lifecycle.STOPPED
         self._machines.pop(self.name, None)
 
-    def _go(self, operation: str, state: str) -> None:
+    def _go(self, operation: str, state: lifecycle.State) -> None:
         self.gate(operation)
         if self._state == lifecycle.STOPPED:
             raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")

@@ -8,6 +8,8 @@ has used in all.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from vmgahp.lifecycle import State
+
 Number = int | float
 Key = tuple[str, ...]
 
@@ -21,7 +23,7 @@ LARGEST = 2**63 - 1
 class Metrics(NamedTuple):
     """A driver's reading of one VM, its counters as the hypervisor has them."""
 
-    state: str
+    state: State
     """One of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; others use nothing."""
     time: float
     """When the figures were true, in seconds since 1970."""
@@ -169,7 +171,7 @@ def is_counter(value: object) -> bool:
 class Status(NamedTuple):
     """What STATUS knows of a VM: its state, its use of the CPU, its memory, its addresses."""
 
-    state: str
+    state: State
     """One of `vmgahp.lifecycle`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
     cpu_seconds: float = 0.0
     """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""

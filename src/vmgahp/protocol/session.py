@@ -337,10 +337,10 @@ class Session:
         if outcome is None:
             self._log(f"{call.operation} of VM {target.id} refused: it is {target.state}")
             self._result(call, False, errors.VM_INVALID_OPERATION)
-        elif outcome == lifecycle.KEEP:
-            self._result(call, True)
         elif target.state == lifecycle.STOPPED:
             del self.vms[target.id]
+            self._result(call, True)
+        elif outcome == target.state:
             self._result(call, True)
         else:
             self._issue(call)

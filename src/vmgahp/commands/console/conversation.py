@@ -247,7 +247,6 @@ class Conversation:
         if request.operation == lifecycle.STOP:
             self.vms.pop(vm, None)
         elif state:
-            outcome = lifecycle.TRANSITIONS.get((state, request.operation), state)
-            self.vms[vm] = state if outcome == lifecycle.KEEP else outcome
+            self.vms[vm] = lifecycle.TRANSITIONS.get((state, request.operation), state)
         said = "" if words[0] in ("", error_words.NOTHING) else f", {clean(' '.join(words))}"
         return f"done{said}"

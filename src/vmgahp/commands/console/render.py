@@ -25,7 +25,7 @@ WIRE = (SENT, RECEIVED, LOG)
 LONGEST = 2000
 """Characters of one line that are shown; the rest is counted."""
 
-_STATES = {
+_STATES: dict[str, str] = {
     lifecycle.RUNNING: "running",
     lifecycle.SUSPENDED: "suspended, its memory saved to a file",
     lifecycle.SOFT_SUSPENDED: "suspended, its memory in RAM",
