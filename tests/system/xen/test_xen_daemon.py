@@ -88,7 +88,7 @@ class Job:
             talk = Client(self.command("-M", "3"), os.environ, self.local, log)
             try:
                 talk.greeting()
-                talk.say("ASYNC_MODE_ON")
+                assert talk.ask("ASYNC_MODE_ON") == "S"
                 yield talk
             finally:
                 talk.process.kill()

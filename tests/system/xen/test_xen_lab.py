@@ -66,7 +66,7 @@ def test_our_package_runs_in_dom0(
         talk = Client(command, os.environ, tmp_path, log)
         try:
             assert talk.greeting().startswith("$VMGahpVersion ")
-            assert "CONDOR_VM_START" in talk.say("COMMANDS")
+            assert "CONDOR_VM_START" in talk.ask("COMMANDS")
             talk.quit()
         finally:
             talk.process.kill()
