@@ -155,8 +155,7 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.libvirt
 @pytest.mark.parametrize("name", CASES)
 def test_libvirts_schema_accepts_it(name: str, schema: etree.RelaxNG) -> None:
-    domain = etree.fromstring(domain_xml.build(*CASES[name]))
-    assert schema.validate(domain), schema.error_log
+    assert schema.validate(etree.fromstring(domain_xml.build(*CASES[name]))), schema.error_log
 
 
 def test_no_golden_file_is_left_over() -> None:
@@ -181,7 +180,6 @@ def test_no_text_of_the_job_becomes_markup(path: str, name: str) -> None:
     domain = etree.fromstring(text)
     assert [element.tag for element in domain.find("devices")] == ["disk", "serial"]
     source = domain.find("devices/disk/source")
-    assert source is not None
     # XML itself makes a space of a line end in an attribute only when it is not escaped: ours are.
     assert source.get("file") == path
 

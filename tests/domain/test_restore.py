@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
+from tests.domain import support
+from tests.domain.support import disk
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import LARGEST, MOST_DEVICES, SavedMismatch, reconcile
 from vmgahp.images.backing import BackingFile
-from vmgahp.job.spec import Disk, JobSpec, Nic
+from vmgahp.job.spec import JobSpec, Nic
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
 
@@ -86,26 +88,14 @@ SAVED = f"""\
 """
 
 DISKS = (
-    Disk("/scratch/root.qcow2", "vda", "", writable=True, format="qcow2", transferred=True, kind="disk"),
-    Disk("/shared/data.img", "sdb", "", writable=False, format="raw", transferred=False, kind="disk"),
+    disk("/scratch/root.qcow2", format="qcow2"),
+    disk("/shared/data.img", "sdb", writable=False, transferred=False),
 )
 
 
 def spec(**changes: object) -> JobSpec:
-    plain = JobSpec(
-        name="alice_lab_7.3",
-        vm_type="kvm",
-        working_dir="/scratch",
-        memory_mib=64,
-        vcpus=2,
-        disks=DISKS,
-        nics=(Nic("user"),),
-        vnc=True,
-        checkpoint=True,
-        no_output_vm=False,
-        hardware_vt=False,
-    )
-    return plain._replace(**changes)  # type: ignore[arg-type]
+    ours = {"vcpus": 2, "disks": DISKS, "nics": (Nic("user"),), "vnc": True, "checkpoint": True}
+    return support.spec(**ours | changes)
 
 
 def host(**changes: object) -> domain_xml.Host:
@@ -359,8 +349,8 @@ def test_a_display_adapter_needs_a_display() -> None:
 
 
 def test_a_device_that_the_job_has_now_and_had_not() -> None:
-    more = Disk("/scratch/new.img", "vdc", "", writable=True, format="raw", transferred=True, kind="disk")
-    assert "no disk vdc" in refused(SAVED, domain_xml.build(spec(disks=(*DISKS, more)), host()))
+    more = (*DISKS, disk("/scratch/new.img", "vdc"))
+    assert "no disk vdc" in refused(SAVED, domain_xml.build(spec(disks=more), host()))
 
 
 def test_a_mac_address_that_the_job_has_chosen() -> None:
@@ -423,8 +413,7 @@ def test_what_is_no_xml_of_a_domain(text: str) -> None:
 
 
 def test_comments_and_instructions_are_dropped() -> None:
-    saved = with_device("<!-- <hostdev/> --><?php hostdev ?>")
-    assert reconcile(saved, OURS) == reconcile(SAVED, OURS)
+    assert reconcile(with_device("<!-- <hostdev/> --><?php hostdev ?>"), OURS) == reconcile(SAVED, OURS)
 
 
 def test_addresses_are_written_anew() -> None:
@@ -480,12 +469,9 @@ def test_a_cpu_feature_that_the_settings_forbid_stays_forbidden() -> None:
     )
     assert "vmx" in refused(SAVED, ours)
     cpu = "<cpu mode='host-passthrough' check='none' migratable='on'"
-    forced = changed(cpu + "/>", cpu + "><feature policy='force' name='vmx'/></cpu>")
-    assert "vmx" in refused(forced, ours)
-    kept = result(changed(cpu + "/>", cpu + "><feature policy='disable' name='vmx'/></cpu>"), ours).find(
-        "cpu"
-    )
-    assert [part.tag for part in kept] == ["feature", "numa"]
+    assert "vmx" in refused(changed(cpu + "/>", cpu + "><feature policy='force' name='vmx'/></cpu>"), ours)
+    kept = result(changed(cpu + "/>", cpu + "><feature policy='disable' name='vmx'/></cpu>"), ours)
+    assert [part.tag for part in kept.find("cpu")] == ["feature", "numa"]
 
 
 # Anything at all
@@ -530,7 +516,7 @@ def test_no_text_of_the_saved_xml_reaches_the_host(place: tuple[int, str], text:
     except SavedMismatch:
         return
     plain = result()
-    for path in (
+    for path in [
         "//source",
         "//backingStore",
         "//emulator",
@@ -538,7 +524,7 @@ def test_no_text_of_the_saved_xml_reaches_the_host(place: tuple[int, str], text:
         "//listen",
         "//seclabel",
         "//driver",
-    ):
+    ]:
         assert [dict(found.attrib) for found in made.xpath(path)] == [
             dict(found.attrib) for found in plain.xpath(path)
         ]

@@ -47,7 +47,6 @@ def live(asked: str = ASKED) -> etree.Element:
     """What libvirt makes of a description: KiB, indices, ports, and devices of its own."""
     domain = etree.fromstring(asked)
     memory = domain.find("memory")
-    assert memory is not None
     memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"
     for number, source in enumerate(domain.iterfind("devices/disk//source")):
         source.set("index", str(number))
@@ -57,7 +56,6 @@ def live(asked: str = ASKED) -> etree.Element:
         graphics.set("port", "5900")
         graphics.attrib.pop("passwd", None)
     devices = domain.find("devices")
-    assert devices is not None
     devices.extend(etree.fromstring(ADDED))
     return domain
 
@@ -76,7 +74,6 @@ def test_what_libvirt_makes_of_a_description_is_the_vm_that_was_asked_for() -> N
 def test_a_card_on_a_network_may_show_what_the_network_is(kind: str) -> None:
     domain = live()
     card = domain.find("devices/interface")
-    assert card is not None
     card.set("type", kind)
     verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, SPEC, CHAINS)
 
@@ -159,7 +156,6 @@ DEVICES = {
 def test_a_device_that_nobody_asked_for_is_refused(device: str) -> None:
     domain = live()
     devices = domain.find("devices")
-    assert devices is not None
     devices.append(etree.fromstring(DEVICES[device]))
     assert any(
         "nobody asked for" in each or "does not ask for" in each or "interfaces" in each
@@ -171,7 +167,6 @@ def test_a_device_that_nobody_asked_for_is_refused(device: str) -> None:
 def test_a_device_that_is_missing_is_named(tag: str) -> None:
     domain = live()
     devices = domain.find("devices")
-    assert devices is not None
     device = devices.find(tag)
     assert device is not None
     devices.remove(device)
@@ -212,7 +207,6 @@ def test_a_display_adapter_without_a_display() -> None:
 def test_a_console_is_made_of_a_serial_port_once() -> None:
     domain = live()
     devices = domain.find("devices")
-    assert devices is not None
     devices.append(etree.fromstring(etree.tostring(devices.findall("console")[0])))
     assert "nobody asked for, console unix" in " ".join(differences(domain))
 
@@ -227,7 +221,6 @@ def test_all_differences_are_named_at_once() -> None:
     domain = live()
     for path in ("memory", "vcpu"):
         element = domain.find(path)
-        assert element is not None
         element.text = "1"
     assert len(differences(domain)) == 2
 
@@ -275,7 +268,6 @@ def test_less_than_a_script_asked_for_is_not_what_it_asked_for(now: str, named: 
     asked = SCRIPTED.format(memory=64, vcpus=2, devices="")
     made = etree.tostring(live(asked), encoding="unicode")
     old = re.search(now.replace("49152", "65536").replace(">1<", ">2<").replace("'", "[\"']"), made)
-    assert old is not None
     with pytest.raises(verify.Mismatch, match=f"{named}.* was asked for"):
         verify.against_script(made.replace(old[0], now), asked, spec(vcpus=2))
 

@@ -29,8 +29,6 @@ def live() -> etree.Element:
     """What libvirt 9.0 makes of it."""
     domain = etree.fromstring(ASKED)
     memory, system = domain.find("memory"), domain.find("os")
-    assert memory is not None
-    assert system is not None
     memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"
     del system.attrib["firmware"]
     etree.SubElement(system, "loader", type="pflash").text = "/usr/share/OVMF/OVMF_CODE_4M.fd"
@@ -77,7 +75,6 @@ def test_a_difference_is_named(change: str) -> None:
     path, name, value, expected = CHANGES[change]
     domain = live()
     element = domain.find(path)
-    assert element is not None
     element.set(name, value)
     assert expected in compare(domain)
 
@@ -87,7 +84,6 @@ def test_what_is_missing_is_named() -> None:
     book, system = domain.findall("devices/disk")[1], domain.find("os")
     shared = book.find("shareable")
     assert shared is not None
-    assert system is not None
     book.remove(shared)
     system.remove(system.findall("loader")[0])
     said = compare(domain)
@@ -100,7 +96,6 @@ def test_a_firmware_that_nobody_asked_for() -> None:
     asked = domain_xml.build(plain, host())
     domain = etree.fromstring(asked)
     memory, system = domain.find("memory"), domain.find("os")
-    assert memory is not None
     assert system is not None
     memory.text, memory.attrib["unit"] = "65536", "KiB"
     etree.SubElement(system, "loader").text = "/scratch/evil.fd"
@@ -142,11 +137,8 @@ def test_a_restored_domain_gets_the_firmware_that_it_had(firmwares: Path) -> Non
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
     for code, kind in (("/fw/plain.fd", "fd"), ("/fw/plain.qcow2", "qcow2")):
         system = etree.fromstring(firmware.of_a_restore(ours, saved(code), SYSTEM)).find("os")
-        assert system is not None
         assert (system.get("firmware"), system.find("firmware")) == (None, None)
         loader, nvram = system.find("loader"), system.find("nvram")
-        assert loader is not None
-        assert nvram is not None
         assert (loader.text, loader.get("readonly"), loader.get("secure")) == (code, "yes", None)
         assert nvram.get("template") == f"{code}.vars"
         assert nvram.text == f"/var/lib/libvirt/qemu/nvram/alice_lab_7.3_VARS.{kind}"
@@ -162,7 +154,6 @@ def test_a_firmware_that_is_not_this_machines_is_not_taken(firmwares: Path, load
 def test_secure_boot_stays_secure(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi-secure")), host())
     loader = etree.fromstring(firmware.of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find("os/loader")
-    assert loader is not None
     assert loader.get("secure") == "yes"
     with pytest.raises(LookupError):
         firmware.of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
@@ -177,7 +168,6 @@ def test_a_saved_domain_with_a_firmware_is_not_restored_without() -> None:
     ours = domain_xml.build(spec(), host(cpu_mode=""))
     theirs = etree.fromstring(ours)
     kind, system = theirs.find("os/type"), theirs.find("os")
-    assert kind is not None
     assert system is not None
     kind.attrib |= {"arch": "x86_64", "machine": "pc-i440fx-7.2"}
     etree.SubElement(system, "loader").text = "/fw/plain.fd"

@@ -160,12 +160,12 @@ def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
     assert len(job.domain(a_domain(), VMPARAM_vm_Disk=agreed).findall("devices/disk")) == 1
     both = '"guest.img:vda:w:raw,seed.iso:sda:r:iso"'
     assert len(job.domain(a_domain(), VMPARAM_vm_Disk=both).findall("devices/disk")) == 2
-    for other in (
+    for other in [
         "seed.iso:vda:w:raw",
         "guest.img:vdb:w:raw",
         "guest.img:vda:r:raw",
         "guest.img:vda:w:qcow2",
-    ):
+    ]:
         assert "VMPARAM_vm_Disk" in job.refused(a_domain(), VMPARAM_vm_Disk=f'"{other}"')
 
 
@@ -207,8 +207,7 @@ def test_memory_and_cpus_are_the_ads_or_less(job: Job) -> None:
 
 def test_a_topology_of_the_ad_stays_beside_a_cpu_of_the_xml(job: Job) -> None:
     cpu, wanted = "<cpu mode='maximum'/>", '"cores=2"'
-    made = job.domain(a_domain(rest=cpu), VMPARAM_vm_Topology=wanted)
-    assert made.find("cpu/topology").get("cores") == "2"
+    assert job.domain(a_domain(rest=cpu), VMPARAM_vm_Topology=wanted).find("cpu/topology").get("cores") == "2"
     both = "<cpu><topology sockets='2' cores='1' threads='1'/></cpu>"
     assert "VMPARAM_vm_Topology" in job.refused(a_domain(rest=both), VMPARAM_vm_Topology=wanted)
 
@@ -515,20 +514,22 @@ def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
 # Whatever it brings
 
 _TAGS = sorted(
-    {
-        "domain",
-        "devices",
-        "disk",
-        "source",
-        "driver",
-        "target",
-        "interface",
-        "os",
-        "kernel",
-        "serial",
-        "rng",
-        "backend",
-    }
+    set(
+        [
+            "domain",
+            "devices",
+            "disk",
+            "source",
+            "driver",
+            "target",
+            "interface",
+            "os",
+            "kernel",
+            "serial",
+            "rng",
+            "backend",
+        ]
+    )
     | set(allow_list.DOMAIN.children)
     | set(allow_list.DOMAIN.children["devices"].children)
     | set(allow_list.NEVER)

@@ -127,8 +127,7 @@ def vacate(job: Job, *more: str, **settings: object) -> None:
     with serving(job, **settings) as peer:
         start(peer, job, WANTS, *more)
         until(lambda: "2\n" in job.console(), "the guest counts to two")
-        result = peer.run("CHECKPOINT", 1)
-        assert result == ["0", "NULL"], peer.end_by(signal.SIGTERM)
+        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"], peer.end_by(signal.SIGTERM)
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
         assert peer.run("STOP", 1) == ["0", "NULL"]
         peer.quit()
@@ -225,7 +224,6 @@ ASKS = ("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
 
 def live(job: Job) -> etree.Element:
     domain = job.domain()
-    assert domain is not None
     return etree.fromstring(domain.XMLDesc())
 
 

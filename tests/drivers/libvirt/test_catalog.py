@@ -257,8 +257,7 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     with running(
         job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more, **images.settings
     ) as peer:
-        disks = (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ")
-        assert disks == 3
+        assert (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ") == 3
         run_to_its_end(peer, job)
     assert "one of the job's files" in job.console(), job.console()
     assert "vmgahp guest done" in job.console()

@@ -76,9 +76,7 @@ def test_a_server_that_was_killed_leaves_no_memory_of_a_firmware(job: Job) -> No
 
 def test_secure_boot_knows_its_keys(job: Job) -> None:
     with running(job, *UEFI, 'VMPARAM_vm_Firmware = "uefi-secure"'):
-        loader = live(job).find("os/loader")
-        assert loader is not None
-        assert loader.get("secure") == "yes"
+        assert live(job).find("os/loader").get("secure") == "yes"
         until(
             lambda: "Violation" in job.console() or "No bootable" in job.console(),
             "it boots nothing unsigned",
@@ -87,8 +85,7 @@ def test_secure_boot_knows_its_keys(job: Job) -> None:
 
 
 def test_an_ide_disk_has_no_place_beside_uefi(job: Job) -> None:
-    said = refused(job, BAD_DISK, 'VMPARAM_vm_Firmware = "uefi"')
-    assert "hda" in said
+    assert "hda" in refused(job, BAD_DISK, 'VMPARAM_vm_Firmware = "uefi"')
 
 
 def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
@@ -101,9 +98,7 @@ def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
     more = ("JobVMMemory = 256", "JobVMVNCConsole = true", "VMPARAM_vm_TPM = true")
     wishes = ('VMPARAM_vm_Arch = "aarch64"', disks, *more)
     with running(job, *wishes, VM_ALLOW_EMULATION=True):
-        kind = live(job).find("os/type")
-        assert kind is not None
-        assert kind.get("arch") == "aarch64"
+        assert live(job).find("os/type").get("arch") == "aarch64"
         until(lambda: "Shell" in job.console() or "BdsDxe" in job.console(), "the firmware comes up")
     assert not has_firmware_memory(job)
 
@@ -131,7 +126,6 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
     wishes = ("VMPARAM_vm_TPM = true", "JobVMCheckpoint = true")
     with running(job, *wishes) as peer:
         path = live(job).find("devices/tpm/backend/source")
-        assert path is not None
         directory = Path(path.get("path", "")).parent
         assert len(swtpms(peer, job)) == 1
         assert peer.run("SUSPEND", 1) == ["0", "NULL"]
@@ -152,7 +146,6 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
 def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
     with running(job, "VMPARAM_vm_TPM = true") as peer:
         source = live(job).find("devices/tpm/backend/source")
-        assert source is not None
         directory = Path(source.get("path", "")).parent
         assert {path.name for path in directory.iterdir()} == {"tpm", "state"}
         peer.end_by(signal.SIGKILL)
@@ -194,7 +187,6 @@ FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
 def test_the_cpus_are_arranged_as_the_job_says(job: Job) -> None:
     with running(job, "JobVM_VCPUS = 4", 'VMPARAM_vm_Topology = "cores=2,threads=2"'):
         topology = live(job).find("cpu/topology")
-        assert topology is not None
         assert [topology.get(name) for name in ("sockets", "cores", "threads")] == ["1", "2", "2"]
 
 
@@ -251,11 +243,8 @@ def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(
 ) -> None:
     with running(job, f"VMPARAM_vm_Share = {wish}", VM_SHARE_SCRATCH="9p") as peer:
         share = live(job).find("devices/filesystem")
-        assert share is not None
         assert share.get("accessmode") == "mapped"
-        source = share.find("source")
-        assert source is not None
-        assert source.get("dir") == str(job.scratch / name).rstrip("/")
+        assert share.find("source").get("dir") == str(job.scratch / name).rstrip("/")
         assert (job.scratch / name).stat().st_uid == job.scratch.stat().st_uid
         assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]

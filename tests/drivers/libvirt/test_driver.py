@@ -40,8 +40,7 @@ pytestmark = pytest.mark.libvirt
 def test_a_job_runs_to_its_own_end(job: Job) -> None:
     make_guest(job.disk, seconds=2)
     with running(job) as peer:
-        pid = int(peer.run("GETPID", 1)[1])
-        assert b"qemu" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"qemu" in Path(f"/proc/{int(peer.run('GETPID', 1)[1])}/cmdline").read_bytes()
         words = words_of(peer.run("STATUS", 1))
         assert words["STATUS"] == "Running"
         assert words["MAXMEMORY"] == str(64 * 1024)
@@ -103,9 +102,7 @@ def test_pause_and_resume(job: Job) -> None:
         until(lambda: "2" in job.console(), "the guest counts")
         assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
-        domain = job.domain()
-        assert domain is not None
-        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        assert job.domain().info()[0] == libvirt.VIR_DOMAIN_PAUSED
         assert peer.run("RESUME", 1) == ["0", "NULL"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
 
@@ -197,7 +194,6 @@ def test_an_image_that_was_changed_is_not_shown_to_libvirt(job: Job) -> None:
 def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
     with running(job) as peer:
         domain = job.domain()
-        assert domain is not None
         domain.suspend()
         assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
         domain.resume()
@@ -208,7 +204,6 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         job._connection.restore(str(image))
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         domain = job.domain()
-        assert domain is not None
         domain.destroy()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         log = peer.quit()
@@ -368,9 +363,7 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
     )
     path.write_text(json.dumps(manifest))
     with running(job, WANTS) as peer:
-        domain = job.domain()
-        assert domain is not None
-        assert "hostdev" not in domain.XMLDesc()
+        assert "hostdev" not in job.domain().XMLDesc()
         assert "hostdev" in peer.quit(), "the log names what was in the way"
 
 
@@ -418,9 +411,7 @@ def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
         <os><type>hvm</type></os></domain>"""
     orphan = job._connection.createXML(job_xml, 0).UUIDString()
     with running(job) as peer:
-        domain = job.domain()
-        assert domain is not None
-        assert domain.UUIDString() != orphan
+        assert job.domain().UUIDString() != orphan
         assert "still runs from an earlier start" in peer.quit()
 
 
@@ -432,8 +423,7 @@ def test_kill_mode(job: Job) -> None:
         assert ended.stdout == ""
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    again = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
-    assert again.returncode == 0
+    assert daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name).returncode == 0
 
 
 def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
@@ -547,9 +537,7 @@ def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
         peer.line()
         peer.send_ad(*job.ad("JobVMNetworking = false", 'JobVM_MACADDR = "00:00:00:00:00:00\'/><hostdev/>"'))
         assert peer.run("START", "kvm") == ["0", "1"]
-        domain = job.domain()
-        assert domain is not None
-        assert "hostdev" not in domain.XMLDesc()
+        assert "hostdev" not in job.domain().XMLDesc()
         peer.quit()
 
 
@@ -598,8 +586,7 @@ def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> N
     script.chmod(0o755)
     tmp_path.chmod(0o755)
     with running(job, 'ClaimId = "hush"', LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
-        words = words_of(peer.run("STATUS", 1))
-        assert words["MAXMEMORY"] == str(48 * 1024)
+        assert words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 * 1024)
     sent = (tmp_path / "ad").read_text()
     assert f'VMPARAM_VM_NAME = "{job.name}"' in sent
     assert "hush" not in sent

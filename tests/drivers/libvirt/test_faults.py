@@ -425,8 +425,7 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(
     job.own(image)
     disk = 'VMPARAM_vm_Disk = "guest.qcow2:hda:w:qcow2"'
     with running(job, disk) as peer:
-        text = refused_beside(peer, other, INVALID_DISK, disk)
-        assert "lock" in text
+        assert "lock" in refused_beside(peer, other, INVALID_DISK, disk)
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
 
 
@@ -547,6 +546,5 @@ def test_a_scratch_directory_without_room_is_the_machines(
 def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
     place = job.scratch.parent / "no-socket"
     with greeted(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
-        text = refused_cleanly(peer, job, CRITICAL)
-        assert "start libvirtd" in text
+        assert "start libvirtd" in refused_cleanly(peer, job, CRITICAL)
         peer.quit()

@@ -101,8 +101,7 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
     machine.stop()
     path = Path(job.working_dir(), "domain.xml")
     path.write_text(path.read_text().replace("<watchdog model='i6300esb' action='reset'/>", ""))
-    again = subject.driver().start(job)
-    assert again.status().state == lifecycle.RUNNING
+    assert subject.driver().start(job).status().state == lifecycle.RUNNING
     assert any("watchdog" in line and "boots afresh" in line for line in subject.log), subject.log
 
 

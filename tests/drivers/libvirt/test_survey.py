@@ -108,8 +108,7 @@ def test_no_libvirt_no_jobs() -> None:
 
 
 def test_a_libvirt_without_such_domains() -> None:
-    found = look("qemu", VM_LIBVIRT_URI="test:///default")
-    assert verdicts(found) == {"libvirt": OK, "domain type": BAD}
+    assert verdicts(look("qemu", VM_LIBVIRT_URI="test:///default")) == {"libvirt": OK, "domain type": BAD}
 
 
 def test_a_cpu_mode_that_this_machine_does_not_have() -> None:

@@ -102,9 +102,7 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
     against_job, seen = verify.against_job, []
 
     def once(*arguments: object) -> None:
-        domain = job.domain()
-        assert domain is not None
-        assert domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED
+        assert job.domain().info()[0] == libvirt.VIR_DOMAIN_PAUSED
         seen.append(arguments)
         if len(seen) == 1:
             raise verify.Mismatch(["it has a device that nobody asked for, hostdev"])
@@ -147,8 +145,7 @@ def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
     assert process.stdout
     process.stdin.write("\r\n".join(lines))
     process.stdin.flush()
-    said = process.stdout.read()
-    assert "paused" in said
+    assert "paused" in process.stdout.read()
     assert process.wait(60) == -signal.SIGKILL
     process.stdin.close()
     process.stdout.close()
