@@ -514,40 +514,30 @@ def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
 # Whatever it brings
 
 _TAGS = sorted(
-    set(
-        [
-            "domain",
-            "devices",
-            "disk",
-            "source",
-            "driver",
-            "target",
-            "interface",
-            "os",
-            "kernel",
-            "serial",
-            "rng",
-            "backend",
-        ]
-    )
+    {
+        *("domain", "devices", "disk", "source", "driver", "target", "interface", "os", "kernel", "serial"),
+        *("rng", "backend"),
+    }
     | set(allow_list.DOMAIN.children)
     | set(allow_list.DOMAIN.children["devices"].children)
     | set(allow_list.NEVER)
 )
 _NAMES = [
-    "type",
-    "file",
-    "dev",
-    "path",
-    "bus",
-    "device",
-    "name",
-    "model",
-    "mode",
-    "network",
-    "unit",
-    "listen",
-    "dir",
+    *(
+        "type",
+        "file",
+        "dev",
+        "path",
+        "bus",
+        "device",
+        "name",
+        "model",
+        "mode",
+        "network",
+        "unit",
+        "listen",
+        "dir",
+    ),
 ]
 _VALUES = [
     *("file", "block", "disk", "hvm", "64", "vda", "guest.img", "/etc/passwd", "/dev/urandom", "/dev/sda"),

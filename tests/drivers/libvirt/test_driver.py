@@ -415,39 +415,32 @@ def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
         assert "still runs from an earlier start" in peer.quit()
 
 
+def killed(vm_type: str, job: Job, match: str, *more: str) -> None:
+    ended = daemon(environment(vm_type, job.scratch), KILL, "vmtype", vm_type, "match", match, *more)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
 @pytest.mark.smoke
 def test_kill_mode(job: Job) -> None:
     with running(job) as peer:
-        ended = daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name)
-        assert ended.returncode == 0
-        assert ended.stdout == ""
+        killed("kvm", job, job.name)
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    assert daemon(environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name).returncode == 0
+    killed("kvm", job, job.name)
 
 
 def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
     """What the startd names for every VM type that it does not know."""
     with running(job):
-        other = daemon(
-            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", f"{job.scratch}2"
-        )
-        assert other.returncode == 0
+        killed("libvirt", job, f"{job.scratch}2")
         assert job.domain() is not None
-        ended = daemon(
-            environment("libvirt", job.scratch), KILL, "vmtype", "libvirt", "match", str(job.scratch)
-        )
-        assert ended.returncode == 0
+        killed("libvirt", job, str(job.scratch))
         assert job.domain() is None
 
 
 def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
     with running(job):
-        stale = "00000000-0000-4000-8000-000000000000"
-        ended = daemon(
-            environment("kvm", job.scratch), KILL, "vmtype", "kvm", "match", job.name, "uuid", stale
-        )
-        assert ended.returncode == 0
+        killed("kvm", job, job.name, "uuid", "00000000-0000-4000-8000-000000000000")
         assert job.domain() is not None
 
 

@@ -14,7 +14,7 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import words_of
-from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
+from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -23,8 +23,6 @@ from vmgahp.drivers.libvirt import LibvirtDriver
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
-
-SYSTEM = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 
 
 @pytest.fixture
@@ -177,7 +175,7 @@ def test_emulation_may_be_chosen_for_the_type_libvirt(scratch: Path) -> None:
         job = subject.job()
         machine = subject.driver().start(job)
         goes_on(subject, job)
-        with contextlib.closing(libvirt.open(SYSTEM)) as connection:
+        with contextlib.closing(libvirt.open(URI)) as connection:
             assert "<domain type='qemu'" in connection.lookupByName(job.vm_name()).XMLDesc()
         machine.destroy()
         found = subject.driver().survey(monotonic() + 60)

@@ -14,31 +14,20 @@ import libvirt
 import pytest
 
 from tests.conftest import JOB_UID
+from tests.domain.support import disk, spec
 from tests.lab.guest import counts, make_guest
 from vmgahp.checkpoint import memory_image
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.images.backing import BackingFile
-from vmgahp.job.spec import Disk, JobSpec, Nic
+from vmgahp.job.spec import Nic
 
 pytestmark = pytest.mark.libvirt
 
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
 
 Files = Sequence[tuple[str, str, str, str]]
 """File, device, format and kind of the disks."""
-
-
-@pytest.fixture
-def connection() -> Iterator["libvirt.virConnect"]:
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    try:
-        opened = libvirt.open(URI)
-    except libvirt.libvirtError as error:
-        pytest.skip(f"no libvirtd at {URI}: {error}")
-    yield opened
-    opened.close()
 
 
 class Site:
@@ -78,28 +67,24 @@ class Site:
         self, name: str, files: Files, cpu_mode: str = "maximum", vnc: bool = True, nic: bool = True
     ) -> str:
         """The domain of a job with disks in this scratch directory."""
-        disks = tuple(
-            Disk(
-                *(str(self.directory / file), device, ""),
+        disks = [
+            disk(
+                str(self.directory / file),
+                device,
                 writable=kind != "cdrom" and "readonly" not in file,
                 format=image_format,
-                transferred=True,
                 kind=kind,
             )
             for file, device, image_format, kind in files
-        )
-        spec = JobSpec(
+        ]
+        job = spec(
             name=name,
             vm_type="qemu",
             working_dir=str(self.directory),
-            memory_mib=64,
-            vcpus=1,
-            disks=disks,
+            disks=tuple(disks),
             nics=(Nic("user"),) if nic else (),
             vnc=vnc,
             checkpoint=True,
-            no_output_vm=False,
-            hardware_vt=False,
         )
         label = f"+{JOB_UID}:+{os.stat(QEMU_DIRECTORY).st_gid}" if os.getuid() == 0 else ""
         host = domain_xml.Host(
@@ -113,21 +98,20 @@ class Site:
                 str(self.directory / "over.qcow2"): (BackingFile(str(self.directory / "under.img"), "raw"),)
             },
         )
-        return domain_xml.build(spec, host)
+        return domain_xml.build(job, host)
 
 
 @pytest.fixture
 def here(scratch: Path) -> Site:
     site = Site(scratch, 1)
     make_guest(site.directory / "guest.img", seconds=None)
-    for name, size in (
-        ("under.img", 1 << 20),
-        ("readonly.img", 1 << 20),
-        ("cd.iso", 1 << 20),
-        ("fd.img", 1440 << 10),
-    ):
-        with open(site.directory / name, "wb") as file:
-            file.truncate(size)
+    for name, size in {
+        "under.img": 1 << 20,
+        "readonly.img": 1 << 20,
+        "cd.iso": 1 << 20,
+        "fd.img": 1440 << 10,
+    }.items():
+        (site.directory / name).write_bytes(bytes(size))
     command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "under.img", "-F", "raw", "over.qcow2"]
     subprocess.run(command, cwd=site.directory, check=True)
     for path in site.directory.iterdir():
@@ -168,10 +152,7 @@ def restore(connection: "libvirt.virConnect", site: Site, xml: str) -> "libvirt.
 
 
 CASES: dict[str, tuple[Files, dict[str, object]]] = {
-    "virtio": (
-        [("guest.img", "vda", "raw", "disk"), ("over.qcow2", "vdb", "qcow2", "disk")],
-        {},
-    ),
+    "virtio": ([("guest.img", "vda", "raw", "disk"), ("over.qcow2", "vdb", "qcow2", "disk")], {}),
     "every-bus": (
         [
             ("guest.img", "hda", "raw", "disk"),

@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME
+from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
@@ -23,7 +23,6 @@ from vmgahp.host.job_user import Identity
 pytestmark = pytest.mark.libvirt
 
 QEMU = "/usr/bin/qemu-system-x86_64"
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 SOMEBODY = Identity(54321, 54321)
 
 
