@@ -384,6 +384,19 @@ def test_a_server_that_dies_ends_the_editing(
     assert "last words" in shown.text
 
 
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_signal_ends_the_editing(
+    environ: dict[str, str], tmp_path: Path, terminals: list[Terminal], term: str
+) -> None:
+    """At any time: it is no Control-C of the person's."""
+    shown = Terminal(environ | {"TERM": term, "TMPDIR": str(tmp_path)}, "--type", "simulated")
+    terminals.append(shown)
+    shown.see("vmgahp>")
+    os.kill(shown.pid, signal.SIGTERM)
+    assert shown.end() == 130
+    assert not list(tmp_path.iterdir())
+
+
 def test_colors_are_for_terminals_that_want_them(environ: dict[str, str], terminals: list[Terminal]) -> None:
     for no_color, wanted in (("", True), ("1", False)):
         colors = environ | {"TERM": "xterm", "NO_COLOR": no_color}

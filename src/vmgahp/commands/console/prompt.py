@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from collections.abc import Iterable, Mapping
@@ -103,9 +104,17 @@ class History(FileHistory):
 
 
 def run(console: Console, environ: Mapping[str, str]) -> None:
-    """Type and show until the console is done."""
-    with create_app_session(output=PlainTextOutput(sys.stdout) if is_dumb_terminal() else None):
-        asyncio.run(_Loop(console, environ).run())
+    """Type and show until the console is done. Raises KeyboardInterrupt where a signal ends it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ending = [number for number, handler in handlers.items() if handler != signal.SIG_IGN]
+    try:
+        with create_app_session(output=PlainTextOutput(sys.stdout) if is_dumb_terminal() else None):
+            asyncio.run(_Loop(console, environ).run(ending))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number in ending:
+            signal.signal(number, handlers[number])
 
 
 class _Loop:
@@ -128,7 +137,12 @@ class _Loop:
             reserve_space_for_menu=5,
         )
 
-    async def run(self) -> None:
+    async def run(self, ending: Iterable[int]) -> None:
+        """All of it; a signal of `ending` cancels it, for as an exception it would be taken for a Control-C."""
+        main = asyncio.current_task()
+        assert main is not None
+        for number in ending:
+            asyncio.get_running_loop().add_signal_handler(number, main.cancel)
         screen = self._console.screen
         write, screen.write = screen.write, self._texts.append
         try:
