@@ -32,11 +32,7 @@ class Finding(NamedTuple):
 
 
 def judge(
-    check: str,
-    looked_at: str,
-    outcome: object,
-    good: str | Callable[[], str],
-    trouble: str = BAD,
+    check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD
 ) -> Finding:
     """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
     if isinstance(outcome, errors.Fault):

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
                 "/scratch/root.qcow2": (
                     BackingFile("/shared/base.qcow2", "qcow2"),
                     BackingFile("/shared/old.img", "raw"),
-                ),
+                )
             }
         ),
     ),
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
             )
         ),
         host(
-            backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)},
+            backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)}
         ),
     ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),

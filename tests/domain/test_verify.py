@@ -260,10 +260,7 @@ def test_a_script_may_not_give_more(memory: int, vcpus: int) -> None:
         scripted(memory, vcpus)
 
 
-@pytest.mark.parametrize(
-    ("now", "named"),
-    [("<memory unit='KiB'>49152<", "memory"), ("<vcpu>1<", "CPUs")],
-)
+@pytest.mark.parametrize(("now", "named"), [("<memory unit='KiB'>49152<", "memory"), ("<vcpu>1<", "CPUs")])
 def test_less_than_a_script_asked_for_is_not_what_it_asked_for(now: str, named: str) -> None:
     asked = SCRIPTED.format(memory=64, vcpus=2, devices="")
     made = etree.tostring(live(asked), encoding="unicode")

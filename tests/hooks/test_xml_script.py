@@ -363,11 +363,7 @@ def test_the_lines_that_are_added():
 
 def test_the_lines_that_are_added_have_an_order_and_values():
     assert extra_lines(
-        AD,
-        bootloader="/usr/bin/pygrub",
-        initrd="/boot/initrd",
-        bridge_interface="br0",
-        networking_type="nat",
+        AD, bootloader="/usr/bin/pygrub", initrd="/boot/initrd", bridge_interface="br0", networking_type="nat"
     ) == [
         'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"',
         'VMPARAM_Xen_Initrd = "/boot/initrd"',

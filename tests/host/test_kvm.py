@@ -96,8 +96,7 @@ def test_no_device(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
-    [("fpu vmx sse", "kvm_intel"), ("fpu svm sse", "kvm_amd"), ("fpu sse", "firmware")],
+    ("flags", "expected"), [("fpu vmx sse", "kvm_intel"), ("fpu svm sse", "kvm_amd"), ("fpu sse", "firmware")]
 )
 def test_no_device_is_explained_by_the_processor(tmp_path, monkeypatch, flags, expected):
     if os.uname().machine != "x86_64":

@@ -36,10 +36,7 @@ _MOST_REFUSED = 1000
 
 
 def describe_disks(
-    identity: Identity,
-    directory: str,
-    disks: Iterable[Disk],
-    chains: Mapping[str, Sequence[BackingFile]],
+    identity: Identity, directory: str, disks: Iterable[Disk], chains: Mapping[str, Sequence[BackingFile]]
 ) -> tuple[DiskState, ...]:
     """The state of the disks and of all their backing files, read as the job's user.
 

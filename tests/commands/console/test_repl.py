@@ -189,10 +189,7 @@ def test_any_command_can_be_the_server(environ: dict[str, str], tmp_path: Path) 
     [
         (["/nonexistent/server"], "/nonexistent/server cannot be started: No such file or directory"),
         (["sh", "-c", "echo oops >&2; exit 3"], " Its exit status is 3.\n| oops"),
-        (
-            ["sh", "-c", "echo '$VMGahpVersion 1'; kill -TERM $$"],
-            " Its end was SIGTERM.",
-        ),
+        (["sh", "-c", "echo '$VMGahpVersion 1'; kill -TERM $$"], " Its end was SIGTERM."),
         (["sh", "-c", "echo '$VMGahpVersion 1'; read line; echo S; exit 5"], "The server is lost"),
     ],
 )

@@ -5,18 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.doctor.support import (
-    NAME,
-    Ad,
-    Condor,
-    ad,
-    as_root,
-    named,
-    offers,
-    pool,
-    snapshot,
-    tried,
-)
+from tests.commands.doctor.support import NAME, Ad, Condor, ad, as_root, named, offers, pool, snapshot, tried
 from vmgahp import errors
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import dry_run

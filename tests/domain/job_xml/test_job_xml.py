@@ -537,7 +537,7 @@ _NAMES = [
         "unit",
         "listen",
         "dir",
-    ),
+    )
 ]
 _VALUES = [
     *("file", "block", "disk", "hvm", "64", "vda", "guest.img", "/etc/passwd", "/dev/urandom", "/dev/sda"),

@@ -116,10 +116,7 @@ def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
         job = subject.with_xml(devices=cards)
         machine = subject.driver().start(job)
         one, two = subject.live(job, connection).findall("devices/interface")
-        assert (one.find("mac").get("address"), one.find("model").get("type")) == (
-            MAC,
-            "rtl8139",
-        )
+        assert (one.find("mac").get("address"), one.find("model").get("type")) == (MAC, "rtl8139")
         assert (two.find("model").get("type"), two.find("link").get("state")) == ("e1000", "down")
         machine.destroy()
 

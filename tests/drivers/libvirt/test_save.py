@@ -30,11 +30,7 @@ class Domain:
         ({}, [None, 0], [None, 0]),
         ({"VM_MEMORY_IMAGE_FORMAT": "zstd"}, ["zstd", 0], ["zstd", 0]),
         ({"VM_SUSPEND_IMAGE_FORMAT": "sparse"}, ["sparse", 0], [None, 0]),
-        (
-            {"VM_CHECKPOINT_IMAGE_FORMAT": "xz", "VM_MEMORY_IMAGE_FORMAT": "zstd"},
-            ["zstd", 0],
-            ["xz", 0],
-        ),
+        ({"VM_CHECKPOINT_IMAGE_FORMAT": "xz", "VM_MEMORY_IMAGE_FORMAT": "zstd"}, ["zstd", 0], ["xz", 0]),
         ({"VM_SUSPEND_BYPASS_CACHE": "true"}, [None, libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE], [None, 0]),
     ],
 )

@@ -7,15 +7,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    MAC,
-    NETWORK_NAME,
-    URI,
-    Job,
-    network_ad,
-    running,
-    until,
-)
+from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, Job, network_ad, running, until
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 from vmgahp.drivers.libvirt.connection import LibvirtConnection

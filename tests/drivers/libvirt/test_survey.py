@@ -98,8 +98,7 @@ def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.Monke
 
 def test_no_libvirt_no_jobs() -> None:
     found = look(
-        VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock",
-        VM_ALLOW_EMULATION=True,
+        VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock", VM_ALLOW_EMULATION=True
     )
     assert verdicts(found)["libvirt"] == BAD
     assert "cannot be reached" in finding(found, "libvirt").seen

@@ -28,9 +28,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
     shared = f"vm_disk = {JOBS}/shared/guest.img:hda:w:raw\ntransfer_input_files =\n"
     pool.namespace.path(SOFT).write_text("VM_SOFT_SUSPEND = True\n")
-    submitted = {
-        "paused": pool.submit("paused", guest),
-    }
+    submitted = {"paused": pool.submit("paused", guest)}
     pool.wait_until("its guest", submitted["paused"].is_running, START)
     pool.namespace.path(SOFT).unlink()
     submitted |= {

@@ -92,10 +92,7 @@ def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: s
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
     if not context.is_root:
-        return check.unknown(
-            "Only root can look as QEMU's user.",
-            "run vmgahp doctor as root.",
-        )
+        return check.unknown("Only root can look as QEMU's user.", "run vmgahp doctor as root.")
     if context.settings.boolean("VM_RUN_AS_JOB_USER"):
         from vmgahp.drivers.libvirt.describe import QEMU_DIRECTORY, groups_for_qemu
 

@@ -87,9 +87,7 @@ def vm_type(context: Context) -> Finding:
         base.find(name.lower())
     except errors.Fault as fault:
         return check.bad(fault.problem, fault.hint)
-    return check.ok(
-        f"VM_TYPE = {name} ({context.settings.where('VM_TYPE')}), which has a driver",
-    )
+    return check.ok(f"VM_TYPE = {name} ({context.settings.where('VM_TYPE')}), which has a driver")
 
 
 # The server program
@@ -108,9 +106,7 @@ def server(context: Context) -> list[Finding]:
         return [check.bad("VM_GAHP_SERVER is not set.", hint)]
     reason, hint = _why_not_run(context, path)
     if reason:
-        return [
-            check.bad(f"VM_GAHP_SERVER = {path}, and {reason}.", hint),
-        ]
+        return [check.bad(f"VM_GAHP_SERVER = {path}, and {reason}.", hint)]
     try:
         changeable = changeable_by_others(path)
     except OSError as error:

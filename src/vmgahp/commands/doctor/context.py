@@ -179,10 +179,7 @@ def who_is(name: str, uid: int, gid: int) -> User:
 
 
 def ask(
-    command: Sequence[str],
-    seconds: float,
-    environ: Mapping[str, str] | None = None,
-    who: User | None = None,
+    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, who: User | None = None
 ) -> Completed:
     """Run a program to its end, or for so many seconds; as another user where `who` says so and this is root.
 

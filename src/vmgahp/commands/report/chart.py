@@ -175,11 +175,7 @@ def _band(spans: Sequence[Span], x: X) -> Iterator[Element]:
 
 
 def _chart(
-    chart: Chart,
-    y: float,
-    x: X,
-    times: list[tuple[float, str]],
-    events: list[tuple[float, Event]],
+    chart: Chart, y: float, x: X, times: list[tuple[float, str]], events: list[tuple[float, Event]]
 ) -> Iterator[Element]:
     """One panel, its upper edge at `y`: step lines with gaps, over the lines of the axes and of the events."""
     top, bottom = chart.marks[-1][0], y + HEIGHT

@@ -29,13 +29,7 @@ _MODELS = {
 }
 """NIC models by ResourceSubType; the numbers are oVirt's."""
 
-_FORMATS = (
-    ("vmdk", "vmdk"),
-    ("qcow2", "qcow2"),
-    ("vdi", "vdi"),
-    ("vhd", "vpc"),
-    ("vpc", "vpc"),
-)
+_FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhd", "vpc"), ("vpc", "vpc"))
 
 _OVIRT_FIRMWARE = {"3": "uefi", "4": "uefi-secure"}
 _SETTLED_ITEMS = {24: "the console's", 23: "no USB device is in the VM"}

@@ -86,8 +86,7 @@ _OS = Allowed(
         "bootmenu": Allowed({"enable": YES, "timeout": NUMBER}),
         "bios": Allowed({"useserial": YES, "rebootTimeout": r"-1|[0-9]{1,5}"}),
         "firmware": Allowed(
-            {},
-            {"feature": Allowed({"enabled": YES, "name": r"enrolled-keys|secure-boot"}, most=2)},
+            {}, {"feature": Allowed({"enabled": YES, "name": r"enrolled-keys|secure-boot"}, most=2)}
         ),
         "kernel": _text(_ANY),
         "initrd": _text(_ANY),
@@ -129,10 +128,7 @@ _CPU = Allowed(
         "topology": Allowed(dict.fromkeys(("sockets", "dies", "clusters", "cores", "threads"), NUMBER)),
         "cache": Allowed({"level": r"[1-3]", "mode": r"emulate|passthrough|disable"}),
         "maxphysaddr": Allowed({"mode": r"emulate|passthrough", "bits": NUMBER, "limit": NUMBER}),
-        "feature": Allowed(
-            {"policy": r"force|require|optional|disable|forbid", "name": WORD},
-            most=200,
-        ),
+        "feature": Allowed({"policy": r"force|require|optional|disable|forbid", "name": WORD}, most=200),
     },
 )
 
@@ -204,18 +200,10 @@ _CONTROLLER = Allowed(
 )
 
 _PORT = {"type": WORD, "port": NUMBER, "name": WORD}
-_SERIAL = Allowed(
-    {"type": r"pty"},
-    {"target": Allowed(_PORT, {"model": Allowed({"name": WORD})}), **_PLACE},
-)
+_SERIAL = Allowed({"type": r"pty"}, {"target": Allowed(_PORT, {"model": Allowed({"name": WORD})}), **_PLACE})
 
 _GRAPHICS = Allowed(
-    {
-        "type": r"vnc",
-        "port": r"-1",
-        "autoport": r"yes",
-        "listen": r"127\.0\.0\.1|localhost",
-    },
+    {"type": r"vnc", "port": r"-1", "autoport": r"yes", "listen": r"127\.0\.0\.1|localhost"},
     {"listen": Allowed({"type": r"address", "address": r"127\.0\.0\.1|localhost"})},
 )
 
@@ -244,9 +232,7 @@ _RNG = Allowed(
 )
 
 _CHANNEL = Allowed(
-    {"type": r"unix"},
-    {"target": Allowed({"type": r"virtio", "name": WORD}), **_PLACE},
-    most=8,
+    {"type": r"unix"}, {"target": Allowed({"type": r"virtio", "name": WORD}), **_PLACE}, most=8
 )
 
 _DEVICES = Allowed(
@@ -271,11 +257,7 @@ _DEVICES = Allowed(
             most=2,
         ),
         "memballoon": Allowed(
-            {
-                "model": r"virtio(?:-(?:non-)?transitional)?|none",
-                "autodeflate": ON,
-                "freePageReporting": ON,
-            },
+            {"model": r"virtio(?:-(?:non-)?transitional)?|none", "autodeflate": ON, "freePageReporting": ON},
             {"stats": Allowed({"period": NUMBER}), **_PLACE},
         ),
         "tpm": Allowed(

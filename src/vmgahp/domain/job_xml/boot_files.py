@@ -58,11 +58,7 @@ def names(domain: etree.Element, name: str, directory: str, identity: Identity) 
 
 
 def copy(
-    files: dict[str, str],
-    directory: str,
-    identity: Identity,
-    make_room: Callable[[], str],
-    name: str,
+    files: dict[str, str], directory: str, identity: Identity, make_room: Callable[[], str], name: str
 ) -> dict[str, str]:
     """Copy the files into a directory that `make_room` makes; element -> path. Raises `errors.Fault`."""
     room = make_room()

@@ -24,13 +24,7 @@ from vmgahp.drivers.libvirt import (
 )
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import (
-    SESSION_URI,
-    SYSTEM_URI,
-    Describer,
-    first_attribute,
-    has_display,
-)
+from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, first_attribute, has_display
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine

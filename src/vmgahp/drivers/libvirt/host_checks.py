@@ -80,11 +80,7 @@ def look_at_bridge(settings: Settings) -> str:
 
 
 def require_free_mac(
-    connection: libvirt.virConnect,
-    mac: str,
-    log: Logger,
-    started_before: int | None = None,
-    origin: str = "",
+    connection: libvirt.virConnect, mac: str, log: Logger, started_before: int | None = None, origin: str = ""
 ) -> None:
     """Has no running VM the MAC address `mac`? libvirt does not mind, and neither VM would have a network.
 

@@ -68,12 +68,7 @@ class LibvirtSurveyor:
     """Looks at one machine for one VM type."""
 
     def __init__(
-        self,
-        vm_type: str,
-        settings: Settings,
-        identity: Identity,
-        connection: LibvirtConnection,
-        log: Logger,
+        self, vm_type: str, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger
     ) -> None:
         self.vm_type = vm_type
         self.settings = settings
