@@ -11,6 +11,7 @@ import pytest
 
 from tests import jobs
 from tests.peer import Peer, environment
+from vmgahp.host.job_user import Identity
 
 JOB_UID = 54321
 
@@ -64,6 +65,12 @@ def scratch() -> Iterator[Path]:
         if os.getuid() == 0:
             os.chown(directory, JOB_UID, JOB_UID)
         yield directory
+
+
+@pytest.fixture
+def user(scratch: Path) -> Identity:
+    """The job's user."""
+    return jobs.owner(scratch)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from vmgahp.config import Settings
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
 BASE = {
@@ -37,6 +38,12 @@ def lines(scratch: object, *more: str, **changes: object) -> list[str]:
     """The lines of a job ad without disks, as they are sent; `changes` are expressions, `more` lines after them."""
     made = BASE | {"VM_WORKING_DIR": f'"{scratch}"'} | {name: str(text) for name, text in changes.items()}
     return [*(f"{name} = {text}" for name, text in made.items()), *more]
+
+
+def owner(directory: Path) -> Identity:
+    """The user whose directory it is."""
+    status = directory.stat()
+    return Identity(status.st_uid, status.st_gid)
 
 
 def own(scratch: Path, *paths: Path) -> None:

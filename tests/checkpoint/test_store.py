@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.support import image
+from tests.jobs import owner
 from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
-from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
 
@@ -31,8 +31,7 @@ class Job:
         self.scratch = scratch
         self.shared = scratch.parent / "shared"
         self.shared.mkdir()
-        status = scratch.stat()
-        self.user = Identity(status.st_uid, status.st_gid)
+        self.user = owner(scratch)
         self.template = self.put(self.shared / "template.img", os.urandom(100_000))
         self.overlay = self.put(scratch / "root.qcow2", os.urandom(200_000))
         self.data = self.put(self.shared / "data.img", os.urandom(300_000))

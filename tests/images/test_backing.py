@@ -22,12 +22,6 @@ def create(path: Path, *options: str, image_format: str = "qcow2") -> Path:
     return path
 
 
-@pytest.fixture
-def user(scratch: Path) -> Identity:
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
 def refused(path: Path, user: Identity, image_format: str = "qcow2") -> errors.JobFault:
     with pytest.raises(errors.JobFault) as raised:
         backing_chain(str(path), image_format, user)

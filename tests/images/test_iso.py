@@ -19,12 +19,6 @@ from vmgahp.images.iso import Unfit, write
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-@pytest.fixture
-def user(scratch: Path) -> Identity:
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
     contents = {
         "user-data": b"#cloud-config\n",

@@ -19,12 +19,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def user(scratch: Path) -> Identity:
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
-@pytest.fixture
 def raw(scratch: Path, user: Identity) -> Path:
     """An image with something in it, and a hole."""
     path = scratch / "disk.raw"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.images.support import read
-from tests.jobs import ad
+from tests.jobs import ad, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -28,8 +28,7 @@ class Directory:
 
     def __init__(self, scratch: Path) -> None:
         self.path = scratch
-        status = scratch.stat()
-        self.user = Identity(status.st_uid, status.st_gid)
+        self.user = owner(scratch)
         self.put("disk.img", b"")
 
     def put(self, name: str, content: bytes) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.domain.support import disk, spec
 from tests.images.support import write
+from tests.jobs import owner
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.manifest import DiskState
 from vmgahp.drivers.libvirt.provision import RECORD, Provision, chains
 from vmgahp.errors import JobFault
-from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.catalog import Image
 from vmgahp.job.spec import JobSpec
@@ -29,7 +29,7 @@ class Place:
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
-        self.who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+        self.who = owner(scratch)
         images = scratch.parent / "images"
         images.mkdir()
         images.chmod(0o755)

@@ -9,11 +9,10 @@ import pytest
 
 from tests import jobs
 from tests.images.support import AS_ROOT, one, place, resolved
-from tests.jobs import Files
+from tests.jobs import Files, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.host.job_user import Identity
 from vmgahp.job.data_disks import data_disks
 from vmgahp.job.disks import Disk
 from vmgahp.job.options import Options
@@ -118,7 +117,7 @@ def test_a_file_that_cannot_be_opened_is_named(bad: int) -> None:
 
 
 def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
-    who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+    who = owner(scratch)
     (scratch / "params/deep").mkdir(parents=True)
     for name in ("params/b", "params/deep/a"):
         (scratch / name).write_text("1")
@@ -152,7 +151,7 @@ def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
         data_disks(
             Options(JobAd([("VMPARAM_vm_Data_Files", '"open"')])),
             (),
-            Identity(scratch.stat().st_uid, scratch.stat().st_gid),
+            owner(scratch),
             str(scratch),
         )
 
@@ -161,7 +160,7 @@ def test_too_many_files(scratch: Path) -> None:
     (scratch / "many").mkdir()
     for number in range(501):
         (scratch / "many" / str(number)).touch()
-    who = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+    who = owner(scratch)
     with pytest.raises(JobFault, match="501 files") as caught:
         data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", '"many"')])), (), who, str(scratch))
     assert "archive" in caught.value.hint

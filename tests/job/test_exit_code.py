@@ -17,12 +17,6 @@ from vmgahp.job import exit_code
 from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_port, tell_starter
 
 
-@pytest.fixture
-def user(scratch: Path) -> Identity:
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

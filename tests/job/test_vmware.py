@@ -9,7 +9,6 @@ from tests.jobs import BASE, Files, ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import LARGEST, VmwareSpec
 
@@ -155,36 +154,31 @@ def test_missing_settings_are_the_machines():
 
 
 class TestReading:
-    """The .vmx itself, with the real thing for an identity."""
+    """The .vmx itself, with the real thing for an user."""
 
     @pytest.fixture
-    def identity(self, scratch):
-        status = scratch.stat()
-        return Identity(status.st_uid, status.st_gid)
-
-    @pytest.fixture
-    def job(self, scratch, identity):
+    def job(self, scratch, user):
         def make(content):
             path = scratch / "dos.vmx"
             path.write_bytes(content)
-            os.chown(path, identity.uid, identity.gid)
+            os.chown(path, user.uid, user.gid)
             attributes = {**GOOD, "VM_WORKING_DIR": f'"{scratch}"', "VMPARAM_VMware_VMDK_Files": '""'}
-            return VmwareSpec.from_ad(JobAd(attributes.items()), MACHINE, identity)
+            return VmwareSpec.from_ad(JobAd(attributes.items()), MACHINE, user)
 
         return make
 
-    def test_it_is_read_as_the_jobs_user(self, job, identity):
-        assert job(b'memsize = "4"\r\n').read_vmx(identity)["memsize"] == "4"
+    def test_it_is_read_as_the_jobs_user(self, job, user):
+        assert job(b'memsize = "4"\r\n').read_vmx(user)["memsize"] == "4"
 
     @pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
-    def test_one_that_vmware_could_not_read_holds_the_job(self, job, identity, content):
+    def test_one_that_vmware_could_not_read_holds_the_job(self, job, user, content):
         with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
-            job(content).read_vmx(identity)
+            job(content).read_vmx(user)
         assert caught.value.code == errors.BAD_IMAGE
 
-    def test_a_link_is_not_followed(self, job, identity, scratch):
+    def test_a_link_is_not_followed(self, job, user, scratch):
         found = job(b"")
         (scratch / "dos.vmx").unlink()
         (scratch / "dos.vmx").symlink_to("/etc/hostname")
         with pytest.raises(JobFault, match="cannot be opened"):
-            found.read_vmx(identity)
+            found.read_vmx(user)

@@ -23,12 +23,12 @@ from tests.drivers.libvirt.support import (
     start,
     until,
 )
+from tests.jobs import owner
 from tests.lab.guest import SECTOR, copying_sector, counts, make_guest, read_count
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 from vmgahp.commands import doctor
 from vmgahp.findings import OFF, OK
-from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 
 pytestmark = pytest.mark.libvirt
@@ -230,7 +230,7 @@ def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewher
 
 def image_of(files: dict[str, bytes], directory: Path) -> bytes:
     """The image with the job's files as the daemon makes it."""
-    who = Identity(directory.stat().st_uid, directory.stat().st_gid)
+    who = owner(directory)
     iso.write(str(directory), "same.iso", "JOBDATA", files, who, most_bytes=1 << 20)
     made = (directory / "same.iso").read_bytes()
     (directory / "same.iso").unlink()

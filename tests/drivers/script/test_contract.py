@@ -15,6 +15,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.conftest import JOB_UID
+from tests.jobs import owner
 from tests.lab.guest import counts, make_guest
 from tests.lab.vmware import convert
 from vmgahp import errors
@@ -128,7 +129,7 @@ class VirtualBox(Scripted):
 class TestVirtualBox(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path) -> Iterator[Subject]:
-        made = VirtualBox(scratch.parent, Identity(scratch.stat().st_uid, scratch.stat().st_gid))
+        made = VirtualBox(scratch.parent, owner(scratch))
         try:
             with made:
                 yield made
@@ -306,6 +307,6 @@ def podman_home() -> Iterator[Path]:
 class TestPodman(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, image: Path) -> Iterator[Subject]:
-        identity = Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+        identity = owner(scratch)
         with pure_cgroups(), podman_home() as base, Podman(scratch.parent, base, image, identity) as subject:
             yield subject

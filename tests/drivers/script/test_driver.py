@@ -67,26 +67,20 @@ class Toy(Subject):
         self.script.write_text(TOY.replace("$STATE", str(self.state)))
         self.script.chmod(0o755)
         identity = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
-        own = {
+        self.own = {
             "VM_MEMORY": "1024",
             "VM_STOP_TIMEOUT": "0",
             "VM_HYPERVISOR": "toy",
             "VM_SCRIPT": str(self.script),
         }
-        super().__init__(directory, Settings(own | settings), identity)
+        super().__init__(directory, Settings(self.own | settings), identity)
 
     def odd(self, action: str, shell: str) -> None:
         """Let the script do something else from now on at this action."""
         (self.state / f"odd.{action}").write_text(shell + "\n")
 
     def with_settings(self, **settings: str) -> ScriptDriver:
-        own = {
-            "VM_MEMORY": "1024",
-            "VM_STOP_TIMEOUT": "0",
-            "VM_HYPERVISOR": "toy",
-            "VM_SCRIPT": str(self.script),
-        }
-        return ScriptDriver("script", Settings(own | settings), self.identity, self.log.append)
+        return ScriptDriver("script", Settings(self.own | settings), self.identity, self.log.append)
 
     def calls(self) -> list[str]:
         return (self.state / "calls").read_text().splitlines()
@@ -549,8 +543,7 @@ def test_a_late_clean_up_does_not_hit_the_next_vm(toy: Toy, driver: ScriptDriver
 
 def test_the_vm_of_a_server_that_is_killed_is_destroyed(toy: Toy) -> None:
     job = toy.job()
-    settings = {"VM_HYPERVISOR": "toy", "VM_SCRIPT": str(toy.script), "VM_STOP_TIMEOUT": "0"}
-    with Peer(environment("script", Path(job.working_dir()), **settings)) as peer:
+    with Peer(environment("script", Path(job.working_dir()), **toy.own)) as peer:
         assert peer.line().startswith("$VMGahpVersion")
         peer.send_ad(*job.lines())
         assert peer.run("START", "script")[0] == "0"
@@ -565,8 +558,7 @@ def test_the_vm_of_a_server_that_is_killed_is_destroyed(toy: Toy) -> None:
 
 def test_the_life_of_a_vm_through_the_protocol(toy: Toy) -> None:
     job = toy.job()
-    settings = {"VM_HYPERVISOR": "toy", "VM_SCRIPT": str(toy.script), "VM_STOP_TIMEOUT": "0"}
-    with Peer(environment("script", Path(job.working_dir()), **settings)) as peer:
+    with Peer(environment("script", Path(job.working_dir()), **toy.own)) as peer:
         peer.line()
         peer.send_ad(*job.lines(), f"Note = {quote('a comment')}")
         assert peer.run("START", "script") == ["0", "1"]

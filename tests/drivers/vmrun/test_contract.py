@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import owner
 from tests.lab.guest import counts
 from tests.lab.vmware import VMware, VmwareJob, vmware
 from vmgahp import errors, lifecycle
@@ -77,7 +78,7 @@ class Player(Workstation):
 class TestWorkstation(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path) -> Iterator[Subject]:
-        with vmware() as host, Workstation(scratch.parent, host, identity_of(scratch)) as subject:
+        with vmware() as host, Workstation(scratch.parent, host, owner(scratch)) as subject:
             yield subject
 
     def test_a_dry_run_says_what_vmware_would_read_and_changes_nothing(
@@ -113,9 +114,5 @@ class TestWorkstation(DriverContract):
 class TestPlayer(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path) -> Iterator[Subject]:
-        with vmware("player") as host, Player(scratch.parent, host, identity_of(scratch)) as subject:
+        with vmware("player") as host, Player(scratch.parent, host, owner(scratch)) as subject:
             yield subject
-
-
-def identity_of(scratch: Path) -> Identity:
-    return Identity(scratch.stat().st_uid, scratch.stat().st_gid)

@@ -19,24 +19,17 @@ from vmgahp.drivers.vmrun.processes import is_listed
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.host import proc
-from vmgahp.host.job_user import Identity
 
 
 @pytest.fixture
-def identity(scratch):
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
-@pytest.fixture
-def vmrun(scratch, identity):
+def vmrun(scratch, user):
     """Makes a vmrun that is a shell script."""
 
     def make(script, product="ws"):
         path = scratch.with_name("vmrun")
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        return Tool(str(path), product, identity, str(scratch), said.append)
+        return Tool(str(path), product, user, str(scratch), said.append)
 
     said: list[str] = []
     make.said = said
@@ -44,12 +37,12 @@ def vmrun(scratch, identity):
 
 
 class TestCalls:
-    def test_the_words_and_the_environment(self, vmrun, identity, scratch, monkeypatch):
+    def test_the_words_and_the_environment(self, vmrun, user, scratch, monkeypatch):
         monkeypatch.setenv("SECRET", "x")
         output = vmrun('echo "$*"; id -u; pwd; env').run("start", "/a b.vmx", "nogui", seconds=20)
         words, uid, place, *rest = output.splitlines()
         assert words == "-T ws start /a b.vmx nogui"
-        assert (uid, place) == (str(identity.uid), "/")
+        assert (uid, place) == (str(user.uid), "/")
         assert f"HOME={scratch}" in rest
         assert "LC_ALL=C" in rest
         assert "SECRET=x" not in rest
@@ -108,9 +101,9 @@ class TestCalls:
         output = vmrun("head -c 3000000 /dev/zero | tr '\\0' x").run("list", seconds=50)
         assert len(output) == tool.LARGEST_OUTPUT
 
-    def test_one_that_cannot_be_started_blames_the_machine(self, identity):
+    def test_one_that_cannot_be_started_blames_the_machine(self, user):
         with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"):
-            Tool("/nowhere/vmrun", "ws", identity, "/", print).run("list", seconds=1)
+            Tool("/nowhere/vmrun", "ws", user, "/", print).run("list", seconds=1)
 
     def test_where_vmrun_is(self, vmrun):
         path = vmrun("").path
@@ -267,17 +260,17 @@ class TestSurvey:
         monkeypatch.setattr(survey, "DEVICES", str(directory))
         return directory
 
-    def look(self, host, identity, **more):
+    def look(self, host, user, **more):
         machine = Settings({"VMWARE_VMRUN": str(host.vmrun), **more})
-        return survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 20)
+        return survey.VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + 20)
 
     def verdicts(self, found):
         return {finding.check: finding.verdict for finding in found.findings}
 
     @pytest.mark.parametrize(("product", "snapshots"), [("ws", True), ("player", False), ("fusion", True)])
-    def test_what_a_machine_advertises(self, scratch, identity, devices, product, snapshots):
+    def test_what_a_machine_advertises(self, scratch, user, devices, product, snapshots):
         with vmware(product) as host:
-            found = self.look(host, identity, VM_NETWORKING="true", VM_NETWORKING_TYPE="bridge, nat, user")
+            found = self.look(host, user, VM_NETWORKING="true", VM_NETWORKING_TYPE="bridge, nat, user")
         assert found.attributes == {
             "version": "1.17.0",
             "product": product,
@@ -297,51 +290,49 @@ class TestSurvey:
             "network nat": OK,
         }
 
-    def test_a_strict_umask_of_the_daemons_is_no_obstacle(self, scratch, identity, devices):
+    def test_a_strict_umask_of_the_daemons_is_no_obstacle(self, scratch, user, devices):
         before = os.umask(0o077)
         try:
             with vmware() as host:
-                assert self.verdicts(self.look(host, identity))["snapshots"] == OK
+                assert self.verdicts(self.look(host, user))["snapshots"] == OK
         finally:
             os.umask(before)
 
-    def test_a_product_that_the_settings_name(self, scratch, identity, devices):
+    def test_a_product_that_the_settings_name(self, scratch, user, devices):
         with vmware("player") as host:
-            assert self.look(host, identity, VMWARE_PRODUCT="player").attributes["product"] == "player"
-            assert self.verdicts(self.look(host, identity, VMWARE_PRODUCT="ws")) == {"vmrun": BAD}
-            found = self.look(host, identity, VMWARE_PRODUCT="esx")
+            assert self.look(host, user, VMWARE_PRODUCT="player").attributes["product"] == "player"
+            assert self.verdicts(self.look(host, user, VMWARE_PRODUCT="ws")) == {"vmrun": BAD}
+            found = self.look(host, user, VMWARE_PRODUCT="esx")
         assert self.verdicts(found) == {"vmrun": BAD}
         assert "VMWARE_PRODUCT = esx" in found.findings[0].seen
 
-    def test_a_vmrun_that_hangs_is_one_that_does_not_work(self, scratch, identity):
+    def test_a_vmrun_that_hangs_is_one_that_does_not_work(self, scratch, user):
         with vmware() as host:
             host.misbehave("hang:list")
             machine = Settings({"VMWARE_VMRUN": str(host.vmrun)})
-            found = survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+            found = survey.VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + 1)
         assert self.verdicts(found) == {"vmrun": BAD}
         assert "does not answer" in found.findings[0].seen
 
-    def test_no_vmrun(self, identity):
+    def test_no_vmrun(self, user):
         machine = Settings({"VMWARE_VMRUN": "/nowhere/vmrun"})
-        found = survey.VmrunSurveyor("vmware", machine, identity, print).survey(time.monotonic() + 1)
+        found = survey.VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + 1)
         assert self.verdicts(found) == {"vmrun": BAD}
 
-    def test_a_module_that_is_not_loaded_where_vmware_is_installed(
-        self, scratch, identity, devices, monkeypatch
-    ):
+    def test_a_module_that_is_not_loaded_where_vmware_is_installed(self, scratch, user, devices, monkeypatch):
         (devices / "vmmon").unlink()
         monkeypatch.setattr(survey, "INSTALLED", str(devices))
         with vmware() as host:
-            assert self.verdicts(self.look(host, identity))["vmmon"] == BAD
+            assert self.verdicts(self.look(host, user))["vmmon"] == BAD
 
-    def test_nothing_is_left_behind(self, scratch, identity, devices, tmp_path, monkeypatch):
+    def test_nothing_is_left_behind(self, scratch, user, devices, tmp_path, monkeypatch):
         monkeypatch.setattr(survey.tempfile, "tempdir", str(scratch))
         with vmware() as host:
-            self.look(host, identity)
+            self.look(host, user)
         assert list(scratch.iterdir()) == []
 
     @pytest.mark.parametrize("vm_type", ["vmware", "vmrun"])
-    def test_the_probe_prints_it(self, scratch, identity, vm_type):
+    def test_the_probe_prints_it(self, scratch, user, vm_type):
         with vmware() as host:
             settings = {"VMWARE_VMRUN": host.vmrun}
             ended = daemon(environment(vm_type, scratch, **settings), PROBE, "vmtype", vm_type)
@@ -352,8 +343,8 @@ class TestSurvey:
         assert f'VM_{vm_type}_ATTR_product = "ws"' in lines
 
 
-def test_the_stand_in_asks_for_the_product_that_is_there(scratch, identity):
+def test_the_stand_in_asks_for_the_product_that_is_there(scratch, user):
     with vmware("player") as host:
         assert isinstance(host, VMware)
-        made = Tool(str(host.vmrun), "", identity, str(scratch), print)
+        made = Tool(str(host.vmrun), "", user, str(scratch), print)
         assert tool.find_product(made, Settings(), 20) == "player"

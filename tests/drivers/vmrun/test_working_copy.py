@@ -14,7 +14,6 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import vmdk, working_copy
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import Vmx
 
@@ -30,19 +29,13 @@ createType="{kind}"
 """
 
 
-@pytest.fixture
-def identity(scratch):
-    status = scratch.stat()
-    return Identity(status.st_uid, status.st_gid)
-
-
-def own(identity, *paths):
+def own(user, *paths):
     for path in paths:
-        os.chown(path, identity.uid, identity.gid)
+        os.chown(path, user.uid, user.gid)
 
 
 @pytest.fixture
-def disk(scratch, identity):
+def disk(scratch, user):
     """Makes a disk whose description is a file of its own."""
 
     def make(name="dos.vmdk", kind="monolithicFlat", parent="", extents='RW 2048 FLAT "dos-flat.vmdk" 0'):
@@ -54,7 +47,7 @@ def disk(scratch, identity):
         )
         (scratch / name).write_text(text)
         (scratch / "dos-flat.vmdk").write_bytes(b"")
-        own(identity, scratch / name, scratch / "dos-flat.vmdk")
+        own(user, scratch / name, scratch / "dos-flat.vmdk")
         return scratch / name
 
     return make
@@ -71,27 +64,27 @@ def sparse(path, text, room=20, offset=1):
 class TestDisks:
     @pytest.mark.qemu
     @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
-    def test_what_qemu_makes_of_every_kind(self, scratch, identity):
+    def test_what_qemu_makes_of_every_kind(self, scratch, user):
         for kind in ("monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"):
             path = scratch / f"{kind}.vmdk"
             subprocess.run(
                 ["qemu-img", "create", "-q", "-f", "vmdk", "-o", f"subformat={kind}", path, "3G"], check=True
             )
-            own(identity, *scratch.iterdir())
-            (layer,) = vmdk.in_scratch(identity, str(scratch), path.name, ATTRIBUTE)
+            own(user, *scratch.iterdir())
+            (layer,) = vmdk.in_scratch(user, str(scratch), path.name, ATTRIBUTE)
             made = {entry.name for entry in scratch.iterdir() if entry.name.startswith(kind)}
             assert set(layer.files) == made
 
     @pytest.mark.parametrize("inside", [True, False])
-    def test_the_parents_path_of_another_machine_is_mended(self, scratch, identity, disk, inside):
+    def test_the_parents_path_of_another_machine_is_mended(self, scratch, user, disk, inside):
         disk()
         old = "/execute/dir_17/dos.vmdk"
         child = disk("dos-000001.vmdk", parent=old)
         if inside:
             sparse(child, child.read_text().replace("monolithicFlat", "monolithicSparse"))
-            own(identity, child)
+            own(user, child)
         before = child.read_bytes()
-        layers = vmdk.in_scratch(identity, str(scratch), child.name, ATTRIBUTE)
+        layers = vmdk.in_scratch(user, str(scratch), child.name, ATTRIBUTE)
         assert [layer.path for layer in layers] == ["dos-000001.vmdk", "dos.vmdk"]
         after = child.read_bytes()
         assert b'parentFileNameHint="dos.vmdk"' in after
@@ -102,35 +95,35 @@ class TestDisks:
             assert after[512 : 512 * 21] == text.ljust(512 * 20, b"\0")
             assert after[:512] == before[:512]
             assert after[512 * 21 :] == before[512 * 21 :]
-        assert vmdk.in_scratch(identity, str(scratch), child.name, ATTRIBUTE) == layers
+        assert vmdk.in_scratch(user, str(scratch), child.name, ATTRIBUTE) == layers
         assert child.read_bytes() == after
-        assert child.stat().st_uid == identity.uid
+        assert child.stat().st_uid == user.uid
 
-    def test_the_rest_of_a_longer_text_is_no_description(self, scratch, identity, disk):
+    def test_the_rest_of_a_longer_text_is_no_description(self, scratch, user, disk):
         path = disk()
         # QEMU leaves it there when the disk's changing number has fewer digits than before.
         path.write_bytes(path.read_bytes() + b'\0"0"\n\0\0')
-        assert vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+        assert vmdk.in_scratch(user, str(scratch), "dos.vmdk", ATTRIBUTE)
 
-    def test_a_windows_path_too(self, scratch, identity, disk):
+    def test_a_windows_path_too(self, scratch, user, disk):
         disk()
         disk("child.vmdk", parent=r"C:\vms\dos.vmdk")
-        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE)
+        layers = vmdk.in_scratch(user, str(scratch), "child.vmdk", ATTRIBUTE)
         assert [layer.path for layer in layers] == ["child.vmdk", "dos.vmdk"]
 
-    def test_a_shared_parent_keeps_its_path(self, scratch, identity, disk):
+    def test_a_shared_parent_keeps_its_path(self, scratch, user, disk):
         disk()
         shared = scratch.with_name("shared")
         shared.mkdir()
         shutil.copy(scratch / "dos.vmdk", shared)
         shutil.copy(scratch / "dos-flat.vmdk", shared)
         child = disk("child.vmdk", parent=f"{shared}/dos.vmdk")
-        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE, shared=True)
+        layers = vmdk.in_scratch(user, str(scratch), "child.vmdk", ATTRIBUTE, shared=True)
         assert [layer.path for layer in layers] == ["child.vmdk", f"{shared}/dos.vmdk"]
         assert layers[1].files == (f"{shared}/dos.vmdk", f"{shared}/dos-flat.vmdk")
         assert str(shared) in child.read_text()
         # The same job with its disks transferred means the one that came with it.
-        layers = vmdk.in_scratch(identity, str(scratch), "child.vmdk", ATTRIBUTE)
+        layers = vmdk.in_scratch(user, str(scratch), "child.vmdk", ATTRIBUTE)
         assert [layer.path for layer in layers] == ["child.vmdk", "dos.vmdk"]
 
     @pytest.mark.parametrize(
@@ -154,10 +147,10 @@ class TestDisks:
             ({"extents": 'RW 1 FLAT "dos-flat.vmdk" 0\n\0\ncreateType="fullDevice"'}, "after its end"),
         ],
     )
-    def test_a_disk_that_is_more_than_its_files_is_refused(self, scratch, identity, disk, changes, part):
+    def test_a_disk_that_is_more_than_its_files_is_refused(self, scratch, user, disk, changes, part):
         disk(**changes)
         with pytest.raises(JobFault) as caught:
-            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+            vmdk.in_scratch(user, str(scratch), "dos.vmdk", ATTRIBUTE)
         assert caught.value.code == errors.BAD_IMAGE
         assert part in caught.value.problem
         assert ATTRIBUTE in caught.value.problem
@@ -175,22 +168,22 @@ class TestDisks:
             ({"parent": "link.vmdk"}, "symbolic links"),
         ],
     )
-    def test_files_that_are_not_the_jobs_are_refused(self, scratch, identity, disk, changes, part):
+    def test_files_that_are_not_the_jobs_are_refused(self, scratch, user, disk, changes, part):
         (scratch / "link.vmdk").symlink_to("/etc/hostname")
         disk(**changes)
         with pytest.raises(JobFault) as caught:
-            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+            vmdk.in_scratch(user, str(scratch), "dos.vmdk", ATTRIBUTE)
         assert part in caught.value.problem
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
-    def test_a_parent_that_only_root_may_read_is_refused(self, scratch, identity, disk):
+    def test_a_parent_that_only_root_may_read_is_refused(self, scratch, user, disk):
         secret = scratch.with_name("secret.vmdk")
         shutil.copy(disk("other.vmdk"), secret)
         secret.chmod(0o600)
         os.chown(secret, 0, 0)
         disk(parent=str(secret))
         with pytest.raises(JobFault, match="Permission denied"):
-            vmdk.in_scratch(identity, str(scratch), "dos.vmdk", ATTRIBUTE)
+            vmdk.in_scratch(user, str(scratch), "dos.vmdk", ATTRIBUTE)
 
     @settings(max_examples=examples(300))
     @given(st.binary(max_size=600) | st.binary(max_size=600).map(lambda data: b"KDMV" + data))
@@ -218,7 +211,7 @@ BASE = {
 
 
 @pytest.fixture
-def build(scratch, identity, disk):
+def build(scratch, user, disk):
     disk()
 
     def make(source=None, machine=None, **changes):
@@ -242,7 +235,7 @@ def build(scratch, identity, disk):
             | changes
         )
         vmx = Vmx(BASE | (source or {}))
-        return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), identity)
+        return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), user)
 
     return make
 
@@ -303,10 +296,10 @@ class TestWorkingCopy:
     def test_what_is_left_out(self, build, source):
         assert build(source).vmx == build().vmx
 
-    def test_what_is_kept(self, build, scratch, identity):
+    def test_what_is_kept(self, build, scratch, user):
         for name in ("data.iso", "boot.flp"):
             (scratch / name).write_bytes(b"")
-            own(identity, scratch / name)
+            own(user, scratch / name)
         kept = {
             "firmware": "efi",
             "scsi0.present": "TRUE",
@@ -346,7 +339,7 @@ class TestWorkingCopy:
         assert [line.partition(b" = ")[0] for line in lines] == names
         assert Vmx.decode(nasty)["guestOS"] == value
 
-    def test_shared_disks_have_full_paths_and_are_not_independent(self, build, scratch, identity):
+    def test_shared_disks_have_full_paths_and_are_not_independent(self, build, scratch, user):
         shared = scratch.with_name("shared")
         shared.mkdir()
         for name in ("dos.vmdk", "dos-flat.vmdk"):

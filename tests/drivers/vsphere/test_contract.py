@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.vsphere.simulator import MIB, VMX, Server, settings, write_disk
+from tests.jobs import owner
 from tests.lab.vcsim import Vcsim
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
@@ -66,24 +67,16 @@ class Esxi(Subject):
 
 
 class TestEsxi(DriverContract):
+    model = "esx"
+
     @pytest.fixture
     def subject(self, program: Path, tmp_path: Path, scratch: Path, password: Path) -> Iterator[Subject]:
         with (
-            Vcsim(tmp_path / "sim") as sim,
-            Esxi(scratch.parent, sim, password, identity_of(scratch)) as subject,
+            Vcsim(tmp_path / "sim", self.model) as sim,
+            Esxi(scratch.parent, sim, password, owner(scratch)) as subject,
         ):
             yield subject
 
 
-class TestVcenter(DriverContract):
-    @pytest.fixture
-    def subject(self, program: Path, tmp_path: Path, scratch: Path, password: Path) -> Iterator[Subject]:
-        with (
-            Vcsim(tmp_path / "sim", "vpx") as sim,
-            Esxi(scratch.parent, sim, password, identity_of(scratch)) as subject,
-        ):
-            yield subject
-
-
-def identity_of(scratch: Path) -> Identity:
-    return Identity(scratch.stat().st_uid, scratch.stat().st_gid)
+class TestVcenter(TestEsxi):
+    model = "vpx"

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pyVmomi import vim, vmodl
 
 from tests.drivers.vsphere.simulator import VMX, Job
+from tests.jobs import owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import VsphereDriver, annotations, config_spec, deploy, faults, hardware
 from vmgahp.drivers.vsphere.annotations import Tag
 from vmgahp.drivers.vsphere.credentials import Access
 from vmgahp.drivers.vsphere.inventory import network_map
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmx import Vmx
 
@@ -30,8 +30,7 @@ def job(scratch: Path) -> Job:
 
 def looked_at(job: Job, *more: str) -> str:
     """What a dry run says of the job, without any server. Raises `errors.Fault`."""
-    status = job.scratch.stat()
-    identity = Identity(status.st_uid, status.st_gid)
+    identity = owner(job.scratch)
     pairs = [pair for line in job.ad(*more) if (pair := JobAd.parse_line(line))]
     log: list[str] = []
     return VsphereDriver("vsphere", Settings(BASE), identity, log.append).describe(JobAd(pairs))
