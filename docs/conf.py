@@ -43,6 +43,6 @@ pygments_dark_style = "monokai"
 
 man_pages = [
     ("man/condor_vm-gahp", "condor_vm-gahp", "runs the VM jobs of HTCondor", author, 1),
-    ("man/vmgahp", "vmgahp", "virtual machines as HTCondor jobs, for people", author, 1),
+    ("man/vmgahp", "vmgahp", "command-line tool for virtual machines as HTCondor jobs", author, 1),
     ("man/vmgahp-image-plugin", "vmgahp-image-plugin", "disks of VM jobs as overlays of images", author, 1),
 ]

@@ -271,7 +271,7 @@ def test_what_htcondor_no_longer_reads(name: str) -> None:
     assert settings_check.names(Entries([default], of_htcondor=True)) == [], "nobody has set it"
 
 
-def test_nothing_is_both_read_and_dead() -> None:
+def test_nothing_is_both_read_and_retired() -> None:
     alive = {*config.BY_NAME, *htcondor.BY_NAME}
     assert not alive & set(htcondor.RETIRED)
     assert not set(config.BY_NAME) & set(htcondor.BY_NAME)
@@ -308,7 +308,7 @@ def test_one_slip_of_the_finger_is_told(name: str, data: st.DataObject) -> None:
     assert settings_check.nearest(wrong, known, 0.8) == name
 
 
-# Where people meet it
+# Where it is shown
 
 
 def test_the_probe_tells_people_and_never_the_startd(scratch: Path) -> None:

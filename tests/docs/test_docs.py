@@ -200,7 +200,7 @@ def test_the_picture_of_the_states_has_every_transition(extensions: None) -> Non
 @pytest.mark.skipif(
     shutil.which("dot") is None, reason="Graphviz is not installed (scripts/docs installs it)"
 )
-def test_a_picture_has_the_colour_of_the_text(extensions: None) -> None:
+def test_a_picture_has_the_color_of_the_text(extensions: None) -> None:
     import state_diagram
 
     svg = state_diagram.draw(lifecycle.diagram())

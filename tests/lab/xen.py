@@ -1,6 +1,6 @@
 """A machine with a real Xen: the lab that scripts/xen-lab builds, booted under QEMU's emulation.
 
-Xen's paravirtual guests need no virtualisation hardware, so Xen itself runs in an emulated machine, Debian as
+Xen's paravirtual guests need no virtualization hardware, so Xen itself runs in an emulated machine, Debian as
 its dom0, and libvirt's Xen driver there starts guests that count (`tests/lab/dom0/guest-init`). The disk of
 the lab is only read: what a run writes is gone with it, and the machine ends with the process that started it.
 

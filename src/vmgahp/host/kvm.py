@@ -94,11 +94,11 @@ def _why_no_device() -> str:
     for flag, module in (("vmx", "kvm_intel"), ("svm", "kvm_amd")):
         if flag in flags:
             return (
-                f"the processor can virtualise ({flag}), so the module {module} is not loaded, "
-                "or virtualisation is off in the firmware"
+                f"the processor can virtualize ({flag}), so the module {module} is not loaded, "
+                "or virtualization is off in the firmware"
             )
     return (
-        "the processor shows neither vmx nor svm, so virtualisation is off in the firmware, "
+        "the processor shows neither vmx nor svm, so virtualization is off in the firmware, "
         "or this machine is a virtual one whose host does not nest"
     )
 

@@ -135,7 +135,7 @@ def test_settings_that_cannot_be_read(pool: Condor) -> None:
     assert done.status == doctor.UNFIT
 
 
-def test_a_misspelt_setting_of_htcondors(pool: Condor) -> None:
+def test_a_misspelled_setting_of_htcondors(pool: Condor) -> None:
     found = condor.settings(pool.context(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
     assert [finding.verdict for finding in found] == [OFF]
     assert "VM_MEMROY" in found[0].seen

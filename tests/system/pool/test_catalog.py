@@ -17,7 +17,7 @@ from vmgahp.images import iso
 
 pytestmark = pytest.mark.pool
 
-CATALOGUE = """\
+CATALOG = """\
 [copier-1.0]
 path = "copier.raw"
 format = "raw"
@@ -55,7 +55,7 @@ def prepare(pool: Pool) -> None:
     place = (images / "same.iso").read_bytes().index(INPUT)
     (images / "same.iso").unlink()
     (images / "copier.raw").write_bytes(copying_sector(0x82, place // SECTOR, 0x81).ljust(1 << 20, b"\0"))
-    (images / "catalog.toml").write_text(CATALOGUE)
+    (images / "catalog.toml").write_text(CATALOG)
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_execute_is_closed_to_qemus_user(namespace: Namespace) -> None:
         assert finding["hint"] == "chmod o+x /var/lib/condor"
 
 
-def test_names_of_htcondors_configuration_that_are_misspelt(namespace: Namespace) -> None:
+def test_names_of_htcondors_configuration_that_are_misspelled(namespace: Namespace) -> None:
     """HTCondor's own names, all of its defaults, are none of them."""
     _, found = examined(namespace)
     assert found["settings"]["verdict"] == "ok", found["settings"]
