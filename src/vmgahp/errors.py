@@ -87,10 +87,15 @@ class JobFault(Fault):
 
     blames = "job's owner"
 
-    def __init__(self, code: str, problem: str, hint: str = "") -> None:
+    def __init__(self, code: str, problem: str, hint: str = "", attribute: str = "") -> None:
         if code not in HOLD_CODES:
             raise ValueError(f"{code} does not hold the job: it would take the whole machine out of service")
-        super().__init__(code, problem, hint)
+        super().__init__(code, f"{attribute}: {problem}" if attribute else problem, hint)
+        self._rest = problem
+
+    def of(self, attribute: str) -> "JobFault":
+        """The same fault of another attribute of the job than the one it was raised for."""
+        return JobFault(self.code, self._rest, self.hint, attribute)
 
 
 class MachineFault(Fault):

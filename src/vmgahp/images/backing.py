@@ -98,4 +98,4 @@ def _info(path: str, image_format: str, identity: "Identity", *, chain: bool = T
 
 
 def _bad(word: str, problem: str, hint: str) -> errors.JobFault:
-    return errors.JobFault(word, f"VMPARAM_vm_Disk: {problem}.", hint)
+    return errors.JobFault(word, f"{problem}.", hint, "VMPARAM_vm_Disk")

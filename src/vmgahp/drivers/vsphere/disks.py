@@ -101,9 +101,7 @@ def unpack(disk: JobDisk, scratch: str, raw: str, identity: Identity, seconds: f
     try:
         chain = backing_chain(path, "vmdk", identity)
     except errors.JobFault as fault:
-        raise errors.JobFault(
-            fault.code, fault.problem.replace("VMPARAM_vm_Disk", VMDK_FILES), fault.hint
-        ) from fault
+        raise fault.of(VMDK_FILES) from fault
     if chain:
         raise bad(disk.name, "it is the snapshot of another disk", "send a disk without snapshots.")
     _convert(path, os.path.join(scratch, raw), ("vmdk", "raw"), disk.name, identity, seconds)
