@@ -3,15 +3,12 @@
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
-from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.qemu
 
@@ -170,29 +167,3 @@ def test_nothing_of_the_environment_reaches_it(stand_in, tmp_path: Path, monkeyp
     monkeypatch.setenv("LD_PRELOAD_OF_THE_JOB", "x")
     qemu_img.info("/dev/null", "raw")
     assert "OF_THE_JOB" not in (tmp_path / "env").read_text()
-
-
-def test_none_is_left_behind_by_a_server_that_ends(tmp_path: Path) -> None:
-    """It ends while a thread of it waits for a conversion."""
-    fifo = tmp_path / "began"
-    os.mkfifo(fifo)
-    script = tmp_path / "qemu-img"
-    script.write_text(f"#!/bin/sh\necho $$ > {fifo}\nexec sleep 1000\n")
-    script.chmod(0o755)
-    code = (
-        "import threading; from vmgahp.images import qemu_img\n"
-        "work = lambda: qemu_img.convert('/dev/null', 'raw', '/dev/null', 'raw', seconds=600)\n"
-        "threading.Thread(target=work, daemon=True).start()\n"
-        f"print(open('{fifo}').read())\n"
-    )
-    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=True)
-    pid = int(ended.stdout)
-
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-
-    until(gone, "the one that was killed is gone")

@@ -186,6 +186,3 @@ def _what_is_wrong(before: str, after: str) -> str:
         if now != then:
             return f"changed the {path} of the domain, by which this daemon knows it"
     return ""
-
-
-__all__ = ["REQUIREMENTS", "SETTING", "Policy", "Stage", "inspect", "require"]

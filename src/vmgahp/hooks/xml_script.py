@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from vmgahp.errors import MachineFault
 from vmgahp.hooks import program
 from vmgahp.host import trust
-from vmgahp.host.run import LONGEST_STDERR, condor_environment
+from vmgahp.host.run import condor_environment
 from vmgahp.text import is_private
 
 SETTING = "LIBVIRT_XML_SCRIPT"
@@ -26,8 +26,6 @@ LONGEST_XML = 4 << 20
 """Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
 
 _SPACE = " \t\n\r"
-
-__all__ = ["LONGEST_STDERR", "extra_lines", "join_lines", "parse_arguments", "require_trustworthy", "run"]
 
 
 def run(

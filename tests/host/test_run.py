@@ -1,0 +1,152 @@
+"""Programs are run with nothing of this process's that they were not given, and ended with all their children."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import FIRST_PASSED, LONGEST_STDERR, Finished, plain_environment, run
+from vmgahp.testing.contract import until
+
+
+def sh(script: str, **options: object) -> Finished:
+    return run(["sh", "-c", script], **{"deadline": 60.0} | options)  # type: ignore[arg-type]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize(("script", "status"), [("true", 0), ("exit 3", 3), ("kill -9 $$", -9)])
+def test_how_it_ends(script: str, status: int) -> None:
+    assert sh(script).status == status
+
+
+def test_stdin_and_both_outputs_do_not_wait_for_each_other() -> None:
+    text = b"y" * 3_000_000
+    done = sh("head -c 1000000 /dev/zero >&2; cat; echo end >&2", stdin=text)
+    assert (done.status, done.out, len(done.err)) == (0, text, LONGEST_STDERR)
+    assert sh("exec <&-; echo no", stdin=text).out == b"no\n", "it need not read"
+
+
+def test_signals_are_as_for_any_program() -> None:
+    """Although a server ignores some and may block others."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        lines = sh("grep -E 'SigBlk|SigIgn' /proc/self/status").out.split()
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert [int(mask, 16) & 0x7FFFFFFF for mask in lines[1::2]] == [0, 0]
+
+
+def test_only_the_descriptors_that_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("first")
+    (tmp_path / "b").write_text("second")
+    numbers = [70, 60]
+    for number, name in zip(numbers, "ba", strict=True):
+        opened = os.open(tmp_path / name, os.O_RDONLY)
+        os.dup2(opened, number, inheritable=True)
+        os.close(opened)
+    leaked = os.dup2(0, 77, inheritable=True)
+    try:
+        first, second = FIRST_PASSED, FIRST_PASSED + 1
+        done = sh(f"cat <&{first}; cat <&{second}; ls /proc/self/fd", pass_fds=numbers)
+        assert done.out.startswith(b"firstsecond")
+        assert not {b"60", b"70", b"77"} & set(done.out.split())
+    finally:
+        for descriptor in (leaked, *numbers):
+            os.close(descriptor)
+
+
+def test_nothing_is_left_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    sh("true")
+    assert sh("sleep 100", deadline=0.1).status is None
+    with pytest.raises(FileNotFoundError):
+        run(["/nowhere"], deadline=1)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
+    """Of processes that nothing else would end, with our pipes open."""
+    done = sh(f"sleep infinity & echo $! $$ >{tmp_path}/pids; wait", deadline=0.5)
+    assert done.status is None
+    child, itself = map(int, (tmp_path / "pids").read_text().split())
+    with pytest.raises(ProcessLookupError):
+        os.kill(itself, 0)
+    until(lambda: is_gone(child), "its own child is gone")
+
+
+def test_what_prints_without_an_end_is_killed() -> None:
+    done = sh("yes", longest=1 << 20)
+    assert (done.status, len(done.out) > 1 << 20) == (-signal.SIGKILL, True)
+
+
+def test_a_child_that_holds_the_pipes() -> None:
+    began = time.monotonic()
+    done = sh("sleep 100 & echo $!", grace=0.1)
+    assert (done.status, time.monotonic() - began < 50) == (0, True)
+    os.kill(int(done.out), signal.SIGKILL)
+
+
+def test_until_it_has_said_enough() -> None:
+    done = sh("echo ready >&2; exec sleep 1000", until=lambda _, err: b"ready" in err)
+    assert (done.status, done.err) == (0, b"ready\n")
+
+
+def test_where_and_with_what_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LD_PRELOAD_OF_THE_JOB", "x")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.chdir(tmp_path)
+    assert sh("pwd; umask; ulimit -t", umask=0o077, limits=["--cpu=7"]).out == b"/\n0077\n7\n"
+    assert sh("pwd", directory="").out.decode().strip() == str(tmp_path)
+    told = sh("env").out.decode()
+    assert "LC_ALL=C\n" in told
+    assert "OF_THE_JOB" not in told
+    assert plain_environment()["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_as_another_user() -> None:
+    user = Identity(12345, 12346)
+    assert sh("id -u; id -g; id -G; grep CapInh /proc/self/status", user=user).out.split() == [
+        b"12345", b"12346", b"12346", b"CapInh:", b"0" * 16,
+    ]  # fmt: skip
+    assert sh("id -G", user=user, groups=[7, 8]).out == b"12346 7 8\n"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "/nowhere", "relative/path"])
+def test_one_that_is_not_there(name: str) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        run([name], deadline=1)
+    assert caught.value.filename == name
+
+
+def test_one_that_may_not_be_executed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("#!/bin/sh\n")
+    with pytest.raises(PermissionError):
+        run([str(tmp_path / "x")], deadline=1)
+
+
+def test_none_is_left_behind_by_a_process_that_ends(tmp_path: Path) -> None:
+    """It ends while a thread of it waits."""
+    fifo = tmp_path / "began"
+    os.mkfifo(fifo)
+    code = (
+        "import threading; from vmgahp.host.run import run\n"
+        f"words = ['sh', '-c', 'echo $$ > {fifo}; exec sleep 1000']\n"
+        "threading.Thread(target=run, args=(words,), kwargs={'deadline': 600}, daemon=True).start()\n"
+        f"print(open('{fifo}').read())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    until(lambda: is_gone(int(ended.stdout)), "the one that was killed is gone")
