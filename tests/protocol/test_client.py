@@ -108,7 +108,7 @@ def test_a_server_that_ends_at_once_is_told_with_its_status() -> None:
 
 
 def test_another_greeting_is_none() -> None:
-    with python("print('220 hello')") as client, pytest.raises(ProtocolError, match="no greeting"):
+    with python("print('220 hello')") as client, pytest.raises(ProtocolError, match="not a greeting"):
         client.greeting()
 
 

@@ -193,7 +193,7 @@ class Client:
         """The line that comes before any request."""
         line = self.receive(timeout).line
         if not self.requests.greeted:
-            raise ProtocolError(f"this is no greeting: {line!r}")
+            raise ProtocolError(f"this is not a greeting: {line!r}")
         return line
 
     def ask(self, line: str, timeout: float = DEADLINE) -> str:

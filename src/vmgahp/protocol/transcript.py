@@ -89,12 +89,12 @@ def parse(text: str) -> Transcript:
             try:
                 at = round(float(rest), 3)
             except ValueError:
-                raise TranscriptError(f"line {number}: {row!r} is no time") from None
+                raise TranscriptError(f"line {number}: {row!r} is not a time") from None
         elif row.startswith("exit "):
             try:
                 transcript.exit_status = int(rest[4:])
             except ValueError:
-                raise TranscriptError(f"line {number}: {row!r} is no exit status") from None
+                raise TranscriptError(f"line {number}: {row!r} is not an exit status") from None
     return transcript
 
 
@@ -123,7 +123,7 @@ def _read(mark: str, rest: str, number: int) -> bytes:
             continue
         digits = next(letters, "") + next(letters, "") if name == "x" else ""
         if len(digits) != 2 or digits.strip("0123456789abcdefABCDEF"):
-            raise TranscriptError(f"line {number}: \\{name}{digits} is no escape")
+            raise TranscriptError(f"line {number}: \\{name}{digits} is not an escape")
         data.append(int(digits, 16))
     return bytes(data)
 

@@ -277,7 +277,7 @@ def test_a_raw_request_is_followed_too() -> None:
         ("BOGUS", "BOGUS was refused"),
         ("statsu", "There is no command statsu: did you mean status?"),
         ("status", "No VM was started here"),
-        ("stop x", "x is no number of a VM"),
+        ("stop x", "x is not the number of a VM"),
         ("stop 1 2", "stop takes the number of one VM"),
         ("stop 7", "#1 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: "),
         ("start", "start takes"),
@@ -493,7 +493,7 @@ def test_job_takes_the_ad_of_a_job() -> None:
 
 @pytest.mark.parametrize("job", ["-help", "12.0;x", "", "a"])
 def test_only_a_job_id_is_given_to_condor_q(job: str) -> None:
-    with pytest.raises(ClientFault, match="no job id"):
+    with pytest.raises(ClientFault, match="not a job id"):
         job_ad.ask_condor_q(job)
 
 

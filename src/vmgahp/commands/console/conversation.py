@@ -128,7 +128,7 @@ class Conversation:
                 self.waited_for.discard(request.number or 0)
                 self._result(request, self._took(request.sent, now))
             case Kind.RESULT:
-                self.show(NOTE, f"This is the result of no request that waits for one: {clean(line)}")
+                self.show(NOTE, f"No request waits for this result: {clean(line)}")
             case Kind.UNASKED:
                 self.fail(f"The server says, without being asked: {clean(line)}")
         self._advance(now)
@@ -185,7 +185,7 @@ class Conversation:
             case "E":
                 self.fail(f"{what} {REFUSED}")
             case "F":
-                said = " ".join(map(render.error, asked.words())) or "no reason was said"
+                said = " ".join(map(render.error, asked.words())) or "without a reason"
                 self.fail(f"{what} failed: {said}")
             case _:
                 self.fail(f"{what} was answered with an invalid reply: {clean(reply)}")
@@ -202,7 +202,7 @@ class Conversation:
             case "ASYNC_MODE_ON":
                 self.show(NOTE, "The server says R when a result is there.")
             case "ASYNC_MODE_OFF":
-                self.show(NOTE, "No R any more.")
+                self.show(NOTE, "The server no longer says R.")
             case "VERSION":
                 self.show(PLAIN, f"  It calls itself {' '.join(words).strip(' $')}")
             case "COMMANDS":
@@ -233,7 +233,7 @@ class Conversation:
             case lifecycle.START:
                 number = digits(words[0])
                 if number is None:
-                    return f"no id of a VM was said, but {clean(words[0])}"
+                    return f"the reply has no VM id: {clean(words[0])}"
                 self.vms[number] = lifecycle.RUNNING
                 return f"VM {number} runs"
             case lifecycle.STATUS:

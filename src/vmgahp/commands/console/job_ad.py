@@ -51,7 +51,7 @@ def ask_condor_q(job: str) -> str:
     """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
     cluster, _, proc = job.partition(".")
     if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
-        raise _no_ad(f"{escape(job)} is no job id", "write it as 12.0")
+        raise _no_ad(f"{escape(job)} is not a job id", "write it as 12.0")
     try:
         done = run(["condor_q", "-l", job], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
     except FileNotFoundError as error:
@@ -99,9 +99,9 @@ def _new_syntax(text: str) -> list[tuple[str, str]]:
         ad = classad2.parseOne(text)
         found = [(str(name), ad.lookup(name)) for name in ad]
     except Exception as error:
-        raise _no_ad("this is no ClassAd in brackets") from error
+        raise _no_ad("the text is not a ClassAd in brackets") from error
     if not found:
-        raise _no_ad("this is no ClassAd in brackets, or an empty one")
+        raise _no_ad("the text is not a ClassAd in brackets, or an empty one")
     return [
         (name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n")))
         for name, tree in found

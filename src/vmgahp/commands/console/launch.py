@@ -144,5 +144,5 @@ def checked_setting(text: str) -> str:
     """A setting of the form NAME=VALUE. Raises `ClientFault`."""
     name, equals, _ = text.partition("=")
     if not equals or not name.strip().replace("_", "a").replace(".", "a").isalnum():
-        raise ClientFault("", f"{text!r} is no setting.", "write NAME=VALUE")
+        raise ClientFault("", f"{text!r} is not a setting.", "write NAME=VALUE")
     return text

@@ -80,7 +80,7 @@ def status(payload: Sequence[str]) -> str:
 def error(word: str) -> str:
     """An error word with its meaning."""
     meaning = error_words.meaning(word)
-    return f"{clean(word)}: {meaning}" if meaning else f"{clean(word)}, which is no word that is known"
+    return f"{clean(word)}: {meaning}" if meaning else f"{clean(word)}, an unknown error word"
 
 
 def duration(seconds: float) -> str:

@@ -179,7 +179,7 @@ class Interpreter:
         elif number is not None:
             return number
         elif words:
-            why = f"{clean(words[0])} is no number of a VM."
+            why = f"{clean(words[0])} is not the number of a VM."
         elif len(vms) == 1:
             return next(iter(vms))
         elif vms:
@@ -216,7 +216,7 @@ class Interpreter:
         elif number in pending:
             conversation.waited_for.add(number)
         else:
-            conversation.show(NOTE, f"  Request #{number} waits for no result.")
+            conversation.show(NOTE, f"  Request #{number} has no result to wait for.")
 
     def do_ad(self, words: list[str]) -> None:
         ad = self._ad_of(self._place.ad_of_file, " ".join(words), "") if words else self._last_ad
