@@ -138,7 +138,7 @@ def test_a_setting_that_would_allow_everything_blames_the_machine(images, scratc
             )
 
 
-def test_a_layer_beneath_the_base_is_subject_to_the_same_rule(images, scratch, settings):
+def test_a_backing_file_of_the_base_is_subject_to_the_same_rule(images, scratch, settings):
     outside = scratch.parent / "secret.raw"
     outside.write_bytes(bytes(1 << 20))
     qemu_img("create", "-q", "-f", "qcow2", "-b", outside, "-F", "raw", images / "layered.qcow2")
@@ -148,7 +148,7 @@ def test_a_layer_beneath_the_base_is_subject_to_the_same_rule(images, scratch, s
 
 
 def test_a_format_is_never_guessed(images, scratch, settings):
-    """A raw image in which a guest wrote the header of a qcow2 with a file of the host beneath."""
+    """A raw image in which a guest wrote the header of a qcow2 that names a file of the host."""
     shutil.copy(images / "base.qcow2", images / "unclear.img")
     with pytest.raises(TransferError, match="could be qcow2"):
         fetch(f"nfs://{images}/unclear.img:disk", f"{scratch}/disk", settings)

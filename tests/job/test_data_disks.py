@@ -77,7 +77,7 @@ def qemu_img(*words: str | Path) -> None:
     subprocess.run(["qemu-img", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_a_layer_and_its_record(place: Place) -> None:
+def test_an_overlay_and_its_record(place: Place) -> None:
     place.make(place.spec())
     assert place.names() == {LAYER, RECORD}
     [layer] = json.loads((place.scratch / RECORD).read_text())["layers"]
@@ -88,7 +88,7 @@ def test_a_layer_and_its_record(place: Place) -> None:
     assert {(place.scratch / name).stat().st_uid for name in place.names()} == {place.who.uid}
 
 
-def test_what_lies_beneath_is_known_before_and_after(place: Place) -> None:
+def test_backing_files_are_known_before_and_after(place: Place) -> None:
     wanted = {str(place.scratch / LAYER): (BackingFile(str(place.base), "raw", "catalog:a"),)}
     assert chains(place.spec(), place.who) == wanted
     place.make(place.spec())
@@ -111,14 +111,14 @@ def test_what_was_made_is_undone_and_what_was_there_is_not(place: Place) -> None
     assert place.names() == {LAYER, RECORD}
 
 
-def test_a_layer_that_is_there_is_kept(place: Place) -> None:
+def test_an_overlay_that_is_there_is_kept(place: Place) -> None:
     place.make(place.spec())
     before = (place.scratch / LAYER).stat().st_ino
     place.make(place.spec())
     assert (place.scratch / LAYER).stat().st_ino == before
 
 
-def test_a_layer_is_not_put_on_another_image(place: Place) -> None:
+def test_an_overlay_is_not_put_on_another_image(place: Place) -> None:
     place.make(place.spec())
     content = bytearray(place.base.read_bytes())
     content[5000] ^= 1
@@ -127,14 +127,14 @@ def test_a_layer_is_not_put_on_another_image(place: Place) -> None:
     assert place.names() == {LAYER, RECORD}, "another machine may have the right one"
 
 
-def test_a_layer_under_the_name_of_another_image(place: Place) -> None:
+def test_an_overlay_under_the_name_of_another_image(place: Place) -> None:
     place.make(place.spec())
     text = (place.scratch / RECORD).read_text()
     place.own(write(place.scratch / RECORD, text.replace('"a"', '"b"')))
     assert "another image" in place.refused(place.spec())
 
 
-def test_a_layer_that_nobody_knows_is_not_used(place: Place) -> None:
+def test_an_overlay_that_nobody_knows_is_not_used(place: Place) -> None:
     layer = place.scratch / LAYER
     qemu_img("create", "-q", "-f", "qcow2", "-b", "/etc/hostname", "-F", "raw", layer)
     place.own(layer)
@@ -162,7 +162,7 @@ def test_no_link_is_followed(place: Place) -> None:
     assert not (place.scratch / RECORD).is_symlink()
 
 
-def test_a_layer_that_keeps_its_data_elsewhere(place: Place) -> None:
+def test_an_overlay_that_keeps_its_data_elsewhere(place: Place) -> None:
     place.make(place.spec())
     layer, data = place.scratch / LAYER, place.scratch / "data"
     qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={data}", layer, "1M")

@@ -24,7 +24,7 @@ SHARING = Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "9p"})
 # --- NICs
 
 
-def cards(text: str, **more: str) -> tuple[Nic, ...]:
+def nics(text: str, **more: str) -> tuple[Nic, ...]:
     return spec(NETWORKS, VMPARAM_vm_NICs=f'"{text}"', **more).nics
 
 
@@ -42,12 +42,12 @@ def cards(text: str, **more: str) -> tuple[Nic, ...]:
         ("nat:e1000e:52:54:00:12:34:56", Nic("nat", "52:54:00:12:34:56", "e1000e")),
     ],
 )
-def test_a_card(text: str, expected: Nic) -> None:
-    assert cards(text) == (expected,)
+def test_a_nic(text: str, expected: Nic) -> None:
+    assert nics(text) == (expected,)
 
 
-def test_cards_keep_their_order() -> None:
-    found = cards("nat:52:54:00:12:34:56, bridge,user,,nat:down")
+def test_nics_keep_their_order() -> None:
+    found = nics("nat:52:54:00:12:34:56, bridge,user,,nat:down")
     assert [(nic.networking_type, nic.link_up) for nic in found] == [
         ("nat", True),
         ("bridge", True),
@@ -74,23 +74,23 @@ def test_cards_keep_their_order() -> None:
         ("", "no NIC"),
     ],
 )
-def test_a_list_of_cards_that_makes_no_sense(text: str, part: str) -> None:
+def test_a_list_of_nics_that_makes_no_sense(text: str, part: str) -> None:
     if text:
         refusal(MISMATCHED, "VMPARAM_vm_NICs", part, settings=NETWORKS, VMPARAM_vm_NICs=f'"{text}"')
     else:
         assert spec(NETWORKS, VMPARAM_vm_NICs='""').nics == ()
 
 
-def test_a_card_needs_a_network_that_is_on_offer() -> None:
+def test_a_nic_needs_a_network_that_is_on_offer() -> None:
     refusal(MISMATCHED, "bridge", "nat, user", VMPARAM_vm_NICs='"nat, bridge"')
     none = Settings({"VM_MEMORY": "1024"})
     refusal(MISMATCHED, "VM_NETWORKING", settings=none, VMPARAM_vm_NICs='"nat"')
 
 
-def test_the_classic_attributes_are_the_first_cards_or_contradict_it() -> None:
+def test_the_classic_attributes_are_the_first_nics_or_contradict_it() -> None:
     mac = "52:54:00:12:34:56"
     agreed = {"JobVMNetworking": "true", "JobVMNetworkingType": '"nat"', "JobVM_MACADDR": f'"{mac}"'}
-    assert cards(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
+    assert nics(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
     option = {"VMPARAM_vm_NICs": f'"user:{mac}"'}
     refusal(
         MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **option
@@ -101,7 +101,7 @@ def test_the_classic_attributes_are_the_first_cards_or_contradict_it() -> None:
     )
 
 
-def test_without_a_list_there_is_the_classic_card() -> None:
+def test_without_a_list_there_is_the_classic_nic() -> None:
     found = spec(NETWORKS, JobVMNetworking="true", JobVM_MACADDR='"52:54:00:12:34:56"')
     assert found.nics == (Nic("user", "52:54:00:12:34:56"),)
     assert (found.networking, found.networking_type, found.macs) == (True, "user", ("52:54:00:12:34:56",))

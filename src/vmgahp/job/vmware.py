@@ -36,6 +36,7 @@ WORKING_COPY_SUFFIX = "_condor.vmx"
 """How the name of a working copy ends, in HTCondor's own VMware support and here."""
 
 _MOST_VMDKS = 1000
+_TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
 class VmwareSpec(NamedTuple):
@@ -85,9 +86,9 @@ class VmwareSpec(NamedTuple):
         transfer = _boolean(ad, TRANSFER)
         snapshot_disk = _boolean(ad, SNAPSHOT_DISK)
         if not transfer and not snapshot_disk:
-            raise _bad(
-                f"{TRANSFER} = false and {SNAPSHOT_DISK} = false",
-                "a shared disk cannot be used without a snapshot disk",
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"{TRANSFER} = false and {SNAPSHOT_DISK} = false: a shared disk needs a snapshot disk.",
                 "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True).",
             )
         return cls(
@@ -138,11 +139,7 @@ def _boolean(ad: JobAd, name: str) -> bool:
     """True where the attribute is missing, as it is in a submit file that transfers its files."""
     value = ad.boolean(name)
     if value is None and ad.expression(name) is not None:
-        raise _bad(
-            f"{name} = {shown(ad.expression(name))}",
-            "it is neither true nor false",
-            f"set {name} to true or false.",
-        )
+        raise _bad(name, ad.expression(name), "it is neither true nor false", f"set {name} to true or false.")
     return value is None or value
 
 
@@ -157,11 +154,8 @@ def _dir(ad: JobAd, transfer: bool) -> str:
             "set vmware_dir to the directory that has them on a shared file system.",
         )
     if not directory.startswith("/") or has_control(directory):
-        raise _bad(
-            f"{DIR} = {shown(directory)}",
-            "it is not the full path of a directory",
-            "set vmware_dir to the full path on a shared file system, or transfer the files.",
-        )
+        hint = "set vmware_dir to the full path on a shared file system, or transfer the files."
+        raise _bad(DIR, directory, "it is not the full path of a directory", hint)
     return directory
 
 
@@ -176,16 +170,11 @@ def _vmx_file(ad: JobAd, working_dir: str, identity: Identity) -> str:
     name = _base_name(text)
     if name is None or not name.lower().endswith(".vmx"):
         raise _bad(
-            f"{VMX_FILE} = {shown(text)}",
-            "it is not the name of a .vmx file",
-            "name the .vmx of the virtual machine.",
+            VMX_FILE, text, "it is not the name of a .vmx file", "name the .vmx of the virtual machine."
         )
     if name.lower().endswith(WORKING_COPY_SUFFIX):
-        raise _bad(
-            f"{VMX_FILE} = {shown(text)}",
-            f"names that end in {WORKING_COPY_SUFFIX} are for the working copy",
-            "give the file another name.",
-        )
+        problem = f"names that end in {WORKING_COPY_SUFFIX} are for the working copy"
+        raise _bad(VMX_FILE, text, problem, "give the file another name.")
     try:
         os.close(identity.open_scratch(working_dir, name, os.O_RDONLY))
     except OSError as error:
@@ -197,35 +186,27 @@ def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
     """The names of the list; with `scratch`, each is made sure to be a regular file there."""
     text = ad.string(VMDK_FILES)
     if text is None and ad.expression(VMDK_FILES) is not None:
-        raise _bad(
-            f"{VMDK_FILES} = {shown(ad.expression(VMDK_FILES))}",
-            "it is not a list of file names",
-            "write the names of the .vmdk files with commas between them.",
-        )
+        hint = "write the names of the .vmdk files with commas between them."
+        raise _bad(VMDK_FILES, ad.expression(VMDK_FILES), "it is not a list of file names", hint)
     names: dict[str, None] = {}
     for entry in (text or "").split(","):
         if not entry.strip():
             continue
         name = _base_name(entry.strip())
         if name is None or not name.lower().endswith(".vmdk"):
-            raise _bad(
-                f"{VMDK_FILES}, entry {shown(entry)}",
-                "it is not the name of a .vmdk file",
-                "name .vmdk files only.",
-            )
+            raise _bad(VMDK_FILES, entry, "it is not the name of a .vmdk file", "name .vmdk files only.")
         names[name] = None
         if len(names) > _MOST_VMDKS:
-            raise _bad(VMDK_FILES, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks.")
+            raise _bad(
+                VMDK_FILES, text, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks."
+            )
     if scratch:
         for name in names:
             try:
                 os.close(identity.open_scratch(scratch, name, os.O_RDONLY))
             except OSError as error:
-                raise _bad(
-                    f"{VMDK_FILES}, entry {shown(name)}",
-                    f"it cannot be opened in the job's scratch directory: {error.strerror}",
-                    "add the file to transfer_input_files: a regular file, no link, that its owner may read.",
-                ) from error
+                problem = f"it cannot be opened in the job's scratch directory: {error.strerror}"
+                raise _bad(VMDK_FILES, name, problem, _TRANSFER_HINT) from error
     return tuple(names)
 
 
@@ -252,12 +233,9 @@ def _no_vmx(name: str, error: OSError) -> JobFault:
     reason = (
         "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
     )
-    return _bad(
-        f"{VMX_FILE} = {shown(name)}",
-        reason,
-        "add it to transfer_input_files: a regular file, no link, that its owner may read.",
-    )
+    return _bad(VMX_FILE, name, reason, _TRANSFER_HINT)
 
 
-def _bad(subject: str, problem: str, hint: str) -> JobFault:
-    return JobFault(errors.INVALID_DISK_PARAM, f"{subject}: {problem}.", hint)
+def _bad(name: str, value: str | None, problem: str, hint: str) -> JobFault:
+    """An attribute with this value, or with it in its list, is invalid."""
+    return JobFault(errors.INVALID_DISK_PARAM, f"{name} = {shown(value)}: {problem}.", hint)

@@ -610,7 +610,7 @@ def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
 def test_an_image_whose_content_is_another_file_is_not_converted(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
-    """Not even where the job's user could read that file: what lies beneath is looked at as for every type."""
+    """Not even where the job's user could read that file: backing files are checked as for every type."""
     other = scratch.parent / "other"
     other.write_bytes(b"somebody's data".ljust(MIB, b"."))
     other.chmod(0o666)
@@ -718,7 +718,7 @@ def test_a_conversion_that_takes_too_long(
 
 
 @pytest.mark.qemu
-def test_it_goes_on_by_the_same_type_and_on_the_same_image(scratch: Path, stand_ins: type[StandIn]) -> None:
+def test_it_restarts_by_the_same_type_with_the_same_image(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx", content=b"before")
     wanted = job(scratch, "disk.vhdx:vda:w", JobVMCheckpoint="true")
     stand_ins.broken.add("kvm")
@@ -750,7 +750,7 @@ def test_with_a_checkpoint_another_type_is_none(scratch: Path, stand_ins: type[S
 
 
 @pytest.mark.qemu
-def test_without_one_another_type_goes_on_with_the_image_that_was_written_to(
+def test_without_one_another_type_takes_the_image_that_was_written_to(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
     image(scratch / "disk.vhdx", "vhdx", content=b"before")
@@ -1001,7 +1001,7 @@ def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: 
 
 
 @pytest.mark.libvirt
-def test_a_converted_guest_goes_on_from_its_checkpoint_by_the_same_type(scratch: Path) -> None:
+def test_a_converted_guest_is_restored_by_the_same_type(scratch: Path) -> None:
     import libvirt
 
     make_guest(scratch / "guest.raw", seconds=None)

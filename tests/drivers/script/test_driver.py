@@ -215,7 +215,7 @@ def test_a_resumed_checkpoint_is_none_any_more(toy: Toy, driver: ScriptDriver) -
     scratch = Path(job.working_dir())
     assert not (scratch / MANIFEST_FILE).exists()
     machine.destroy()
-    assert not (scratch / "toy.saved").exists(), "nothing of it goes home"
+    assert not (scratch / "toy.saved").exists(), "nothing of it is sent back"
 
 
 def test_a_modified_vm_runs_as_the_script_has_it_and_the_log_says_so(toy: Toy, driver: ScriptDriver) -> None:

@@ -166,7 +166,7 @@ def test_pause_and_resume(job: VmwareJob, host: VMware) -> None:
 
 
 @pytest.mark.parametrize("pause_first", [False, True])
-def test_a_suspended_guest_goes_on_where_it_was(job: VmwareJob, host: VMware, pause_first: bool) -> None:
+def test_a_suspended_guest_is_resumed_where_it_was(job: VmwareJob, host: VMware, pause_first: bool) -> None:
     with running(job, host) as peer:
         wait_for_counts(job, beyond=1)
         if pause_first:
@@ -223,7 +223,7 @@ def move(job: VmwareJob, place: Path) -> None:
 
 
 @pytest.mark.parametrize("vmdk_type", ["monolithicSparse", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"])
-def test_a_checkpoint_goes_on_on_another_machine(scratch: Path, host: VMware, vmdk_type: str) -> None:
+def test_a_checkpoint_restarts_on_another_machine(scratch: Path, host: VMware, vmdk_type: str) -> None:
     job = VmwareJob(scratch, vmdk_type=vmdk_type)
     original = {path.name: path.read_bytes() for path in scratch.glob("dos*.vmdk")}
     last = vacate(job, host)
@@ -250,7 +250,7 @@ def test_a_checkpoint_without_snapshot_disks_has_the_jobs_own(job: VmwareJob, ho
     assert not list(job.scratch.glob("dos-0*.vmdk"))
 
 
-def test_the_guest_goes_on_after_a_periodic_checkpoint(job: VmwareJob, host: VMware) -> None:
+def test_the_guest_continues_after_a_periodic_checkpoint(job: VmwareJob, host: VMware) -> None:
     with running(job, host, "JobVMCheckpoint = true") as peer:
         wait_for_counts(job, beyond=1)
         assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
@@ -280,7 +280,7 @@ def test_a_damaged_checkpoint_with_snapshot_disks_begins_anew(job: VmwareJob, ho
     ("change", "why"),
     [("JobVMMemory = 64", "the VM had 32 MiB and 1 CPUs"), ("ProcId = 1", "it is the checkpoint of 'alice")],
 )
-def test_a_checkpoint_of_another_vm_is_not_gone_on_from(
+def test_a_checkpoint_of_another_vm_is_not_restored(
     job: VmwareJob, host: VMware, change: str, why: str
 ) -> None:
     vacate(job, host)
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_another_vm_is_not_gone_on_from(
     assert why in log
 
 
-def test_disks_that_have_moved_on_hold_the_job(job: VmwareJob, host: VMware) -> None:
+def test_disks_that_have_changed_hold_the_job(job: VmwareJob, host: VMware) -> None:
     vacate(job, host, "VMPARAM_VMware_SnapshotDisk = false")
     with open(job.disk, "r+b") as file:
         file.seek(1000)
@@ -352,7 +352,7 @@ class TestSharedDisks:
         assert job.disk.read_bytes() == before
         assert count_on(job.scratch / "dos-000001.vmdk") > 1
 
-    def test_a_checkpoint_goes_on_with_them(self, job: VmwareJob, host: VMware, shared: Path) -> None:
+    def test_a_checkpoint_restarts_with_them(self, job: VmwareJob, host: VMware, shared: Path) -> None:
         last = vacate(job, host, *self.ad(shared))
         # A file of the parent's name in the scratch directory is another one.
         job.scratch.joinpath("dos.vmdk").write_text("something else")
@@ -439,7 +439,7 @@ class TestPlayer:
         assert in_order(job)
 
 
-class TestTrouble:
+class TestFailures:
     """A vmrun that hangs, lies or complains."""
 
     def test_noise_and_errors_that_end_with_status_0(self, job: VmwareJob, host: VMware) -> None:

@@ -1,4 +1,4 @@
-"""The working .vmx and the disks beneath it: a job chooses its own machine, and nothing of this one."""
+"""The working .vmx and its disks: a job chooses its own machine, and nothing of this one."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ class TestDisks:
             assert set(layer.files) == made
 
     @pytest.mark.parametrize("inside", [True, False])
-    def test_the_parents_path_of_another_machine_is_mended(self, scratch, user, disk, inside):
+    def test_the_parents_path_of_another_machine_is_corrected(self, scratch, user, disk, inside):
         disk()
         old = "/execute/dir_17/dos.vmdk"
         child = disk("dos-000001.vmdk", parent=old)

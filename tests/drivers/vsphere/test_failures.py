@@ -175,7 +175,7 @@ def test_an_operation_survives_a_restart_of_the_services(lab: Lab, operation: st
     kept_whole(lab.job)
 
 
-def test_a_download_goes_on_where_it_was(lab: Lab) -> None:
+def test_a_download_continues_where_it_was(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
     with lab.running() as peer:
         lab.sim.tell("at GET drop 5000000")

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.vsphere
 BIG = os.urandom(MIB) * 8
 
 
-# A job's life
+# A job's lifecycle
 
 
 def test_a_job_runs_to_its_own_end(both: Lab) -> None:
@@ -98,7 +98,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
     assert "downloading disk.vmdk: done, 1.0 MiB" in log
 
 
-def test_it_counts_as_running_until_its_disks_are_home(lab: Lab) -> None:
+def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
     with lab.running() as peer:
         server = lab.server()
@@ -128,7 +128,7 @@ def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("tools", [True, False], ids=["with Tools", "without Tools"])
-def test_stop_shuts_the_guest_down_and_brings_its_disks_home(both: Lab, tools: bool) -> None:
+def test_stop_shuts_the_guest_down_and_downloads_its_disks(both: Lab, tools: bool) -> None:
     with both.running() as peer:
         server = both.server()
         vm = server.job()
@@ -212,7 +212,7 @@ def test_a_name_with_odd_characters(lab: Lab, user: str) -> None:
         assert server.files() == []
 
 
-def test_a_shared_disk_comes_home_under_a_name_of_its_own(lab: Lab) -> None:
+def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
     shared = lab.scratch.parent / "shared"
     shared.mkdir()
     for name in ("disk.vmdk", "disk-flat.vmdk"):
@@ -320,7 +320,7 @@ def test_suspend_and_resume(both: Lab) -> None:
         assert status(peer)["STATUS"] == "Running"
 
 
-def test_a_checkpoint_goes_on_on_another_machine(both: Lab) -> None:
+def test_a_checkpoint_restarts_on_another_machine(both: Lab) -> None:
     with both.running(CHECKPOINT) as peer:
         server = both.server()
         vm = server.job()
@@ -444,7 +444,7 @@ def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:
         assert "has waited for its job for too long" in peer.quit()
 
 
-def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_afresh(lab: Lab) -> None:
+def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_anew(lab: Lab) -> None:
     with lab.running(CHECKPOINT) as peer:
         server = lab.server()
         vm = server.job()

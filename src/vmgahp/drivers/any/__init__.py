@@ -1,7 +1,8 @@
-"""VM type any: a job that does not mind which hypervisor it gets. `driver` takes the first that will do, `offers` says
-which this machine has and has proved, `suits` what of a job each can do, `disks` reads the job's disks and says of
-what format they are, `conversion` makes them what a hypervisor can use, `vmware` describes them to VMware, `memo`
-remembers the choice for a restart."""
+"""VM type any: a job that runs by any hypervisor gets the first that this machine has and that can run it.
+
+`driver` chooses, `surveys` says which types work here, `compatibility` what of a job each can run, `disks` reads the
+job's disks, `conversion` converts them, `vmx_writer` describes them to VMware, `choice` is kept for a restart.
+"""
 
 from vmgahp.drivers.any.driver import AnyDriver
 

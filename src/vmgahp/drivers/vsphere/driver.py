@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
@@ -200,12 +201,12 @@ class VsphereDriver(Driver):
 
     def _context(self, deployment: Deployment, place: Placement, tag: Tag) -> VsphereContext:
         context = self._bare_context(place)
-        context.download = Download(self._connection, context.store, deployment, self.identity, self.log)
+        download = Download(self._connection, context.store, deployment, self.identity, self.log)
         try:
             context.resources.guardian = self.post_guardian(tag.directory, tag.id)
         except OSError as error:
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
-        return context
+        return context._replace(download=download)
 
     def _bare_context(self, place: Placement) -> VsphereContext:
         return VsphereContext(
@@ -214,6 +215,7 @@ class VsphereDriver(Driver):
             self._checkpoints(),
             place.datacenter,
             self.settings.integer("VM_STOP_TIMEOUT"),
+            Resources(self.log),
             self.log,
         )
 

@@ -10,11 +10,12 @@ again.
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Machine
+from vmgahp.drivers.base import Logger, Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag
@@ -39,26 +40,17 @@ FIGURES = (
 MIB_IN_KIB = 1024
 
 
-class VsphereContext:
+class VsphereContext(NamedTuple):
     """What a machine works with."""
 
-    def __init__(
-        self,
-        connection: VsphereConnection,
-        store: Store,
-        checkpoints: VsphereCheckpoints,
-        datacenter: "vim.Datacenter",
-        stop_timeout: float,
-        log: Callable[[str], None],
-    ) -> None:
-        self.connection = connection
-        self.store = store
-        self.checkpoints = checkpoints
-        self.datacenter = datacenter
-        self.download: Download | None = None
-        self.resources = Resources(log)
-        self.stop_timeout = stop_timeout
-        self.log = log
+    connection: VsphereConnection
+    store: Store
+    checkpoints: VsphereCheckpoints
+    datacenter: "vim.Datacenter"
+    stop_timeout: float
+    resources: Resources
+    log: Logger
+    download: Download | None = None
 
 
 class _Fetch:
