@@ -1,5 +1,5 @@
 <?xml version="1.0"?>
-<!-- Every network card is on one bridge, whatever kind of network the job asks for. -->
+<!-- Every interface is on one bridge, whatever kind of network the job asks for. -->
 <xsl:stylesheet version="1.0" xmlns:xsl="http://www.w3.org/1999/XSL/Transform">
   <xsl:variable name="bridge" select="'br-jobs'"/>
 

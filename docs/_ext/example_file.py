@@ -1,4 +1,4 @@
-"""Print ``config/vmgahp.conf.example`` anew: every setting of the code's table beneath the file's own head."""
+"""Print ``config/vmgahp.conf.example`` anew: every setting of the code's table below the file's own head."""
 
 import sys
 from pathlib import Path

@@ -12,7 +12,7 @@ _LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)\s#]+)\)")
 
 
 def rewrite(text: str, directory: str, root: str) -> str:
-    """The page with its links out of the documents mended; `directory` is the page's, `root` the documents'."""
+    """The page with its links out of the documents rewritten; `directory` is the page's, `root` the documents'."""
 
     def replace(found: re.Match[str]) -> str:
         label, target = found.groups()

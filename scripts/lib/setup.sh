@@ -78,7 +78,7 @@ attempt() {
     fi
 }
 
-# The same where nothing can go on after a failure.
+# The same where nothing can continue after a failure.
 step() { attempt "$@" || fail "this step failed: $1" "The command was: ${*:2}"; }
 
 _since() {

@@ -4,7 +4,7 @@ condor_starter decides the fate of the job *and* of the machine by the one word 
 answers (``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``): thirteen words put
 the job on hold, every other word takes the whole machine out of the VM universe until somebody repairs
 it. So a fault is raised by whom it blames, and the class makes sure that the word agrees: a `JobFault`
-can only carry a holding word, a `MachineFault` never does.
+can only carry a code that holds the job, a `MachineFault` never does.
 """
 
 PREFIX = "VMGAHP_ERR_"

@@ -3,7 +3,7 @@
 HTCondor's configuration is a language with conditions, includes and templates, so HTCondor's own tool
 reads it: ``condor_config_val -subsystem VM_GAHP NAME NAME …`` answers in 5 ms with one value a line on
 standard output, and says ``Not defined: NAME`` on standard error for each name that has none or an empty
-one. With ``-dump -verbose`` it lists all names: a line ``NAME = value`` as the value is written, and beneath it
+one. With ``-dump -verbose`` it lists all names: a line ``NAME = value`` as the value is written, and below it
 ``# at:`` with the file and the line, in which ``<Default>`` stands for a default of HTCondor's own.
 
 A file of our own, for machines without HTCondor, has comments, continued lines and ``$(NAME)``, as

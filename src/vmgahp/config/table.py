@@ -134,7 +134,7 @@ SETTINGS = (
     Setting("VM_POLICY_REQUIREMENTS", "expression", "",
         "A ClassAd expression over the job ad; a job for which it is not true is put on hold."),
     Setting("VM_MAC_HOOK", "path", "",
-        "A program, run as root, that is given the job ad and may print a MAC address for the network card "
+        "A program, run as root, that is given the job ad and may print a MAC address for the NIC "
         "of a VM that libvirt runs.", types=LIBVIRT),
     Setting("VM_SHARE_SCRATCH", "string", "none",
         "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. It takes "

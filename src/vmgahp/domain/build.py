@@ -69,7 +69,7 @@ def build(spec: JobSpec, host: Host) -> str:
 
 
 def firmware_of(spec: JobSpec, arch: str) -> str:
-    """The firmware that the job's guest boots by: its wish, or what its architecture has."""
+    """The firmware that the job's guest boots by: its option, or what its architecture has."""
     return spec.devices.firmware or (UEFI if arch == ARM else BIOS)
 
 

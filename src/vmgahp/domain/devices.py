@@ -1,4 +1,4 @@
-"""The devices of a domain, from disks and network cards to the shared directory, as libvirt's XML."""
+"""The devices of a domain, from disks and interfaces to the shared directory, as libvirt's XML."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

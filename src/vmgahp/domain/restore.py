@@ -1,7 +1,7 @@
 """The domain XML with which a saved memory image is restored.
 
 A memory image carries the XML of the VM that was saved, and a restore takes the VM from there. But the
-image was in the hands of the job: it came home with the job's files, and whoever edits that XML could add
+image was in the hands of the job: it came back with the job's files, and whoever edits that XML could add
 any device of the host. So what is restored is *our* XML, made anew from the job and the settings, and from
 the saved one come only the facts that the guest's hardware depends on and that libvirt had chosen by
 itself: on which bus and slot a device is, the machine type, the CPU, the UUID. Each is checked for its form
@@ -87,7 +87,7 @@ _FACTS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     ),
     "watchdog": (("", {"action": r"reset|none"}),),
 }
-"""What the guest sees of a device and libvirt chooses where our XML says nothing: element beneath the
+"""What the guest sees of a device and libvirt chooses where our XML says nothing: element below the
 device, attribute, its form. All of these pass; a source, a path or an address of the host is none of them."""
 
 _ADDED: Mapping[str, Mapping[str, str]] = {

@@ -92,7 +92,7 @@ class Machine(ABC):
     def metrics(self) -> Metrics | None:
         """What the VM has used, for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
 
-        Unlike all else here this is called beside whatever goes on with the VM, from a thread of its own: it
+        Unlike all else here this is called beside whatever is done to the VM, from a thread of its own: it
         changes nothing, and waits for nothing that a request waits for too. By default it is what the last
         STATUS found, which costs nothing; a driver that knows more, or can look by itself, says so.
         """
@@ -121,7 +121,7 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
 
     def resume(self, state: str) -> None:
-        """Go on from `state`: `vm.SOFT_SUSPENDED` or `vm.SUSPENDED`."""
+        """Resume from `state`: `vm.SOFT_SUSPENDED` or `vm.SUSPENDED`."""
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def checkpoint(self) -> None:

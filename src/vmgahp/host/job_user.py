@@ -120,7 +120,7 @@ class Identity:
         }
 
     def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
-        """Open the regular file `name` beneath `directory` as the user; returns a descriptor.
+        """Open the regular file `name` below `directory` as the user; returns a descriptor.
 
         `name` is relative, without ``..``. No component of it may be a symbolic link: OSError ELOOP, or
         ENOTDIR where the link stands for a directory. What is no regular file (a FIFO, a device, a socket) is
@@ -131,7 +131,7 @@ class Identity:
         return self._run(_open_beneath, _encode(directory), parts, flags, mode)
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
-        """Replace the file `name` beneath `directory` by one with `data`, all or nothing, as the user.
+        """Replace the file `name` below `directory` by one with `data`, all or nothing, as the user.
 
         Raises as `open_scratch`; what `name` was before, be it a symbolic link, is replaced and not followed.
         """
@@ -140,7 +140,7 @@ class Identity:
         self._run(_write_beneath, _encode(directory), parts, temporary, data, mode)
 
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
-        """Give a file beneath `directory` another name, as the user; what had that name is replaced.
+        """Give a file below `directory` another name, as the user; what had that name is replaced.
 
         With `replace` false that is a FileExistsError; only the user's own processes could still put a file
         of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
@@ -148,7 +148,7 @@ class Identity:
         self._run(_rename_beneath, _encode(directory), _components(old), _components(new), replace)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
-        """Remove the file `name` beneath `directory` as the user; none being there is success.
+        """Remove the file `name` below `directory` as the user; none being there is success.
 
         Raises as `open_scratch`; a symbolic link is removed itself.
         """

@@ -287,7 +287,7 @@ def _register(pid: int) -> None:
 
 
 def _kill_all() -> None:
-    """A server that ends must not leave one behind that goes on writing into the scratch directory."""
+    """A server that ends must not leave one behind that keeps writing into the scratch directory."""
     for pid in list(_running or ()):
         _kill(pid)
 

@@ -15,7 +15,7 @@ MAKING = 10.0
 
 
 def empty(directory: str, identity: Identity, log: Callable[[str], None]) -> None:
-    """vm_no_output_vm: leave nothing in the directory that would be sent home. A failure is logged."""
+    """vm_no_output_vm: leave nothing in the directory that would be sent back. A failure is logged."""
     try:
         _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, DEADLINE)
     except OSError as error:
@@ -44,7 +44,7 @@ def make_directory(path: str, identity: Identity) -> None:
         ) from error
 
 
-def files_beneath(directory: str, name: str, identity: Identity, most: int) -> list[str]:
+def files_below(directory: str, name: str, identity: Identity, most: int) -> list[str]:
     """The regular files in the directory `name` of the scratch directory and all below, by their paths from it on.
 
     Sorted, of one file system, found as the job's user, and no link is followed; `most` of them where there are more.

@@ -25,7 +25,7 @@ from time import monotonic
 from vmgahp.errors import MachineFault
 from vmgahp.host.runtime_dir import LONGEST_PATH
 
-CUT = b"\n[the console's output goes on, but no more of it is kept: it has reached its limit of %d bytes]\n"
+CUT = b"\n[the console's output continues, but no more of it is kept: it has reached its limit of %d bytes]\n"
 """The line after the last byte that is kept; it comes on top of the limit."""
 
 CHUNK = 65536

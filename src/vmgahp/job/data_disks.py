@@ -133,7 +133,7 @@ def _files(options: Options, name: str, identity: Identity, directory: str) -> l
         try:
             os.close(identity.open_scratch(directory, name, os.O_RDONLY))
         except IsADirectoryError:
-            beneath = scratch.files_beneath(directory, name, identity, iso.MOST_FILES + 1)
+            found_files = scratch.files_below(directory, name, identity, iso.MOST_FILES + 1)
         else:
             return [name]
     except OSError as error:
@@ -142,10 +142,10 @@ def _files(options: Options, name: str, identity: Identity, directory: str) -> l
             f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})",
             "name files that transfer_input_files brings, without the directories that they come from.",
         ) from error
-    if not beneath:
+    if not found_files:
         problem = f"the directory {shown(name)} has no file in it"
         raise options.refused(DATA_FILES, problem, "remove it, or transfer its files.")
-    return [f"{name}/{file}" for file in beneath]
+    return [f"{name}/{file}" for file in found_files]
 
 
 def _require_own_files(disks: Iterable[Disk]) -> None:

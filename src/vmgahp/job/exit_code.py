@@ -51,7 +51,7 @@ class Ending(NamedTuple):
     source: str
     """``port`` or ``console``; empty where the guest said nothing."""
     began: float
-    """When it was started, or went on from a checkpoint, on this machine: seconds since 1970."""
+    """When it was started, or restarted from a checkpoint, on this machine: seconds since 1970."""
     ended: float
     cpu_seconds: float | None
     """What it had used when it was last looked at; None where it never was."""

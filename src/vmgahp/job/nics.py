@@ -60,7 +60,7 @@ def nics(
         raise options.refused(
             NICS, f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs."
         )
-    addresses = [card.mac for card in found if card.mac]
+    addresses = [nic.mac for nic in found if nic.mac]
     for address in addresses:
         if addresses.count(address) > 1:
             raise options.refused(

@@ -11,7 +11,7 @@ WORDS: dict[str, str] = {
     "JOBCLASSAD_NO_VM_MEMORY_PARAM": "The job does not say how much memory its VM gets, or says nothing that this "
     "machine gives to a VM (VM_MEMORY).",
     "JOBCLASSAD_XEN_NO_KERNEL_PARAM": "The job does not say which kernel its Xen guest boots (xen_kernel).",
-    "JOBCLASSAD_MISMATCHED_HARDWARE_VT": "The job wishes for something that this machine does not grant: hardware "
+    "JOBCLASSAD_MISMATCHED_HARDWARE_VT": "The job asks for something that this machine does not grant: hardware "
     "virtualization, a kind of network, a device.",
     "JOBCLASSAD_XEN_KERNEL_NOT_FOUND": "The kernel of the job's Xen guest is not there, or may not be read.",
     "JOBCLASSAD_XEN_INITRD_NOT_FOUND": "The initial RAM disk of the job's Xen guest is not there, or may not be read.",

@@ -49,13 +49,13 @@ class Subject(ABC):
     """Whether a VM can be paused in memory."""
     suspend = True
     checkpoint = True
-    """Whether a checkpoint can be made, and a later START in the same scratch directory goes on from it."""
+    """Whether a checkpoint can be made, and a later START in the same scratch directory restarts from it."""
     has_guest = True
     """Whether a guest really runs, so that `count` has something to say."""
 
     def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
         self.directory = directory
-        """Room of the test's own; the jobs' scratch directories are beneath it."""
+        """A directory of the test's own; the jobs' scratch directories are below it."""
         self.settings = settings
         self.identity = identity
         self.log: list[str] = []
@@ -298,7 +298,7 @@ class DriverContract:
         machine.resume(lifecycle.SUSPENDED)
         assert machine.status().state == lifecycle.RUNNING
         if subject.has_guest:
-            assert goes_on(subject, job) >= before, "it went on and did not begin anew"
+            assert goes_on(subject, job) >= before, "it resumed and did not begin anew"
 
     def test_a_suspended_vm_that_is_destroyed_leaves_nothing(
         self, subject: Subject, job: JobAd, machine: Machine
@@ -328,7 +328,7 @@ class DriverContract:
         again = subject.driver().start(wanted)
         assert again.status().state == lifecycle.RUNNING
         if subject.has_guest:
-            assert goes_on(subject, job) >= before, "it went on and did not begin anew"
+            assert goes_on(subject, job) >= before, "it resumed and did not begin anew"
         again.destroy()
         assert not subject.exists(job)
 

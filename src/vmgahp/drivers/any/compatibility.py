@@ -48,7 +48,7 @@ def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -
     for disk in disks:
         stays = disk.path and disk.writable and not disk.transferred
         if stays and vm_type in HTCONDORS and ad.boolean("JobVMCheckpoint"):
-            # The starter takes periodic checkpoints of vm_type any, after which the guest goes on.
+            # The starter takes periodic checkpoints of vm_type any, after which the guest is resumed.
             return Compatibility(
                 f"{shown(disk.entry)} is not transferred, and would move on after a periodic checkpoint"
             )

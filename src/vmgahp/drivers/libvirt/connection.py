@@ -138,7 +138,7 @@ class LibvirtConnection:
         self.read_only = read_only
         """Asks only; libvirt grants that to every user of the machine."""
         self.deadline = RECONNECT_DEADLINE
-        """Seconds that a call goes on trying to reach libvirtd."""
+        """Seconds for which a call keeps trying to reach libvirtd."""
         self._log = log
         self._lock = threading.Lock()
         self._connection: libvirt.virConnect | None = None

@@ -65,10 +65,10 @@ def judge(job: JobAd, fault: errors.Fault) -> errors.Fault:
     if isinstance(fault, JobFault):
         return mine.explain(fault)
     cause = fault.__cause__
-    doubtful = isinstance(cause, verify.Mismatch) or (
+    may_cause = isinstance(cause, verify.Mismatch) or (
         isinstance(cause, libvirt.libvirtError) and faults.classify(cause).job_xml_may_cause
     )
-    if not (isinstance(fault, errors.MachineFault) and doubtful):
+    if not (isinstance(fault, errors.MachineFault) and may_cause):
         return fault
     return JobFault(
         errors.MISMATCHED,

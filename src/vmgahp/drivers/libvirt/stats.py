@@ -1,6 +1,6 @@
 """What libvirt knows of a domain's use of the machine, in one question (virConnectGetAllDomainStats).
 
-It is asked beside whatever else goes on with the domain, and so with
+It is asked beside whatever else is done to the domain, and so with
 ``VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT``: while libvirt saves a domain it tells what it knows without
 asking QEMU, rather than to wait for the save. What the fields are called and mean is in libvirt's documentation
 of that function. Where a driver of libvirt's does not answer it, such as Xen's, it is asked piece by piece.

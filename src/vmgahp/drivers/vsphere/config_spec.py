@@ -183,10 +183,10 @@ def _drive(
 def _nic(
     found: Hardware, spec: VmwareSpec, network: "vim.vm.device.VirtualDevice.BackingInfo"
 ) -> "vim.vm.device.VirtualDevice":
-    card = _NICS[found.nic](key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
-    card.connectable = _device.VirtualDevice.ConnectInfo(
+    nic = _NICS[found.nic](key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
+    nic.connectable = _device.VirtualDevice.ConnectInfo(
         startConnected=True, connected=True, allowGuestControl=False
     )
     if spec.mac:
-        card.addressType, card.macAddress = "manual", spec.mac
-    return card
+        nic.addressType, nic.macAddress = "manual", spec.mac
+    return nic

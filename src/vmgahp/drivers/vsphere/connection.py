@@ -264,7 +264,7 @@ class VsphereConnection:
         try:
             self.call(lambda _content: task.CancelTask())
         except (vmodl.MethodFault, errors.Fault) as error:
-            self._log(f"a task that takes too long cannot be cancelled: {type(error).__name__}")
+            self._log(f"a task that takes too long cannot be canceled: {type(error).__name__}")
 
 
 def _retrieve(

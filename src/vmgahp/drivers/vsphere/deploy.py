@@ -79,12 +79,12 @@ class Launcher(NamedTuple):
                 f"vSphere gave {spec.name} no directory of its own: {seen.get('config.files.vmPathName')}.",
                 "see whether VSPHERE_DATASTORE is one for virtual machines.",
             )
-        beneath = directory.partition("] ")[2]
-        sizes = {name: self._upload_disk(deployment, name, beneath, end) for name in deployment.disks}
+        folder = directory.partition("] ")[2]
+        sizes = {name: self._upload_disk(deployment, name, folder, end) for name in deployment.disks}
         for device in deployment.hardware.of_kind(hardware.CDROM) + deployment.hardware.of_kind(
             hardware.FLOPPY
         ):
-            self._upload_image(spec, device, beneath, end)
+            self._upload_image(spec, device, folder, end)
         files = {device.file: f"{directory}/{store_name(device)}" for device in deployment.hardware.devices}
         keys = config_spec.controllers_of(seen.get("config.hardware.device"))
         config = config_spec.devices(deployment.hardware, files, sizes, spec, network, keys)

@@ -50,13 +50,13 @@ class Download:
             )
         directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
         self._check(ref, directory)
-        beneath = directory.partition("] ")[2]
+        folder = directory.partition("] ")[2]
         try:
             for device in self._deployment.hardware.devices:
                 if device.kind == hardware.DISK and device.persistent:
-                    self._disk(device, f"{beneath}/{flat(store_name(device))}")
+                    self._disk(device, f"{folder}/{flat(store_name(device))}")
                 elif device.kind in (hardware.FLOPPY, hardware.SERIAL):
-                    self._file(device, f"{beneath}/{store_name(device)}")
+                    self._file(device, f"{folder}/{store_name(device)}")
         except OSError as error:
             raise errors.MachineFault(
                 f"The disks of {name} cannot be written into the scratch directory: {error.strerror or error}.",

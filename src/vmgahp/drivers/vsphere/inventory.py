@@ -70,7 +70,7 @@ class Inventory(NamedTuple):
         raise _missing("VSPHERE_RESOURCE_POOL", wanted, "host or cluster", [path for _, path in computers])
 
     def folder(self, datacenter: "vim.Datacenter") -> "vim.Folder":
-        """VSPHERE_FOLDER, a path beneath the data center's VMs; all of them where it is empty."""
+        """VSPHERE_FOLDER, a path below the data center's VMs; all of them where it is empty."""
         top = self._ref(datacenter, "vmFolder")
         wanted = self.settings.string("VSPHERE_FOLDER").strip("/")
         return self._walk(top, wanted, "childEntity", "VSPHERE_FOLDER", "folder")
@@ -91,18 +91,18 @@ class Inventory(NamedTuple):
     # How things are found
 
     def _backing(self, ref: "vim.Network", name: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
-        card = vim.vm.device.VirtualEthernetCard
+        nic = vim.vm.device.VirtualEthernetCard
         if isinstance(ref, vim.dvs.DistributedVirtualPortgroup):
             group = self.connection.properties(ref, "key", "config.distributedVirtualSwitch")
             switch = self.connection.properties(group["config.distributedVirtualSwitch"], "uuid")
             port = vim.dvs.PortConnection(switchUuid=switch["uuid"], portgroupKey=group["key"])
-            return card.DistributedVirtualPortBackingInfo(port=port)
+            return nic.DistributedVirtualPortBackingInfo(port=port)
         if isinstance(ref, vim.OpaqueNetwork):
             summary = self.connection.properties(ref, "summary")["summary"]
-            return card.OpaqueNetworkBackingInfo(
+            return nic.OpaqueNetworkBackingInfo(
                 opaqueNetworkId=summary.opaqueNetworkId, opaqueNetworkType=summary.opaqueNetworkType
             )
-        return card.NetworkBackingInfo(deviceName=name, network=ref)
+        return nic.NetworkBackingInfo(deviceName=name, network=ref)
 
     def _refs(self, ref: "vim.ManagedObject", path: str) -> "list[vim.ManagedObject]":
         with faults.explained(f"reading {path} of {ref}"):
@@ -126,7 +126,7 @@ class Inventory(NamedTuple):
         return [(ref, unquote(str(properties.get("name", "")))) for ref, properties in found]
 
     def _beneath(self, folder: "vim.Folder", kind: type) -> "list[tuple[vim.ManagedObject, str]]":
-        """The objects of a kind beneath a folder, with their paths."""
+        """The objects of a kind below a folder, with their paths."""
         answer, level = [], [(folder, "")]
         for _ in range(DEEPEST):
             below = []
