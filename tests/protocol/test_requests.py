@@ -3,7 +3,7 @@
 import pytest
 
 from vmgahp.protocol import requests, session
-from vmgahp.protocol.requests import Kind, Request, Requests, State
+from vmgahp.protocol.requests import Kind, Request, Requests, RequestState
 
 
 def test_every_line_of_the_server_is_one_thing() -> None:
@@ -14,16 +14,16 @@ def test_every_line_of_the_server_is_one_thing() -> None:
     assert start.line == "CONDOR_VM_START 1 kvm"
     assert asked.sent(start)
     assert asked.sent(fetch)
-    assert start.state is State.SENT
+    assert start.state is RequestState.SENT
     assert asked.received("R").kind is Kind.READY
     assert asked.ready
     assert asked.received("S").request is start
-    assert (start.state, asked.pending) == (State.ACCEPTED, {1: start})
+    assert (start.state, asked.pending) == (RequestState.ACCEPTED, {1: start})
     assert asked.received("S 2").request is fetch
     assert not asked.ready
     assert asked.received("9 0 NULL").request is None, "nobody waits for it"
     assert asked.received("1 1 VMGAHP_ERR_INTERNAL").request is start
-    assert (start.state, start.result) == (State.FINISHED, ["1", "VMGAHP_ERR_INTERNAL"])
+    assert (start.state, start.result) == (RequestState.FINISHED, ["1", "VMGAHP_ERR_INTERNAL"])
     assert asked.received("1 0 1").kind is Kind.UNASKED
 
 
@@ -91,4 +91,4 @@ def test_a_result_is_late_when_the_starter_would_give_up(operation: str, extra: 
     asked.sent(Request("RESULTS"))
     for line in ("S 1", "1 0 NULL"):
         asked.received(line)
-    assert request.state is State.FINISHED, "a late result is a result"
+    assert request.state is RequestState.FINISHED, "a late result is a result"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from vmgahp.protocol import wire
-from vmgahp.protocol.requests import Kind, Received, Request, Requests, State
+from vmgahp.protocol.requests import Kind, Received, Request, Requests, RequestState
 
 DEADLINE = 60.0
 """Seconds that one answer, one result or the server's end may take, unless the caller says otherwise."""
@@ -205,7 +205,7 @@ class Client:
         end = time.monotonic() + timeout
         request = self.requests.new(operation, argument)
         self._ask(request, timeout, accepted=True)
-        while request.state is not State.FINISHED:
+        while request.state is not RequestState.FINISHED:
             self.wait_for_r(max(0.0, end - time.monotonic()))
             self._ask(Request("RESULTS"), timeout, accepted=True)
             while self.requests.results_left:
@@ -241,7 +241,7 @@ class Client:
         self.requests.sent(request)
         while request.reply is None:
             self.receive(max(0.0, end - time.monotonic()))
-        if accepted and request.state is State.REFUSED:
+        if accepted and request.state is RequestState.REFUSED:
             raise ProtocolError(f"{request.line!r} was answered {request.reply!r}")
         return request.reply
 

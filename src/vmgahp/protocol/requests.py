@@ -29,7 +29,7 @@ MOST_RESULTS = 1 << 20
 """A server that announces more result lines than this is not believed."""
 
 
-class State(Enum):
+class RequestState(Enum):
     """How far a request has come."""
 
     NEW = auto()
@@ -48,7 +48,7 @@ class Request:
 
     def __init__(self, line: str) -> None:
         self.line = line
-        self.state = State.NEW
+        self.state = RequestState.NEW
         self.sent = 0.0
         self.reply: str | None = None
         """The line that answers it."""
@@ -128,7 +128,7 @@ class Requests:
         if self._in_ad and request.line.upper() != "CLASSAD_END":
             return False
         self._in_ad = request.command == "CLASSAD"
-        request.state = State.SENT
+        request.state = RequestState.SENT
         self.last_id = max(self.last_id, request.number or 0)
         self.unanswered.append(request)
         return True
@@ -153,11 +153,11 @@ class Requests:
     def _reply(self, request: Request, line: str) -> None:
         request.reply = line
         if wire.words(line)[0] != "S":
-            request.state = State.REFUSED
+            request.state = RequestState.REFUSED
             if request.command == "CLASSAD":
                 self._in_ad = False
             return
-        request.state = State.ACCEPTED
+        request.state = RequestState.ACCEPTED
         if request.number is not None:
             self.pending[request.number] = request
         elif request.command == "RESULTS":
@@ -169,14 +169,16 @@ class Requests:
         number, *words = wire.words(line)
         request = self.pending.pop(digits(number) or 0, None) if words[:1] in (["0"], ["1"]) else None
         if request is not None:
-            request.state, request.result = State.FINISHED, words
+            request.state, request.result = RequestState.FINISHED, words
         return request
 
     # Deadlines
 
     def next_deadline(self) -> float | None:
         """When `broken` or `overdue` will have something to say, at the earliest; None for never."""
-        ends = [request.deadline() for request in self.pending.values() if request.state is State.ACCEPTED]
+        ends = [
+            request.deadline() for request in self.pending.values() if request.state is RequestState.ACCEPTED
+        ]
         if not self.greeted:
             ends.append(self._began + GREETING_DEADLINE)
         if self.unanswered:
@@ -196,10 +198,10 @@ class Requests:
         late = [
             request
             for request in self.pending.values()
-            if request.state is State.ACCEPTED and now >= request.deadline()
+            if request.state is RequestState.ACCEPTED and now >= request.deadline()
         ]
         for request in late:
-            request.state = State.OVERDUE
+            request.state = RequestState.OVERDUE
         return late
 
 

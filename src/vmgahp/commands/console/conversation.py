@@ -12,7 +12,7 @@ from vmgahp import lifecycle
 from vmgahp.commands.console import render
 from vmgahp.commands.console.render import BAD, GOOD, LOG, NOTE, PLAIN, RECEIVED, SENT, Shown, clean
 from vmgahp.protocol import error_words, wire
-from vmgahp.protocol.requests import Kind, Request, Requests, State, digits, result_count
+from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, digits, result_count
 from vmgahp.text import redact
 
 FETCH_INTERVAL = 0.5
@@ -172,7 +172,7 @@ class Conversation:
     # Replies
 
     def _reply(self, asked: Typed) -> None:
-        if asked.state is not State.REFUSED:
+        if asked.state is not RequestState.REFUSED:
             self._accepted(asked)
             return
         dropped = [asked]

@@ -20,7 +20,7 @@ from vmgahp.commands.console.launch import Place
 from vmgahp.commands.console.render import BAD, LOG, NOTE, PLAIN, Screen, Shown, clean
 from vmgahp.errors import ClientFault
 from vmgahp.protocol.client import Client, ProtocolError
-from vmgahp.protocol.requests import Request, State, digits
+from vmgahp.protocol.requests import Request, RequestState, digits
 from vmgahp.text import redact
 
 LONGEST_INPUT = 1 << 20
@@ -335,7 +335,7 @@ class Console:
         pending = conversation.requests.pending
         if pending and not self.interpreter.asks and not conversation.quitting:
             # Results that are still to come are waited for, then the end comes again.
-            timely = (number for number, request in pending.items() if request.state is State.ACCEPTED)
+            timely = (number for number, request in pending.items() if request.state is RequestState.ACCEPTED)
             conversation.waited_for.update(timely)
             if conversation.waited_for:
                 self._typed.appendleft(None)

@@ -1,4 +1,4 @@
-"""Checkpoints of libvirt's domains: what is written down of one, and whether a VM can be restarted from one.
+"""Checkpoints of libvirt's domains: what is written of one, and whether a VM can restart from it.
 
 The files and their checks are `vmgahp.checkpoint.store`'s; here is what only libvirt knows.
 """
