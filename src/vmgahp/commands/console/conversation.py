@@ -185,7 +185,7 @@ class Conversation:
             case "E":
                 self.fail(f"{what} {REFUSED}")
             case "F":
-                said = " ".join(map(render.error, asked.words())) or "without a reason"
+                said = " ".join(map(render.error, asked.words())) or "no reason was given"
                 self.fail(f"{what} failed: {said}")
             case _:
                 self.fail(f"{what} was answered with an invalid reply: {clean(reply)}")
