@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.namespace import REPOSITORY
+from tests.lab.require_real import takes_root
 
 TESTS = """
 import pytest
@@ -50,3 +51,15 @@ def test_only_a_real_test_may_not_skip(tmp_path: Path, required: bool, failed: i
         assert "1 error" in outcome
         assert "must run here, but it skipped: Skipped: no libvirt here" in done.stdout
     assert done.returncode == (1 if failed else 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "uid", "excused"),
+    [
+        ("Skipped: only root makes bridges", 1000, True),
+        ("Skipped: only root makes bridges", 0, False),
+        ("Skipped: no libvirt here", 1000, False),
+    ],
+)
+def test_what_takes_root_may_skip_where_nobody_is_root(reason: str, uid: int, excused: bool) -> None:
+    assert takes_root(reason, uid) is excused
