@@ -160,7 +160,7 @@ def test_a_format_is_never_guessed(images, scratch, settings):
 
 def test_an_image_that_is_not_what_its_name_says_is_refused(images, scratch, settings):
     (images / "broken.qcow2").write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(TransferError, match="no usable qcow2"):
+    with pytest.raises(TransferError, match="not a usable qcow2"):
         fetch(f"nfs://{images}/broken.qcow2:disk", f"{scratch}/disk", settings)
 
 
