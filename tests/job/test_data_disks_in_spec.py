@@ -148,12 +148,7 @@ def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
     (closed / "secret").write_text("1")
     closed.chmod(0o700)
     with pytest.raises(JobFault, match="Permission denied"):
-        data_disks(
-            Options(JobAd([("VMPARAM_vm_Data_Files", '"open"')])),
-            (),
-            owner(scratch),
-            str(scratch),
-        )
+        data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", '"open"')])), (), owner(scratch), str(scratch))
 
 
 def test_too_many_files(scratch: Path) -> None:
