@@ -121,7 +121,7 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
 
     def resume(self, state: str) -> None:
-        """Resume from `state`: `vm.SOFT_SUSPENDED` or `vm.SUSPENDED`."""
+        """Resume from `state`: `lifecycle.SOFT_SUSPENDED` or `lifecycle.SUSPENDED`."""
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def checkpoint(self) -> None:

@@ -30,7 +30,7 @@ TPM = "TPM"
 USER_DATA = "User_Data"
 
 NAMES = tuple(row.name.removeprefix(PREFIX) for row in OPTIONS)
-"""The options that may be written in each of the three forms: the rows of the table in `job_attributes`."""
+"""The options that may be written in each of the three forms: the rows of the table in `attributes`."""
 
 OTHERS = ("disk", "name", "types")
 """What else begins with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this

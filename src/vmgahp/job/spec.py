@@ -2,7 +2,7 @@
 
 A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
 its value and the hint: the person who reads it sees nothing else. Disks, NICs and the rarer devices
-are read in `job_disks`, `job_nics` and `job_devices`; here they become one `JobSpec`.
+are read in `disks`, `nics` and `devices`; here they become one `JobSpec`.
 """
 
 from collections.abc import Sequence

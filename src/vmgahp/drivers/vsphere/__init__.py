@@ -1,6 +1,9 @@
-"""VMware's vSphere, an ESXi host or a vCenter, through pyvmomi. `driver` starts VMs, `machine` is one of them,
-`connection` is the way to the server and `access` what it takes to be let in, `store` moves files, `disks` and
-`describe` say what the server is told of a job, `tags` whose a VM is, `faults` whose fault an error is."""
+"""VM type vsphere: jobs for VMware on an ESXi host or a vCenter, through the vSphere API.
+
+`connection` and `credentials` reach the server, `inventory` finds its objects, `datastore` moves files; `hardware`,
+`disks` and `config_spec` describe a job's VM, `deploy` and `download` carry it there and back, `annotations` mark
+whose a VM is, and `faults` says whose fault an error is.
+"""
 
 from vmgahp.drivers.vsphere.driver import VsphereDriver
 
