@@ -1,5 +1,7 @@
 """Makers of job specifications and hosts for the tests of domain XML."""
 
+from xml.etree import ElementTree as etree
+
 from vmgahp.domain.build import Host
 from vmgahp.job.spec import Disk, JobSpec
 
@@ -38,3 +40,14 @@ TPM_SOCKET = "/run/vmgahp/vmgahp-1-2-1/tpm"
 
 SCRIPTED = """<domain type='qemu'><name>x</name><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>
     <os><type>hvm</type></os><devices>{devices}</devices></domain>"""
+
+
+def with_value(domain: etree.Element, place: str, value: str) -> etree.Element:
+    """The domain with another text, or attribute (``path@name``), of the first element at a place."""
+    path, _, name = place.partition("@")
+    element = domain.find(path)
+    if name:
+        element.set(name, value)
+    else:
+        element.text = value
+    return domain

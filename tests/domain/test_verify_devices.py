@@ -6,7 +6,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
-from tests.domain.support import TPM_SOCKET, disk, host, spec
+from tests.domain.support import TPM_SOCKET, disk, host, spec, with_value
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
@@ -49,29 +49,21 @@ def test_all_as_it_should_be() -> None:
 
 
 CHANGES = {
-    "another model": ("devices/interface[2]/model", "type", "virtio", "of the model virtio, and not e1000"),
-    "a cable that is in": ("devices/interface[2]/link", "state", "up", "the cable of its interface is in"),
-    "another topology": ("cpu/topology", "threads", "1", "CPU topology is 1 2 1, and 1 2 2"),
-    "another TPM": ("devices/tpm/backend/source", "path", "/run/other", "nobody asked for, tpm"),
-    "the host's TPM": ("devices/tpm/backend", "type", "passthrough", "nobody asked for, tpm"),
-    "another directory": ("devices/filesystem/source", "dir", "/etc", "nobody asked for, filesystem mount"),
-    "another tag": ("devices/filesystem/target", "dir", "root", "nobody asked for, filesystem mount"),
-    "another access": (
-        "devices/filesystem",
-        "accessmode",
-        "passthrough",
-        "nobody asked for, filesystem mount",
-    ),
+    "another model": ("devices/interface[2]/model@type", "virtio", "of the model virtio, and not e1000"),
+    "a cable that is in": ("devices/interface[2]/link@state", "up", "the cable of its interface is in"),
+    "another topology": ("cpu/topology@threads", "1", "CPU topology is 1 2 1, and 1 2 2"),
+    "another TPM": ("devices/tpm/backend/source@path", "/run/other", "nobody asked for, tpm"),
+    "the host's TPM": ("devices/tpm/backend@type", "passthrough", "nobody asked for, tpm"),
+    "another directory": ("devices/filesystem/source@dir", "/etc", "nobody asked for, filesystem mount"),
+    "another tag": ("devices/filesystem/target@dir", "root", "nobody asked for, filesystem mount"),
+    "another access": ("devices/filesystem@accessmode", "passthrough", "nobody asked for, filesystem mount"),
 }
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_a_difference_is_named(change: str) -> None:
-    path, name, value, expected = CHANGES[change]
-    domain = live()
-    element = domain.find(path)
-    element.set(name, value)
-    assert expected in compare(domain)
+    place, value, expected = CHANGES[change]
+    assert expected in compare(with_value(live(), place, value))
 
 
 def test_what_is_missing_is_named() -> None:
