@@ -1,7 +1,7 @@
 """What libvirt is told of a job: its domain XML, and whom QEMU runs as."""
 
 import os
-from collections.abc import Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -13,6 +13,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import job_xml, other_hypervisors, qemu_check, tpm
+from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -22,7 +23,6 @@ from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
-from vmgahp.images.backing import BackingFile
 from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec
 
@@ -41,6 +41,18 @@ ONE_TIME = "(one-time)"
 """What stands for a password, or for the name of a socket, that only a VM that starts has."""
 
 
+class Plan(NamedTuple):
+    """A VM that is to be started, or shown: what the job asks for, checked."""
+
+    job: JobAd
+    spec: JobSpec
+    domain_type: str
+    chains: Chains
+    """The backing files of each disk, by its path."""
+    restart: LibvirtRestart | None = None
+    """The checkpoint that it is restarted from."""
+
+
 class Describer:
     """Describes the jobs of one driver to libvirt."""
 
@@ -52,20 +64,13 @@ class Describer:
         self.log = log
         self._connection = connection
 
-    def describe(
-        self,
-        job: JobAd,
-        spec: JobSpec,
-        uuid: str,
-        domain_type: str,
-        chains: Mapping[str, tuple[BackingFile, ...]],
-        resources: Resources | None,
-    ) -> Described:
+    def describe(self, plan: Plan, uuid: str, resources: Resources | None) -> Described:
         """The domain XML of a job: ours, or that of the administrator's script; and what VM_POLICY makes of it.
 
         The capture of the console begins here, since the socket is in the XML. Without `resources` the XML is
         only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
         """
+        job, spec, domain_type, chains, _ = plan
         script = self.settings.xml_script()
         if script and resources is None:
             raise errors.MachineFault(

@@ -24,7 +24,14 @@ from vmgahp.drivers.libvirt import (
 )
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, first_attribute, has_display
+from vmgahp.drivers.libvirt.describe import (
+    SESSION_URI,
+    SYSTEM_URI,
+    Describer,
+    Plan,
+    first_attribute,
+    has_display,
+)
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -80,32 +87,30 @@ class LibvirtDriver(Driver):
             raise
 
     def _start_with(self, job: JobAd, made: provision.Provision) -> Machine:
-        spec, domain_type, chains = self._look_at(job, made)
-        restart = self._checkpoints.find(spec, domain_type, chains)
+        plan = self._look_at(job, made)
+        restart = self._checkpoints.find(plan.spec, plan.domain_type, plan.chains)
         if restart is not None:
             try:
-                spec = self._with_macs(job, spec, restart.manifest.xml)
-                machine = self._launch(job, spec, domain_type, chains, restart)
+                plan = self._with_macs(plan._replace(restart=restart))
+                machine = self._launch(plan)
             except Unusable as unusable:
-                self._checkpoints.refuse(spec, unusable)
+                self._checkpoints.refuse(plan.spec, unusable)
             else:
-                self._checkpoints.used_up(spec)
+                self._checkpoints.used_up(plan.spec)
                 return machine
             finally:
                 restart.close()
-        else:
-            spec = self._with_macs(job, spec)
-        return self._launch(job, spec, domain_type, chains, None)
+            return self._launch(plan._replace(restart=None))
+        return self._launch(self._with_macs(plan))
 
     def describe(self, job: JobAd) -> str:
         job = job_xml.load(job, self.settings, self.identity)
-        spec, domain_type, chains = self._look_at(job, None)
-        spec = self._with_macs(job, spec, dry=True)
+        plan = self._with_macs(self._look_at(job, None), dry=True)
         uuid = str(uuids.UUID(int=0))  # that of a start is made for it
         try:
-            return self._describer.describe(job, spec, uuid, domain_type, chains, None).xml
+            return self._describer.describe(plan, uuid, None).xml
         except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, f"describing {spec.name}") from error
+            raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: libvirt.virConnect) -> bool:
@@ -139,7 +144,7 @@ class LibvirtDriver(Driver):
 
     # A start
 
-    def _look_at(self, job: JobAd, made: provision.Provision | None) -> tuple[JobSpec, str, Chains]:
+    def _look_at(self, job: JobAd, made: provision.Provision | None) -> Plan:
         """What the job asks for, by which domain type it runs, and the backing files of its disks, all checked.
 
         Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
@@ -161,7 +166,7 @@ class LibvirtDriver(Driver):
         host_checks.require_free_space(spec.working_dir)
         if spec.macs:
             self._require_free_macs(spec)
-        return spec, domain_type, chains
+        return Plan(job, spec, domain_type, chains)
 
     def _read(self, job: JobAd) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
@@ -229,13 +234,12 @@ class LibvirtDriver(Driver):
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"clearing a leftover {name}") from error
 
-    def _launch(
-        self, job: JobAd, spec: JobSpec, domain_type: str, chains: Chains, restart: LibvirtRestart | None
-    ) -> LibvirtMachine:
+    def _launch(self, plan: Plan) -> LibvirtMachine:
         """Boot the job's guest, or let it continue; on any exception nothing of it is left.
 
         Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
         """
+        _, spec, domain_type, chains, restart = plan
         uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
         resources = Resources(self.log)
         resources.at_end.append(lambda: self._forget_firmware(spec.name))
@@ -243,7 +247,7 @@ class LibvirtDriver(Driver):
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         try:
-            described = self._describer.describe(job, spec, uuid, domain_type, chains, resources)
+            described = self._describer.describe(plan, uuid, resources)
             if restart:
                 described = described._replace(xml=self._describe_restart(restart, described.xml))
             resources.guardian = self.post_guardian(spec.name, uuid)
@@ -263,7 +267,7 @@ class LibvirtDriver(Driver):
             machine.domain_type = domain_type
             machine.no_checkpoint = self._why_not_save(spec, domain_type) or self._checkpoints.why_not(spec)
             machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
-            self._create(described, machine, spec, chains, restart)
+            self._create(described, machine, plan)
         except OSError as error:
             resources.release()
             raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
@@ -292,15 +296,9 @@ class LibvirtDriver(Driver):
             made.console = resources.console.tail
         return made
 
-    def _create(
-        self,
-        described: Described,
-        machine: LibvirtMachine,
-        spec: JobSpec,
-        chains: Chains,
-        restart: LibvirtRestart | None,
-    ) -> None:
+    def _create(self, described: Described, machine: LibvirtMachine, plan: Plan) -> None:
         xml, authors, macs, _ = described
+        _, spec, _, chains, restart = plan
 
         def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
@@ -331,7 +329,7 @@ class LibvirtDriver(Driver):
         except libvirt.libvirtError as error:
             machine.undo()
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            fault = self._blame(error, doing, machine, spec, chains, described)
+            fault = self._blame(error, doing, machine, plan, described)
             # Where the machine is unfit the checkpoint stays, for another machine or a better day.
             if restart and type(fault) is not errors.MachineFault:
                 raise Unusable(fault.problem, True) from error
@@ -342,13 +340,12 @@ class LibvirtDriver(Driver):
         error: libvirt.libvirtError,
         doing: str,
         machine: LibvirtMachine,
-        spec: JobSpec,
-        chains: Chains,
+        plan: Plan,
         described: Described,
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
-        chosen = [disk.path for disk in spec.disks]
-        chosen += [image.path for images in chains.values() for image in images]
+        chosen = [disk.path for disk in plan.spec.disks]
+        chosen += [image.path for images in plan.chains.values() for image in images]
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
@@ -376,8 +373,10 @@ class LibvirtDriver(Driver):
         """Why the VM's memory cannot be saved to a file; empty where it can."""
         return other_hypervisors.no_saving(domain_type)
 
-    def _with_macs(self, job: JobAd, spec: JobSpec, saved: str = "", *, dry: bool = False) -> JobSpec:
-        return hooks.with_macs(self.settings, self.log, job, spec, saved, dry=dry)
+    def _with_macs(self, plan: Plan, *, dry: bool = False) -> Plan:
+        saved = plan.restart.manifest.xml if plan.restart else ""
+        spec = hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
+        return plan._replace(spec=spec)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
         def require(connection: libvirt.virConnect) -> None:

@@ -5,7 +5,6 @@ log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` wh
 """
 
 import os
-from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -19,7 +18,7 @@ from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Machine, Survey
 from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
-from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer
+from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
@@ -32,7 +31,6 @@ from vmgahp.drivers.libvirt.xen.survey import XenSurveyor
 from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.runtime_dir import runtime_dir
-from vmgahp.images.backing import BackingFile
 from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import Disk, JobSpec
@@ -59,21 +57,13 @@ class _Ground(NamedTuple):
 class XenDescriber(Describer):
     """Describes Xen jobs."""
 
-    def describe(
-        self,
-        job: JobAd,
-        spec: JobSpec,
-        uuid: str,
-        domain_type: str,
-        chains: Mapping[str, tuple[BackingFile, ...]],
-        resources: Resources | None,
-    ) -> Described:
+    def describe(self, plan: Plan, uuid: str, resources: Resources | None) -> Described:
         """As `Describer.describe`; what the XML names is held open until the guest is gone."""
         if self.settings.xml_script():
-            return super().describe(job, spec, uuid, domain_type, chains, resources)
-        boot = spec.xen
+            return super().describe(plan, uuid, resources)
+        spec, boot = plan.spec, plan.spec.xen
         assert boot is not None
-        capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
+        capabilities.require(spec, plan.domain_type, "", self._connection, self.settings, self.identity)
         domain_xen.require(spec, boot)
         if any(nic.networking_type == "bridge" for nic in spec.nics):
             look_at_bridge(self.settings)
@@ -87,7 +77,7 @@ class XenDescriber(Describer):
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
         )
         xml = domain_xen.build(spec, boot, host)
-        return described(self.settings, self.log, job, spec, xml, dry=resources is None)
+        return described(self.settings, self.log, plan.job, spec, xml, dry=resources is None)
 
     def _prepare(self, spec: JobSpec, boot: XenBoot, resources: Resources | None) -> _Ground:
         if resources is None:
@@ -237,35 +227,27 @@ class XenDriver(LibvirtDriver):
             return "it has hardware virtualization, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
         return ""
 
-    def _create(
-        self,
-        described: Described,
-        machine: LibvirtMachine,
-        spec: JobSpec,
-        chains: Chains,
-        restart: LibvirtRestart | None,
-    ) -> None:
+    def _create(self, described: Described, machine: LibvirtMachine, plan: Plan) -> None:
         assert isinstance(machine, XenMachine)
-        machine.saver.cannot = machine.saver.cannot or self._why_not_save(spec, DOMAIN_TYPE)
+        machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, DOMAIN_TYPE)
         machine.libxl_log = LibxlLog()
-        super()._create(described, machine, spec, chains, restart)
+        super()._create(described, machine, plan)
 
     def _blame(
         self,
         error: libvirt.libvirtError,
         doing: str,
         machine: LibvirtMachine,
-        spec: JobSpec,
-        chains: Chains,
+        plan: Plan,
         described: Described,
     ) -> errors.Fault:
         """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""
         assert isinstance(machine, XenMachine)
         if error.get_error_code() == libvirt.VIR_ERR_INTERNAL_ERROR and machine.libxl_log is not None:
             message = faults.message_of(error, machine.libxl_log.last_words())
-            own_kernel = spec.xen is not None and not spec.xen.hardware
+            own_kernel = plan.spec.xen is not None and not plan.spec.xen.hardware
             return machine.libxl_log.judge(f"libvirt failed while {doing}: {message}.", own_kernel=own_kernel)
-        return super()._blame(error, doing, machine, spec, chains, described)
+        return super()._blame(error, doing, machine, plan, described)
 
 
 def in_words_of_xen(fault: JobFault) -> JobFault:
