@@ -52,11 +52,11 @@ CHANGES = {
     "another model": ("devices/interface[2]/model@type", "virtio", "of the model virtio, and not e1000"),
     "a cable that is in": ("devices/interface[2]/link@state", "up", "the cable of its interface is in"),
     "another topology": ("cpu/topology@threads", "1", "CPU topology is 1 2 1, and 1 2 2"),
-    "another TPM": ("devices/tpm/backend/source@path", "/run/other", "nobody asked for, tpm"),
-    "the host's TPM": ("devices/tpm/backend@type", "passthrough", "nobody asked for, tpm"),
-    "another directory": ("devices/filesystem/source@dir", "/etc", "nobody asked for, filesystem mount"),
-    "another tag": ("devices/filesystem/target@dir", "root", "nobody asked for, filesystem mount"),
-    "another access": ("devices/filesystem@accessmode", "passthrough", "nobody asked for, filesystem mount"),
+    "another TPM": ("devices/tpm/backend/source@path", "/run/other", "was not asked for, tpm"),
+    "the host's TPM": ("devices/tpm/backend@type", "passthrough", "was not asked for, tpm"),
+    "another directory": ("devices/filesystem/source@dir", "/etc", "was not asked for, filesystem mount"),
+    "another tag": ("devices/filesystem/target@dir", "root", "was not asked for, filesystem mount"),
+    "another access": ("devices/filesystem@accessmode", "passthrough", "was not asked for, filesystem mount"),
 }
 
 

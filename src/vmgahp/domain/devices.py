@@ -20,7 +20,7 @@ _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virt
 from and read; libvirt's own guess is an LSI SCSI controller that current guests have no driver for."""
 
 _LACKS = {PC: (), Q35: ("ide",), VIRT: ("ide", "fdc")}
-"""The buses that a machine has not."""
+"""The buses that a machine lacks."""
 
 _NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
 

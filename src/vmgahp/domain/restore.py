@@ -190,7 +190,7 @@ def _mebibytes(domain: etree._Element) -> int:
     power = " KMGT".find(unit[:1].upper()) if unit not in ("b", "bytes") else 0
     amount = _checked("memory", _text(domain, "memory"), _NUMBER + r"[0-9]{0,6}")
     if power < 0:
-        raise SavedMismatch(f"the saved VM's memory is in the unit {_shown(unit)}, which nobody knows.")
+        raise SavedMismatch(f"the saved VM's memory is in the unknown unit {_shown(unit)}.")
     return -(-int(amount) * int(scale**power) // (1 << 20))
 
 

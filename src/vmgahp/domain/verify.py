@@ -278,7 +278,7 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
             found.append(f"QEMU runs as {', '.join(map(str, now)) or 'it likes'}, and not as {label.text}")
     ours = {child.tag for child in wanted}
     found += [
-        f"it has an element {child.tag} of QEMU's own, which nobody asked for"
+        f"it has an element {child.tag} of QEMU's own, which was not asked for"
         for child in domain
         if child.tag.startswith("{") and child.tag not in ours
     ]
@@ -302,7 +302,7 @@ def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element]) -
         elif device.tag in derived and any(_same_end(device, port) for port in ports):
             derived.discard(device.tag)
         elif not _is_added(device, asked_for):
-            found.append(f"it has a device that nobody asked for, {_name(device)}")
+            found.append(f"it has a device that was not asked for, {_name(device)}")
     return found + [
         f"{_name(asked)} was asked for, and it is not there" for asked in left if asked.tag in _SIDES
     ]

@@ -97,17 +97,17 @@ class SimulatedDriver(Driver):
     _machines: dict[str, SimulatedMachine] = {}
 
     def start(self, job: JobAd) -> Machine:
-        trouble = self._trouble()
-        if trouble is not None:
-            raise trouble
+        fault = self._fault()
+        if fault is not None:
+            raise fault
         if (job.integer("JobVMMemory") or 0) <= 0:
             raise errors.JobFault(errors.NO_MEMORY_PARAM, "JobVMMemory is not set.", "set vm_memory.")
-        fault = job.string("Simulated_Fault")
-        if fault == "job":
+        wanted = job.string("Simulated_Fault")
+        if wanted == "job":
             raise errors.JobFault(errors.INVALID_DISK_PARAM, "Simulated_Fault is job.", "leave it out.")
-        if fault == "machine":
+        if wanted == "machine":
             raise errors.MachineFault("Simulated_Fault is machine.", "leave it out.")
-        if fault == "bug":
+        if wanted == "bug":
             raise ZeroDivisionError("Simulated_Fault is bug")
         machine = SimulatedMachine(job, self._machines)
         machine.gate(lifecycle.START)
@@ -122,10 +122,10 @@ class SimulatedDriver(Driver):
         return False
 
     def survey(self, end: float) -> Survey:
-        seen = findings.judge("simulated", "the hypervisor in memory", self._trouble(), "it runs nothing")
+        seen = findings.judge("simulated", "the hypervisor in memory", self._fault(), "it runs nothing")
         return Survey([seen], hypervisors=["simulated"], vm_types=["simulated"])
 
-    def _trouble(self) -> errors.MachineFault | None:
+    def _fault(self) -> errors.MachineFault | None:
         if self.settings.integer("VM_MEMORY") > 0:
             return None
         return errors.MachineFault("VM_MEMORY is not set.", "set VM_MEMORY to the MiB for VMs.")

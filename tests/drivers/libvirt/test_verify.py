@@ -85,7 +85,7 @@ def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.Monk
     monkeypatch.setattr(LibvirtMachine, "create", tampered)
     log: list[str] = []
     driver, ad = driver_for(job, log)
-    with pytest.raises(errors.HypervisorFault, match="nobody asked for, rng") as caught:
+    with pytest.raises(errors.HypervisorFault, match="was not asked for, rng") as caught:
         driver.start(ad)
     assert "destroyed before it ran" in caught.value.problem
     assert job.domain() is None
@@ -105,7 +105,7 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
         assert job.domain().info()[0] == libvirt.VIR_DOMAIN_PAUSED
         seen.append(arguments)
         if len(seen) == 1:
-            raise verify.Mismatch(["it has a device that nobody asked for, hostdev"])
+            raise verify.Mismatch(["it has a device that was not asked for, hostdev"])
         against_job(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(verify, "against_job", once)
@@ -115,7 +115,7 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
     try:
         until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
         assert (job.scratch / "vm_checkpoint.mem.refused-1").exists()
-        assert any("nobody asked for, hostdev" in line for line in log)
+        assert any("was not asked for, hostdev" in line for line in log)
     finally:
         machine.destroy()
         driver.close()

@@ -322,7 +322,7 @@ NEVER = {
     "emulator": "which program runs the VM is the machine's to say",
     "commandline": "options of the hypervisor's own command line are not for jobs",
     "override": "options of the hypervisor's own command line are not for jobs",
-    "seclabel": "as whom the VM runs is the machine's to say",
+    "seclabel": "the machine decides as which user the VM runs",
     "loader": "firmware is chosen by <os firmware='efi'>, without a path",
     "nvram": "firmware is chosen by <os firmware='efi'>, without a path",
     "backingStore": "the backing file of an image is found in the image",

@@ -66,7 +66,7 @@ def require(
 ) -> None:
     """Make sure that this machine has what the job asks for. Raises `errors.JobFault`, `libvirt.libvirtError`.
 
-    `label` is the user as whom QEMU runs, empty for libvirt's own.
+    `label` is the user that QEMU runs as, empty for libvirt's own.
     """
     wanted = spec.devices
     firmware = domain_xml.firmware_of(spec, arch_of(spec))

@@ -112,7 +112,7 @@ class LibvirtCheckpoints:
         self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
 
     def used_up(self, spec: JobSpec) -> None:
-        """The guest continues and its disks change: the checkpoint in the scratch directory is of no more use."""
+        """The guest continues and its disks change: the checkpoint in the scratch directory is no longer valid."""
         try:
             checkpoint.discard(self._identity, spec.working_dir)
         except (OSError, errors.Fault) as error:

@@ -1,4 +1,4 @@
-"""What libvirt is told of a job: its domain XML, and whom QEMU runs as."""
+"""What libvirt is told of a job: its domain XML, and the user that QEMU runs as."""
 
 import os
 from typing import NamedTuple
@@ -135,7 +135,7 @@ class Describer:
             etree.SubElement(domain, "description").text = spec.working_dir
         return etree.tostring(domain, encoding="unicode")
 
-    # Whom QEMU runs as
+    # The user that QEMU runs as
 
     def _dac_label(self, domain_type: str) -> str:
         """``+uid:+gid`` of the job's user for QEMU, or empty to leave it to libvirt.

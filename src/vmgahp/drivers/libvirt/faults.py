@@ -73,7 +73,7 @@ def hanging(uri: str) -> errors.MachineFault:
 
 
 def numbers(names: Iterable[str], prefix: str = _CODE) -> frozenset[int]:
-    """The numbers of libvirt's constants; a name that this libvirt has not yet, or no more, has none."""
+    """The numbers of libvirt's constants; a name that this libvirt does not have yet, or no longer has, has none."""
     return frozenset(
         number for number in (getattr(libvirt, prefix + name, None) for name in names) if number is not None
     )

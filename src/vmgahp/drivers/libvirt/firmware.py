@@ -85,7 +85,7 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
     """Our domain XML with the firmware of the saved domain, where it boots by one.
 
     Of the saved XML, which is not trusted, only the choice among this machine's own firmwares is taken. Raises
-    LookupError, with a sentence, where this machine has not that firmware.
+    LookupError, with a sentence, where this machine does not have that firmware.
     """
     domain = etree.fromstring(ours)
     system = domain.find("os[@firmware='efi']")

@@ -114,7 +114,7 @@ class Saver:
         connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
 
     def forget(self, name: str) -> None:
-        """Remove a memory image that is of no more use."""
+        """Remove a memory image that is no longer used."""
         try:
             self.identity.unlink_scratch(self.directory, name)
         except (OSError, errors.Fault) as error:

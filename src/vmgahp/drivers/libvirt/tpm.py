@@ -27,7 +27,7 @@ class Tpm:
     """The TPM of one VM. `start` it before each QEMU that uses it, and `close` it when the VM is gone."""
 
     def __init__(self, identity: Identity, owner: tuple[int, int]) -> None:
-        """`owner` is the user and group as whom QEMU connects. Raises `errors.MachineFault`."""
+        """`owner` is the user and group of the QEMU that connects. Raises `errors.MachineFault`."""
         self._identity = identity
         self._owner = owner
         self._process: subprocess.Popen[bytes] | None = None
