@@ -41,7 +41,7 @@ SESSION = (
     ("wire off", ""),
     ("suspend", "#3 SUSPEND of VM 1: .*"),
     ("resume", "#4 RESUME of VM 1: .*"),
-    ("start broken.ad", "#5 START failed(?s:.*)must\\s+act"),
+    ("start broken.ad", "#5 START failed(?s:.*)Hint:"),
     ("help VM_INVALID_OPERATION", "in the state that the VM is in(?s:.*)vmgahp>"),
 )
 """What is typed, and what is waited for after it."""
