@@ -5,21 +5,18 @@ they are cut up, with the environment, the signals, the ends of the pipes and th
 happens to the transcript disturbs that.
 """
 
+import argparse
 import os
 import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from typing import IO
 
 from vmgahp import errors
 from vmgahp.protocol import transcript, transcript_file
 from vmgahp.text import escape
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from typing import IO
 
 READ_SIZE = 1 << 16
 WRITE_SIZE = 4096
@@ -34,7 +31,7 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127
 """Exit statuses for a command that cannot be started, as of a shell."""
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp record``."""
     command.description = (
         "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
@@ -125,9 +122,7 @@ class _Signals:
 class _Channel:
     """One way through: bytes from a descriptor to another, and a note of each line."""
 
-    def __init__(
-        self, mark: str, source: int, target: int, note: "Callable[[str, bytes | int], None]"
-    ) -> None:
+    def __init__(self, mark: str, source: int, target: int, note: Callable[[str, bytes | int], None]) -> None:
         self.mark = mark
         self.source = source
         """-1 once it is at its end."""
@@ -218,7 +213,7 @@ def _close(descriptor: int) -> None:
         os.close(nothing)
 
 
-def _detached(stream: "IO[bytes] | None") -> int:
+def _detached(stream: IO[bytes] | None) -> int:
     """A descriptor of one's own for a pipe of `subprocess`, that never waits."""
     assert stream is not None
     descriptor = os.dup(stream.fileno())

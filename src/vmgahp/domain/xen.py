@@ -13,10 +13,7 @@ from vmgahp import errors
 from vmgahp.domain.devices import add_text
 from vmgahp.errors import JobFault
 from vmgahp.job.spec import Disk, JobSpec, Nic
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.xen import XenBoot
+from vmgahp.job.xen import XenBoot
 
 DOMAIN_TYPE = "xen"
 
@@ -43,7 +40,7 @@ class XenHost(NamedTuple):
     bridge: str = ""
 
 
-def require(spec: JobSpec, boot: "XenBoot") -> None:
+def require(spec: JobSpec, boot: XenBoot) -> None:
     """Make sure that Xen has what the job asks of its devices. Raises `JobFault`."""
     for disk in spec.disks:
         _require_disk(disk)
@@ -63,7 +60,7 @@ def require(spec: JobSpec, boot: "XenBoot") -> None:
         )
 
 
-def build(spec: JobSpec, boot: "XenBoot", host: XenHost) -> str:
+def build(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
     """The domain XML for `spec` on `host`, booting as `boot` says.
 
     Raises `errors.JobFault` when a value of the job cannot stand in XML at all.

@@ -5,18 +5,15 @@ protocol, `render` says what answers mean, `job_ad` and `launch` are the world o
 terminal. docs/how-to/console.md is for users.
 """
 
+import argparse
 import errno
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from vmgahp.commands.console.launch import Place
-    from vmgahp.commands.console.render import Screen
-    from vmgahp.commands.console.repl import Console
-    from vmgahp.protocol.transcript import Writer
+from vmgahp.commands.console.launch import Place
+from vmgahp.commands.console.render import Screen
+from vmgahp.commands.console.repl import Console
+from vmgahp.protocol.transcript import Writer
 
 LOST, REFUSED, STRICT = 1, 2, 1
 """Exit statuses: the server could not be started or did not last; a wrong command line; an error with --strict."""
@@ -27,7 +24,7 @@ NO_TOOLKIT = (
 )
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp console``."""
     command.description = (
         "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
@@ -68,7 +65,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
     command.set_defaults(run=run)
 
 
-def run(options: "argparse.Namespace") -> int:
+def run(options: argparse.Namespace) -> int:
     """The command; returns the exit status."""
     from importlib.util import find_spec
 
@@ -111,7 +108,7 @@ def run(options: "argparse.Namespace") -> int:
 
 
 def _converse(
-    options: "argparse.Namespace", place: "Place", environ: dict[str, str], screen: "Screen", writer: "Writer"
+    options: argparse.Namespace, place: Place, environ: dict[str, str], screen: Screen, writer: Writer
 ) -> int:
     import signal
     from time import monotonic
@@ -182,7 +179,7 @@ def _interrupted(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _edit(console: "Console", *, plain: bool) -> None:
+def _edit(console: Console, *, plain: bool) -> None:
     """The loop on a terminal; where no line can be edited, prompt_toolkit's for a dumb one."""
     environ = dict(os.environ)
     if plain or not sys.stdout.isatty() or environ.get("TERM", "") in ("", "unknown"):

@@ -5,26 +5,22 @@ it said. Nothing is changed: no setting, no file, no domain, no network; what a 
 that, it does not find out.
 """
 
+import argparse
 import os
 import sys
+from collections.abc import Mapping
 
 from vmgahp import errors, findings
 from vmgahp.commands import page
 from vmgahp.commands.doctor import access, condor, host, log_history
 from vmgahp.commands.doctor.context import NOBODY, Context
+from vmgahp.commands.doctor.dry_run import Trial
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import QEMU
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-
-    from vmgahp.commands.doctor.dry_run import Trial
-    from vmgahp.job.ad import JobAd
 
 FIT, UNFIT, UNSURE = 0, 1, 3
 """The exit status: a job could run, none could, or what decides it could not be looked at. (2 is argparse's.)"""
@@ -95,7 +91,7 @@ class Examination:
         return document
 
 
-def examine(environ: "Mapping[str, str]", vm_type: str = "", job: str = "", root: str = "") -> Examination:
+def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: str = "") -> Examination:
     """Look at everything, and at a job ad where `job` is the path of one.
 
     `root` is put before the paths of the system, for tests.
@@ -169,7 +165,7 @@ class _StandIn(base.Driver):
         super().__init__(context.vm_type, context.settings, Identity(NOBODY, NOBODY), context.notes.append)
         self.outcome = outcome
 
-    def start(self, job: "JobAd") -> base.Machine:
+    def start(self, job: JobAd) -> base.Machine:
         raise NotImplementedError
 
     def kill(self, match: str, uuid: str = "") -> bool:
@@ -200,7 +196,7 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
     return parts
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp doctor``."""
     command.description = (
         "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
@@ -223,7 +219,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
 
 
 def run(
-    environ: "Mapping[str, str]", vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = ""
+    environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = ""
 ) -> int:
     """Examine and print; the exit status is `FIT` only where a job could run."""
     done = examine(environ, vm_type, job, root)

@@ -11,11 +11,8 @@ from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.findings import OK, UNKNOWN, Finding
 from vmgahp.host.trust import changeable_by_others
+from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import HTCONDORS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.ad import JobAd
 
 TOOL_DEADLINE = 10.0
 """Seconds for one of HTCondor's tools; condor_status waits longer for a startd that is not there."""
@@ -272,7 +269,7 @@ def startd(context: Context, fit: bool) -> Finding:
     return _judge_ad(context, ad, check, fit)
 
 
-def _judge_ad(context: Context, ad: "JobAd", check: Check, fit: bool) -> Finding:
+def _judge_ad(context: Context, ad: JobAd, check: Check, fit: bool) -> Finding:
     interval = context.more.get("VM_RECHECK_INTERVAL", "600")
     reason = ad.string("VMOfflineReason")
     if reason is not None and not ad.boolean("HasVM"):
@@ -308,7 +305,7 @@ def _judge_ad(context: Context, ad: "JobAd", check: Check, fit: bool) -> Finding
     return check.ok(f"HasVM is true, VM_Type {_clean(offered)}, {memory} MiB are free")
 
 
-def _ads(text: str) -> "list[JobAd]":
+def _ads(text: str) -> list[JobAd]:
     """The ads of condor_status -long, those of several slots with empty lines between them."""
     from vmgahp.job.ad import JobAd
 

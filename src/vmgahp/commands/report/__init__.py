@@ -1,14 +1,11 @@
 """``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``."""
 
+import argparse
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
-
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp report``."""
     command.description = (
         "Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "

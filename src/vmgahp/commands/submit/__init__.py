@@ -5,12 +5,9 @@ Each reads its file into a `machine.Guest` and tells what it did by `summary`; `
 who types the command; but the files come from strangers.
 """
 
+import argparse
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
@@ -28,7 +25,7 @@ SUBMIT_DEADLINE = 600.0
 """Seconds for condor_submit, which may have to spool the disks."""
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp submit``."""
     command.description = (
         "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
@@ -57,7 +54,7 @@ def add_arguments(command: "argparse.ArgumentParser") -> None:
         kind.set_defaults(run=run, module=module)
 
 
-def _common(kind: "argparse.ArgumentParser") -> None:
+def _common(kind: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "-o",
         "--output",
@@ -118,7 +115,7 @@ def _cpus(text: str) -> int:
     return number
 
 
-def run(options: "argparse.Namespace") -> int:
+def run(options: argparse.Namespace) -> int:
     """Read, look, write, tell, and submit; the exit status."""
     from vmgahp.commands.submit.summary import SubmitError, Summary, printable
 
@@ -137,7 +134,7 @@ def run(options: "argparse.Namespace") -> int:
         return 1
 
 
-def _run(options: "argparse.Namespace", summary: "object") -> int:
+def _run(options: argparse.Namespace, summary: object) -> int:
     from importlib import import_module
 
     from vmgahp.commands.submit import images

@@ -1,13 +1,10 @@
 """``vmgahp top``: the VMs of this machine, live. `node` looks, `screen` shows."""
 
+import argparse
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from vmgahp.commands.top.node import Node
+from vmgahp.commands.top.node import Node
 
 BETWEEN = 1.0
 """Seconds between the two looks that a single table takes: rates are those of the time between."""
@@ -15,7 +12,7 @@ BETWEEN = 1.0
 HINT = "For a table that stays in its place install the Python package rich (pip install 'vmgahp[front-ends]').\n"
 
 
-def add_arguments(command: "argparse.ArgumentParser") -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp top``."""
     command.description = (
         "Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
@@ -41,10 +38,9 @@ def seconds(text: str) -> float:
     return value
 
 
-def run(options: "argparse.Namespace") -> int:
+def run(options: argparse.Namespace) -> int:
     """Show the VMs; the exit status is 1 where nothing could be looked at."""
     from vmgahp import config, errors
-    from vmgahp.commands.top.node import Node
 
     try:
         settings = config.load(os.environ)
@@ -66,7 +62,7 @@ def run(options: "argparse.Namespace") -> int:
     return 0
 
 
-def _once(node: "Node", *, as_json: bool) -> int:
+def _once(node: Node, *, as_json: bool) -> int:
     import time
     from dataclasses import asdict
 

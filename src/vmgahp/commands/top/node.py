@@ -14,14 +14,11 @@ from typing import NamedTuple
 from vmgahp import errors, lifecycle
 from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.config import Settings
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.stats import Meter
 from vmgahp.metrics import Metrics, is_counter
 from vmgahp.metrics.file import NAME, parse
 from vmgahp.text import escape
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.stats import Meter
 
 FIRST_READ, NEXT_READ = 16 << 20, 1 << 20
 """Bytes of a file that are looked at, from its end, when it is first seen, and each time after."""

@@ -14,6 +14,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -24,17 +25,13 @@ from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec
 from vmgahp.vm_types import HTCONDORS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.checkpoint.manifest import Manifest
-
 Chains = Mapping[str, tuple[BackingFile, ...]]
 
 
 class LibvirtRestart:
     """A checkpoint that a VM may be restarted from, and its open memory image; to be closed."""
 
-    def __init__(self, manifest: "Manifest", descriptor: int) -> None:
+    def __init__(self, manifest: Manifest, descriptor: int) -> None:
         self.manifest = manifest
         self.descriptor = descriptor
 

@@ -7,16 +7,13 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import verify
+from vmgahp.domain.job_xml import JobAdWithXml
 from vmgahp.drivers.libvirt import faults, host_checks
 from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.ad import JobAd
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.domain.job_xml import JobAdWithXml
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
 """As `vmgahp.domain.job_xml.ATTRIBUTE`, which is imported for jobs that have it alone."""
@@ -77,7 +74,7 @@ def judge(job: JobAd, fault: errors.Fault) -> errors.Fault:
     )
 
 
-def _with_xml(job: JobAd) -> "JobAdWithXml | None":
+def _with_xml(job: JobAd) -> JobAdWithXml | None:
     if job.expression(ATTRIBUTE) is None:
         return None
     from vmgahp.domain.job_xml import JobAdWithXml

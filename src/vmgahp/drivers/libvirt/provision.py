@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors, findings
+from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
@@ -28,10 +29,6 @@ from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 from vmgahp.job.spec import JobSpec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.checkpoint.files import CheckpointFile
-
 ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
 
@@ -47,7 +44,7 @@ class _Overlay(NamedTuple):
     """The overlay, a name in the scratch directory."""
     image: str
     """The name in the catalog."""
-    base: "CheckpointFile"
+    base: CheckpointFile
     """The image as it was when the overlay was made."""
 
 

@@ -9,11 +9,8 @@ from vmgahp.checkpoint import memory_image, memory_image_xen
 from vmgahp.drivers.libvirt.machine import SUSPEND_FILE, Check, LibvirtMachine
 from vmgahp.drivers.libvirt.save import Saver
 from vmgahp.drivers.libvirt.xen.console import PtyCapture
+from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
 from vmgahp.metrics import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
 
 
 class XenSaver(Saver):
@@ -38,7 +35,7 @@ class XenSaver(Saver):
 class XenMachine(LibvirtMachine):
     """A Xen domain: no process of this machine is it, and its console is a terminal, another one after a restore."""
 
-    libxl_log: "LibxlLog | None" = None
+    libxl_log: LibxlLog | None = None
     """What libxl has said since the guest's start began."""
 
     def pid(self) -> int:
