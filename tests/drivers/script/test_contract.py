@@ -279,12 +279,12 @@ class Podman(Scripted):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("podman")
-    reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
-    if reason:
-        pytest.skip(reason)
-    return directory / "image.tar"
+def image() -> Iterator[Path]:
+    with podman_home() as directory:
+        reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
+        if reason:
+            pytest.skip(reason)
+        yield directory / "image.tar"
 
 
 @contextlib.contextmanager
