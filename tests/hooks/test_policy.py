@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import REPOSITORY
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.hooks import difference, mac, policy, program, stylesheet
+from vmgahp.hooks import mac, policy, program, stylesheet
 from vmgahp.job.ad import JobAd
 
 EXAMPLES = REPOSITORY / "config" / "policy"
@@ -173,7 +173,7 @@ def test_a_long_diff_is_cut(write: Write) -> None:
             'exec awk \'/<devices>/ {print; for (i = 0; i < 999; i++) print "<x n=\\"" i "\\"/>"; next} 1\''
         )
     )
-    assert len(done.log) < difference.MOST_LINES + 5
+    assert len(done.log) < policy.MOST_LINES + 5
     assert "more lines" in done.log[-1]
 
 

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from vmgahp.host import guardian
 from vmgahp.host.guardian import Guardian
+from vmgahp.testing.contract import until
 
 SOURCE = str(Path(guardian.__file__).parents[2])
 DEADLINE = 20.0
@@ -29,14 +29,6 @@ for place in sys.argv[2:]:
 print(*(one.session for one in posted), flush=True)
 sys.stdin.read()
 """
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"still waiting for {what}"
-        time.sleep(0.005)
-    return found
 
 
 def content(path):
@@ -89,7 +81,7 @@ def the_watcher(session):
                     return pid
         return None
 
-    return wait_for(settled, "the guardian to settle")
+    return until(settled, "the guardian to settle")
 
 
 def parent(pid):
@@ -146,7 +138,7 @@ def test_a_killed_server_is_avenged(tmp_path):
     with a_server(place) as server:
         assert not place.exists()
         server.kill()
-        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+        until(lambda: content(place) == "fired\n", "the guardian to fire")
 
 
 def test_each_vm_of_a_killed_server_has_its_own(tmp_path):
@@ -154,7 +146,7 @@ def test_each_vm_of_a_killed_server_has_its_own(tmp_path):
     with a_server(*places) as server:
         server.kill()
         for place in places:
-            wait_for(lambda place=place: content(place) == "fired\n", f"{place} to fire")
+            until(lambda place=place: content(place) == "fired\n", f"{place} to fire")
 
 
 def test_it_survives_the_death_of_the_whole_session_of_the_server(tmp_path):
@@ -163,7 +155,7 @@ def test_it_survives_the_death_of_the_whole_session_of_the_server(tmp_path):
         assert server.sessions[0] != server.pid
         for victim in members(server.pid):
             os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+        until(lambda: content(place) == "fired\n", "the guardian to fire")
 
 
 def test_a_server_that_ends_without_a_dismissal_counts_as_gone(tmp_path):
@@ -171,7 +163,7 @@ def test_a_server_that_ends_without_a_dismissal_counts_as_gone(tmp_path):
     with a_server(place) as server:
         server.stdin.close()
         server.wait(DEADLINE)
-        wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+        until(lambda: content(place) == "fired\n", "the guardian to fire")
 
 
 def test_dismissed_it_ends_without_firing(post, tmp_path):
@@ -181,7 +173,7 @@ def test_dismissed_it_ends_without_firing(post, tmp_path):
         assert one.alive()
         one.dismiss()
         ended(pipe)
-        wait_for(lambda: gone(one.session), "its processes to be gone")
+        until(lambda: gone(one.session), "its processes to be gone")
         assert not (tmp_path / "fired").exists()
         assert not one.alive()
     finally:
@@ -197,7 +189,7 @@ def test_dismissed_at_once_it_does_not_fire_either(tmp_path):
         one.dismiss()
         ended(pipe)
         os.close(pipe)
-        wait_for(lambda one=one: gone(one.session), "its processes to be gone")
+        until(lambda one=one: gone(one.session), "its processes to be gone")
         assert not place.exists()
 
 
@@ -222,11 +214,11 @@ def test_to_dismiss_one_that_was_stopped_does_not_block(post):
     one = post()
     watcher = the_watcher(one.session)
     os.kill(watcher, signal.SIGSTOP)
-    wait_for(lambda: members(one.session, "T") == [watcher], "it to stand still")
+    until(lambda: members(one.session, "T") == [watcher], "it to stand still")
     one.dismiss()
     assert members(one.session, "T") == [watcher], "nothing but the test lets it go on"
     os.kill(watcher, signal.SIGCONT)
-    wait_for(lambda: gone(one.session), "it to read its dismissal")
+    until(lambda: gone(one.session), "it to read its dismissal")
 
 
 def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
@@ -236,14 +228,14 @@ def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
         os.killpg(one.session, number)
     os.close(one._pipe)  # as the death of the server would
     one._pipe = -1
-    wait_for(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+    until(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
 
 
 def test_one_does_not_hold_the_pipe_of_another(post, tmp_path):
     first, second = post("first"), post("second")
     os.close(first._pipe)
     first._pipe = -1
-    wait_for(lambda: content(tmp_path / "first") == "fired\n", "the first to fire")
+    until(lambda: content(tmp_path / "first") == "fired\n", "the first to fire")
     assert second.alive()
     assert not (tmp_path / "second").exists()
 
@@ -253,7 +245,7 @@ def test_a_program_started_later_does_not_hold_the_pipe(post, tmp_path):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as other:
         os.close(one._pipe)
         one._pipe = -1
-        wait_for(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+        until(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
         other.stdin.close()
 
 
@@ -339,7 +331,7 @@ def test_the_command_is_never_read_by_a_shell(tmp_path):
     one = Guardian.post([str(program), str(place), *words], os.environ)
     os.close(one._pipe)
     one._pipe = -1
-    wait_for(place.exists, "the command to have run")
+    until(place.exists, "the command to have run")
     assert place.read_text().split("\0")[:-1] == [str(len(words) + 1), str(place), *words]
 
 
@@ -349,7 +341,7 @@ def test_the_command_is_run_again_until_it_succeeds(tmp_path):
     one = Guardian.post(command, os.environ, pause=0)
     os.close(one._pipe)
     one._pipe = -1
-    wait_for(lambda: gone(one.session), "the guardian to end")
+    until(lambda: gone(one.session), "the guardian to end")
     assert content(counted).count("try") == 3
 
 
@@ -358,7 +350,7 @@ def test_a_command_that_never_succeeds_is_given_up(tmp_path):
     one = Guardian.post(["/bin/sh", "-c", f"echo try >>{counted}; false"], os.environ, pause=0, tries=4)
     os.close(one._pipe)
     one._pipe = -1
-    wait_for(lambda: gone(one.session), "the guardian to end")
+    until(lambda: gone(one.session), "the guardian to end")
     assert content(counted).count("try") == 4
 
 
@@ -449,10 +441,10 @@ def test_it_leaves_the_cgroup_of_its_server(tmp_path):
             assert not any(line.endswith(branch.name) for line in cgroups(watcher))
             for line in (branch / "cgroup.procs").read_text().split():
                 os.kill(int(line), signal.SIGKILL)
-            wait_for(lambda: content(place) == "fired\n", "the guardian to fire")
+            until(lambda: content(place) == "fired\n", "the guardian to fire")
         finally:
             server.kill()
             server.communicate()
     finally:
-        wait_for(lambda: not (branch / "cgroup.procs").read_text(), "the branch to be empty")
+        until(lambda: not (branch / "cgroup.procs").read_text(), "the branch to be empty")
         branch.rmdir()

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,9 @@ from vmgahp.errors import MachineFault
 from vmgahp.host import serial_capture
 from vmgahp.host.runtime_dir import LONGEST_PATH, runtime_dir, sweep
 from vmgahp.host.serial_capture import CUT, TAIL, ConsoleCapture
+from vmgahp.testing.contract import until
 
 DEADLINE = 20.0
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"still waiting for {what}"
-        time.sleep(0.005)
-    return found
 
 
 @pytest.fixture
@@ -84,19 +76,34 @@ def test_what_the_guest_prints_arrives_while_it_runs(console):
     capture = console.start()
     with console.qemu(capture) as guest:
         guest.sendall(b"booting\n")
-        wait_for(lambda: console.text == b"booting\n", "the first line")
+        until(lambda: console.text == b"booting\n", "the first line")
         guest.sendall(b"ready\n")
-        wait_for(lambda: console.text == b"booting\nready\n", "the second line")
+        until(lambda: console.text == b"booting\nready\n", "the second line")
     assert console.told == []
 
 
-def test_bytes_are_kept_as_they_are(console):
-    capture = console.start()
-    everything = bytes(range(256)) * 16
-    with console.qemu(capture) as guest:
-        guest.sendall(everything)
-    capture.close()
-    assert console.text == everything
+@pytest.mark.parametrize(
+    ("limit", "runs", "kept", "told"),
+    [
+        pytest.param(1 << 20, [[bytes(range(256)) * 16]], bytes(range(256)) * 16, 0, id="bytes as they are"),
+        pytest.param(
+            1 << 20, [[b"before it\n"], [b"after it\n"]], b"before it\nafter it\n", 0, id="restarts"
+        ),
+        pytest.param(10, [[b"0123456", b"789abcdef", b"more"]], b"0123456789" + CUT % 10, 1, id="too much"),
+        pytest.param(10, [[b"0123456789"]], b"0123456789", 0, id="exactly the limit"),
+        pytest.param(10, [[b"01234567"]] * 3, b"0123456701" + CUT % 10, 1, id="too much over restarts"),
+        pytest.param(0, [[b"x"]], CUT % 0, 1, id="nothing"),
+    ],
+)
+def test_what_is_kept(console, limit, runs, kept, told):
+    for pieces in runs:
+        capture = console.start(limit=limit)
+        with console.qemu(capture) as guest:
+            for piece in pieces:
+                guest.sendall(piece)
+        capture.close()
+    assert console.text == kept
+    assert len(console.told) == told
 
 
 def test_the_end_is_remembered_although_the_file_has_reached_its_limit(console):
@@ -113,34 +120,25 @@ def test_the_end_is_remembered_although_the_file_has_reached_its_limit(console):
     assert b"last words" not in console.text
 
 
-def test_it_goes_on_after_what_the_file_held(console):
-    console.log.write_bytes(b"before the checkpoint\n")
-    capture = console.start()
-    with console.qemu(capture) as guest:
-        guest.sendall(b"after it\n")
-    capture.close()
-    assert console.text == b"before the checkpoint\nafter it\n"
-
-
 def test_the_hypervisor_may_connect_again(console):
     """As it does when a saved VM is restored."""
     capture = console.start()
     for number in range(5):
         with console.qemu(capture) as guest:
             guest.sendall(b"%d\n" % number)
-    wait_for(lambda: console.text == b"0\n1\n2\n3\n4\n", "all five")
+    until(lambda: console.text == b"0\n1\n2\n3\n4\n", "all five")
 
 
 def test_a_connection_that_breaks_is_no_error(console):
     capture = console.start()
     guest = console.qemu(capture)
     guest.sendall(b"a")
-    wait_for(lambda: console.text == b"a", "the byte")
+    until(lambda: console.text == b"a", "the byte")
     guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     guest.close()
     with console.qemu(capture) as guest:
         guest.sendall(b"b")
-        wait_for(lambda: console.text == b"ab", "the next")
+        until(lambda: console.text == b"ab", "the next")
 
 
 def test_close_keeps_what_still_waits(console, monkeypatch):
@@ -180,9 +178,9 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        wait_for(lambda: capture.written >= 1000, "the flood")
+        until(lambda: capture.written >= 1000, "the flood")
         capture.close()  # the flood goes on until after this
-        wait_for(lambda: not capture._thread.is_alive(), "its thread to end")
+        until(lambda: not capture._thread.is_alive(), "its thread to end")
     finally:
         stop.set()
         thread.join()
@@ -206,43 +204,6 @@ def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, secon
         capture.close()
         assert not capture._thread.is_alive()
     assert 0 < taken[0] <= size
-
-
-def test_no_more_than_the_limit_is_kept_and_the_file_says_so(console):
-    capture = console.start(limit=10)
-    with console.qemu(capture) as guest:
-        guest.sendall(b"0123456")
-        guest.sendall(b"789abcdef")
-        guest.sendall(b"more")
-    capture.close()
-    assert console.text == b"0123456789" + CUT % 10
-    assert len(console.told) == 1
-
-
-def test_exactly_the_limit_is_not_cut(console):
-    capture = console.start(limit=10)
-    with console.qemu(capture) as guest:
-        guest.sendall(b"0123456789")
-    capture.close()
-    assert console.text == b"0123456789"
-    assert console.told == []
-
-
-def test_the_limit_holds_over_restarts(console):
-    for _ in range(3):
-        capture = console.start(limit=10)
-        with console.qemu(capture) as guest:
-            guest.sendall(b"01234567")
-        capture.close()
-    assert console.text == b"0123456701" + CUT % 10
-
-
-def test_a_limit_of_nothing_keeps_nothing(console):
-    capture = console.start(limit=0)
-    with console.qemu(capture) as guest:
-        guest.sendall(b"x")
-    capture.close()
-    assert console.text == CUT % 0
 
 
 def test_a_flood_over_the_limit_does_not_stop_the_guest(console):
@@ -269,7 +230,7 @@ def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
     monkeypatch.setattr(os, "write", write)
     with console.qemu(capture) as guest:
         guest.sendall(b"kept ")
-        wait_for(lambda: console.text == b"kept ", "what is kept")
+        until(lambda: console.text == b"kept ", "what is kept")
         full.set()
         for _ in range(3):
             refused.clear()
@@ -277,7 +238,7 @@ def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
             assert refused.wait(DEADLINE)
         full.clear()
         guest.sendall(b"kept again")
-        wait_for(lambda: console.text == b"kept kept again", "what comes after")
+        until(lambda: console.text == b"kept kept again", "what comes after")
     assert len(console.told) == 1
     assert "No space left" in console.told[0]
 
@@ -306,7 +267,7 @@ def test_out_of_descriptors_is_told_and_survived(console, monkeypatch):
     monkeypatch.setattr(ConsoleCapture, "_accept", accept)
     with console.qemu(capture) as guest:
         guest.sendall(b"patience")
-        wait_for(lambda: console.text == b"patience", "the second try")
+        until(lambda: console.text == b"patience", "the second try")
     assert len(console.told) == 1
 
 
@@ -330,7 +291,7 @@ def test_a_file_that_blocks_does_not_block_close(console):
     guest = console.qemu(capture)
     try:
         guest.sendall(b"x" * 200_000)
-        wait_for(lambda: capture.written, "the pipe to be written to")
+        until(lambda: capture.written, "the pipe to be written to")
         capture.close()
         assert capture._thread.is_alive(), "it was not waited for"
         assert os.listdir(console.base) == []
@@ -351,7 +312,7 @@ def test_two_captures_do_not_disturb_each_other(console, tmp_path):
         two.sendall(b"two")
         first.close()
         two.sendall(b"two")
-        wait_for(lambda: other.read_bytes() == b"twotwo", "the second")
+        until(lambda: other.read_bytes() == b"twotwo", "the second")
     assert console.text == b"one"
 
 
@@ -517,7 +478,7 @@ def test_what_is_in_use_is_not_swept(console):
     assert sweep(console.base) == []
     with console.qemu(capture) as guest:
         guest.sendall(b"still here")
-        wait_for(lambda: console.text == b"still here", "the text")
+        until(lambda: console.text == b"still here", "the text")
 
 
 def test_a_process_id_that_was_used_again_does_not_protect(base):

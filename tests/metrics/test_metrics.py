@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests import jobs
 from tests.conftest import JOB_UID, simulated_ad
-from tests.peer import DEADLINE, Peer, environment
+from tests.peer import Peer, environment
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.daemon.sampler import Sampler
@@ -22,6 +21,7 @@ from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Totals
 from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
 from vmgahp.protocol.calls import Call, Vm
+from vmgahp.testing.contract import until
 
 
 def lines(scratch: Path) -> list[dict[str, object]]:
@@ -183,15 +183,6 @@ def test_no_line_is_longer_than_whoever_reads_it_will_take(scratch: Path, identi
 @pytest.fixture
 def often(scratch: Path) -> Peer:
     return Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=1, VM_GAHP_DEBUG="D_FULLDEBUG"))
-
-
-def until(condition: "object", what: str) -> None:
-    waiting = threading.Event()
-    for _ in range(int(DEADLINE / 0.02)):
-        if condition():  # type: ignore[operator]
-            return
-        waiting.wait(0.02)
-    raise AssertionError(f"{what}: not within {DEADLINE} s")
 
 
 def test_what_happens_to_a_vm_is_there_before_its_answer(often: Peer, scratch: Path) -> None:

@@ -16,12 +16,13 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from difflib import unified_diff
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.hooks import difference, mac
+from vmgahp.hooks import mac
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
@@ -34,6 +35,12 @@ STYLESHEETS = (".xsl", ".xslt")
 
 _DECLARATION = re.compile(r"\s*<\?xml\s[^>]*\?>\s*")
 _TAKE_OUT = f"take it out of {SETTING}"
+HIDDEN = "***"
+_SECRET_ATTRIBUTES = ("passwd", "password")
+
+CONTEXT = 1
+"""Unchanged lines around a change."""
+MOST_LINES = 200
 _KEPT = ("name", "uuid", "description")
 """By these the startd, the guardian and the kill mode know a domain."""
 
@@ -137,7 +144,7 @@ class Policy:
         first = xml
         for stage in self.stages:
             made = self._through(stage, xml, ad)
-            lines = difference.between(xml, made)
+            lines = difference(xml, made)
             if lines:
                 self._log(f"{stage} changes the domain:")
                 for line in lines:
@@ -145,7 +152,7 @@ class Policy:
             else:
                 self._debug(f"{stage} changes nothing")
             xml = made
-        return xml if difference.between(first, xml) else first
+        return xml if difference(first, xml) else first
 
     def _through(self, stage: Stage, xml: str, ad: bytes) -> str:
         _require_trustworthy(stage)
@@ -186,3 +193,30 @@ def _what_is_wrong(before: str, after: str) -> str:
         if now != then:
             return f"changed the {path} of the domain, by which this daemon knows it"
     return ""
+
+
+def difference(before: str, after: str) -> list[str]:
+    """The lines of a unified diff, none where the two say the same.
+
+    The order of attributes, indentation and white space around texts do not count. Raises
+    `ElementTree.ParseError` for what is not XML.
+    """
+    if _lines(before, hide=False) == _lines(after, hide=False):
+        return []
+    lines = list(unified_diff(_lines(before), _lines(after), lineterm="", n=CONTEXT))[2:]
+    if not lines:
+        return [f"(only what is hidden here as {HIDDEN})"]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:MOST_LINES], f"({len(lines) - MOST_LINES} more lines)"]
+    return lines
+
+
+def _lines(xml: str, *, hide: bool = True) -> list[str]:
+    domain = etree.fromstring(etree.canonicalize(xml, strip_text=True, with_comments=True))
+    if hide:
+        for element in domain.iter():
+            for name in _SECRET_ATTRIBUTES:
+                if name in element.attrib:
+                    element.set(name, HIDDEN)
+    etree.indent(domain)
+    return etree.tostring(domain, encoding="unicode").splitlines()

@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import pytest
 
@@ -34,6 +35,8 @@ from vmgahp.drivers.base import Driver, Machine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.vm_types import HTCONDORS
+
+T = TypeVar("T")
 
 DEADLINE = 60.0
 """Seconds that anything of the hypervisor's may take before the test fails."""
@@ -156,12 +159,13 @@ class Subject(ABC):
         raise NotImplementedError
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that sends no event."""
+def until(condition: Callable[[], T], what: str) -> T:
+    """Wait for something that sends no event, and return it."""
     end = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
         time.sleep(POLL)
+    return found
 
 
 def goes_on(subject: Subject, job: JobAd) -> int:
