@@ -10,7 +10,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import build as domain_xml
+from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.tpm import PROGRAM
@@ -44,7 +44,7 @@ def is_foreign(spec: JobSpec) -> bool:
 
 
 def arch_of(spec: JobSpec) -> str:
-    """The guest's architecture as `domain_xml.Host` wants it: empty for x86_64 on itself."""
+    """The guest's architecture as `vmgahp.domain.build.Host` wants it: empty for x86_64 on itself."""
     arch = spec.devices.arch or os.uname().machine
     return "" if arch == X86 and not is_foreign(spec) else arch
 
@@ -69,7 +69,7 @@ def require(
     `label` is the user that QEMU runs as, empty for libvirt's own.
     """
     wanted = spec.devices
-    firmware = domain_xml.firmware_of(spec, arch_of(spec))
+    firmware = firmware_of(spec, arch_of(spec))
     if not other_hypervisors.is_qemu(domain_type):
         if wanted != Devices():
             raise _refused(

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint import store as checkpoint
+from vmgahp.checkpoint import store
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Logger
@@ -64,10 +64,10 @@ class LibvirtCheckpoints:
         One that cannot be used is set aside (`refuse`).
         """
         try:
-            manifest = checkpoint.load(self._identity, spec.working_dir)
+            manifest = store.load(self._identity, spec.working_dir)
             if manifest is None:
                 return None
-            descriptor = checkpoint.check(
+            descriptor = store.check(
                 self._identity,
                 spec.working_dir,
                 manifest,
@@ -95,7 +95,7 @@ class LibvirtCheckpoints:
         may find anything, and its owner has to decide.
         """
         try:
-            kept = checkpoint.set_aside(self._identity, spec.working_dir)
+            kept = store.set_aside(self._identity, spec.working_dir)
         except (OSError, errors.Fault) as error:
             kept = []
             self._log(f"the checkpoint of {spec.name} cannot be set aside: {error}")
@@ -111,7 +111,7 @@ class LibvirtCheckpoints:
     def used_up(self, spec: JobSpec) -> None:
         """The guest continues and its disks change: the checkpoint in the scratch directory is no longer valid."""
         try:
-            checkpoint.discard(self._identity, spec.working_dir)
+            store.discard(self._identity, spec.working_dir)
         except (OSError, errors.Fault) as error:
             self._log(f"the used checkpoint of {spec.name} cannot be removed: {error}")
 
@@ -125,7 +125,7 @@ class LibvirtCheckpoints:
             versions = self._connection.call(
                 lambda connection: (connection.getLibVersion(), connection.getVersion())
             )
-            checkpoint.write(
+            store.write(
                 self._identity,
                 spec.working_dir,
                 Manifest(
@@ -141,8 +141,8 @@ class LibvirtCheckpoints:
                     xml=machine.description,
                     cpu_seconds=machine.cpu_before,
                     time=time.time(),
-                    disks=checkpoint.describe_disks(self._identity, spec.working_dir, spec.disks, chains),
-                    memory=checkpoint.describe_memory(self._identity, spec.working_dir),
+                    disks=store.describe_disks(self._identity, spec.working_dir, spec.disks, chains),
+                    memory=store.describe_memory(self._identity, spec.working_dir),
                 ),
             )
         except (OSError, Unusable, libvirt.libvirtError) as error:

@@ -8,11 +8,10 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import build as domain_xml
+from vmgahp.domain import build
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
-from vmgahp.drivers.libvirt import capabilities as offers
-from vmgahp.drivers.libvirt import job_xml, other_hypervisors, qemu_check, tpm
+from vmgahp.drivers.libvirt import capabilities, job_xml, other_hypervisors, qemu_check, tpm
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
@@ -83,13 +82,13 @@ class Describer:
                 self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry
             )
         label = self._dac_label(domain_type)
-        offers.require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
         if resources and spec.devices.share != spec.working_dir:
             scratch.make_directory(spec.devices.share, self.identity)
-        host = domain_xml.Host(
+        host = build.Host(
             uuid=uuid,
             domain_type=domain_type,
-            cpu_mode="maximum" if offers.is_foreign(spec) else cpu_mode(self.settings, domain_type),
+            cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, domain_type),
             dac_label=label,
             console_socket=""
             if not other_hypervisors.is_qemu(domain_type)
@@ -99,11 +98,11 @@ class Describer:
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             backing=chains,
             passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
-            arch=offers.arch_of(spec),
+            arch=capabilities.arch_of(spec),
             tpm_socket=self._listen_as_tpm(spec, label, resources),
             exit_socket=self._listen_to_exit_port(spec, label, resources),
         )
-        xml = job_xml.describe(job, domain_xml.build(spec, host), resources, self.identity)
+        xml = job_xml.describe(job, build.build(spec, host), resources, self.identity)
         return described(self.settings, self.log, job, spec, xml, dry=dry)
 
     def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:

@@ -24,7 +24,7 @@ from vmgahp.images import iso
 from vmgahp.images.backing import BackingFile, backing_chain, require_whole
 from vmgahp.images.catalog import Image
 from vmgahp.job import catalog_disks
-from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.attributes import OPTION_PREFIX
 from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 from vmgahp.job.spec import JobSpec
@@ -53,15 +53,15 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     if spec.devices.user_data and not other_hypervisors.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
-            f"{PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get no drive "
-            "for cloud-init here.",
+            f"{OPTION_PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get "
+            "no drive for cloud-init here.",
             "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
         )
     if (spec.devices.user_data or any(disk.files for disk in spec.disks)) and not iso.can_write():
         raise JobFault(
             errors.MISMATCHED,
-            f"The job wants a drive that is written for it ({PREFIX}{USER_DATA}, {PREFIX}{DATA_FILES}), and pycdlib, "
-            "with which such drives are written, is not installed on this machine.",
+            f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}), "
+            "and pycdlib, with which such drives are written, is not installed on this machine.",
             "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator to pip install pycdlib.",
         )
     if not any(disk.is_made or disk.image for disk in spec.disks):
@@ -72,8 +72,8 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
     raise JobFault(
         errors.INVALID_DISK_PARAM,
-        f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {PREFIX}{DATA_DISK}, "
-        f"{PREFIX}{DATA_FILES}), which this machine cannot give it: {why}.",
+        f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {OPTION_PREFIX}{DATA_DISK}, "
+        f"{OPTION_PREFIX}{DATA_FILES}), which this machine cannot give it: {why}.",
         "require a machine that has VM_Images, or transfer the disks.",
     )
 
@@ -255,8 +255,8 @@ class Provision:
         if disk.size > free:
             raise JobFault(
                 errors.MISMATCHED,
-                f"{PREFIX}{DATA_DISK}: {disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB are free "
-                "for this job.",
+                f"{OPTION_PREFIX}{DATA_DISK}: {disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB "
+                "are free for this job.",
                 "make it smaller, or raise request_disk.",
             )
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
@@ -344,7 +344,7 @@ def _is_there(directory: str, disk: Disk, identity: Identity) -> bool:
 
 
 def _no_files(problem: str, hint: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{PREFIX}{DATA_FILES}: {problem}.", hint)
+    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DATA_FILES}: {problem}.", hint)
 
 
 def _bad(problem: str, hint: str) -> JobFault:

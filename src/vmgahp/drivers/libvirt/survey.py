@@ -11,13 +11,12 @@ import libvirt
 from vmgahp import errors, findings, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey, Value
-from vmgahp.drivers.libvirt import capabilities as offers
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
+from vmgahp.drivers.libvirt.capabilities import arches, has_tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
-from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING
-from vmgahp.drivers.libvirt.other_hypervisors import version as _version
+from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
@@ -238,8 +237,8 @@ class LibvirtSurveyor:
         emulates = accel == "qemu" or self.settings.boolean("VM_ALLOW_EMULATION")
         attributes: dict[str, Value] = {
             "accel": "kvm" if accel == "kvm" else "tcg",
-            "version": _version(host.version),
-            "libvirt_version": _version(host.libvirt_version),
+            "version": version(host.version),
+            "libvirt_version": version(host.libvirt_version),
             "max_vcpus": qemu.max_vcpus,
             "machine_types": ",".join(dict.fromkeys(machines)),
             "suspend": True,
@@ -247,8 +246,8 @@ class LibvirtSurveyor:
             "snapshot": False,
             "networking": ",".join(networking),
             "gpu": False,
-            "arches": ",".join(offers.arches(host.capabilities, emulates=emulates)),
-            "tpm": offers.has_tpm(),
+            "arches": ",".join(arches(host.capabilities, emulates=emulates)),
+            "tpm": has_tpm(),
             "iso": iso.can_write(),
             "share": self.settings.string("VM_SHARE_SCRATCH").lower(),
         }
@@ -300,7 +299,7 @@ def _no_such_domains(uri: str, accel: str) -> Finding:
 
 def _versions(host: object) -> str:
     assert isinstance(host, _Host)
-    return f"libvirt {_version(host.libvirt_version)} answers, with QEMU {_version(host.version)}"
+    return f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
 
 
 __all__ = ["KVM_DEADLINE", "LibvirtSurveyor", "kvm_fault"]
