@@ -137,7 +137,7 @@ def test_a_saved_guest_that_is_another(old: str, new: str, part: str) -> None:
 # --- whose fault
 
 
-def test_the_holding_words_are_xens() -> None:
+def test_the_hold_codes_are_xens() -> None:
     for old, new in (
         (errors.INVALID_DISK_PARAM, "VMGAHP_ERR_JOBCLASSAD_XEN_INVALID_DISK_PARAM"),
         (errors.NO_DISK_PARAM, "VMGAHP_ERR_JOBCLASSAD_XEN_NO_DISK_PARAM"),

@@ -251,6 +251,6 @@ class XenDriver(LibvirtDriver):
 
 
 def in_words_of_xen(fault: JobFault) -> JobFault:
-    """The fault of a Xen job: the holding words of HTCondor that name the hypervisor name Xen."""
+    """The fault of a Xen job: the hold codes of HTCondor that name a hypervisor name Xen."""
     word = fault.code.replace("_KVM_", "_XEN_")
     return fault if word == fault.code else JobFault(word, fault.problem, fault.hint)
