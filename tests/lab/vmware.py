@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests import jobs
@@ -153,11 +152,3 @@ def count_on(disk: Path) -> int:
         raw = Path(directory) / "disk.raw"
         subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", disk, raw], check=True)
         return read_count(raw)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition of the outside world that sends no event."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
-        time.sleep(0.05)

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.lab.guest import counts
-from tests.lab.vmware import DEADLINE, VMware, VmwareJob, count_on, until, vmware
+from tests.lab.vmware import DEADLINE, VMware, VmwareJob, count_on, vmware
 from tests.peer import Peer, daemon, environment
 from vmgahp.cli import KILL
 from vmgahp.job.vmx import Vmx
+from vmgahp.testing.contract import until
 
 pytestmark = [
     pytest.mark.qemu,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.vmware import VMware, until, vmware
+from tests.lab.vmware import VMware, vmware
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
@@ -19,6 +19,7 @@ from vmgahp.drivers.vmrun.processes import is_listed
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.host import proc
+from vmgahp.testing.contract import until
 
 
 @pytest.fixture
