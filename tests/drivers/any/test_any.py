@@ -474,7 +474,7 @@ def test_an_image_becomes_what_the_type_can_use(
 
 @pytest.mark.qemu
 def test_progress_is_in_the_log(scratch: Path, stand_ins: type[StandIn]) -> None:
-    image(scratch / "disk.vhdx", "vhdx", content=os.urandom(40 * MIB), size=40 * MIB)
+    image(scratch / "disk.vhdx", "vhdx", content=os.urandom(160 * MIB), size=160 * MIB)
     driver("kvm").start(job(scratch, "disk.vhdx:vda:w"))
     told = [int(line.rsplit(" ", 2)[1]) for line in LOG if line.endswith(" %")]
     assert told == sorted(set(told))

@@ -66,7 +66,11 @@ class Job:
         return ""
 
 
-def until(condition: "object", what: str, deadline: float = DEADLINE) -> None:
+PATIENCE = 3 * DEADLINE
+"""Seconds for what an emulated guest does in a few, on a machine that is busy."""
+
+
+def until(condition: "object", what: str, deadline: float = PATIENCE) -> None:
     """Wait for a condition of the outside world that sends no event."""
     end = time.monotonic() + deadline
     while not condition():  # type: ignore[operator]
