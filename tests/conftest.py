@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def scratch() -> Iterator[Path]:
     """A scratch directory such as condor_starter makes: mode 755 for VM jobs, owned by the job's user.
 
-    Not beneath pytest's own directory, which is closed to other users and closed again by every run.
+    Not below pytest's own directory, which is closed to other users and closed again by every run.
     """
     with tempfile.TemporaryDirectory(prefix="vmgahp-test-") as outer:
         directory = Path(outer) / "dir_1"

@@ -24,7 +24,7 @@ def test_one_that_has_not_ended_in_time_does_not_work_and_keeps_nobody_waiting()
 
 
 def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
-    fault = errors.MachineFault("It is broken.", "mend it.")
+    fault = errors.MachineFault("It is broken.", "fix it.")
 
     def broken() -> None:
         raise fault
@@ -36,9 +36,9 @@ def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
 
 
 def test_judging() -> None:
-    fault = errors.MachineFault("It is broken.", "mend it.")
+    fault = errors.MachineFault("It is broken.", "fix it.")
     assert findings.judge("it", "what", fault, "good") == Finding(
-        "it", BAD, "what", "It is broken.", "mend it."
+        "it", BAD, "what", "It is broken.", "fix it."
     )
     assert findings.judge("it", "what", fault, "good", OFF).verdict == OFF
     assert findings.judge("it", "what", 7, lambda: "seven") == Finding("it", OK, "what", "seven")

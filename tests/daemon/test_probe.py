@@ -126,7 +126,7 @@ def test_a_scratch_file_system_that_is_not_there_stops_all(tmp_path: Path) -> No
     assert finding(look(works()), "disk space").verdict == UNKNOWN
 
 
-@pytest.mark.parametrize("survey", [None, Survey([Finding("kvm", BAD, "kvm", "it is broken", "mend it")])])
+@pytest.mark.parametrize("survey", [None, Survey([Finding("kvm", BAD, "kvm", "it is broken", "fix it")])])
 def test_a_driver_that_does_not_work_stops_all(survey: Survey | None) -> None:
     found = look(survey)
     assert found.trouble is not None

@@ -76,7 +76,7 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
     assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
     assert peer.results() == []
     assert peer.run("STATUS", 99) == ["0", "STATUS=Stopped"]
-    assert peer.run("STATUS", 1) == before, "answered with the last known status while the save goes on"
+    assert peer.run("STATUS", 1) == before, "answered with the last known status while the save continues"
     start_gate.touch()
     peer.wait_for_r()
     assert peer.results() == [f"{starting} 0 2"]

@@ -73,8 +73,8 @@ def test_what_libvirt_makes_of_a_description_is_the_vm_that_was_asked_for() -> N
 @pytest.mark.parametrize("kind", ["direct", "bridge"])
 def test_a_card_on_a_network_may_show_what_the_network_is(kind: str) -> None:
     domain = live()
-    card = domain.find("devices/interface")
-    card.set("type", kind)
+    nic = domain.find("devices/interface")
+    nic.set("type", kind)
     verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, SPEC, CHAINS)
 
 
@@ -96,7 +96,7 @@ CHANGES = {
         "dmz",
         "was not asked for, interface network dmz",
     ),
-    "another kind of card": ("devices/interface@type", "user", "of the type user, and not network"),
+    "another kind of nic": ("devices/interface@type", "user", "of the type user, and not network"),
     "another MAC": ("devices/interface/mac@address", "52:54:00:00:00:01", "MAC address is 52:54:00:00:00:01"),
     "another console": ("devices/serial/source@path", "/run/docker.sock", "serial unix /run/docker.sock"),
     "another listener": ("devices/graphics@listen", "0.0.0.0", "was not asked for, graphics vnc"),

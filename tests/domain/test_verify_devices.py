@@ -1,4 +1,4 @@
-"""The rarer devices of a live domain against the job: cards, shared disks, CPU, firmware, TPM, share."""
+"""The rarer devices of a live domain against the job: interfaces, shared disks, CPU, firmware, TPM, share."""
 
 import json
 from pathlib import Path

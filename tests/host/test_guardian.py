@@ -216,7 +216,7 @@ def test_to_dismiss_one_that_was_stopped_does_not_block(post):
     os.kill(watcher, signal.SIGSTOP)
     until(lambda: members(one.session, "T") == [watcher], "it to stand still")
     one.dismiss()
-    assert members(one.session, "T") == [watcher], "nothing but the test lets it go on"
+    assert members(one.session, "T") == [watcher], "nothing but the test lets it continue"
     os.kill(watcher, signal.SIGCONT)
     until(lambda: gone(one.session), "it to read its dismissal")
 

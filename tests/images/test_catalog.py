@@ -26,8 +26,8 @@ __all__ = ["place"]
 QCOW2 = b"QFI\xfb\0\0\0\3".ljust(512, b"\0")
 
 
-def survey(made: Settings, beneath=lambda _image: None):  # type: ignore[no-untyped-def]
-    names, found = catalog.survey(made, beneath)
+def survey(made: Settings, below=lambda _image: None):  # type: ignore[no-untyped-def]
+    names, found = catalog.survey(made, below)
     return names, {finding.check: finding for finding in found}
 
 
@@ -213,12 +213,12 @@ def test_layers_are_asked_about_where_there_can_be_some(place: Path, header: byt
 
 
 def test_an_image_whose_layers_are_bad_is_not_offered(place: Path) -> None:
-    def beneath(_image: Image) -> None:
-        raise MachineFault("its layer is gone", "mend it")
+    def below(_image: Image) -> None:
+        raise MachineFault("its backing file is gone", "fix it")
 
-    names, found = survey(one(place, "qcow2", QCOW2[:8] + b"\0\0\0\0\0\0\1\0" + QCOW2[16:]), beneath)
+    names, found = survey(one(place, "qcow2", QCOW2[:8] + b"\0\0\0\0\0\0\1\0" + QCOW2[16:]), below)
     assert names == []
-    assert found["image a"].seen == "its layer is gone"
+    assert found["image a"].seen == "its backing file is gone"
     assert found["images"].verdict == OFF
 
 
@@ -396,15 +396,15 @@ def test_domains_that_this_package_does_not_describe_to_qemu(
         provision.require_possible(spec, domain_type, Settings(values))
 
 
-@pytest.mark.parametrize("wish", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
+@pytest.mark.parametrize("option", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
 def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     """A START that fails with a word of the machine's would take it out of service for everybody."""
     (scratch / "disk.img").touch()
     (scratch / "in.csv").write_text("1\n")
     (scratch / "user-data").write_text("#cloud-config\n")
-    name, _, value = wish.partition(" = ")
+    name, _, value = option.partition(" = ")
     ad = jobs.ad(scratch=scratch, **{name: value})
     made = Settings({"VM_MEMORY": "1024"})
     spec = JobSpec.from_ad(ad, made, Identity(os.getuid(), os.getgid()))

@@ -180,7 +180,7 @@ class Line(NamedTuple):
     ratio: Spread
 
 
-def summarise(samples: Samples) -> list[Line]:
+def summarize(samples: Samples) -> list[Line]:
     """The lines of all rows that were measured, in the order of `ROWS`; rounds without a pair do not count."""
     lines = []
     for row in ROWS:
@@ -196,7 +196,7 @@ def summarise(samples: Samples) -> list[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The lines as text: medians with quartiles, ratios with their intervals, remarks beneath."""
+    """The lines as text: medians with quartiles, ratios with their intervals, remarks below."""
     remarks = list(dict.fromkeys(line.row.remark for line in lines if line.row.remark))
     cells = [["", "", OURS, REFERENCE, f"{OURS} / {REFERENCE}", ""]]
     for line in lines:
@@ -377,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(1, f"scripts/bench: {error}\n")
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
-    lines = summarise(samples)
+    lines = summarize(samples)
     if options.json:
         print(json.dumps(report(lines, samples, compared), indent=1))
     else:

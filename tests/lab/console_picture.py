@@ -64,7 +64,7 @@ class Tmux:
         return done.stdout
 
     def see(self, pattern: str) -> str:
-        """Wait until the window shows something: all that it shows, with its colours."""
+        """Wait until the window shows something: all that it shows, with its colors."""
 
         def shown() -> str | None:
             text = self.run("capture-pane", "-e", "-N", "-p", "-S", "-200")

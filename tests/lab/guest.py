@@ -1,9 +1,9 @@
 """A whole guest in one boot sector, made without an assembler.
 
 The guest needs no operating system, starts in a tenth of a second under TCG, and proves what a batch
-job wants proved: the console (COM1) says that it came up, that it goes on counting, and that it is
-done; sector 1 of its own disk holds the last count, so that a disk which comes home can be told from
-the one that was sent; and it powers itself off by ACPI. A count that goes on after a suspend or a
+job wants proved: the console (COM1) says that it came up, that it keeps counting, and that it is
+done; sector 1 of its own disk holds the last count, so that a disk which comes back can be told from
+the one that was sent; and it powers itself off by ACPI. A count that continues after a suspend or a
 checkpoint, rather than from 1 again, shows that memory came back and not merely a new boot.
 
 It knows nothing of shutdown requests: pressing its ACPI power button has no effect.

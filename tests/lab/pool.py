@@ -226,7 +226,7 @@ class Pool:
     def remember(self) -> None:
         """Wait until the machine offers VMs, and keep what it says in `advertised`.
 
-        HTCondor 23.9.6 was seen to go on publishing what a VM had left of VM_Memory after that VM was gone.
+        HTCondor 23.9.6 was seen to keep publishing what a VM had left of VM_Memory after that VM was gone.
         """
         self.advertised = self.wait_until(
             "the machine to have VMs", lambda: ad if (ad := self.machine()).get("HasVM") else None, 60

@@ -64,7 +64,7 @@ def test_the_noise_of_a_round_is_no_difference() -> None:
 
 def test_only_rounds_of_both_servers_count() -> None:
     values = found("START", [10.0, 30.0, 1000.0], [20.0, 20.0])
-    [line] = bench.summarise(bench.collect(values))
+    [line] = bench.summarize(bench.collect(values))
     assert line.ours.value == 20
     assert line.ratio.value == 1
 
@@ -74,7 +74,7 @@ def test_only_rounds_of_both_servers_count() -> None:
 
 def lines() -> list[Line]:
     values = found("probe", [90.0, 90.0], [30.0, 30.0]) + found("idle Rss", [11264.0], [22528.0])
-    return bench.summarise(bench.collect(values))
+    return bench.summarize(bench.collect(values))
 
 
 def test_the_rows_come_in_their_order_and_units() -> None:
@@ -95,7 +95,7 @@ def test_the_table() -> None:
 
 def test_the_report_is_json_with_every_value() -> None:
     samples = bench.collect(found("VERSION", [0.002, 0.004], [0.002, 0.002]))
-    report = json.loads(json.dumps(bench.report(bench.summarise(samples), samples, {OURS: "1"})))
+    report = json.loads(json.dumps(bench.report(bench.summarize(samples), samples, {OURS: "1"})))
     [row] = report["rows"]
     assert row["values"][OURS] == [2.0, 4.0], "microseconds"
     assert row["ratio"]["value"] == 1.5

@@ -147,7 +147,7 @@ def convert(raw: Path, disk: Path, vmdk_type: str = "monolithicSparse") -> None:
 
 
 def count_on(disk: Path) -> int:
-    """The guest's last count on a .vmdk that no VM has open, or on the parents beneath it."""
+    """The guest's last count on a .vmdk that no VM has open, or on the parents below it."""
     with tempfile.TemporaryDirectory() as directory:
         raw = Path(directory) / "disk.raw"
         subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", disk, raw], check=True)

@@ -38,7 +38,7 @@ URI = "xen:///system"
 KERNEL, INITRD = "/lab/guest/vmlinux", "/lab/guest/initrd"
 """The guest's, as seen in dom0."""
 CONSOLES = "/var/log/xen/console"
-"""Where xenconsoled keeps ``guest-NAME.log``. It appends: one of the same name goes on in the same file."""
+"""Where xenconsoled keeps ``guest-NAME.log``. It appends: one of the same name continues the same file."""
 
 UP = "vmgahp dom0 up"
 """What dom0 says on its own console at the end of its start."""
@@ -165,7 +165,7 @@ class XenHost:
         """The host's command line that runs `argv` in dom0, with a pipe for each of its standard streams.
 
         As root, or as `user`; of the environment it has what `environment` gives, and `env` over that. When the
-        process here is killed, the one in dom0 sees the end of its input and goes on.
+        process here is killed, the one in dom0 sees the end of its input and continues.
         """
         entered = ["exec", "env", "-i", "--chdir", cwd]
         entered += [f"{name}={value}" for name, value in (self.environment() | dict(env or {})).items()]

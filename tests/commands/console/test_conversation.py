@@ -200,7 +200,7 @@ def test_the_job_ad_goes_out_whole_and_is_shown_in_one_line() -> None:
 
 def test_what_a_server_left_about_a_failed_start_is_shown_with_what_becomes_of_the_job() -> None:
     rig = Rig()
-    rig.fault = errors.JobFault(errors.BAD_IMAGE, "It is damaged.", "mend it.")
+    rig.fault = errors.JobFault(errors.BAD_IMAGE, "It is damaged.", "fix it.")
     rig.world.left = "BAD_IMAGE: It is damaged.\x1b[2J Hint: mend it.\n"
     said = rig.type("start job.ad")
     assert "#1 START failed: VMGAHP_ERR_BAD_IMAGE: A disk image is damaged" in said

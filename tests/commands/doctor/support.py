@@ -116,7 +116,7 @@ class Condor:
 
 @pytest.fixture
 def pool() -> Iterator[Condor]:
-    """Not beneath pytest's own directory, which is closed to other users."""
+    """Not below pytest's own directory, which is closed to other users."""
     with tempfile.TemporaryDirectory(prefix="vmgahp-doctor-") as directory:
         os.chmod(directory, 0o755)
         yield Condor(Path(directory))

@@ -134,11 +134,11 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
     assert [element.get("order") for element in made.iterfind("devices/*/boot")] == ["2"]
     assert cdrom.get("device") == "cdrom"
     assert cdrom.find("readonly") is not None
-    [card] = made.findall("devices/interface")
-    assert card.find("mac").get("address") == "52:54:00:12:34:56"
-    assert card.find("source").attrib == {"network": "default"}
-    assert card.find("model").get("type") == "e1000"
-    assert card.find("link").get("state") == "down"
+    [nic] = made.findall("devices/interface")
+    assert nic.find("mac").get("address") == "52:54:00:12:34:56"
+    assert nic.find("source").attrib == {"network": "default"}
+    assert nic.find("model").get("type") == "e1000"
+    assert nic.find("link").get("state") == "down"
     [serial] = made.findall("devices/serial")
     assert serial.find("source").get("path") == "/run/c"
     assert made.find("devices/console") is None
@@ -213,7 +213,7 @@ def test_a_topology_of_the_ad_stays_beside_a_cpu_of_the_xml(job: Job) -> None:
 
 
 def test_networks_are_those_on_offer(job: Job) -> None:
-    for card in (
+    for nic in (
         "<interface type='bridge'/>",
         "<interface type='network'><source network='other'/></interface>",
         "<interface type='network'><source bridge='br0'/></interface>",
@@ -222,20 +222,20 @@ def test_networks_are_those_on_offer(job: Job) -> None:
         "<interface type='network'><mac address='01:00:5e:00:00:01'/></interface>",
         "<interface type='network'><mac address='52:54:00'/></interface>",
     ):
-        job.refused(a_domain(DISK + card))
-    card = "<interface type='network'/>"
-    assert "declines" in job.refused(a_domain(DISK + card), JobVMNetworking="false")
-    job.refused(a_domain(DISK + card), JobVMNetworking="true", JobVMNetworkingType='"user"')
-    assert job.domain(a_domain(DISK + card)).find("devices/interface/source").get("network") == "default"
+        job.refused(a_domain(DISK + nic))
+    nic = "<interface type='network'/>"
+    assert "declines" in job.refused(a_domain(DISK + nic), JobVMNetworking="false")
+    job.refused(a_domain(DISK + nic), JobVMNetworking="true", JobVMNetworkingType='"user"')
+    assert job.domain(a_domain(DISK + nic)).find("devices/interface/source").get("network") == "default"
     plain = {"VM_MEMORY": "1024"}
     with pytest.raises(errors.JobFault, match="offers no network"):
-        job.domain(a_domain(DISK + card), machine=plain)
+        job.domain(a_domain(DISK + nic), machine=plain)
 
 
 def test_several_cards(job: Job) -> None:
     two = "<interface type='network'><mac address='52:54:00:00:00:01'/></interface><interface type='user'/>"
     made = job.domain(a_domain(DISK + two))
-    assert [card.get("type") for card in made.iterfind("devices/interface")] == ["network", "user"]
+    assert [nic.get("type") for nic in made.iterfind("devices/interface")] == ["network", "user"]
 
 
 def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
@@ -614,8 +614,8 @@ def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
                 assert value.startswith(str(scratch)) or value in ("/run/c", "/dev/urandom", "/dev/random")
     for disk in domain.iterfind("devices/disk"):
         assert disk.get("type") == "file"
-    for card in domain.iterfind("devices/interface"):
-        assert card.get("type") in ("network", "user")
+    for nic in domain.iterfind("devices/interface"):
+        assert nic.get("type") in ("network", "user")
     for port in (*domain.iterfind("devices/serial"), *domain.iterfind("devices/console")):
         assert port.find("source").get("path") == "/run/c"
     for display in domain.iterfind("devices/graphics"):

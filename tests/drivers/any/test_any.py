@@ -46,7 +46,7 @@ class StandIn(SimulatedDriver):
     def start(self, job: JobAd) -> base.Machine:
         assert job.vm_type() == self.vm_type
         if self.vm_type in self.broken:
-            raise MachineFault(f"{self.vm_type} is broken.", "mend it.")
+            raise MachineFault(f"{self.vm_type} is broken.", "fix it.")
         if self.vm_type in self.refuses:
             raise JobFault(errors.BAD_IMAGE, f"{self.refuses[self.vm_type]}.", "change the job.")
         self.started.append((self.vm_type, job))
@@ -54,7 +54,7 @@ class StandIn(SimulatedDriver):
 
     def survey(self, end: float) -> Survey:
         if self.vm_type in self.broken:
-            trouble = MachineFault(f"{self.vm_type} is broken.", "mend it.")
+            trouble = MachineFault(f"{self.vm_type} is broken.", "fix it.")
             return Survey([findings.judge("works", "this", trouble, "")])
         return Survey(
             [findings.Finding("works", findings.OK, "this", "it works")],
@@ -904,7 +904,7 @@ def test_through_the_protocol(scratch: Path) -> None:
         request = client.request("STATUS", 1)
         client.wait_for_r()
         assert "STATUS=Running" in client.results()[0]
-        # Of a type that leaves it open, a VM goes on after a periodic checkpoint.
+        # Of a type that leaves it open, a VM is resumed after a periodic checkpoint.
         request = client.request("CHECKPOINT", 1)
         client.wait_for_r()
         assert client.results() == [f"{request} 0 NULL"]

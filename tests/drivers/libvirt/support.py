@@ -266,11 +266,11 @@ def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDr
     """The driver itself, in this process."""
     from vmgahp.drivers.libvirt import LibvirtDriver
 
-    wishes = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
+    options = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
     owner = job.scratch.stat()
     driver = LibvirtDriver(
         "kvm",
-        config.load(environment("kvm", job.scratch, **wishes)),
+        config.load(environment("kvm", job.scratch, **options)),
         Identity(owner.st_uid or 54321, owner.st_gid or 54321),
         log.append,
     )

@@ -1,4 +1,4 @@
-"""Devices of real guests: firmware, other architectures, TPM, network cards, shared disks and directories."""
+"""Devices of real guests: firmware, other architectures, TPM, NICs, shared disks and directories."""
 
 import os
 import signal
@@ -96,8 +96,8 @@ def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
     seed.write_bytes(bytes(1 << 16))
     job.own(seed)
     more = ("JobVMMemory = 256", "JobVMVNCConsole = true", "VMPARAM_vm_TPM = true")
-    wishes = ('VMPARAM_vm_Arch = "aarch64"', disks, *more)
-    with running(job, *wishes, VM_ALLOW_EMULATION=True):
+    options = ('VMPARAM_vm_Arch = "aarch64"', disks, *more)
+    with running(job, *options, VM_ALLOW_EMULATION=True):
         assert live(job).find("os/type").get("arch") == "aarch64"
         until(lambda: "Shell" in job.console() or "BdsDxe" in job.console(), "the firmware comes up")
     assert not has_firmware_memory(job)
@@ -123,8 +123,8 @@ def swtpms(peer: Peer, job: Job) -> list[int]:
 
 
 def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
-    wishes = ("VMPARAM_vm_TPM = true", "JobVMCheckpoint = true")
-    with running(job, *wishes) as peer:
+    options = ("VMPARAM_vm_TPM = true", "JobVMCheckpoint = true")
+    with running(job, *options) as peer:
         path = live(job).find("devices/tpm/backend/source")
         directory = Path(path.get("path", "")).parent
         assert len(swtpms(peer, job)) == 1
@@ -136,7 +136,7 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
     assert not swtpms(peer, job)
     assert not directory.exists()
     moved(job, elsewhere)
-    with running(job, *wishes) as peer:
+    with running(job, *options) as peer:
         assert len(swtpms(peer, job)) == 1
         log = peer.quit()
     assert "continues from its saved memory" in log, log
@@ -161,15 +161,15 @@ def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch:
     assert "tpm" in refused(job, "VMGAHP_ERR_CRITICAL", "VMPARAM_vm_TPM = true")
 
 
-# Network cards and CPUs
+# NICs and CPUs
 
 
 def test_network_cards_are_as_the_list_says(job: Job) -> None:
-    cards = f'"user:{MAC}, user:e1000:down, user:rtl8139, user:down:{OTHER_MAC.replace(":", "-")}"'
-    with running(job, f"VMPARAM_vm_NICs = {cards}", VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+    nics = f'"user:{MAC}, user:e1000:down, user:rtl8139, user:down:{OTHER_MAC.replace(":", "-")}"'
+    with running(job, f"VMPARAM_vm_NICs = {nics}", VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
         found = [
-            [part.get(name) if (part := card.find(path)) is not None else None for path, name in FACTS]
-            for card in live(job).iterfind("devices/interface")
+            [part.get(name) if (part := nic.find(path)) is not None else None for path, name in FACTS]
+            for nic in live(job).iterfind("devices/interface")
         ]
         assert [facts[1:] for facts in found] == [
             ["virtio", None],
@@ -237,11 +237,11 @@ def test_a_disk_has_two_writers_where_both_say_so(job: Job) -> None:
 # A shared directory
 
 
-@pytest.mark.parametrize(("wish", "name"), [("true", ""), ('"share"', "share")])
+@pytest.mark.parametrize(("option", "name"), [("true", ""), ('"share"', "share")])
 def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(
-    job: Job, wish: str, name: str
+    job: Job, option: str, name: str
 ) -> None:
-    with running(job, f"VMPARAM_vm_Share = {wish}", VM_SHARE_SCRATCH="9p") as peer:
+    with running(job, f"VMPARAM_vm_Share = {option}", VM_SHARE_SCRATCH="9p") as peer:
         share = live(job).find("devices/filesystem")
         assert share.get("accessmode") == "mapped"
         assert share.find("source").get("dir") == str(job.scratch / name).rstrip("/")
@@ -251,15 +251,15 @@ def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "wish", "said"),
+    ("settings", "option", "said"),
     [
         ({}, "VMPARAM_vm_Share = true", "VM_SHARE_SCRATCH"),
         ({"VM_SHARE_SCRATCH": "9p"}, 'VMPARAM_vm_Share = "../x"', "VMPARAM_vm_Share"),
         ({"VM_SHARE_SCRATCH": "9p"}, "VMPARAM_vm_Share = true\nJobVMCheckpoint = true", "JobVMCheckpoint"),
     ],
 )
-def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], wish: str, said: str) -> None:
-    assert said in refused(job, MISMATCHED, *wish.splitlines(), **settings)
+def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], option: str, said: str) -> None:
+    assert said in refused(job, MISMATCHED, *option.splitlines(), **settings)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")

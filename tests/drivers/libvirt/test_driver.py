@@ -109,7 +109,7 @@ def test_pause_and_resume(job: Job) -> None:
 
 @pytest.mark.parametrize("as_job_user", [pytest.param(True, marks=pytest.mark.smoke), False])
 def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
-    """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time goes on."""
+    """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time continues."""
     make_guest(job.disk, seconds=6)
     with running(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
         until(lambda: "3\n" in job.console(), "the guest counts to three")
@@ -235,7 +235,7 @@ def test_a_full_disk_is_seen_and_named(job: Job) -> None:
             until(lambda: status() == "STATUS=SoftSuspended", "QEMU stops the guest at its first write")
             (full / "filling").unlink()
             assert peer.run("RESUME", 1) == ["0", "NULL"]
-            until(lambda: status() == "STATUS=Running", "it goes on")
+            until(lambda: status() == "STATUS=Running", "it is resumed")
             until(lambda: "2\n" in job.console(), "it counts on")
             assert "paused by an error of a disk" in peer.quit()
     finally:

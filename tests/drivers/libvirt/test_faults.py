@@ -246,8 +246,8 @@ def test_every_check_of_a_job_blames_whom_the_table_says(
         pytest.skip("this user may read everything")
     owner = images_of_all_kinds.stat()
     identity = Identity(owner.st_uid or 54321, owner.st_gid or 54321)
-    wishes = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
-    settings = config.load(environment("kvm", images_of_all_kinds, **wishes))
+    options = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    settings = config.load(environment("kvm", images_of_all_kinds, **options))
     ad = jobs.BASE | {"VMPARAM_vm_Disk": '"guest.img:hda:w:raw"'}
     job = jobs.ad(ad, images_of_all_kinds, **dict(line.split(" = ", 1) for line in check.example))
 

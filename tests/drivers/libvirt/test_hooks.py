@@ -88,7 +88,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         domain = live(job)
         assert domain.findtext("memory") == str(48 << 10)
         assert domain.find("devices/watchdog").get("model") == "i6300esb"
-        assert [card.get("address") for card in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
+        assert [nic.get("address") for nic in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
         assert words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 << 10)
         log = peer.quit()
     assert f"VM_POLICY, stage 1 ({stages[0]}) changes the domain" in log
@@ -164,7 +164,7 @@ def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> N
 def test_what_no_policy_has_touched_is_not_its_fault(
     job: Job, policies: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job whose wish libvirt does not understand, on a machine with a policy that has changed something else."""
+    """A job whose option libvirt does not understand, on a machine with a policy that has changed something else."""
     build = domain_xml.build
     monkeypatch.setattr(
         domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>")

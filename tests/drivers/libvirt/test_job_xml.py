@@ -79,7 +79,7 @@ def test_it_runs_as_it_is_described(subject: WithXml, connection: "libvirt.virCo
     assert not subject.exists(job)
 
 
-def test_a_checkpoint_goes_on(subject: WithXml, connection: "libvirt.virConnect") -> None:
+def test_a_checkpoint_restarts(subject: WithXml, connection: "libvirt.virConnect") -> None:
     job = subject.with_xml(JobVMCheckpoint="true")
     machine = subject.driver().start(job)
     until(lambda: subject.count(job) > 0, "the guest counts")
@@ -107,13 +107,13 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
 
 def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
     offers = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user"}
-    cards = (
+    nics = (
         f"<interface type='user'><mac address='{MAC}'/><model type='rtl8139'/></interface>"
         "<interface type='user'><model type='e1000'/><link state='down'/></interface>"
     )
     with WithXml(scratch.parent, Settings(offers), WHO) as subject:
         assert isinstance(subject, WithXml)
-        job = subject.with_xml(devices=cards)
+        job = subject.with_xml(devices=nics)
         machine = subject.driver().start(job)
         one, two = subject.live(job, connection).findall("devices/interface")
         assert (one.find("mac").get("address"), one.find("model").get("type")) == (MAC, "rtl8139")

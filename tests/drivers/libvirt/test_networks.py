@@ -49,7 +49,7 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
 def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
     with running(job, *network_ad("bridge"), VM_NETWORKING=True, **settings):
-        assert os.listdir(f"/sys/class/net/{BRIDGE}/brif"), "the guest's card is plugged in"
+        assert os.listdir(f"/sys/class/net/{BRIDGE}/brif"), "the guest's NIC is plugged in"
 
 
 def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:

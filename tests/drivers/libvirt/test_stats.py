@@ -61,7 +61,8 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
         )
         assert "event" in lines(job.scratch)[resumed - 1], "nothing is used while it is suspended"
         until(
-            lambda: writes(samples(job.scratch)[-1]) > writes(before), "its writes go on from where they were"
+            lambda: writes(samples(job.scratch)[-1]) > writes(before),
+            "its writes continue from where they were",
         )
         for then, now in zip(samples(job.scratch), samples(job.scratch)[1:], strict=False):
             assert float(str(now["cpu_seconds"])) >= float(str(then["cpu_seconds"]))
@@ -93,11 +94,11 @@ def test_a_network_card_by_its_address(job: Job, network: "libvirt.virNetwork") 
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
     with running(job, *network_ad("nat"), VM_METRICS_INTERVAL=1, **settings):
         until(lambda: samples(job.scratch), "a reading")
-        cards = samples(job.scratch)[-1]["network"]
-        assert isinstance(cards, dict)
-        assert list(cards) == [MAC]
+        nics = samples(job.scratch)[-1]["network"]
+        assert isinstance(nics, dict)
+        assert list(nics) == [MAC]
         ways = {f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops")}
-        assert set(cards[MAC]) == ways
+        assert set(nics[MAC]) == ways
 
 
 @pytest.mark.libvirt
@@ -179,7 +180,7 @@ def test_a_driver_of_libvirts_without_that_answer_is_asked_piece_by_piece() -> N
 
 
 def test_libvirts_answer_in_our_words() -> None:
-    _, cards = devices(
+    _, nics = devices(
         "<domain><devices><disk><target dev='vda'/></disk>"
         "<interface><mac address='52:54:00:AA:00:01'/><target dev='vnet7'/></interface>"
         "<interface><mac address='52:54:00:AA:00:02'/></interface></devices></domain>"
@@ -198,9 +199,9 @@ def test_libvirts_answer_in_our_words() -> None:
         "block.0.name": "vda",
         "block.0.wr.bytes": 4096,
     }
-    found = from_stats(stats, "3", cards)
+    found = from_stats(stats, "3", nics)
     assert (found.cpu_seconds, found.vcpus, found.vcpu_seconds) == (2.5, 2, {"0": 1.0, "1": 0.5})
     assert found.network == {"52:54:00:aa:00:01": {"rx_bytes": 90}}
     assert found.block == {"vda": {"write_bytes": 4096}}
     assert found.state == lifecycle.RUNNING
-    assert from_stats(stats | {"state.state": libvirt.VIR_DOMAIN_SHUTOFF}, "3", cards) is None
+    assert from_stats(stats | {"state.state": libvirt.VIR_DOMAIN_SHUTOFF}, "3", nics) is None

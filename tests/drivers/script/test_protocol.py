@@ -106,7 +106,7 @@ def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> 
         ("start", b'{"id": "a", "id": "b"}', 0, "twice"),
         ("start", b'{"outcome": "maybe"}', 0, "none of done"),
         ("start", b'{"outcome": "done"}', 65, "exit status says"),
-        ("start", b'{"colour": "green"}', 0, "means nothing"),
+        ("start", b'{"color": "green"}', 0, "means nothing"),
         ("start", b'{"pid": "7"}', 0, "no integer"),
         ("start", b'{"pid": true}', 0, "no integer"),
         ("start", b'{"pid": -1}', 0, "no integer"),

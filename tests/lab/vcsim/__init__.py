@@ -1,7 +1,7 @@
 """VMware's own vSphere simulator as the tests use it: built once, started on a free port, killed in the middle.
 
 It is govmomi's, from Debian's packages golang-go and golang-github-vmware-govmomi-dev, with `main.go` around
-it. The inventory is in memory and dies with the process; the files of its datastores lie beneath `directory`.
+it. The inventory is in memory and dies with the process; the files of its datastores lie below `directory`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Suspend and vacate under a real starter: the guest goes on, and counts on."""
+"""Suspend and vacate under a real starter: the guest is resumed, and counts on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str
     assert ad["JobStatus"] == 4
     assert ad["ExitCode"] == 0
     console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1, "it went on, it was not booted again"
+    assert console.count(BANNER) == 1, "it was resumed, it was not booted again"
     assert counts(console) == list(range(1, SECONDS + 1))
     assert console.endswith(f"{DONE}\n")
     assert read_count(job.directory / "guest.img") == SECONDS

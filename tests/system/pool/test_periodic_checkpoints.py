@@ -43,7 +43,7 @@ def periodic(pool: Pool) -> Iterator[Pool]:
 
 
 def test_a_job_restarts_from_a_periodic_checkpoint(periodic: Pool) -> None:
-    """The execute side is killed after one: the job goes on from there, with its disk as it was then."""
+    """The execute side is killed after one: the job restarts from there, with its disk as it was then."""
     pool = periodic
     job = pool.submit(
         "periodic",

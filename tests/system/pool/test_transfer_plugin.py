@@ -94,7 +94,7 @@ def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, 240)
     job.wait_for_event("terminated", 240)
     console = (job.directory / "vm_console.log").read_text()
-    assert console.count("vmgahp guest up") == 1, "it went on, it was not booted again"
+    assert console.count("vmgahp guest up") == 1, "it was resumed, it was not booted again"
     assert counts(console) == list(range(1, LONGER + 1))
 
 

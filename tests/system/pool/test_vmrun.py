@@ -24,7 +24,7 @@ SECONDS = 90
 CONFIG = f"VM_TYPE = vmrun\nVMWARE_VMRUN = {LAB}/vmware/vmrun\n"
 
 TRANSFERRED = "+VMPARAM_VMware_Transfer = True\n+VMPARAM_VMware_SnapshotDisk = False\n"
-"""The guest writes to the disk that came with the job, and it goes home."""
+"""The guest writes to the disk that came with the job, and it comes back."""
 
 CHECKPOINTED = "vm_checkpoint = true\nwhen_to_transfer_output = ON_EXIT_OR_EVICT\n"
 
@@ -135,7 +135,7 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
     job.wait_for_event("terminated", END)
     console = (job.directory / "serial.txt").read_text()
-    assert console.count(BANNER) == 1, "it went on, it was not booted again"
+    assert console.count(BANNER) == 1, "it was resumed, it was not booted again"
     assert counts(console) == list(range(1, SECONDS + 1))
     assert console.rstrip().endswith(DONE)
     assert count_on(job.directory / "dos.vmdk") == 0, "the guest wrote to the snapshot's disk"

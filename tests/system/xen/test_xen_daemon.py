@@ -180,8 +180,8 @@ def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: J
     with job.daemon() as talk:
         vm = job.start(talk)
         job.goes_on()
-        card = re.search(r"MAC=([0-9a-f:]{17})", status(talk, vm))
-        assert card
+        nic = re.search(r"MAC=([0-9a-f:]{17})", status(talk, vm))
+        assert nic
         talk.call("SOFT_SUSPEND", vm, timeout=START)
         assert "STATUS=SoftSuspended" in status(talk, vm)
         # A guest that is paused is saved all the same, though libxl would not.
@@ -203,7 +203,7 @@ def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: J
         vm = job.start(talk)
         counts = job.goes_on()
         assert counts[: len(before)] == before
-        assert card[0] in status(talk, vm)
+        assert nic[0] in status(talk, vm)
         # The memory came back, and not a new boot: no count twice, none left out.
         assert counts == list(range(1, len(counts) + 1))
         talk.call("STOP", vm, timeout=START)
