@@ -179,7 +179,7 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
     thread.start()
     try:
         until(lambda: capture.written >= 1000, "the flood")
-        capture.close()  # the flood goes on until after this
+        capture.close()  # the flood continues until after this
         until(lambda: not capture._thread.is_alive(), "its thread to end")
     finally:
         stop.set()
