@@ -19,9 +19,7 @@ JOB_UID = 54321
 # `HYPOTHESIS_PROFILE=full` or `--hypothesis-profile=full` asks for it by hand.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=100)
-hypothesis.settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick")
-)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if os.environ.get("CI") else "quick"))
 
 
 def examples(full: int) -> int:

@@ -136,10 +136,7 @@ def page() -> str:
     checks = [*OF_THE_JOB, *OF_THE_MACHINE]
     rows = [(check.name, check.wrong, check.fault, check.code) for check in checks]
     text = "\n".join(_markdown(("Looked at", "What is wrong", "Who must act", "Code"), rows))
-    rules = [
-        (rule.name, _quoted(rule.example[2]) if rule.example[2] else "", rule.fault, rule.code)
-        for rule in RULES
-    ]
+    rules = [(rule.name, _quoted(rule.example[2]) if rule.example[2] else "", rule.fault, rule.code) for rule in RULES]
     text += "\n\n## What libvirt says\n\n"
     return text + "\n".join(_markdown(("About", "For example", "Who must act", "Code"), rules)) + "\n"
 

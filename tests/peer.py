@@ -36,9 +36,7 @@ class Peer(Client):
     """Starts the daemon and talks to it as condor_starter does."""
 
     def __init__(self, environ: Mapping[str, str], *, cwd: Path | None = None) -> None:
-        super().__init__(
-            [*DAEMON, "-f", "-t", "-M", str(SERVE)], environ, cwd or environ["VMGAHP_WORKING_DIR"]
-        )
+        super().__init__([*DAEMON, "-f", "-t", "-M", str(SERVE)], environ, cwd or environ["VMGAHP_WORKING_DIR"])
 
     def line(self, timeout: float = DEADLINE) -> str:
         """The next line that is no R."""

@@ -37,9 +37,7 @@ def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
 
 def test_judging() -> None:
     fault = errors.MachineFault("It is broken.", "fix it.")
-    assert findings.judge("it", "what", fault, "good") == Finding(
-        "it", BAD, "what", "It is broken.", "fix it."
-    )
+    assert findings.judge("it", "what", fault, "good") == Finding("it", BAD, "what", "It is broken.", "fix it.")
     assert findings.judge("it", "what", fault, "good", OFF).verdict == OFF
     assert findings.judge("it", "what", 7, lambda: "seven") == Finding("it", OK, "what", "seven")
 

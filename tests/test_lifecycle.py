@@ -25,8 +25,4 @@ def test_every_state_can_be_stopped_once_the_vm_has_started() -> None:
 
 
 def test_a_saved_vm_is_never_stopped_for_the_client() -> None:
-    assert (
-        lifecycle.STATUS_WORDS[lifecycle.SUSPENDED]
-        == lifecycle.STATUS_WORDS[lifecycle.CHECKPOINTED]
-        == "Suspended"
-    )
+    assert lifecycle.STATUS_WORDS[lifecycle.SUSPENDED] == lifecycle.STATUS_WORDS[lifecycle.CHECKPOINTED] == "Suspended"

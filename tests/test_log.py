@@ -102,8 +102,7 @@ def test_escaped_text_is_printable(text):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["ClaimId", "CLAIMIDS", "ClaimIdList", "Capability", "TransferKey", "ChildClaimIds", "_condor_privFoo"],
+    "name", ["ClaimId", "CLAIMIDS", "ClaimIdList", "Capability", "TransferKey", "ChildClaimIds", "_condor_privFoo"]
 )
 def test_private_names(name):
     assert is_private(name)
@@ -123,9 +122,7 @@ def test_redact_leaves_the_rest_alone():
     assert redact('Environment = "TOKEN=abc"') == "Environment = <hidden>"
 
 
-@given(
-    st.text(max_size=30), st.sampled_from(["ClaimId", "transferkey", "_condor_privX"]), st.text(max_size=30)
-)
+@given(st.text(max_size=30), st.sampled_from(["ClaimId", "transferkey", "_condor_privX"]), st.text(max_size=30))
 def test_redact_never_leaks(before, name, after):
     secret = "s3cr3t-value"
     assert secret not in redact(f'{before}\n{name} = "{secret}"{after}')

@@ -69,9 +69,7 @@ def _attribute(row: JobAttribute) -> str:
 
 
 def _past(settings: dict[str, str]) -> str:
-    lines = [
-        f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(settings.items())
-    ]
+    lines = [f"`{name}`\n: {plain(instead) or 'Nothing reads it.'}\n" for name, instead in sorted(settings.items())]
     return "\n".join(lines)
 
 
@@ -82,11 +80,7 @@ def _words(*, ours: bool) -> str:
     text = ""
     for word in (*holding, *(word for word in error_words.WORDS if word not in holding)):
         if (errors.PREFIX + word in answered) == ours:
-            fate = (
-                f"Holds the job, subcode {holding.index(word)}."
-                if word in holding
-                else "Does not hold the job."
-            )
+            fate = f"Holds the job, subcode {holding.index(word)}." if word in holding else "Does not hold the job."
             text += f"`{word}`\n: {plain(error_words.meaning(word))} {fate}\n\n"
     return text
 
@@ -125,10 +119,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     for part in ("settings-htcondor", "settings-ours", *FAMILIES):
         yield part, lambda part=part: _settings(part)
     yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
-    yield (
-        "settings-folded",
-        lambda: _past({row.name: row.meaning[:1].upper() + row.meaning[1:] for row in FOLDED}),
-    )
+    yield ("settings-folded", lambda: _past({row.name: row.meaning[:1].upper() + row.meaning[1:] for row in FOLDED}))
     yield "settings-retired", lambda: _past(RETIRED)
     yield "words-of-ours", lambda: _words(ours=True)
     yield "words-of-others", lambda: _words(ours=False)
@@ -158,7 +149,5 @@ class FromCode(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("from-code", FromCode)
-    app.add_object_type(
-        "job-attribute", "job-attribute", "single: %s; job attribute", objname="job attribute"
-    )
+    app.add_object_type("job-attribute", "job-attribute", "single: %s; job attribute", objname="job attribute")
     return {"parallel_read_safe": True}

@@ -101,9 +101,7 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
     if arguments.mode == KILL:
         from vmgahp.daemon.kill import kill
 
-        return kill(
-            arguments.vm_type, arguments.match, arguments.uuid, environ, to_stderr=arguments.to_stderr
-        )
+        return kill(arguments.vm_type, arguments.match, arguments.uuid, environ, to_stderr=arguments.to_stderr)
     return _serve(environ, to_stderr=arguments.to_stderr)
 
 
@@ -214,9 +212,7 @@ def kill_arguments(command: "argparse.ArgumentParser") -> None:
     """The arguments of ``vmgahp kill``."""
     command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
     _add_type(command)
-    command.add_argument(
-        "name", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
-    )
+    command.add_argument("name", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0")
     command.set_defaults(run=_kill_by_hand)
 
 

@@ -31,9 +31,7 @@ class Finding(NamedTuple):
     """What to do, in the imperative, with the command to type; empty where all is well."""
 
 
-def judge(
-    check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD
-) -> Finding:
+def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
     """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
     if isinstance(outcome, errors.Fault):
         return Finding(check, trouble, looked_at, outcome.problem, outcome.hint)

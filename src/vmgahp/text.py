@@ -59,8 +59,7 @@ def escape(text: str) -> str:
 def has_control(text: str) -> bool:
     """Whether there is a control character, a line separator or a lone surrogate in `text`."""
     return not text.isprintable() and any(
-        c < " " or "\x7f" <= c <= "\x9f" or "\u2028" <= c <= "\u2029" or "\ud800" <= c <= "\udfff"
-        for c in text
+        c < " " or "\x7f" <= c <= "\x9f" or "\u2028" <= c <= "\u2029" or "\ud800" <= c <= "\udfff" for c in text
     )
 
 

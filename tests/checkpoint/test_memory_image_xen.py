@@ -16,9 +16,7 @@ XML = b"<domain type='xen'><name>a</name></domain>"
 MEMORY = STREAM + os.urandom(3 << 20)
 
 
-def head(
-    xml: bytes = XML + b"\0", magic: bytes = MAGIC, version: int = 2, length: int | None = None
-) -> bytes:
+def head(xml: bytes = XML + b"\0", magic: bytes = MAGIC, version: int = 2, length: int | None = None) -> bytes:
     return struct.pack("=16sII40x", magic, version, len(xml) if length is None else length) + xml
 
 

@@ -47,11 +47,7 @@ class Job:
 
     def disk(self, path: Path, device: str, **changes: object) -> Disk:
         plain = Disk(
-            *(str(path), device, ""),
-            writable=True,
-            format="raw",
-            transferred=path.parent == self.scratch,
-            kind="disk",
+            *(str(path), device, ""), writable=True, format="raw", transferred=path.parent == self.scratch, kind="disk"
         )
         return plain._replace(**changes)  # type: ignore[arg-type]
 
@@ -318,9 +314,7 @@ def replaced_by_a_fifo(path: Path) -> None:
         (replaced_by_a_fifo, "not a regular file"),
     ],
 )
-def test_disks_that_are_other_than_they_were(
-    job: Job, which: str, harm: Callable[[Path], None], said: str
-) -> None:
+def test_disks_that_are_other_than_they_were(job: Job, which: str, harm: Callable[[Path], None], said: str) -> None:
     job.save()
     harm(getattr(job, which))
     if (which, harm) == ("overlay", touched):

@@ -119,9 +119,7 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
                 seen = "it runs nothing"
             if finding.check == "clock":
                 seen = "0.1 s of the 5 s that the startd waits"
-            made.append(
-                finding._replace(seen=seen, looked_at=usual(finding.looked_at), hint=usual(finding.hint))
-            )
+            made.append(finding._replace(seen=seen, looked_at=usual(finding.looked_at), hint=usual(finding.hint)))
         sections.append((title, made))
     page = Page(symbols=True, width=80)
     text = show.render(page, sections) + "\n" + show.verdict(page, done.verdict(), None)
@@ -147,10 +145,6 @@ def test_a_sick_machine(pool: Condor, request: pytest.FixtureRequest) -> None:
         failure(2, "VMGAHP_ERR_CRITICAL: No space is left in /lab/execute."),
     )
     done = pool.examine(
-        VM_STOP_TIMEOUT="soon",
-        VM_MEMROY=64,
-        VM_NETWORKING=True,
-        VM_NETWORKING_TYPE="natt",
-        EXECUTE="/nonexistent",
+        VM_STOP_TIMEOUT="soon", VM_MEMROY=64, VM_NETWORKING=True, VM_NETWORKING_TYPE="natt", EXECUTE="/nonexistent"
     )
     golden("doctor-sick.txt", done, pool, request)

@@ -155,11 +155,7 @@ def test_signals_reach_the_server(scratch: Path, place: Path, number: signal.Sig
 
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     done = record(
-        place,
-        "sh",
-        "-c",
-        "kill -HUP $$; echo alive",
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        place, "sh", "-c", "kill -HUP $$; echo alive", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
     )
     assert done.stdout == b"alive\n"
 
@@ -185,9 +181,7 @@ def test_the_end_of_input_and_of_output_pass(place: Path) -> None:
 
 
 def test_a_client_that_no_longer_reads_is_seen_by_the_server(place: Path) -> None:
-    code = (
-        "import os, sys\ntry:\n    while True: os.write(1, b'x' * 4096)\nexcept BrokenPipeError: sys.exit(5)"
-    )
+    code = "import os, sys\ntry:\n    while True: os.write(1, b'x' * 4096)\nexcept BrokenPipeError: sys.exit(5)"
     with Client([*RECORD, "-o", str(place), "--", *python(code)]) as client:
         client.pump(DEADLINE)
         assert client.process.stdout is not None
@@ -204,9 +198,7 @@ def test_a_client_that_no_longer_listens_is_seen_by_a_silent_server(scratch: Pat
 
 
 def test_what_a_child_of_the_server_holds_open_keeps_nobody(place: Path) -> None:
-    code = (
-        "import subprocess; p = subprocess.Popen(['sleep', '600'], stderr=subprocess.DEVNULL); print(p.pid)"
-    )
+    code = "import subprocess; p = subprocess.Popen(['sleep', '600'], stderr=subprocess.DEVNULL); print(p.pid)"
     done = record(place, *python(code))
     assert done.returncode == 0
     os.kill(int(done.stdout), signal.SIGKILL)

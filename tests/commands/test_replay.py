@@ -94,9 +94,7 @@ def play(text: str, server: str) -> list[Difference]:
 def test_the_same_answers_are_no_difference(text: str) -> None:
     server = Script(text)
     assert Replay(transcript.parse(text), server, timeout=5).run() == []
-    assert b"".join(server.sent) == b"".join(
-        line.data for line in transcript.parse(text).lines if line.mark == ">"
-    )
+    assert b"".join(server.sent) == b"".join(line.data for line in transcript.parse(text).lines if line.mark == ">")
     assert server.ended
 
 
@@ -147,8 +145,7 @@ def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: s
 
 def test_an_r_while_async_mode_is_off_is_found() -> None:
     off = (
-        "< $VMGahpVersion 1 $\n> ASYNC_MODE_OFF\n< S\n> CONDOR_VM_STATUS 1 1\n< S\n"
-        "> VERSION\n< S $VMGahpVersion 1 $\n"
+        "< $VMGahpVersion 1 $\n> ASYNC_MODE_OFF\n< S\n> CONDOR_VM_STATUS 1 1\n< S\n> VERSION\n< S $VMGahpVersion 1 $\n"
     )
     assert play(off, off) == []
     [difference] = play(off, off.replace("1 1\n< S\n", "1 1\n< S\n< R\n"))
@@ -175,9 +172,7 @@ STOPS = "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> R
             "< hello\n> A\n< S\n> B\n< S\n< R\n> RESULTS\n< S 2\n< 2 0 NULL\n< 1 0 NULL\n> RESULTS\n< S 0\n",
             id="a result that comes early is kept for its place",
         ),
-        pytest.param(
-            STOPS, STOPS.replace("< S 1\n", "< S 2\n< 2 0 NULL\n"), id="a result that nobody fetched then"
-        ),
+        pytest.param(STOPS, STOPS.replace("< S 1\n", "< S 2\n< 2 0 NULL\n"), id="a result that nobody fetched then"),
         pytest.param(
             "< hello\n> RESULTS\n> VERSION\n< S 0\n> COMMANDS\n< S $VMGahpVersion 1 $\n< S VERSION\n> QUIT\n< S\n",
             "< hello\n> RESULTS\n< S 0\n> VERSION\n< S $VMGahpVersion 2 $\n> COMMANDS\n< S VERSION\n> QUIT\n< S\n",
@@ -201,9 +196,7 @@ def test_what_varies_is_not_compared() -> None:
 
 
 def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None:
-    recorded = transcript.parse(
-        "< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n"
-    )
+    recorded = transcript.parse("< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n")
     found = [
         (step.line.text, step.request.line if step.request else "", len(step.results))
         for step in steps(recorded)
@@ -242,9 +235,7 @@ def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
     options = ["--set", f'VM_WORKING_DIR="{scratch}"', tmp_path / "job.txt", "--", *DAEMON, "-f", "-M", "3"]
     done = vmgahp("replay", *options, env=environment("simulated", scratch))
     assert (done.returncode, done.stdout) == (0, "")
-    (tmp_path / "job.txt").write_text(
-        JOB.replace("STATUS=Suspended", "STATUS=Stopped").replace("exit 0", "exit 1")
-    )
+    (tmp_path / "job.txt").write_text(JOB.replace("STATUS=Suspended", "STATUS=Stopped").replace("exit 0", "exit 1"))
     done = vmgahp("replay", *options, env=environment("simulated", scratch))
     assert done.returncode == 1
     assert done.stdout == (
@@ -255,21 +246,11 @@ def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
 LIFECYCLE = [
     ("GETPID 3", "3 0 0", "3 0 (a pid)", "the pid is told"),
     ("STATUS 5", "5 0 STATUS=Suspended", "5 0 STATUS=SoftSuspended", "the kinds of suspension have names"),
-    (
-        "STATUS 11",
-        "11 0 STATUS=Stopped",
-        "11 0 STATUS=Suspended",
-        "a suspended VM is not Stopped, which ends its job",
-    ),
+    ("STATUS 11", "11 0 STATUS=Stopped", "11 0 STATUS=Suspended", "a suspended VM is not Stopped, which ends its job"),
     ("SUSPEND 12", "12 1 VMGAHP_ERR_VM_INVALID_OPERATION", "12 0 NULL", "what is already so succeeds"),
     ("RESUME 14", "14 1 VMGAHP_ERR_VM_INVALID_OPERATION", "14 0 NULL", "a suspended VM runs again"),
     ("STATUS 15", "15 0 STATUS=Stopped", "15 0 STATUS=Running", "a suspended VM runs again"),
-    (
-        "CHECKPOINT 16",
-        "16 1 VMGAHP_ERR_VM_INVALID_OPERATION",
-        "16 0 NULL",
-        "it still runs, so it has a checkpoint",
-    ),
+    ("CHECKPOINT 16", "16 1 VMGAHP_ERR_VM_INVALID_OPERATION", "16 0 NULL", "it still runs, so it has a checkpoint"),
     ("STATUS 17", "17 0 STATUS=Stopped", "17 0 STATUS=Running", "a periodic checkpoint does not end it"),
     ("CHECKPOINT 18", "18 1 VMGAHP_ERR_VM_INVALID_OPERATION", "18 0 NULL", "it still runs"),
     ("RESUME 19", "19 1 VMGAHP_ERR_VM_INVALID_OPERATION", "19 0 NULL", "what is already so succeeds"),
@@ -305,15 +286,7 @@ def test_what_a_real_starter_says_is_answered_as_it_was(scratch: Path) -> None:
 
 def test_the_recorded_job_was_suspended_and_went_on() -> None:
     assert outline(transcript.load(str(STARTER))) == [
-        *(
-            "COMMANDS",
-            "SUPPORT_VMS",
-            "ASYNC_MODE_ON",
-            "CLASSAD",
-            "CLASSAD_END",
-            "START 0 1",
-            "GETPID 0 a pid",
-        ),
+        *("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON", "CLASSAD", "CLASSAD_END", "START 0 1", "GETPID 0 a pid"),
         *("SUSPEND 0 NULL", "STATUS 0 STATUS=Suspended", "RESUME 0 NULL", "GETPID 0 a pid"),
         *("STATUS 0 STATUS=Stopped", "QUIT"),
     ]

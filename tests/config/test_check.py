@@ -105,14 +105,7 @@ def test_a_tool_that_lists_nothing_is_a_fault(tool: Callable[[str], dict[str, st
         ("VM_NETWORKING", "ture", "kvm", BAD, "VM_NETWORKING = ture", "did you mean true?"),
         ("MAX_VM_GAHP_LOG", "big", "kvm", BAD, "MAX_VM_GAHP_LOG = big", "10 Mb"),
         *(
-            (
-                "VSPHERE_CHECKPOINT_DAYS",
-                "long",
-                vm_type,
-                verdict,
-                "VSPHERE_CHECKPOINT_DAYS = long",
-                "whole number",
-            )
+            ("VSPHERE_CHECKPOINT_DAYS", "long", vm_type, verdict, "VSPHERE_CHECKPOINT_DAYS = long", "whole number")
             for vm_type, verdict in (("kvm", OFF), ("vsphere", BAD), ("any", BAD), ("kvm,vsphere", BAD))
         ),
         ("VM_MEMORY", "1024  # MiB", "kvm", BAD, "VM_MEMORY = 1024  # MiB", "on a line of its own"),
@@ -183,9 +176,7 @@ def test_a_setting_of_the_past_counts_and_is_told(setting: Setting) -> None:
     for vm_type in ("kvm", "script", "any"):
         [found] = settings_check.check(settings, vm_type)
         assert found.verdict == OFF
-        assert found.seen.startswith(
-            f"{setting.name} = {value} (/etc/x, line 7) is a setting of earlier releases"
-        )
+        assert found.seen.startswith(f"{setting.name} = {value} (/etc/x, line 7) is a setting of earlier releases")
         assert found.hint == setting.meaning
     assert settings_check.names(entries(f"{setting.name} = {value}")) == [], "it is not misspelled"
 
@@ -218,9 +209,7 @@ def test_vmware_has_a_bridge_of_its_own() -> None:
 
 def test_a_misspelled_name_in_a_file_of_our_own() -> None:
     lines = ["VM_MEMROY = 1", "VM_MY_DIRECTORY = /srv", "VM_GAHP_LOG = $(VM_MY_DIRECTORY)/log", "MY_OWN = 1"]
-    found = settings_check.names(
-        entries(*lines, "VM_GAHP.VM_TPYE = kvm", "VM_QUITE_ELSE = 1", of_htcondor=False)
-    )
+    found = settings_check.names(entries(*lines, "VM_GAHP.VM_TPYE = kvm", "VM_QUITE_ELSE = 1", of_htcondor=False))
     assert [finding.seen for finding in found] == [
         "VM_MEMROY (/etc/x, line 1) is not a setting of this daemon; did you mean VM_MEMORY?",
         "VM_GAHP.VM_TPYE (/etc/x, line 1) is not a setting of this daemon; did you mean VM_TYPE?",
@@ -230,10 +219,7 @@ def test_a_misspelled_name_in_a_file_of_our_own() -> None:
 
 
 def test_a_sites_own_names_in_htcondors_configuration_are_no_misspellings() -> None:
-    assert (
-        settings_check.names(entries("VM_OWN_THING = 1", "VM_RACK = 7", "XEN_FARM = a", "MY_VM_MEMROY = 1"))
-        == []
-    )
+    assert settings_check.names(entries("VM_OWN_THING = 1", "VM_RACK = 7", "XEN_FARM = a", "MY_VM_MEMROY = 1")) == []
     lines = ["VM_MEMROY = 7", "STARTD_ATTRS = $(STARTD_ATTRS), VM_MEMROY"]
     assert settings_check.names(entries(*lines)) == [], "it is named elsewhere, so somebody wants it so"
     [found] = settings_check.names(entries(lines[0]))
@@ -353,9 +339,7 @@ def test_the_probe_names_every_setting_that_keeps_jobs_from_running(
 # vmgahp config
 
 
-def test_all_settings_in_a_pipe(
-    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_settings_in_a_pipe(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = given_file("VM_MEMORY = 64\nVM_MEMROY = 5\nVM_TYPE = simulated\n")
     assert cli.main(["vmgahp", "config"]) == 0
     captured = capsys.readouterr()

@@ -134,18 +134,7 @@ def test_expressions_are_htcondors():
     [
         *(
             ("integer", "VM_MEMORY", text)
-            for text in (
-                "lots",
-                "-1",
-                "undefined",
-                "error",
-                "true",
-                "1024 MB",
-                "9" * 30,
-                "9" * 5000,
-                "²",
-                "1e300",
-            )
+            for text in ("lots", "-1", "undefined", "error", "true", "1024 MB", "9" * 30, "9" * 5000, "²", "1e300")
         ),
         *(("boolean", "VM_NETWORKING", text) for text in ("maybe", "error", "undefined", "(((")),
         *(("size", "MAX_VM_GAHP_LOG", text) for text in ("big", "10 quux", "-1", "10 M b")),
@@ -283,9 +272,7 @@ def test_the_environment_overrides_a_file(from_text):
     assert settings.where("VM_TYPE") == "the environment"
 
 
-@pytest.mark.parametrize(
-    "line", ["VM_TYPE kvm", "= 5", "VM-TYPE = 1", "5A = 1", "use ROLE : Execute", "if true"]
-)
+@pytest.mark.parametrize("line", ["VM_TYPE kvm", "= 5", "VM-TYPE = 1", "5A = 1", "use ROLE : Execute", "if true"])
 def test_a_line_that_is_no_setting_is_named(from_text, line, tmp_path):
     with pytest.raises(MachineFault, match=r"vmgahp.conf, line 2") as caught:
         from_text(f"\n{line}\n")
@@ -429,13 +416,7 @@ def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch
     monkeypatch.setattr(sources, "find_tool", lambda _: "")
 
     class Module:
-        param = {
-            "VM_TYPE": "kvm",
-            "VM_MEMORY": "9",
-            "VM_GAHP.VM_MEMORY": "10",
-            "VM_NETWORKING": True,
-            "LOG": "",
-        }
+        param = {"VM_TYPE": "kvm", "VM_MEMORY": "9", "VM_GAHP.VM_MEMORY": "10", "VM_NETWORKING": True, "LOG": ""}
 
     monkeypatch.setitem(sys.modules, "htcondor2", Module())
     settings = load({"CONDOR_CONFIG": "/somewhere"})
@@ -450,12 +431,7 @@ def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch
 
 @pytest.mark.skipif(not sources.find_tool(os.environ), reason="there is no condor_config_val here")
 def test_the_real_tool_says_the_same_of_one_name_and_of_all():
-    environ = {
-        **os.environ,
-        "CONDOR_CONFIG": "ONLY_ENV",
-        "_condor_vm_type": "kvm",
-        "_CONDOR_VM_GAHP.VM_MEMORY": "5",
-    }
+    environ = {**os.environ, "CONDOR_CONFIG": "ONLY_ENV", "_condor_vm_type": "kvm", "_CONDOR_VM_GAHP.VM_MEMORY": "5"}
     settings = load(environ)
     tool = sources.find_tool(environ)
     assert settings.string("VM_TYPE") == "kvm"
@@ -470,9 +446,7 @@ def test_the_real_tool_says_the_same_of_one_name_and_of_all():
 
 
 def test_only_what_the_greeting_needs_is_imported():
-    heavy = (
-        "dataclasses enum typing re logging subprocess pathlib json tempfile ctypes shutil contextlib socket"
-    )
+    heavy = "dataclasses enum typing re logging subprocess pathlib json tempfile ctypes shutil contextlib socket"
     code = f"""
 import sys
 before = set(sys.modules)

@@ -116,9 +116,7 @@ def test_vm_error_is_not_written_through_a_link(peer: Peer, scratch: Path) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-def test_a_signal_destroys_the_vms_and_ends_the_server_well(
-    peer: Peer, scratch: Path, number: signal.Signals
-) -> None:
+def test_a_signal_destroys_the_vms_and_ends_the_server_well(peer: Peer, scratch: Path, number: signal.Signals) -> None:
     peer.send_ad(*simulated_ad(scratch))
     peer.run("START", "simulated")
     log = peer.end_by(number)

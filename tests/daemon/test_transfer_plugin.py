@@ -133,9 +133,7 @@ def test_only_the_directories_of_the_setting_have_images(images, scratch, settin
 def test_a_setting_that_would_allow_everything_blames_the_machine(images, scratch):
     for directory in ("/", "images", "/usr/.."):
         with pytest.raises(errors.MachineFault, match="VM_IMAGE_DIRS"):
-            fetch(
-                f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings({"VM_IMAGE_DIRS": directory})
-            )
+            fetch(f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings({"VM_IMAGE_DIRS": directory}))
 
 
 def test_a_backing_file_of_the_base_is_subject_to_the_same_rule(images, scratch, settings):
@@ -168,9 +166,7 @@ def test_an_overlay_that_came_with_a_checkpoint_is_kept(images, scratch, setting
     url, destination = f"nfs://{images}/base.qcow2:disk", f"{scratch}/base.qcow2:disk"
     fetch(url, destination, settings)
     subprocess.run(
-        ["qemu-io", "-f", "qcow2", "-c", "write -P 7 0 64k", scratch / "disk"],
-        check=True,
-        capture_output=True,
+        ["qemu-io", "-f", "qcow2", "-c", "write -P 7 0 64k", scratch / "disk"], check=True, capture_output=True
     )
     before = (scratch / "disk").read_bytes()
     fetch(url, destination, settings)

@@ -46,9 +46,7 @@ def matches(shown: str, real: str) -> bool:
 
 
 def test_the_protocol_page_is_what_the_daemon_says(tmp_path: Path) -> None:
-    script = transcript.parse(
-        "".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(tmp_path))
-    )
+    script = transcript.parse("".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(tmp_path)))
     assert len(script.sent()) > 40
     with Peer(environment("simulated", tmp_path)) as peer:
         for line in script.lines:
@@ -103,10 +101,7 @@ def test_a_setting_is_shown_with_all_that_its_row_says(extensions: None) -> None
     import from_code
 
     text = from_code.PARTS["settings-ours"]()
-    assert (
-        "{confval} VM_STOP_TIMEOUT\n:type: integer, seconds\n:default: `30`\n\nHow long a guest may take"
-        in text
-    )
+    assert "{confval} VM_STOP_TIMEOUT\n:type: integer, seconds\n:default: `30`\n\nHow long a guest may take" in text
 
 
 def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
@@ -123,9 +118,10 @@ def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
 
 
 def test_each_option_of_the_table_has_its_reader() -> None:
-    names = {
-        value for name, value in vars(job_options).items() if name.isupper() and isinstance(value, str)
-    } - {job_options.PREFIX, job_options.GENERAL}
+    names = {value for name, value in vars(job_options).items() if name.isupper() and isinstance(value, str)} - {
+        job_options.PREFIX,
+        job_options.GENERAL,
+    }
     assert names == set(job_options.NAMES)
 
 
@@ -179,9 +175,7 @@ def test_the_manual_has_every_option_of_the_daemon() -> None:
 def test_the_page_of_files_names_them_all() -> None:
     page = (DOCS / "reference/files.md").read_text()
     for path in (ROOT / "src/vmgahp").rglob("*.py"):
-        for name in re.findall(
-            r'^[A-Z_]+ = "((?:vm|vmware|script)_\w+\.[a-z]+)"', path.read_text(), re.MULTILINE
-        ):
+        for name in re.findall(r'^[A-Z_]+ = "((?:vm|vmware|script)_\w+\.[a-z]+)"', path.read_text(), re.MULTILINE):
             assert f"`{name}`" in page, f"{name} of {path.name}"
 
 
@@ -197,9 +191,7 @@ def test_the_picture_of_the_states_has_every_transition(extensions: None) -> Non
         state_diagram.to_dot("stateDiagram-v2\n    state a <<choice>>\n")
 
 
-@pytest.mark.skipif(
-    shutil.which("dot") is None, reason="Graphviz is not installed (scripts/docs installs it)"
-)
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed (scripts/docs installs it)")
 def test_a_picture_has_the_color_of_the_text(extensions: None) -> None:
     import state_diagram
 
@@ -216,12 +208,7 @@ def test_links_out_of_the_documents_become_names(extensions: None) -> None:
 
     assert rewritten("[config/policy](../../config/policy)") == "`config/policy`"
     assert rewritten("[examples](../../config/policy)") == "examples (`config/policy` in the source)"
-    for kept in (
-        "[a](devices.md)",
-        "[b](../reference/states.md)",
-        "[c](../../LICENSE)",
-        "[d](../../nothing)",
-    ):
+    for kept in ("[a](devices.md)", "[b](../reference/states.md)", "[c](../../LICENSE)", "[d](../../nothing)"):
         assert rewritten(kept) == kept
 
 
@@ -232,9 +219,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "index.md", *sorte
 def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
     settings = {row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE)}
     others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
-    named = set(
-        re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", page.read_text())
-    )
+    named = set(re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", page.read_text()))
     words = {word.removeprefix("JOBCLASSAD_") for word in error_words.WORDS}
     unknown = named - settings - set(htcondor.RETIRED) - others - words
     assert unknown == set()
@@ -246,13 +231,9 @@ def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     [commands] = [
-        action.choices
-        for action in cli.main_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
+        action.choices for action in cli.main_parser()._actions if isinstance(action, argparse._SubParsersAction)
     ]
-    for command, rest in re.findall(
-        r"(?:^ {4}|^|`|sudo |/)vmgahp ([a-z]+)([^`\n]*)", page.read_text(), re.MULTILINE
-    ):
+    for command, rest in re.findall(r"(?:^ {4}|^|`|sudo |/)vmgahp ([a-z]+)([^`\n]*)", page.read_text(), re.MULTILINE):
         assert command in commands, f"vmgahp {command}"
         options = set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0]))
         assert options <= {"--help"} | all_options(commands[command]), f"vmgahp {command}{rest}"

@@ -33,10 +33,7 @@ ODD_DISKS = (
 CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "plain": (spec(), host()),
     "emulated": (spec(), host(domain_type="qemu", cpu_mode="")),
-    "as-the-jobs-user": (
-        spec(),
-        host(dac_label="+54321:+64055", console_socket="/run/vmgahp/vmgahp-1-2-0/console"),
-    ),
+    "as-the-jobs-user": (spec(), host(dac_label="+54321:+64055", console_socket="/run/vmgahp/vmgahp-1-2-0/console")),
     "disks": (
         spec(
             vcpus=4,
@@ -106,15 +103,10 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
                 disk("/scratch/vm_data_files.iso", "sdb", kind="cdrom", writable=False, files=("in.csv",)),
             )
         ),
-        host(
-            backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)}
-        ),
+        host(backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)}),
     ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),
-    "topology-of-the-default-cpu": (
-        spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))),
-        host(cpu_mode=""),
-    ),
+    "topology-of-the-default-cpu": (spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))), host(cpu_mode="")),
     "uefi": (spec(disks=ODD_DISKS, devices=Devices(firmware="uefi")), host()),
     "uefi-secure": (spec(devices=Devices(firmware="uefi-secure", tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
@@ -129,10 +121,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         host(domain_type="qemu", cpu_mode="maximum", arch="x86_64"),
     ),
     "vnc": (spec(vnc=True), host(vnc_password="secret12")),
-    "quotes": (
-        spec(disks=(disk("/scratch/'/><hostdev mode='subsystem'/>&quot;]]>.img"),)),
-        host(bridge="br0"),
-    ),
+    "quotes": (spec(disks=(disk("/scratch/'/><hostdev mode='subsystem'/>&quot;]]>.img"),)), host(bridge="br0")),
 }
 
 

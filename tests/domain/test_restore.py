@@ -150,11 +150,7 @@ def test_the_hardware_is_the_saved_one() -> None:
     domain = result()
     assert domain.findtext("uuid") == UUID
     assert dict(domain.find("os/type").attrib) == {"arch": "x86_64", "machine": "pc-i440fx-7.2"}
-    assert dict(domain.find("cpu").attrib) == {
-        "mode": "host-passthrough",
-        "check": "none",
-        "migratable": "on",
-    }
+    assert dict(domain.find("cpu").attrib) == {"mode": "host-passthrough", "check": "none", "migratable": "on"}
     assert domain.find("devices/interface/mac").get("address") == "52:54:00:53:d3:f5"
     slots = {
         (device.tag, device.get("type")): device.find("address").get("slot")
@@ -496,9 +492,7 @@ HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+:-]{0,63}", re.ASCII)
 PLACES = places(etree.fromstring(SAVED))
 
 HOSTILE = st.one_of(
-    st.sampled_from(
-        ["/etc/shadow", "../../x", "a b", "'/><hostdev/>", "file:///x", "x,path=/y", "0x0/", "$(x)"]
-    ),
+    st.sampled_from(["/etc/shadow", "../../x", "a b", "'/><hostdev/>", "file:///x", "x,path=/y", "0x0/", "$(x)"]),
     st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff"), min_size=1),
 )
 
@@ -516,18 +510,8 @@ def test_no_text_of_the_saved_xml_reaches_the_host(place: tuple[int, str], text:
     except SavedMismatch:
         return
     plain = result()
-    for path in [
-        "//source",
-        "//backingStore",
-        "//emulator",
-        "//graphics",
-        "//listen",
-        "//seclabel",
-        "//driver",
-    ]:
-        assert [dict(found.attrib) for found in made.xpath(path)] == [
-            dict(found.attrib) for found in plain.xpath(path)
-        ]
+    for path in ["//source", "//backingStore", "//emulator", "//graphics", "//listen", "//seclabel", "//driver"]:
+        assert [dict(found.attrib) for found in made.xpath(path)] == [dict(found.attrib) for found in plain.xpath(path)]
     assert {found.tag for found in made.iter()} <= {found.tag for found in plain.iter()}
     assert all(HARMLESS.fullmatch(value) for value in values(made) - values(plain))
 

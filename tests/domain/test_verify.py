@@ -12,9 +12,7 @@ from vmgahp.domain import verify
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Nic
 
-CHAINS = {
-    "/scratch/root.qcow2": (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))
-}
+CHAINS = {"/scratch/root.qcow2": (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))}
 SPEC = spec(
     vcpus=2,
     vnc=True,
@@ -25,9 +23,7 @@ SPEC = spec(
         disk("/scratch/install.iso", "sde", kind="cdrom"),
     ),
 )
-HOST = host(
-    backing=CHAINS, dac_label="+54321:+107", console_socket="/run/vmgahp/x/console", vnc_password="secret12"
-)
+HOST = host(backing=CHAINS, dac_label="+54321:+107", console_socket="/run/vmgahp/x/console", vnc_password="secret12")
 ASKED = domain_xml.build(SPEC, HOST)
 
 ADDED = """<devices>
@@ -85,17 +81,9 @@ CHANGES = {
     "another file": ("devices/disk/source@file", "/etc/shadow", "file of its disk vda is '/etc/shadow'"),
     "another format": ("devices/disk/driver@type", "raw", "format of its disk vda is 'raw'"),
     "another device": ("devices/disk/target@dev", "vdb", "a disk vdb (/scratch/root.qcow2)"),
-    "another backing file": (
-        "devices/disk/backingStore/source@file",
-        "/etc/shadow",
-        "backing of its disk vda",
-    ),
+    "another backing file": ("devices/disk/backingStore/source@file", "/etc/shadow", "backing of its disk vda"),
     "a backing file's format": ("devices/disk/backingStore/format@type", "raw", "backing of its disk vda"),
-    "another network": (
-        "devices/interface/source@network",
-        "dmz",
-        "was not asked for, interface network dmz",
-    ),
+    "another network": ("devices/interface/source@network", "dmz", "was not asked for, interface network dmz"),
     "another kind of nic": ("devices/interface@type", "user", "of the type user, and not network"),
     "another MAC": ("devices/interface/mac@address", "52:54:00:00:00:01", "MAC address is 52:54:00:00:00:01"),
     "another console": ("devices/serial/source@path", "/run/docker.sock", "serial unix /run/docker.sock"),
@@ -216,9 +204,7 @@ def test_all_differences_are_named_at_once() -> None:
 
 def scripted(memory: int = 64, vcpus: int = 1, devices: str = "", live_devices: str | None = None) -> str:
     asked = SCRIPTED.format(memory=memory, vcpus=vcpus, devices=devices)
-    made = SCRIPTED.format(
-        memory=memory, vcpus=vcpus, devices=devices if live_devices is None else live_devices
-    )
+    made = SCRIPTED.format(memory=memory, vcpus=vcpus, devices=devices if live_devices is None else live_devices)
     return verify.against_script(etree.tostring(live(made), encoding="unicode"), asked, spec())
 
 
@@ -288,14 +274,8 @@ def test_what_a_script_asked_for_must_be_what_it_gets(asked: str, made: str) -> 
     ("asked", "made"),
     [
         (DEVICES["hostdev"], DEVICES["hostdev"].replace("'1'", "'0x01'")),
-        (
-            DEVICES["filesystem"].replace("'/'", "'/srv//data/'"),
-            DEVICES["filesystem"].replace("'/'", "'/srv/data'"),
-        ),
-        (
-            "<console type='pty'/>",
-            "<serial type='pty'><source path='/dev/pts/1'/></serial><console type='pty'/>",
-        ),
+        (DEVICES["filesystem"].replace("'/'", "'/srv//data/'"), DEVICES["filesystem"].replace("'/'", "'/srv/data'")),
+        ("<console type='pty'/>", "<serial type='pty'><source path='/dev/pts/1'/></serial><console type='pty'/>"),
         (
             "<interface type='user'><mac address='52:54:00:AB:CD:EF'/></interface>",
             "<interface type='user'><mac address='52:54:00:ab:cd:ef'/></interface>",
@@ -307,15 +287,12 @@ def test_a_script_may_write_things_otherwise_than_libvirt(asked: str, made: str)
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["<vcpu>-1</vcpu>", "<vcpu current='-1'>2</vcpu>", "<memory>-5</memory>", "<memory>lots</memory>"],
+    "wrong", ["<vcpu>-1</vcpu>", "<vcpu current='-1'>2</vcpu>", "<memory>-5</memory>", "<memory>lots</memory>"]
 )
 def test_numbers_that_libvirtd_would_not_survive_are_not_shown_to_it(wrong: str) -> None:
     with pytest.raises(verify.Mismatch, match="is no number"):
         verify.before_libvirt(f"<domain>{wrong}</domain>")
-    verify.before_libvirt(
-        "<domain><vcpu placement='static' current='1'> 2 </vcpu><memory>65536</memory></domain>"
-    )
+    verify.before_libvirt("<domain><vcpu placement='static' current='1'> 2 </vcpu><memory>65536</memory></domain>")
 
 
 # The real thing

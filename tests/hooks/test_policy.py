@@ -89,9 +89,7 @@ def ad(**more: str) -> JobAd:
 
 
 class Applied:
-    def __init__(
-        self, *stages: str, job: JobAd | None = None, xml: str = XML, dry: bool = False, timeout: int = 30
-    ):
+    def __init__(self, *stages: str, job: JobAd | None = None, xml: str = XML, dry: bool = False, timeout: int = 30):
         self.log: list[str] = []
         self.debug: list[str] = []
         values = {"VM_POLICY": ", ".join(stages), "VM_POLICY_TIMEOUT": str(timeout)}
@@ -169,9 +167,7 @@ def test_secrets_are_not_in_the_diff(write: Write) -> None:
 
 def test_a_long_diff_is_cut(write: Write) -> None:
     done = Applied(
-        write(
-            'exec awk \'/<devices>/ {print; for (i = 0; i < 999; i++) print "<x n=\\"" i "\\"/>"; next} 1\''
-        )
+        write('exec awk \'/<devices>/ {print; for (i = 0; i < 999; i++) print "<x n=\\"" i "\\"/>"; next} 1\'')
     )
     assert len(done.log) < policy.MOST_LINES + 5
     assert "more lines" in done.log[-1]
@@ -183,9 +179,7 @@ def test_an_xml_declaration_is_dropped(write: Write) -> None:
     assert Applied(write(memory("7"), "s.xsl")).xml.startswith("<domain")
 
 
-def test_a_rejection_has_the_stages_own_words_and_the_later_stages_do_not_run(
-    write: Write, place: Path
-) -> None:
+def test_a_rejection_has_the_stages_own_words_and_the_later_stages_do_not_run(write: Write, place: Path) -> None:
     no = write("echo 'no VMs on Sundays'; exit 1", "no")
     after = write(f"touch {place}/ran; cat", "after")
     with pytest.raises(JobFault, match=r"rejects the job: no VMs on Sundays\.$"):
@@ -194,9 +188,7 @@ def test_a_rejection_has_the_stages_own_words_and_the_later_stages_do_not_run(
 
 
 def test_a_reason_is_one_printable_line_of_some_length(write: Write) -> None:
-    problem = rejected(
-        write("printf 'no\\033[31m\\n\\tway\\000'; head -c 3000 /dev/zero | tr '\\0' 'x'; exit 1")
-    )
+    problem = rejected(write("printf 'no\\033[31m\\n\\tway\\000'; head -c 3000 /dev/zero | tr '\\0' 'x'; exit 1"))
     assert "no\\x1b[31m way\\x00xxx" in problem
     assert problem.isprintable()
     assert len(problem) < program.LONGEST_REASON + 100
@@ -313,9 +305,7 @@ def test_a_terminating_message_is_a_rejection(write: Write) -> None:
     looking, no = "<xsl:message>looking</xsl:message>", '<xsl:message terminate="yes">{}</xsl:message>'
     body = at("memory", looking + no)
     reason = 'only <xsl:value-of select="../name"/>. <b>May</b>,\n no more'
-    assert "rejects the job: only alice_lab_1.0. May, no more." in rejected(
-        write(body.format(reason), "s.xsl")
-    )
+    assert "rejects the job: only alice_lab_1.0. May, no more." in rejected(write(body.format(reason), "s.xsl"))
     assert "gives no reason" in rejected(write(body.format(""), "s.xsl"))
     done = Applied(write(at("memory", looking + '<xsl:copy-of select="."/>'), "s.xsl"))
     assert "looking" in done.said
@@ -352,9 +342,7 @@ def test_an_error_after_a_message_is_no_rejection(write: Write) -> None:
 def test_a_stylesheet_without_entities(place: Path) -> None:
     (place / "secret").write_text("verysecret")
     sheet = place / "s.xsl"
-    sheet.write_text(
-        f'<!DOCTYPE x [<!ENTITY e SYSTEM "file://{place}/secret">]>' + SHEET.format(COPY + memory("&e;"))
-    )
+    sheet.write_text(f'<!DOCTYPE x [<!ENTITY e SYSTEM "file://{place}/secret">]>' + SHEET.format(COPY + memory("&e;")))
     assert "document type" in broken(str(sheet))
 
 
@@ -462,9 +450,7 @@ def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
     assert (place / "argv").read_text() == "0\n52:54:00:00:00:09\n"
 
 
-def test_a_hook_is_asked_about_the_jobs_own_address_where_the_settings_say_so(
-    write: Write, place: Path
-) -> None:
+def test_a_hook_is_asked_about_the_jobs_own_address_where_the_settings_say_so(write: Write, place: Path) -> None:
     hook = write(f"touch {place}/ran; echo 52:54:00:00:00:02")
     given = "52:54:00:00:00:01"
     assert asked(hook, given) == given
@@ -479,13 +465,7 @@ def test_a_hook_that_says_nothing_leaves_things_as_they_are(write: Write, given:
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "nonsense",
-        "01:00:5e:00:00:01",
-        "00:00:00:00:00:00",
-        "52:54:00:00:00",
-        "52:54:00:00:00:01 52:54:00:00:00:02",
-    ],
+    ["nonsense", "01:00:5e:00:00:01", "00:00:00:00:00:00", "52:54:00:00:00", "52:54:00:00:00:01 52:54:00:00:00:02"],
 )
 def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> None:
     with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
@@ -589,11 +569,7 @@ def test_examples_are_programs_where_they_are_to_be() -> None:
 
 def test_a_policy_is_looked_at_without_a_job(write: Write, place: Path) -> None:
     first, second = write("", "first.xsl"), write("exec cat", "second")
-    good = {
-        "VM_POLICY": f"{first} {second}",
-        "VM_POLICY_REQUIREMENTS": "JobVMMemory < 5",
-        "VM_MAC_HOOK": second,
-    }
+    good = {"VM_POLICY": f"{first} {second}", "VM_POLICY_REQUIREMENTS": "JobVMMemory < 5", "VM_MAC_HOOK": second}
     assert policy.inspect(Settings(good)) == (
         "VM_POLICY_REQUIREMENTS is an expression; the 2 stages of VM_POLICY are there; VM_MAC_HOOK is there"
     )

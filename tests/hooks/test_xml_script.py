@@ -305,11 +305,7 @@ def test_every_list_of_words_can_be_quoted(words):
 
 
 def test_the_lines_that_are_added():
-    assert extra_lines(AD) == [
-        'VMPARAM_Xen_Bootloader = ""',
-        'VMPARAM_Xen_Initrd = ""',
-        'JobVMNetworkingType = ""',
-    ]
+    assert extra_lines(AD) == ['VMPARAM_Xen_Bootloader = ""', 'VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""']
 
 
 def test_the_lines_that_are_added_have_an_order_and_values():

@@ -429,10 +429,7 @@ def test_it_leaves_the_cgroup_of_its_server(tmp_path):
         place = tmp_path / "fired"
         script = textwrap.dedent(SERVER).replace("posted = []", f"{enter}\nposted = []").format(then="")
         server = subprocess.Popen(
-            [sys.executable, "-c", script, SOURCE, str(place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", script, SOURCE, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
             session = int(server.stdout.readline())

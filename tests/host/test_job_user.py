@@ -85,9 +85,7 @@ def test_a_gid_of_root_or_none_becomes_the_uid(gid):
 
 
 @as_root
-@pytest.mark.parametrize(
-    "uid", [None, "", "0", "-5", "nobody", "1.5", "54321x", "4294967295", "4294967296", "²"]
-)
+@pytest.mark.parametrize("uid", [None, "", "0", "-5", "nobody", "1.5", "54321x", "4294967295", "4294967296", "²"])
 def test_root_without_a_usable_uid_is_a_fault(uid):
     with pytest.raises(MachineFault, match="VMGAHP_USER_UID"):
         Identity.from_environ({} if uid is None else {"VMGAHP_USER_UID": uid})
@@ -151,9 +149,7 @@ def test_what_the_kernel_says_is_passed_on(user, scratch):
     assert refused(user.open_scratch, str(scratch), "there", exclusive) == errno.EEXIST
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a\0b"]
-)
+@pytest.mark.parametrize("name", ["", ".", "..", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a\0b"])
 def test_a_name_that_is_not_plain_is_refused(user, scratch, name):
     assert refused(user.open_scratch, str(scratch), name, os.O_RDONLY) == errno.EINVAL
     assert refused(user.write_scratch, str(scratch), name, b"") == errno.EINVAL
@@ -275,9 +271,7 @@ def test_check_access(user, place, scratch):
     assert "regular" in user.check_access(str(scratch / "fifo"), write=False)
 
 
-@pytest.mark.parametrize(
-    "path", ["/proc/self/mem", "/proc/version", "/sys/kernel/uevent_seqnum", "/dev/null"]
-)
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/version", "/sys/kernel/uevent_seqnum", "/dev/null"])
 def test_the_kernels_own_files_are_no_images(user, place, path):
     (place / "link").symlink_to(path)
     assert user.check_access(path, write=False) is not None

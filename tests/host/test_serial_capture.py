@@ -44,11 +44,7 @@ class Console:
     def start(self, limit=1 << 20, **options):
         directory = runtime_dir(self.base)
         capture = ConsoleCapture(
-            f"{directory}/console",
-            options.pop("open_output", self.open_output),
-            limit,
-            self.told.append,
-            **options,
+            f"{directory}/console", options.pop("open_output", self.open_output), limit, self.told.append, **options
         )
         self.captures.append(capture)
         return capture
@@ -86,9 +82,7 @@ def test_what_the_guest_prints_arrives_while_it_runs(console):
     ("limit", "runs", "kept", "told"),
     [
         pytest.param(1 << 20, [[bytes(range(256)) * 16]], bytes(range(256)) * 16, 0, id="bytes as they are"),
-        pytest.param(
-            1 << 20, [[b"before it\n"], [b"after it\n"]], b"before it\nafter it\n", 0, id="restarts"
-        ),
+        pytest.param(1 << 20, [[b"before it\n"], [b"after it\n"]], b"before it\nafter it\n", 0, id="restarts"),
         pytest.param(10, [[b"0123456", b"789abcdef", b"more"]], b"0123456789" + CUT % 10, 1, id="too much"),
         pytest.param(10, [[b"0123456789"]], b"0123456789", 0, id="exactly the limit"),
         pytest.param(10, [[b"01234567"]] * 3, b"0123456701" + CUT % 10, 1, id="too much over restarts"),

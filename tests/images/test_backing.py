@@ -40,10 +40,7 @@ def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
     base = create(scratch / "base", image_format="raw")
     middle = create(scratch / "middle", "-b", str(base), "-F", "raw")
     top = create(scratch / "top", "-b", "middle", "-F", "qcow2")
-    assert backing_chain(str(top), "qcow2", user) == (
-        BackingFile(str(middle), "qcow2"),
-        BackingFile(str(base), "raw"),
-    )
+    assert backing_chain(str(top), "qcow2", user) == (BackingFile(str(middle), "qcow2"), BackingFile(str(base), "raw"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can have a file that the job's user cannot read")

@@ -226,9 +226,7 @@ def test_an_image_whose_layers_are_bad_is_not_offered(place: Path) -> None:
 def test_a_layer_of_an_image_must_be_the_administrators_too(place: Path) -> None:
     base = write(place / "base", b"x" * 512)
     top = place / "top"
-    subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(top)], check=True
-    )
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(top)], check=True)
     image, who = Image("a", str(top), "qcow2"), Identity(os.getuid(), os.getgid())
     [layer] = provision.of_image(image, who)
     assert (layer.path, layer.format, layer.known_as) == (str(base), "raw", "catalog:a+1")
@@ -257,8 +255,7 @@ def test_a_writable_disk_is_a_layer_of_the_jobs_own(place: Path) -> None:
     made = one(place, "qcow2", QCOW2)
     assert resolved(made) == (
         Disk(
-            *("/scratch/vda-a.qcow2", "vda", "", True, "qcow2", True, "disk"),
-            image=Image("a", f"{place}/a", "qcow2"),
+            *("/scratch/vda-a.qcow2", "vda", "", True, "qcow2", True, "disk"), image=Image("a", f"{place}/a", "qcow2")
         ),
     )
     assert resolved(made)[0].is_made
@@ -280,9 +277,7 @@ def test_two_disks_on_one_image_have_a_layer_each(place: Path) -> None:
     assert [disk.path for disk in disks] == ["/scratch/vda-a.qcow2", "/scratch/vdb-a.qcow2"]
 
 
-@pytest.mark.parametrize(
-    "entry", ["catalog:vda:w", "catalog:vda:w:qcow2", "./catalog:vda:w", "/x/catalog:vda:w:raw"]
-)
+@pytest.mark.parametrize("entry", ["catalog:vda:w", "catalog:vda:w:qcow2", "./catalog:vda:w", "/x/catalog:vda:w:raw"])
 def test_a_file_may_be_called_catalog(entry: str) -> None:
     [disk] = resolved(Settings({"VM_MEMORY": "1024"}), entry, Files(scratch=("catalog",)))
     assert (disk.path, disk.image) == ("/scratch/catalog", None)
@@ -384,9 +379,7 @@ def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
 
 
 @pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])
-def test_domains_that_this_package_does_not_describe_to_qemu(
-    place: Path, domain_type: str, script: str
-) -> None:
+def test_domains_that_this_package_does_not_describe_to_qemu(place: Path, domain_type: str, script: str) -> None:
     made = one(place)
     ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
     spec = JobSpec.from_ad(ad, made, Files(shared=[str(place / "a")]))  # type: ignore[arg-type]

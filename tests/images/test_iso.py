@@ -20,12 +20,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
-    contents = {
-        "user-data": b"#cloud-config\n",
-        "params/deep/In Put.csv": b"1,2\n" * 5000,
-        "empty": b"",
-        "ä": b"x",
-    }
+    contents = {"user-data": b"#cloud-config\n", "params/deep/In Put.csv": b"1,2\n" * 5000, "empty": b"", "ä": b"x"}
     write(str(scratch), "seed.iso", "cidata", contents, user, most_bytes=1 << 20)
     assert read(scratch / "seed.iso") == contents
     assert read(scratch / "seed.iso", "joliet") == contents
@@ -42,9 +37,7 @@ def test_the_image_is_the_users_alone(scratch: Path, user: Identity) -> None:
 
 
 @pytest.mark.parametrize(("secret", "mode"), [(False, 0o444), (True, 0o400)])
-def test_what_is_secret_is_for_the_guests_root(
-    scratch: Path, user: Identity, secret: bool, mode: int
-) -> None:
+def test_what_is_secret_is_for_the_guests_root(scratch: Path, user: Identity, secret: bool, mode: int) -> None:
     write(str(scratch), "a.iso", "X", {"d/f": b"1"}, user, most_bytes=100, secret=secret)
     image = pycdlib.PyCdlib()
     image.open(str(scratch / "a.iso"))
@@ -52,9 +45,7 @@ def test_what_is_secret_is_for_the_guests_root(
     assert stat.S_IMODE(record.rock_ridge.get_file_mode()) == mode
 
 
-def test_the_same_contents_make_the_same_bytes(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_contents_make_the_same_bytes(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = {"b": b"2", "a/c": b"1" * 3000}
     write(str(scratch), "one.iso", "X", contents, user, most_bytes=1 << 20)
     (scratch / "c").write_bytes(b"1" * 3000)
@@ -76,9 +67,7 @@ def test_a_descriptor_is_read_from_its_beginning(scratch: Path, user: Identity) 
     assert read(scratch / "a.iso") == {"in": b"0123456789"}
 
 
-def test_what_was_there_is_replaced_and_no_link_followed(
-    scratch: Path, user: Identity, tmp_path: Path
-) -> None:
+def test_what_was_there_is_replaced_and_no_link_followed(scratch: Path, user: Identity, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"untouched")
     (scratch / "a.iso").symlink_to(outside)
@@ -103,9 +92,7 @@ def test_what_was_there_is_replaced_and_no_link_followed(
         ({"a": b"12345", "b": b"678901"}, "11 bytes, and 10 is the most"),
     ],
 )
-def test_what_can_be_no_image_is_unfit(
-    scratch: Path, user: Identity, contents: dict[str, bytes], why: str
-) -> None:
+def test_what_can_be_no_image_is_unfit(scratch: Path, user: Identity, contents: dict[str, bytes], why: str) -> None:
     with pytest.raises(Unfit, match=why):
         write(str(scratch), "a.iso", "X", contents, user, most_bytes=10)
     assert os.listdir(scratch) == []
@@ -118,14 +105,7 @@ def test_many_files_are_written(scratch: Path, user: Identity) -> None:
 
 
 def test_names_that_only_windows_confuses_are_told_apart(scratch: Path, user: Identity) -> None:
-    contents = {
-        "DATA": b"1",
-        "Data": b"2",
-        "a:b": b"3",
-        "a;b": b"4",
-        "é" * 60 + "1": b"5",
-        "é" * 60 + "2": b"6",
-    }
+    contents = {"DATA": b"1", "Data": b"2", "a:b": b"3", "a;b": b"4", "é" * 60 + "1": b"5", "é" * 60 + "2": b"6"}
     write(str(scratch), "a.iso", "X", contents, user, most_bytes=100)
     assert read(scratch / "a.iso") == contents
     joliet = read(scratch / "a.iso", "joliet")
@@ -136,9 +116,7 @@ def test_names_that_only_windows_confuses_are_told_apart(scratch: Path, user: Id
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 
-@given(
-    st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5)
-)
+@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5))
 @settings(max_examples=15)
 def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     directory = tmp_path_factory.mktemp("names")

@@ -40,10 +40,7 @@ class Directory:
     def spec(self, settings: Settings = MACHINE, **options: str) -> JobSpec:
         job = ad(
             VM_WORKING_DIR=f'"{self.path}"',
-            **{
-                f"VMPARAM_vm_{option}" if option in NAMES else option: text
-                for option, text in options.items()
-            },
+            **{f"VMPARAM_vm_{option}" if option in NAMES else option: text for option, text in options.items()},
         )
         return JobSpec.from_ad(job, settings, self.user)
 
@@ -90,9 +87,7 @@ def test_meta_data_are_made_where_the_job_has_none(directory: Directory) -> None
     directory.put("user-data", b"#!/bin/sh\n")
     made = directory.seed(User_Data='"user-data"')["meta-data"].decode()
     assert made == 'instance-id: "alice_example.org_17.0"\nlocal-hostname: "alice-example-org-17-0"\n'
-    made = directory.seed(User_Data='"user-data"', GlobalJobId='"ap.example#17.0#170000"')[
-        "meta-data"
-    ].decode()
+    made = directory.seed(User_Data='"user-data"', GlobalJobId='"ap.example#17.0#170000"')["meta-data"].decode()
     assert made.startswith('instance-id: "ap.example#17.0#170000"\n')
 
 
@@ -146,9 +141,7 @@ def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: by
 
 @given(st.binary(max_size=100) | st.binary(max_size=20).map(lambda rest: b"#!" + rest))
 @settings(max_examples=30)
-def test_whatever_a_file_has_it_is_taken_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_whatever_a_file_has_it_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     directory = Directory(tmp_path_factory.mktemp("job"))
     directory.put("user-data", content)
     with contextlib.suppress(JobFault):
@@ -201,9 +194,7 @@ def test_a_name_of_no_file_is_refused(directory: Directory, name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"User_Data": '"user-data"'}, {"Exit_Port": "true"}])
-def test_a_machine_whose_vms_a_script_describes_refuses_it(
-    directory: Directory, options: dict[str, str]
-) -> None:
+def test_a_machine_whose_vms_a_script_describes_refuses_it(directory: Directory, options: dict[str, str]) -> None:
     directory.put("user-data", b"#cloud-config\n")
     scripted = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
     directory.refused("LIBVIRT_XML_SCRIPT", settings=scripted, **options)
@@ -222,9 +213,7 @@ def test_a_machine_whose_vms_a_script_describes_refuses_it(
         ("disk.img:hda:w,disk.img:hdb:w,disk.img:hdc:w,disk.img:hdd:w", "sda"),
     ],
 )
-def test_the_drive_is_of_the_kind_that_the_guest_boots_from(
-    directory: Directory, disks: str, device: str
-) -> None:
+def test_the_drive_is_of_the_kind_that_the_guest_boots_from(directory: Directory, disks: str, device: str) -> None:
     directory.put("user-data", b"#cloud-config\n")
     drive = directory.spec(User_Data='"user-data"', VMPARAM_vm_Disk=f'"{disks}"').disks[-1]
     assert drive.device == device
@@ -236,9 +225,7 @@ def test_the_drive_is_made_anew_byte_for_byte(directory: Directory) -> None:
     directory.put("user-data", b"#cloud-config\n")
     directory.seed(User_Data='"user-data"')
     first = (directory.path / "vm_cidata.iso").read_bytes()
-    cloud_init.forget(
-        directory.spec(User_Data='"user-data"').devices.user_data, str(directory.path), directory.user
-    )
+    cloud_init.forget(directory.spec(User_Data='"user-data"').devices.user_data, str(directory.path), directory.user)
     assert not (directory.path / "vm_cidata.iso").exists()
     os.utime(directory.path / "user-data", (10**9, 10**9))
     directory.seed(User_Data='"user-data"')

@@ -82,9 +82,7 @@ def test_an_overlay_and_its_record(place: Place) -> None:
     assert place.names() == {LAYER, RECORD}
     [layer] = json.loads((place.scratch / RECORD).read_text())["layers"]
     assert (layer["file"], layer["image"], layer["base"][0]["size"]) == (LAYER, "a", 1 << 20)
-    assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (
-        BackingFile(str(place.base), "raw"),
-    )
+    assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (BackingFile(str(place.base), "raw"),)
     assert {(place.scratch / name).stat().st_uid for name in place.names()} == {place.who.uid}
 
 
@@ -141,9 +139,7 @@ def test_an_overlay_that_nobody_knows_is_not_used(place: Place) -> None:
     assert "does not say which image" in place.refused(place.spec())
 
 
-@pytest.mark.parametrize(
-    "record", ["{", "[]", '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}', ""]
-)
+@pytest.mark.parametrize("record", ["{", "[]", '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}', ""])
 def test_a_record_that_is_none(place: Place, record: str) -> None:
     place.make(place.spec())
     place.own(write(place.scratch / RECORD, record))
@@ -184,9 +180,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     place.make(place.spec())
 
     def state(wanted: JobSpec) -> list[DiskState]:
-        return list(
-            checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, chains(wanted, place.who))
-        )
+        return list(checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, chains(wanted, place.who)))
 
     here = state(place.spec())
     assert here[0].backing[0].path == "catalog:a"

@@ -41,9 +41,7 @@ def data_disk(text: str) -> tuple[Disk, ...]:
     ],
 )
 def test_a_data_disk(text: str, device: str, size: int, name: str, image_format: str) -> None:
-    assert data_disk(text) == (
-        Disk(f"/scratch/{name}", device, "", True, image_format, True, "disk", size=size),
-    )
+    assert data_disk(text) == (Disk(f"/scratch/{name}", device, "", True, image_format, True, "disk", size=size),)
 
 
 def test_several_data_disks() -> None:
@@ -104,8 +102,7 @@ def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:
         identity=Files(scratch=("in.csv", "params.txt")),
     )
     assert disk == Disk(
-        *("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom"),
-        files=("in.csv", "params.txt"),
+        *("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom"), files=("in.csv", "params.txt")
     )
 
 
@@ -128,15 +125,7 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
     options = Options(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
     [disk] = data_disks(options, (), who, str(scratch))
     assert disk.files == ("params/b", "params/deep/a")
-    for name in (
-        "elsewhere",
-        "elsewhere/hostname",
-        "params/link",
-        "empty",
-        "/etc/hostname",
-        "..",
-        "params/../..",
-    ):
+    for name in ("elsewhere", "elsewhere/hostname", "params/link", "empty", "/etc/hostname", "..", "params/../.."):
         with pytest.raises(JobFault, match="VMPARAM_vm_Data_Files"):
             data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", f'"{name}"')])), (), who, str(scratch))
 

@@ -92,13 +92,9 @@ def test_the_classic_attributes_are_the_first_nics_or_contradict_it() -> None:
     agreed = {"JobVMNetworking": "true", "JobVMNetworkingType": '"nat"', "JobVM_MACADDR": f'"{mac}"'}
     assert nics(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
     option = {"VMPARAM_vm_NICs": f'"user:{mac}"'}
-    refusal(
-        MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **option
-    )
+    refusal(MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **option)
     other = '"52:54:00:00:00:01"'
-    refusal(
-        MISMATCHED, "JobVM_MACADDR", "52:54:00:00:00:01", settings=NETWORKS, JobVM_MACADDR=other, **option
-    )
+    refusal(MISMATCHED, "JobVM_MACADDR", "52:54:00:00:00:01", settings=NETWORKS, JobVM_MACADDR=other, **option)
 
 
 def test_without_a_list_there_is_the_classic_nic() -> None:
@@ -133,14 +129,7 @@ def test_a_checkpoint_and_other_writers_contradict_each_other() -> None:
     files = Files(shared=("/nfs/book.img",))
     disk = '"disk.img:vda:w,/nfs/book.img:vdb:ws"'
     assert spec(files=files, VMPARAM_vm_Disk=disk).disks[1].shared
-    refusal(
-        BAD_DISK,
-        "/nfs/book.img",
-        "JobVMCheckpoint",
-        files=files,
-        VMPARAM_vm_Disk=disk,
-        JobVMCheckpoint="true",
-    )
+    refusal(BAD_DISK, "/nfs/book.img", "JobVMCheckpoint", files=files, VMPARAM_vm_Disk=disk, JobVMCheckpoint="true")
     own = '"disk.img:vda:ws,/nfs/book.img:vdb:rs"'
     assert spec(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").checkpoint
 

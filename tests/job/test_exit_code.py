@@ -100,9 +100,7 @@ def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Iden
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_console_that_the_user_may_not_read_says_nothing(
-    scratch: Path, user: Identity, tmp_path: Path
-) -> None:
+def test_a_console_that_the_user_may_not_read_says_nothing(scratch: Path, user: Identity, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("vmgahp-exit-code: 3\n")
     vm = Vm(scratch, user)
@@ -157,9 +155,7 @@ def libexec(scratch: Path) -> Path:
     notes.touch()
     notes.chmod(0o666)
     program = directory / "condor_chirp"
-    program.write_text(
-        f'#!/bin/sh\necho "$(id -u) $_CONDOR_CHIRP_CONFIG $*" >> {notes}\n. {directory}/then\n'
-    )
+    program.write_text(f'#!/bin/sh\necho "$(id -u) $_CONDOR_CHIRP_CONFIG $*" >> {notes}\n. {directory}/then\n')
     program.chmod(0o755)
     (directory / "then").write_text("exit 0\n")
     return directory
@@ -181,10 +177,7 @@ def test_the_starter_is_told_as_the_jobs_user(scratch: Path, user: Identity, lib
     configured(scratch, user)
     assert tell_starter(3, str(scratch), str(libexec), user) == ""
     who = f"{user.uid} {scratch}/.chirp.config"
-    assert notes(libexec) == [
-        f"{who} set_job_attr VMExitCode 3",
-        f"{who} set_job_attr_delayed ChirpVMExitCode 3",
-    ]
+    assert notes(libexec) == [f"{who} set_job_attr VMExitCode 3", f"{who} set_job_attr_delayed ChirpVMExitCode 3"]
 
 
 def test_without_a_code_none_of_an_earlier_run_stays(scratch: Path, user: Identity, libexec: Path) -> None:
@@ -251,9 +244,7 @@ def test_a_machine_without_condor_chirp_says_so(scratch: Path, user: Identity) -
     ("how", "told"),
     [("", True), (exit_code.POWERED_OFF, True), (exit_code.CRASHED, True), (exit_code.DESTROYED, False)],
 )
-def test_only_an_end_of_its_own_is_told(
-    scratch: Path, user: Identity, libexec: Path, how: str, told: bool
-) -> None:
+def test_only_an_end_of_its_own_is_told(scratch: Path, user: Identity, libexec: Path, how: str, told: bool) -> None:
     configured(scratch, user)
     vm = Vm(scratch, user, libexec)
     vm.resources.ended(how)
@@ -261,9 +252,7 @@ def test_only_an_end_of_its_own_is_told(
     assert bool(notes(libexec)) == told
 
 
-def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(
-    scratch: Path, user: Identity, libexec: Path
-) -> None:
+def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(scratch: Path, user: Identity, libexec: Path) -> None:
     configured(scratch, user)
     vm = Vm(scratch, user, libexec)
     vm.resources.to_be_stopped()

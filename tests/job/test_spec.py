@@ -79,15 +79,7 @@ def test_numbers_survive(name, whole, real, truth):
 
 def test_lookups_convert_as_htcondors():
     found = JobAd(
-        {
-            "T": "true",
-            "F": "FALSE",
-            "I": "-3",
-            "R": "2.9",
-            "S": '"text"',
-            "U": "undefined",
-            "E": "error",
-        }.items()
+        {"T": "true", "F": "FALSE", "I": "-3", "R": "2.9", "S": '"text"', "U": "undefined", "E": "error"}.items()
     )
     assert [found.integer(name) for name in "TFIRSUE"] == [1, 0, -3, 2, None, None, None]
     assert [found.boolean(name) for name in "TFIRSUE"] == [True, False, True, True, None, None, None]
@@ -115,38 +107,9 @@ def test_old_classad_strings():
 
 
 EXPRESSIONS = [
-    *(
-        "0",
-        "-0",
-        "007",
-        "0x1F",
-        "1K",
-        "5.",
-        ".5",
-        "1.5E2",
-        "1.5e+2",
-        "-1.5",
-        "--1",
-        "+7",
-        "1_0",
-        "2 * 3",
-        "- 5",
-    ),
+    *("0", "-0", "007", "0x1F", "1K", "5.", ".5", "1.5E2", "1.5e+2", "-1.5", "--1", "+7", "1_0", "2 * 3", "- 5"),
     *("99999999999999999999", "true", "TRUE", "t", "undefined", "ERROR", "T || F", "{1, 2}", "[a = 1]"),
-    *(
-        '"a"',
-        r'"a\nb"',
-        r'"a\"b"',
-        r'"a\"',
-        r'"\\"',
-        '"é"',
-        "'A'",
-        'strcat("a", "b")',
-        "A",
-        "MY.A",
-        "my.B",
-        "Nope",
-    ),
+    *('"a"', r'"a\nb"', r'"a\"b"', r'"a\"', r'"\\"', '"é"', "'A'", 'strcat("a", "b")', "A", "MY.A", "my.B", "Nope"),
     *("TARGET.A", 'real("INF")', "1.0 / 0", 'ifThenElse(A > 3, "yes", "no")', "X", "Loop"),
 ]
 
@@ -495,28 +458,17 @@ def test_a_hung_scratch_directory_is_the_machines_fault():
 
 OPTIONS = [
     *GOOD,
-    *(
-        "RequestMemory",
-        "JobVM_VCPUS",
-        "RequestCpus",
-        "JobVMNetworking",
-        "JobVMNetworkingType",
-        "JobVM_MACADDR",
-    ),
+    *("RequestMemory", "JobVM_VCPUS", "RequestCpus", "JobVMNetworking", "JobVMNetworkingType", "JobVM_MACADDR"),
     *("JobVMVNCConsole", "JobVMCheckpoint", "VMPARAM_No_Output_VM", "JobVMHardwareVT"),
 ]
 disk_like = st.text(st.sampled_from("disk.img:vdahsw,rawqcow2/. '\"\\\x1b"))
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(OPTIONS), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS))
-    )
+    st.dictionaries(st.sampled_from(OPTIONS), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS)))
 )
 def test_no_ad_raises_anything_but_a_fault(changes):
-    pairs = [
-        pair for name, text in {**GOOD, **changes}.items() if (pair := JobAd.parse_line(f"{name} = {text}"))
-    ]
+    pairs = [pair for name, text in {**GOOD, **changes}.items() if (pair := JobAd.parse_line(f"{name} = {text}"))]
     found = None
     with contextlib.suppress(Fault):
         found = JobSpec.from_ad(JobAd(pairs), MACHINE, Files())

@@ -61,9 +61,7 @@ def test_what_a_submit_file_may_leave_out():
 
 
 def test_names_are_the_last_part_of_a_path_of_either_system():
-    found = spec(
-        VMPARAM_VMware_VMX_File=r'"C:\vms\dos.vmx"', VMPARAM_VMware_VMDK_Files='"/vms/dos.vmdk, dos.vmdk,"'
-    )
+    found = spec(VMPARAM_VMware_VMX_File=r'"C:\vms\dos.vmx"', VMPARAM_VMware_VMDK_Files='"/vms/dos.vmdk, dos.vmdk,"')
     assert (found.vmx_file, found.vmdk_files) == ("dos.vmx", ("dos.vmdk",))
 
 

@@ -11,9 +11,7 @@ from vmgahp.job.vmx import LARGEST, MOST_LINES, Vmx, VmxError
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9.:_]{0,20}", fullmatch=True)
 VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 NASTY = st.lists(
-    st.sampled_from(
-        ['"', "\n", "\r", "|", "#", "=", " ", "\t", "|22", "|0A", "|", "2", "\x85", "\u2028", "é", "x"]
-    )
+    st.sampled_from(['"', "\n", "\r", "|", "#", "=", " ", "\t", "|22", "|0A", "|", "2", "\x85", "\u2028", "é", "x"])
 ).map("".join)
 
 
@@ -109,15 +107,7 @@ def test_a_mapping_in_any_case_that_keeps_its_spelling_and_its_order():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("TRUE", True),
-        ("yes", True),
-        ("1", True),
-        ("FALSE", False),
-        ("0", False),
-        ("no", False),
-        ("what", False),
-    ],
+    [("TRUE", True), ("yes", True), ("1", True), ("FALSE", False), ("0", False), ("no", False), ("what", False)],
 )
 def test_booleans(text, expected):
     assert Vmx({"a": text}).boolean("a") is expected

@@ -139,9 +139,7 @@ def test_a_partition_is_a_disk_by_itself() -> None:
     found = JobSpec.from_ad(ad(**OWN, **two), settings, Files(FILES))  # type: ignore[arg-type]
     assert [(each.device, each.partition) for each in found.disks] == [("xvda", "1"), ("xvda", "2")]
     with pytest.raises(JobFault, match="twice"):
-        JobSpec.from_ad(
-            ad(**{**OWN, "VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda1:r"'}), settings, Files(FILES)
-        )  # type: ignore[arg-type]
+        JobSpec.from_ad(ad(**{**OWN, "VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda1:r"'}), settings, Files(FILES))  # type: ignore[arg-type]
 
 
 def test_user_networking_is_not_on_offer() -> None:

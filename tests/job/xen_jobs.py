@@ -9,13 +9,7 @@ UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
 
 HOST = domain_xen.XenHost(
     UUID,
-    {
-        "xvda": "/dev/loop0",
-        "xvda1": "/dev/loop0",
-        "xvda2": "/dev/loop1",
-        "hda": "/dev/loop0",
-        "sdb": "/dev/loop7",
-    },
+    {"xvda": "/dev/loop0", "xvda1": "/dev/loop0", "xvda2": "/dev/loop1", "hda": "/dev/loop0", "sdb": "/dev/loop7"},
     "/proc/4711/fd/20",
     "/proc/4711/fd/21",
     bridge="xenbr0",

@@ -22,16 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.lab.guest import make_guest
-from tests.lab.namespace import (
-    LAB,
-    OUR_SERVER,
-    REFERENCE_SERVER,
-    LabError,
-    Namespace,
-    build_wheel,
-    wait_until,
-    why_not,
-)
+from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER, LabError, Namespace, build_wheel, wait_until, why_not
 from tests.lab.pool import CONFIG, DOMAIN, USER
 
 OURS, REFERENCE = "this", "reference"
@@ -381,10 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report(lines, samples, compared), indent=1))
     else:
-        print(
-            f"vmgahp {compared[OURS]} by Python {compared['python']}, HTCondor {compared[REFERENCE]};",
-            end=" ",
-        )
+        print(f"vmgahp {compared[OURS]} by Python {compared['python']}, HTCondor {compared[REFERENCE]};", end=" ")
         print(f"{options.rounds} rounds, {os.cpu_count()} processors\n")
         print(table(lines))
     return 0

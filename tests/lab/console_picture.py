@@ -53,14 +53,10 @@ class Tmux:
     def __init__(self, command: str, directory: Path) -> None:
         self._socket = str(directory / "tmux")
         size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
-        self.run(
-            "-f", "/dev/null", "new-session", "-d", *size, f"cd {directory} && TERM=xterm-256color {command}"
-        )
+        self.run("-f", "/dev/null", "new-session", "-d", *size, f"cd {directory} && TERM=xterm-256color {command}")
 
     def run(self, *words: str) -> str:
-        done = subprocess.run(
-            ["tmux", "-S", self._socket, *words], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(["tmux", "-S", self._socket, *words], capture_output=True, text=True, check=True)
         return done.stdout
 
     def see(self, pattern: str) -> str:

@@ -173,9 +173,7 @@ def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/demo", description="Boot a real guest through the protocol."
-    )
+    parser = argparse.ArgumentParser(prog="scripts/demo", description="Boot a real guest through the protocol.")
     parser.add_argument("--seconds", type=int, default=5, help="how long the guest counts (default: 5)")
     seconds = parser.parse_args().seconds
     screen = Screen()

@@ -112,9 +112,7 @@ class _Code:
         self.emit("C3")  # ret
 
 
-def boot_sector(
-    seconds: int | None = 3, power_off: bool = True, busy: bool = False, last_words: str = ""
-) -> bytes:
+def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = False, last_words: str = "") -> bytes:
     """The guest's boot sector: 512 bytes of 16-bit code for the BIOS.
 
     It counts about once a second, up to `seconds` or for ever (None), and then powers off, or with

@@ -150,9 +150,7 @@ class Namespace:
             raise LabError(f"{' '.join(argv)} in the namespace: exit {done.returncode}\n{output}")
         return done
 
-    def popen(
-        self, *argv: str, user: str | None = None, cwd: str = "/", **options: Any
-    ) -> subprocess.Popen[str]:
+    def popen(self, *argv: str, user: str | None = None, cwd: str = "/", **options: Any) -> subprocess.Popen[str]:
         """Start a command in the namespace, with pipes or files as the caller wants them."""
         return subprocess.Popen(
             self.command(argv, user, cwd), env=self.environment(), text=True, errors="replace", **options

@@ -51,9 +51,7 @@ def as_svg(text: str, width: int = WIDTH, name: str = "doctor") -> str:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(
-        record=True, file=io.StringIO(), width=width + 3, force_terminal=True, legacy_windows=False
-    )
+    console = Console(record=True, file=io.StringIO(), width=width + 3, force_terminal=True, legacy_windows=False)
     console.print(Text.from_ansi(text))
     return console.export_svg(title="", code_format=FORMAT, unique_id=name)
 

@@ -141,13 +141,9 @@ class Job:
     def wait_for_event(self, event: str, timeout: float) -> None:
         """Wait for an event; one that ends the job, or holds it, ends the waiting as well."""
         final = {"terminated", "removed", "held"}
-        self.pool.wait_until(
-            f"job {self.cluster} to be {event}", lambda: {event, *final} & set(self.events()), timeout
-        )
+        self.pool.wait_until(f"job {self.cluster} to be {event}", lambda: {event, *final} & set(self.events()), timeout)
         if event not in self.events():
-            raise LabError(
-                f"job {self.cluster} is not {event}, but has: {', '.join(self.events())}\n{self.reason()}"
-            )
+            raise LabError(f"job {self.cluster} is not {event}, but has: {', '.join(self.events())}\n{self.reason()}")
 
     def reason(self) -> str:
         """What HTCondor gives as reasons for where the job is."""

@@ -165,9 +165,7 @@ def _is_called(pid: int, word: bytes) -> bool:
         return False
 
 
-def without_vm(
-    task: Mapping[str, Any], argv: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[Value]:
+def without_vm(task: Mapping[str, Any], argv: Sequence[str], environment: Mapping[str, str]) -> Iterator[Value]:
     """What a server does by itself: how it starts, how it answers, what it weighs; and the probe."""
     errors: str = task["errors"]
     ad = [line.encode() for line in task["ad"]]

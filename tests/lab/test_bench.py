@@ -138,8 +138,5 @@ def test_an_answer_that_is_none_ends_the_measurement(scratch: Path, tmp_path: Pa
         server.lines(1)
         with pytest.raises(ValueError, match="CONDOR_VM_START"):
             server.result(b"CONDOR_VM_START", 1, b"xen")
-    with (
-        stopwatch.Server(["/bin/true"], environ, str(tmp_path / "errors")) as server,
-        pytest.raises(EOFError),
-    ):
+    with stopwatch.Server(["/bin/true"], environ, str(tmp_path / "errors")) as server, pytest.raises(EOFError):
         server.lines(1)

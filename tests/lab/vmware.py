@@ -76,9 +76,7 @@ class VmwareJob:
 
     number = 0
 
-    def __init__(
-        self, scratch: Path, seconds: int | None = None, vmdk_type: str = "monolithicSparse"
-    ) -> None:
+    def __init__(self, scratch: Path, seconds: int | None = None, vmdk_type: str = "monolithicSparse") -> None:
         VmwareJob.number += 1
         self.cluster = os.getpid() * 100 + VmwareJob.number
         self.name = f"alice_lab_{self.cluster}.0"

@@ -156,11 +156,7 @@ class XenHost:
     # ---- processes ------------------------------------------------------------------------------
 
     def command(
-        self,
-        argv: Sequence[str],
-        user: str | None = None,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
+        self, argv: Sequence[str], user: str | None = None, cwd: str = "/", env: Mapping[str, str] | None = None
     ) -> list[str]:
         """The host's command line that runs `argv` in dom0, with a pipe for each of its standard streams.
 
@@ -198,12 +194,7 @@ class XenHost:
         return done
 
     def popen(
-        self,
-        *argv: str,
-        user: str | None = None,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-        **options: Any,
+        self, *argv: str, user: str | None = None, cwd: str = "/", env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[bytes]:
         """Start a command in dom0, with pipes or files as the caller wants them."""
         return subprocess.Popen(self.command(argv, user, cwd, env), **options)
@@ -226,10 +217,7 @@ class XenHost:
         """What is in a file of dom0; `FileNotFoundError` where there is none."""
         script = 'if [ -e "$1" ]; then exec cat "$1"; else exit 44; fi'
         done = subprocess.run(
-            self.command(["sh", "-c", script, "sh", inside]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=300,
+            self.command(["sh", "-c", script, "sh", inside]), stdin=subprocess.DEVNULL, capture_output=True, timeout=300
         )
         if done.returncode == 44:
             raise FileNotFoundError(inside)
@@ -293,10 +281,7 @@ class XenHost:
             script += " /var/log/xen/xen-hotplug.log"
             try:
                 done = subprocess.run(
-                    [*self._ssh, "root@127.0.0.1", script],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=30,
+                    [*self._ssh, "root@127.0.0.1", script], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
                 )
                 shown.append(done.stdout.decode(errors="replace"))
             except subprocess.TimeoutExpired:
@@ -307,18 +292,7 @@ class XenHost:
 
     def _make_key(self, private: Path) -> Path:
         """Make the key, and what dom0 reads as its second disk: the public half of it in a tar archive."""
-        command = [
-            "ssh-keygen",
-            "-q",
-            "-t",
-            "ed25519",
-            "-N",
-            "",
-            "-C",
-            "vmgahp-lab",
-            "-f",
-            str(private / "key"),
-        ]
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vmgahp-lab", "-f", str(private / "key")]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
         def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

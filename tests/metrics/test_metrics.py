@@ -34,11 +34,7 @@ def events(scratch: Path) -> list[object]:
 
 def reading(cpu: float, written: int = 0, run: str = "") -> Metrics:
     return Metrics(
-        lifecycle.RUNNING,
-        time.time(),
-        cpu_seconds=cpu,
-        block={"vda": {"write_bytes": written, "capacity": 9}},
-        run=run,
+        lifecycle.RUNNING, time.time(), cpu_seconds=cpu, block={"vda": {"write_bytes": written, "capacity": 9}}, run=run
     )
 
 
@@ -131,9 +127,7 @@ def test_what_is_no_file_is_not_written_to_and_the_vm_runs_without(
     victim.write_text("precious")
     victim.chmod(0o666)
     path = scratch / NAME
-    {"link": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[
-        kind
-    ]()
+    {"link": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[kind]()
     told: list[str] = []
     file = MetricsFile(identity, str(scratch), 1000, told.append)
     assert file.last_sample() is None

@@ -58,16 +58,7 @@ def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -
 
 
 def test_the_sdist_has_nothing_that_was_made(in_sdist: set[str]) -> None:
-    made = (
-        "__pycache__",
-        ".pyc",
-        ".venv",
-        "_cache/",
-        "_build/html",
-        "_build/doctrees",
-        ".git/",
-        ".hypothesis",
-    )
+    made = ("__pycache__", ".pyc", ".venv", "_cache/", "_build/html", "_build/doctrees", ".git/", ".hypothesis")
     assert [name for name in in_sdist if any(part in name for part in made)] == []
 
 
@@ -115,9 +106,7 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(wheel: Path, t
     assert run(str(bin_ / "vmgahp"), "version").startswith(f"vmgahp {version} ")
     assert run(str(bin_ / "condor_vm-gahp"), "-version").startswith(f"vmgahp {version} ")
     assert 'PluginType = "FileTransfer"' in run(str(bin_ / "vmgahp-image-plugin"), "-classad")
-    assert 'VM_Type = "simulated"' in run(
-        str(bin_ / "condor_vm-gahp"), "-f", "-M", "0", "vmtype", "simulated"
-    )
+    assert 'VM_Type = "simulated"' in run(str(bin_ / "condor_vm-gahp"), "-f", "-M", "0", "vmtype", "simulated")
     for program in PROGRAMS:
         assert (bin_ / program).read_text().startswith(f"#!{bin_}/python")
 

@@ -12,9 +12,7 @@ STARTER = TRANSCRIPTS / "starter.txt"
 """A job that was suspended and continued, and whose guest powered itself off; from the pool's test_transcripts.py."""
 
 
-def play_exactly(
-    recorded: Transcript, send: Callable[[bytes], object], receive: Callable[[], str | None]
-) -> None:
+def play_exactly(recorded: Transcript, send: Callable[[bytes], object], receive: Callable[[], str | None]) -> None:
     """Every line of both sides, each R too, as it is and in the recorded order."""
     for line in recorded.lines:
         if line.mark == CLIENT:

@@ -121,9 +121,7 @@ def test_a_bad_end_is_an_error(tmp_path: Path) -> None:
 
 
 def test_much_on_standard_error_holds_up_nobody() -> None:
-    code = (
-        "import sys; sys.stderr.write('x' * 999999); print('$VMGahpVersion $', flush=True); sys.stdin.read()"
-    )
+    code = "import sys; sys.stderr.write('x' * 999999); print('$VMGahpVersion $', flush=True); sys.stdin.read()"
     with python(code) as client:
         client.greeting()
         assert len(client.finish()) == 999999
@@ -162,10 +160,7 @@ def test_lines_are_heard_as_they_go_by(tmp_path: Path) -> None:
 
 
 def test_a_log_of_ones_own_is_written_to(tmp_path: Path) -> None:
-    with (
-        (tmp_path / "log").open("wb") as log,
-        Client([sys.executable, "-c", "exit('so it ends')"], log=log) as client,
-    ):
+    with (tmp_path / "log").open("wb") as log, Client([sys.executable, "-c", "exit('so it ends')"], log=log) as client:
         assert client.finish() == ""
     assert (tmp_path / "log").read_text() == "so it ends\n"
 

@@ -116,12 +116,7 @@ def test_no_r_with_async_mode_off() -> None:
 def test_everything_else_is_answered_while_a_start_goes_on() -> None:
     client = Client()
     client.start()
-    assert client.send("VERSION", "RESULTS", "CONDOR_VM_STATUS 2 9") == [
-        "S " + wire.GREETING.decode(),
-        "S 0",
-        "S",
-        "R",
-    ]
+    assert client.send("VERSION", "RESULTS", "CONDOR_VM_STATUS 2 9") == ["S " + wire.GREETING.decode(), "S 0", "S", "R"]
     assert client.results() == ["2 0 STATUS=Stopped"]
 
 
@@ -220,9 +215,7 @@ def test_the_soft_suspend_of_a_suspended_guest_needs_no_driver() -> None:
 def test_a_guest_that_powered_off_is_stopped_for_good() -> None:
     client = Client()
     client.started()
-    client.send(
-        "CONDOR_VM_STATUS 2 1", "CONDOR_VM_GETPID 3 1", "CONDOR_VM_RESUME 4 1", "CONDOR_VM_STATUS 5 1"
-    )
+    client.send("CONDOR_VM_STATUS 2 1", "CONDOR_VM_GETPID 3 1", "CONDOR_VM_RESUME 4 1", "CONDOR_VM_STATUS 5 1")
     client.end(Status(lifecycle.STOPPED))
     assert client.calls == []
     assert client.results() == [
@@ -316,9 +309,7 @@ def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_i
     client.send("CONDOR_VM_CHECKPOINT 2 1")
     client.end()
     client.send("CONDOR_VM_STATUS 3 1")
-    assert [(call.operation, call.state) for call in client.calls] == [
-        (lifecycle.RESUME, lifecycle.CHECKPOINTED)
-    ]
+    assert [(call.operation, call.state) for call in client.calls] == [(lifecycle.RESUME, lifecycle.CHECKPOINTED)]
     client.end()
     client.end(running(1.0))
     assert client.results()[1].startswith("3 0 STATUS=Running")
@@ -388,9 +379,7 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
                 assert call.vm.state == before
             elif call.operation == lifecycle.STATUS:
                 assert isinstance(outcome, Status)
-                assert lifecycle.STATUS_WORDS[call.vm.state] == outcome.state, (
-                    "what the hypervisor says is believed"
-                )
+                assert lifecycle.STATUS_WORDS[call.vm.state] == outcome.state, "what the hypervisor says is believed"
             else:
                 assert call.vm.state == lifecycle.TRANSITIONS[before, call.operation]
             hear(client.read())
@@ -411,8 +400,6 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
     while client.calls:
         call = client.calls[0]
         state = call.vm.state
-        client.end(
-            {lifecycle.STATUS: Status(lifecycle.STATUS_WORDS[state]), lifecycle.GETPID: 1}.get(call.operation)
-        )
+        client.end({lifecycle.STATUS: Status(lifecycle.STATUS_WORDS[state]), lifecycle.GETPID: 1}.get(call.operation))
     answered += [int(line.split()[0]) for line in client.results()]
     assert sorted(answered) == sorted(accepted)

@@ -15,18 +15,7 @@ from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, Transcript,
 
 TEXT = "< hello\n> A\n< S\n< R\n>   B\n> \n< E\nexit 0\n"
 LINES = st.binary(min_size=1).map(lambda data: data.replace(b"\n", b"") + b"\n") | st.sampled_from(
-    [
-        b"VERSION\r\n",
-        b"S\n",
-        b"\n",
-        b"\r\n",
-        b'"\n',
-        b"\\\n",
-        b"a\tb\r\n",
-        "ünïcode\r\n".encode(),
-        b"partial",
-        b" \n",
-    ]
+    [b"VERSION\r\n", b"S\n", b"\n", b"\r\n", b'"\n', b"\\\n", b"a\tb\r\n", "ünïcode\r\n".encode(), b"partial", b" \n"]
 )
 
 
@@ -125,9 +114,7 @@ def test_no_secret_is_written(data: bytes) -> None:
     writer.comment(data.decode())
     assert "hush" not in text
     name = data.partition(b"=")[0].decode().strip()
-    assert all(line.startswith(name) for line in transcript.parse(text).sent()), (
-        "the attribute is still there"
-    )
+    assert all(line.startswith(name) for line in transcript.parse(text).sent()), "the attribute is still there"
 
 
 def test_an_attribute_with_a_hidden_value_is_one_that_classads_know() -> None:

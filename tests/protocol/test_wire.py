@@ -39,9 +39,7 @@ def client_words(line: bytes) -> list[bytes]:
     raise AssertionError("no end of line")
 
 
-PROTOCOL_BYTES = st.lists(st.sampled_from([b"\r", b"\n", b"\\", b" ", b"A", b"=", b"\0", b"\xff"])).map(
-    b"".join
-)
+PROTOCOL_BYTES = st.lists(st.sampled_from([b"\r", b"\n", b"\\", b" ", b"A", b"=", b"\0", b"\xff"])).map(b"".join)
 
 
 @pytest.mark.parametrize(

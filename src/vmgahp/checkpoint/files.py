@@ -86,9 +86,7 @@ def load(identity: Identity, directory: str, name: str) -> bytes | None:
         return file.read(LARGEST + 1)
 
 
-def find(
-    identity: Identity, directory: str, name: str, parse: "Callable[[bytes], Manifest]"
-) -> Manifest | None:
+def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes], Manifest]") -> Manifest | None:
     """The manifest `name` as `parse` reads it; None where there is none. Raises `Unusable`."""
     try:
         data = load(identity, directory, name)
@@ -102,9 +100,7 @@ def find(
         raise Unusable(f"{name} cannot be read: {error}", False) from error
 
 
-def write(
-    identity: Identity, directory: str, name: str, data: bytes, parse: Callable[[bytes], object]
-) -> None:
+def write(identity: Identity, directory: str, name: str, data: bytes, parse: Callable[[bytes], object]) -> None:
     """Write the manifest `name`, all or nothing. Raises OSError, and `Invalid` for one that `parse` would not take."""
     parse(data)
     identity.write_scratch(directory, name, data)

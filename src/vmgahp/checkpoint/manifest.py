@@ -122,12 +122,8 @@ def parse(data: bytes) -> Manifest:
         xml=top.xml("xml"),
         cpu_seconds=top.real("cpu_seconds", 1e12),
         time=top.real("time", 1e12),
-        disks=tuple(
-            _disk(item, f"disks[{number}].") for number, item in enumerate(top.items("disks", MOST_DISKS))
-        ),
-        memory=MemoryState(
-            size=memory.integer("size", 0, _LARGEST_FILE), sha256=memory.form("sha256", _SHA256)
-        ),
+        disks=tuple(_disk(item, f"disks[{number}].") for number, item in enumerate(top.items("disks", MOST_DISKS))),
+        memory=MemoryState(size=memory.integer("size", 0, _LARGEST_FILE), sha256=memory.form("sha256", _SHA256)),
     )
 
 
@@ -140,9 +136,7 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
     except (ValueError, RecursionError) as error:
         raise Invalid(f"it is not JSON: {error}.") from error
     if isinstance(content, dict) and _is_integer(content.get("format")) and content["format"] != number:
-        raise Invalid(
-            f"it has the format {str(content['format'])[:20]}, and this daemon knows {number} only."
-        )
+        raise Invalid(f"it has the format {str(content['format'])[:20]}, and this daemon knows {number} only.")
     top = Fields(content, "", ("format", *names))
     top.integer("format", number, number)
     return top
@@ -155,8 +149,7 @@ def _disk(content: object, where: str) -> DiskState:
         writable=disk.flag("writable"),
         image=_file(disk.value("image"), where + "image."),
         backing=tuple(
-            _file(item, f"{where}backing[{number}].")
-            for number, item in enumerate(disk.items("backing", MOST_LAYERS))
+            _file(item, f"{where}backing[{number}].") for number, item in enumerate(disk.items("backing", MOST_LAYERS))
         ),
     )
 

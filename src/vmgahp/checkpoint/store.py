@@ -193,9 +193,7 @@ def _differences(
 
 def _difference(then: DiskState, now: DiskState) -> str:
     if then.writable != now.writable:
-        return " was {} and is {} now".format(
-            *("writable" if disk.writable else "read-only" for disk in (then, now))
-        )
+        return " was {} and is {} now".format(*("writable" if disk.writable else "read-only" for disk in (then, now)))
     if len(then.backing) != len(now.backing):
         return f" had {len(then.backing)} backing files and has {len(now.backing)} now"
     for was, is_ in zip((then.image, *then.backing), (now.image, *now.backing), strict=True):
@@ -216,9 +214,7 @@ def _difference(then: DiskState, now: DiskState) -> str:
 # Done with one
 
 
-def set_aside(
-    identity: Identity, directory: str, names: Sequence[str] = (MANIFEST_FILE, MEMORY_FILE)
-) -> list[str]:
+def set_aside(identity: Identity, directory: str, names: Sequence[str] = (MANIFEST_FILE, MEMORY_FILE)) -> list[str]:
     """Rename the files of a checkpoint that cannot be used, so that its owner can look at them.
 
     Returns the new names, ``<name>.refused-<n>``; no file is overwritten. Raises OSError.
@@ -248,9 +244,7 @@ def discard(identity: Identity, directory: str) -> None:
 # Files
 
 
-def _describe(
-    identity: Identity, directory: str, path: str, image_format: str, known_as: str = ""
-) -> FileState:
+def _describe(identity: Identity, directory: str, path: str, image_format: str, known_as: str = "") -> FileState:
     """The file as it is; one of an image of the catalog under that name, for on another machine it lies elsewhere
     and was written at another time."""
 

@@ -60,8 +60,7 @@ def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[
     """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
     read = (*config.SETTINGS, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
     found = [
-        Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name))
-        for setting in read
+        Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name)) for setting in read
     ]
     values, where, _ = sources.read(tuple(htcondor.BY_NAME), environ)
     for setting in htcondor.ELSEWHERE:
@@ -108,17 +107,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "wrong: invalid values, misspelled names, retired names. The exit status is 1 where "
         "that keeps jobs from running, 2 for a name that is no setting."
     )
-    command.add_argument(
-        "names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too"
-    )
+    command.add_argument("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
     command.add_argument("--changed", action="store_true", help="only those that are set")
+    command.add_argument("--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read")
     command.add_argument(
-        "--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read"
-    )
-    command.add_argument(
-        "--verbose",
-        action="store_true",
-        help="with the default, the type, who reads it, and the whole meaning",
+        "--verbose", action="store_true", help="with the default, the type, who reads it, and the whole meaning"
     )
     command.add_argument("--json", action="store_true", help="print everything as JSON")
     command.set_defaults(run=run)
@@ -156,10 +149,7 @@ def run(options: argparse.Namespace) -> int:
     for complaint in complaints:
         sys.stderr.write(f"vmgahp config: {escape(complaint)}\n")
     if options.json:
-        document = {
-            "settings": [row.document() for row in found],
-            "findings": [finding._asdict() for finding in wrong],
-        }
+        document = {"settings": [row.document() for row in found], "findings": [finding._asdict() for finding in wrong]}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         _print(found, wrong if not wanted else [], options.verbose, environ)

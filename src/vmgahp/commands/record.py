@@ -47,9 +47,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="a new file, or a directory, where each conversation gets a file of its own (default: here)",
     )
     command.add_argument("--stderr", action="store_true", help="write down what goes to standard error too")
-    command.add_argument(
-        "command", nargs="+", metavar="COMMAND", help="the server and its arguments, after --"
-    )
+    command.add_argument("command", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")
     command.set_defaults(run=lambda options: run(options.command, options.output, stderr=options.stderr))
 
 
@@ -62,9 +60,7 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     except errors.MachineFault as fault:
         _say(fault.sentence)
     writer = transcript.Writer(file.write if file else lambda _: None)
-    writer.comment(
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) + f" pid {os.getpid()}: {' '.join(command)}"
-    )
+    writer.comment(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) + f" pid {os.getpid()}: {' '.join(command)}")
     for name, value in sorted(os.environ.items()):
         if name.startswith("VMGAHP_"):
             writer.comment(f"{name}={value}")
@@ -225,9 +221,7 @@ def _detached(stream: IO[bytes] | None) -> int:
 class _Relay:
     """Stands between the client at standard input and output, and a server. Raises OSError if it cannot start."""
 
-    def __init__(
-        self, command: list[str], writer: transcript.Writer, signals: _Signals, *, stderr: bool
-    ) -> None:
+    def __init__(self, command: list[str], writer: transcript.Writer, signals: _Signals, *, stderr: bool) -> None:
         self._signals = signals
         self._process = subprocess.Popen(
             command,
@@ -243,9 +237,7 @@ class _Relay:
             _Channel(transcript.SERVER, _detached(self._process.stdout), 1, writer.line),
         ]
         if stderr:
-            self._channels.append(
-                _Channel(transcript.STDERR, _detached(self._process.stderr), 2, writer.line)
-            )
+            self._channels.append(_Channel(transcript.STDERR, _detached(self._process.stderr), 2, writer.line))
 
     def run(self) -> int:
         """Until the server has exited and all that it said is passed on; its exit status, as of `subprocess`."""

@@ -36,17 +36,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "if nothing differs, 1 if something does, 2 if it could not be tried."
     )
     command.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
-    command.add_argument(
-        "command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --"
-    )
+    command.add_argument("command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
     for retired in ("--as-server", "--exact", "--paced"):
         command.add_argument(retired, action="store_true", help=argparse.SUPPRESS)
     command.add_argument(
-        "--timeout",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long an answer may take (default: 60)",
+        "--timeout", type=float, default=0.0, metavar="SECONDS", help="how long an answer may take (default: 60)"
     )
     command.add_argument(
         "--set",
@@ -62,9 +56,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def _main(options: argparse.Namespace) -> int:
     try:
         if options.as_server:
-            raise ValueError(
-                "--as-server is gone, and nothing was played. Hint: only a client can be played now."
-            )
+            raise ValueError("--as-server is gone, and nothing was played. Hint: only a client can be played now.")
         for name in ("exact", "paced"):
             if getattr(options, name):
                 _complain(f"--{name} is gone and is ignored.")
@@ -104,9 +96,7 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
     for difference in differences:
         sys.stdout.write(difference.show() + "\n")
     if replay.unplayed:
-        sys.stdout.write(
-            f"The server said no more: {replay.unplayed} lines of the recording were not played.\n"
-        )
+        sys.stdout.write(f"The server said no more: {replay.unplayed} lines of the recording were not played.\n")
     return DIFFERENT if differences else SAME
 
 
@@ -320,8 +310,6 @@ class Replay:
         self._differ(step.line.number, step.line.text, said, "RESULTS")
         return False
 
-    def _differ(
-        self, number: int, recorded: str | None, said: str | None, request: str | None = None
-    ) -> None:
+    def _differ(self, number: int, recorded: str | None, said: str | None, request: str | None = None) -> None:
         request = self._last_sent if request is None else request
         self.differences.append(Difference(number, recorded, said, request))

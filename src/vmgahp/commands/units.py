@@ -32,11 +32,7 @@ def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for large, small, unit, part in (
-        (_DAY, _HOUR, "d", "h"),
-        (_HOUR, _MINUTE, "h", "min"),
-        (_MINUTE, 1, "min", "s"),
-    ):
+    for large, small, unit, part in ((_DAY, _HOUR, "d", "h"), (_HOUR, _MINUTE, "h", "min"), (_MINUTE, 1, "min", "s")):
         if whole >= large:
             rest = whole % large // small
             return f"{whole // large} {unit} {rest} {part}" if rest else f"{whole // large} {unit}"

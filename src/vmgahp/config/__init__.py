@@ -106,9 +106,7 @@ class Settings:
             if unit[0].lower() not in "shdwm":
                 raise self._bad(name, "a size such as 10 Mb")
             default = BY_NAME[name].default
-            warning = (
-                f"{name} = {text} ({self.where(name)}) is a time, not a size; {default} is taken instead."
-            )
+            warning = f"{name} = {text} ({self.where(name)}) is a time, not a size; {default} is taken instead."
             if warning not in self.warnings:
                 self.warnings.append(warning)
             return Settings({name: default}).size(name)
@@ -125,9 +123,7 @@ class Settings:
         """How many bytes of the serial console are kept; 0: there is no vm_console.log."""
         return self.size("VM_CONSOLE_LOG_MAX") if self.boolean("VM_CONSOLE_LOG") else 0
 
-    def networking_types(
-        self, kinds: Sequence[str] = NETWORKING_TYPES, own_bridge: bool = False
-    ) -> list[str]:
+    def networking_types(self, kinds: Sequence[str] = NETWORKING_TYPES, own_bridge: bool = False) -> list[str]:
         """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
 
         As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
@@ -137,11 +133,7 @@ class Settings:
             return []
         bridge = self.string("VM_NETWORKING_BRIDGE_INTERFACE")
         found = [word.strip("\"'").lower() for word in self.strings("VM_NETWORKING_TYPE")]
-        return [
-            kind
-            for kind in dict.fromkeys(found)
-            if kind in kinds and (kind != "bridge" or bridge or own_bridge)
-        ]
+        return [kind for kind in dict.fromkeys(found) if kind in kinds and (kind != "bridge" or bridge or own_bridge)]
 
     def xml_script(self) -> str:
         """LIBVIRT_XML_SCRIPT, or an empty string where it is not set or is HTCondor's own awk script."""

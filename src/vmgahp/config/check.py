@@ -122,15 +122,10 @@ def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
 
 def contradictions(settings: Settings) -> list[Finding]:
     """Settings that cannot both have effect; what is wrong with one alone is left to `values`."""
-    if (
-        settings.string("VM_SHARE_SCRATCH").lower() != "9p"
-        or _is(settings, "VM_RUN_AS_JOB_USER") is not False
-    ):
+    if settings.string("VM_SHARE_SCRATCH").lower() != "9p" or _is(settings, "VM_RUN_AS_JOB_USER") is not False:
         return []
     seen = "VM_SHARE_SCRATCH = 9p takes VM_RUN_AS_JOB_USER, which is off: no directory is shared with a VM."
-    return [
-        Finding(CHECK, OFF, LOOKED_AT, seen, "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.")
-    ]
+    return [Finding(CHECK, OFF, LOOKED_AT, seen, "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.")]
 
 
 def networking(settings: Settings, vm_type: str) -> Finding | None:
@@ -187,16 +182,12 @@ def names(entries: Entries) -> list[Finding]:
             sentence = _wrong_daemon(entry, daemon, name)
             hint = f"write {name} without {daemon}."
         elif name in htcondor.RETIRED:
-            sentence = (
-                f"{entry.name} ({entry.where}): HTCondor no longer reads {name}, and this daemon does not."
-            )
+            sentence = f"{entry.name} ({entry.where}): HTCondor no longer reads {name}, and this daemon does not."
             hint = f"take it out. {htcondor.RETIRED[name]}".rstrip()
         else:
             if used is None:
                 used = _used_names(entries.all)
-            sentence, hint = (
-                ("", "") if name in used else _misspelled(entry, name, known, entries.of_htcondor)
-            )
+            sentence, hint = ("", "") if name in used else _misspelled(entry, name, known, entries.of_htcondor)
         if sentence:
             found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, hint))
     return found
@@ -233,9 +224,7 @@ def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
     if setting is None or daemon not in _DAEMONS or _DAEMONS[daemon] in setting.readers:
         return ""
     readers = _either([reader for reader in setting.readers if reader != PLUGIN] or [PLUGIN], "and")
-    return (
-        f"{entry.name} ({entry.where}) is for the {daemon.lower()} alone, and {name} is read by: {readers}."
-    )
+    return f"{entry.name} ({entry.where}) is for the {daemon.lower()} alone, and {name} is read by: {readers}."
 
 
 def _used_names(entries: Sequence[Entry]) -> set[str]:

@@ -96,9 +96,7 @@ def entries(environ: Mapping[str, str]) -> Entries:
     """
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
-        out, err = (
-            ask_tool([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
-        )
+        out, err = ask_tool([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
         if tool and NO_CONFIGURATION not in err:
             if not out:
                 raise MachineFault(
@@ -142,9 +140,7 @@ def overrides(environ: Mapping[str, str]) -> dict[str, str]:
     """What the environment sets: upper-cased ``NAME`` or ``VM_GAHP.NAME`` to its value."""
     prefix = "_CONDOR_"
     return {
-        name[len(prefix) :].upper(): value
-        for name, value in environ.items()
-        if name[: len(prefix)].upper() == prefix
+        name[len(prefix) :].upper(): value for name, value in environ.items() if name[: len(prefix)].upper() == prefix
     }
 
 
@@ -204,9 +200,7 @@ def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, s
     return done.out.decode("utf-8", "surrogateescape"), done.err.decode("utf-8", "surrogateescape")
 
 
-def _ask(
-    command: list[str], names: Sequence[str], environ: "Mapping[str, str]"
-) -> tuple[dict[str, str], str] | None:
+def _ask(command: list[str], names: Sequence[str], environ: "Mapping[str, str]") -> tuple[dict[str, str], str] | None:
     """The values of some names, and what else the tool says; None where there is no configuration."""
     out, err = ask_tool([*command, *names], environ)
     found = _pair(names, out, err)
@@ -272,9 +266,7 @@ def read_file(path: str) -> str:
             found = os.fstat(file.fileno())
             text = file.read(LONGEST_CONFIGURATION)
     except OSError as error:
-        raise MachineFault(
-            f"{path} cannot be read: {error.strerror}.", "make it readable or remove it."
-        ) from error
+        raise MachineFault(f"{path} cannot be read: {error.strerror}.", "make it readable or remove it.") from error
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
         raise MachineFault(
             f"{path} can be changed by others than its reader, and it names programs to run.",

@@ -108,9 +108,7 @@ def probe(
         # The type any has those of other types beside its own.
         of_types = ("_ATTR_suspend", "_ATTR_checkpoint")
         own = survey.attributes.keys() & {"suspend", "checkpoint"}
-        others = [
-            name for name in survey.machine_attributes if name.startswith("VM_") and name.endswith(of_types)
-        ]
+        others = [name for name in survey.machine_attributes if name.startswith("VM_") and name.endswith(of_types)]
         survey = survey._replace(
             attributes={**survey.attributes, **dict.fromkeys(own, False)},
             machine_attributes={**survey.machine_attributes, **dict.fromkeys(others, False)},
@@ -156,9 +154,7 @@ def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, out
     looked_at = f"{', '.join(names)}: files, their owners and modes"
     for name in names:
         if not check.is_read(name, settings, vm_type):
-            seen = (
-                f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
-            )
+            seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
             hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
             return Finding("policy", OFF, looked_at, seen, hint)
     # The startd probes some types as its own user, who may not be able to look.
@@ -211,13 +207,9 @@ def _judge_disk_space(execute: str, memory: int, free: object, into: list[Findin
     """Whether there is enough disk space to save the memory of VMs."""
     looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
-        into.append(
-            Finding(DISK_SPACE, findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
-        )
+        into.append(Finding(DISK_SPACE, findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here."))
     elif isinstance(free, int) and free < memory:
-        seen = (
-            f"EXECUTE = {execute} has {free} MiB free, and VMs may have {memory} MiB of memory (VM_MEMORY)."
-        )
+        seen = f"EXECUTE = {execute} has {free} MiB free, and VMs may have {memory} MiB of memory (VM_MEMORY)."
         hint = f"free disk space in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
         into.append(Finding(DISK_SPACE, OFF, looked_at, seen, hint))
         return False
@@ -268,8 +260,7 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     """
     log = Log()
     outcome = findings.side_by_side(
-        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json)},
-        monotonic() + DEADLINE,
+        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json)}, monotonic() + DEADLINE
     )["probe"]
     if not isinstance(outcome, Probe):
         found = Probe(vm_type)

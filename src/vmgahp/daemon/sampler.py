@@ -95,27 +95,18 @@ class Sampler:
             self._log.always(f"{call.operation} is not in the metrics: {type(error).__name__}: {error}")
 
     def _note(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
-        if (
-            call.operation == lifecycle.START
-            and machine is not None
-            and not isinstance(outcome, errors.Fault)
-        ):
+        if call.operation == lifecycle.START and machine is not None and not isinstance(outcome, errors.Fault):
             self._add(call, machine)
         watched = self._vms.get(call.vm.id)
         if watched is None:
             return
         if call.operation == lifecycle.STATUS:
             if not isinstance(outcome, errors.Fault | int | None) and outcome.state == lifecycle.STOPPED:
-                self._end(
-                    watched, {"event": "end", "state": lifecycle.STOPPED, "reason": "the guest is gone"}
-                )
+                self._end(watched, {"event": "end", "state": lifecycle.STOPPED, "reason": "the guest is gone"})
             return
         if call.operation not in EVENTS:
             return
-        line: dict[str, object] = {
-            "event": EVENTS[call.operation],
-            "seconds": round(max(0.0, time.time() - began), 3),
-        }
+        line: dict[str, object] = {"event": EVENTS[call.operation], "seconds": round(max(0.0, time.time() - began), 3)}
         if call.operation == lifecycle.START:
             line |= {"name": watched.machine.name, "pid": os.getpid()}
         if isinstance(outcome, errors.Fault):
@@ -136,9 +127,7 @@ class Sampler:
         """The server ends, and the VM with it."""
         for watched in list(self._vms.values()):
             if watched.machine is machine:
-                self._end(
-                    watched, {"event": "end", "state": lifecycle.STOPPED, "reason": reason[:LONGEST_TEXT]}
-                )
+                self._end(watched, {"event": "end", "state": lifecycle.STOPPED, "reason": reason[:LONGEST_TEXT]})
 
     # What is kept
 

@@ -51,9 +51,7 @@ ERROR_FILE = "vm_error.txt"
 class Server:
     """One client, one conversation, any number of VMs."""
 
-    def __init__(
-        self, vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool
-    ) -> None:
+    def __init__(self, vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> None:
         self.working_dir = working_dir
         self.log = Log()
         self.session = Session(vm_type, self.log.always, self.log.debug)
@@ -212,9 +210,7 @@ class Server:
     def _begin(self, call: Call) -> None:
         import threading  # here, in the main thread: Python 3.11 takes whoever imports it first for that one
 
-        thread = threading.Thread(
-            target=self._work, args=(call,), name=f"vm{call.vm.id}-{call.operation}", daemon=True
-        )
+        thread = threading.Thread(target=self._work, args=(call,), name=f"vm{call.vm.id}-{call.operation}", daemon=True)
         self._threads[call] = thread
         thread.start()
 
@@ -287,9 +283,7 @@ class Server:
             case lifecycle.CHECKPOINT:
                 machine.checkpoint()
                 if self._job_ad_files[call.vm.id].restore():
-                    self.log.debug(
-                        "put .job.ad back as it was at the START, to keep it out of the checkpoint"
-                    )
+                    self.log.debug("put .job.ad back as it was at the START, to keep it out of the checkpoint")
         return None
 
     def _start(self, call: Call) -> None:
@@ -368,9 +362,7 @@ class Server:
         for thread in workers:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
-                self.log.always(
-                    f"{thread.name} has not ended in {DESTROY_DEADLINE:.0f} s; the guardian takes over"
-                )
+                self.log.always(f"{thread.name} has not ended in {DESTROY_DEADLINE:.0f} s; the guardian takes over")
         self._collect(time.monotonic())
 
     def _destroy(self, machine: "Machine") -> None:

@@ -104,9 +104,7 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
         if os.path.lexists(target):
             chain = backing_chain(target, "qcow2", who) if _is_plain(target) else ()
             if not chain or os.path.realpath(chain[0].path) != base or chain[0].format != base_format:
-                raise TransferError(
-                    f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay."
-                )
+                raise TransferError(f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay.")
         else:
             _create(base, base_format, target, who)
     except errors.JobFault as fault:

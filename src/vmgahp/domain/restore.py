@@ -31,9 +31,7 @@ _ADDRESS_PART = r"0x[0-9a-fA-F]{1,16}|[0-9]{1,10}(?:\.[0-9]{1,3}){0,3}"
 _MAC = r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}"
 """Of one interface, not of a group of them, and not zero: as `vmgahp.job.spec` demands it of vm_macaddr."""
 
-_MACHINE = re.compile(
-    r"(?:pc|q35|virt)|(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-[A-Za-z0-9.-]{1,40}"
-)
+_MACHINE = re.compile(r"(?:pc|q35|virt)|(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-[A-Za-z0-9.-]{1,40}")
 _FAMILIES = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 """What libvirt makes of the names that mean "the newest"; virt becomes virt-, and so on."""
 
@@ -73,8 +71,7 @@ _FACTS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
         ("model", {"name": _WORD}),
         (
             "target",
-            dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), _ADDRESS_PART)
-            | {"hotplug": _SWITCH},
+            dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), _ADDRESS_PART) | {"hotplug": _SWITCH},
         ),
     ),
     "memballoon": (("", {"model": _WORD, "autodeflate": _SWITCH, "freePageReporting": _SWITCH}),),
@@ -233,9 +230,7 @@ def _take_cpu(theirs: etree._Element, domain: etree._Element) -> None:
     saved, our = theirs.find("cpu"), domain.find("cpu")
     if saved is None:
         if our is not None and our.get("mode", "custom") != "custom":
-            raise SavedMismatch(
-                f"the saved VM has QEMU's default CPU, and the job's is {our.get('mode')} now."
-            )
+            raise SavedMismatch(f"the saved VM has QEMU's default CPU, and the job's is {our.get('mode')} now.")
         return
     mode = saved.get("mode", "custom")
     wanted = mode if our is None else our.get("mode", "custom")

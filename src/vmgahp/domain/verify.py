@@ -187,20 +187,14 @@ def _compare_disks(domain: etree.Element, wanted: Mapping[str, _Disk]) -> list[s
     for element in domain.iterfind("devices/disk"):
         device = _of(element, "target", "dev")
         if device in seen or device not in wanted:
-            found.append(
-                f"it has a disk {device} ({_of(element, 'source', 'file')}) that the job does not ask for"
-            )
+            found.append(f"it has a disk {device} ({_of(element, 'source', 'file')}) that the job does not ask for")
         else:
             actual, expected = _disk(element), wanted[device]
             for what, now, then in zip(_Disk._fields, actual, expected, strict=True):
                 if now != then:
-                    found.append(
-                        f"{what.replace('_', '-')} of its disk {device} is {now!r}, and the job's is {then!r}"
-                    )
+                    found.append(f"{what.replace('_', '-')} of its disk {device} is {now!r}, and the job's is {then!r}")
         seen.add(device)
-    found += [
-        f"it has no disk {device} ({disk.file})" for device, disk in wanted.items() if device not in seen
-    ]
+    found += [f"it has no disk {device} ({disk.file})" for device, disk in wanted.items() if device not in seen]
     return found
 
 
@@ -232,15 +226,11 @@ def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
     for interface, nic in zip(interfaces, spec.nics, strict=True):
         kinds = _kinds(_INTERFACE_TYPES[nic.networking_type])
         if interface.get("type") not in kinds:
-            found.append(
-                f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}"
-            )
+            found.append(f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}")
         if nic.mac and _of(interface, "mac", "address").lower() != nic.mac:
             found.append(f"its MAC address is {_of(interface, 'mac', 'address')}, and the job's is {nic.mac}")
         if _of(interface, "model", "type") != nic.model:
-            found.append(
-                f"its interface is of the model {_of(interface, 'model', 'type')}, and not {nic.model}"
-            )
+            found.append(f"its interface is of the model {_of(interface, 'model', 'type')}, and not {nic.model}")
         if (_of(interface, "link", "state") != "down") != nic.link_up:
             found.append(f"the cable of its interface is {'out' if nic.link_up else 'in'}, and should not be")
     return found
@@ -258,9 +248,7 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
     uefi = wanted.find("os[@firmware='efi']") is not None or wanted.find("os/loader") is not None
     loader = domain.find("os/loader")
     if uefi != (loader is not None):
-        found.append(
-            f"it boots by {'BIOS' if loader is None else 'a firmware'}, and the job asks for the other"
-        )
+        found.append(f"it boots by {'BIOS' if loader is None else 'a firmware'}, and the job asks for the other")
     return found
 
 
@@ -283,8 +271,7 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
         if child.tag.startswith("{") and child.tag not in ours
     ]
     live, left = (
-        [device for device in each.iterfind("devices/*") if device.tag not in but]
-        for each in (domain, wanted)
+        [device for device in each.iterfind("devices/*") if device.tag not in but] for each in (domain, wanted)
     )
     return found + _compare_devices(live, left)
 
@@ -303,9 +290,7 @@ def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element]) -
             derived.discard(device.tag)
         elif not _is_added(device, asked_for):
             found.append(f"it has a device that was not asked for, {_name(device)}")
-    return found + [
-        f"{_name(asked)} was asked for, and it is not there" for asked in left if asked.tag in _SIDES
-    ]
+    return found + [f"{_name(asked)} was asked for, and it is not there" for asked in left if asked.tag in _SIDES]
 
 
 def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
@@ -317,9 +302,7 @@ def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
     if device.tag == "interface":
         if device.get("type") not in _kinds(asked.get("type", "")):
             return False
-    elif not all(
-        _same(device.get(name, ""), asked.get(name, "")) for name in _KNOWN_BY if name in asked.attrib
-    ):
+    elif not all(_same(device.get(name, ""), asked.get(name, "")) for name in _KNOWN_BY if name in asked.attrib):
         return False
     if device.tag == "disk":
         now, then = _disk(device), _disk(asked)
@@ -344,11 +327,7 @@ def _says(now: etree.Element, then: etree.Element) -> bool:
     return (
         (not text or _same((now.text or "").strip(), text))
         and all(_same(now.get(name, ""), value) for name, value in then.items() if value)
-        and all(
-            any(_says(below, part) for below in now.findall(part.tag))
-            for part in then
-            if part.tag != "seclabel"
-        )
+        and all(any(_says(below, part) for below in now.findall(part.tag)) for part in then if part.tag != "seclabel")
     )
 
 
@@ -390,7 +369,5 @@ def _name(device: etree.Element) -> str:
     """A device as people know it: ``disk vda /scratch/disk.img``, ``hostdev subsystem usb``."""
     words = [device.tag, *(device.get(name, "") for name in ("mode", "type", "model", "name"))]
     for path in ("target", "source"):
-        words += [
-            _of(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")
-        ]
+        words += [_of(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")]
     return " ".join(word for word in words if word)

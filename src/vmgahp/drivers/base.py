@@ -126,9 +126,7 @@ class Machine(ABC):
 
     def checkpoint(self) -> None:
         """Leave everything in the scratch directory that a restart elsewhere needs; the VM ends saved."""
-        raise errors.ClientFault(
-            errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver."
-        )
+        raise errors.ClientFault(errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver.")
 
 
 class Driver(ABC):
@@ -182,12 +180,7 @@ class Driver(ABC):
         return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
 
     def record_end(
-        self,
-        resources: Resources,
-        name: str,
-        directory: str,
-        cpu_seconds: Callable[[], float],
-        no_output: bool,
+        self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], no_output: bool
     ) -> None:
         """From now on the VM runs: write down its end, and empty the scratch directory where nothing is sent back."""
         from vmgahp.drivers.exit_record import ExitRecord
@@ -229,8 +222,7 @@ def find(vm_type: str) -> type[Driver]:
             hint = f"did you mean {near[0]}? Else " if near else ""
             raise errors.MachineFault(
                 f"No driver is installed for VM_TYPE = {vm_type}.",
-                hint
-                + f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver.",
+                hint + f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver.",
                 errors.NO_SUPPORTED_VM_TYPE,
             )
     module_name, _, class_name = place.partition(":")

@@ -49,6 +49,4 @@ def classify(
     """
     for value in sorted(filter(None, job_values), key=len, reverse=True):
         message = message.replace(value, "*")
-    return next(
-        rule for rule in rules if takes(rule) and (not rule.message or re.search(rule.message, message))
-    )
+    return next(rule for rule in rules if takes(rule) and (not rule.message or re.search(rule.message, message)))

@@ -47,9 +47,7 @@ class SimulatedMachine(Machine):
                 self._state = lifecycle.STOPPED
         self._cpu_seconds += 0.5
         memory = (self._job.integer("JobVMMemory") or 0) * 1024
-        return Status(
-            self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory
-        )
+        return Status(self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory)
 
     def metrics(self) -> Metrics | None:
         self.gate("METRICS")

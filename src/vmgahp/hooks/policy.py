@@ -89,9 +89,7 @@ def inspect(settings: Settings) -> str:
     for stage in stages:
         _require_trustworthy(stage)
     if stages:
-        said.append(
-            f"the {len(stages)} stages of {SETTING} are there" if stages[1:] else f"{stages[0]} is there"
-        )
+        said.append(f"the {len(stages)} stages of {SETTING} are there" if stages[1:] else f"{stages[0]} is there")
     hook = settings.string(mac.SETTING)
     if hook:
         trust.require_trustworthy(hook, mac.SETTING, "or unset it")

@@ -66,8 +66,7 @@ def converse(
         )
     except OSError as error:
         raise MachineFault(
-            f"{label} cannot be started: {error.strerror}.",
-            "look at the limits on processes, memory and open files.",
+            f"{label} cannot be started: {error.strerror}.", "look at the limits on processes, memory and open files."
         ) from error
     finally:
         if beside >= 0:

@@ -85,9 +85,7 @@ def _parser() -> "etree.XMLParser":
         def resolve(  # type: ignore[override]
             self, system_url: str, public_id: str, context: object
         ) -> None:
-            raise ValueError(
-                f"it wants to read {system_url}, and a stylesheet of the policy reads no other file"
-            )
+            raise ValueError(f"it wants to read {system_url}, and a stylesheet of the policy reads no other file")
 
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     parser.resolvers.add(Refuse())

@@ -113,11 +113,7 @@ class Identity:
         """
         if not self.switching:
             return {}
-        return {
-            "user": self.uid,
-            "group": self.gid,
-            "extra_groups": self.groups() if groups is None else groups,
-        }
+        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups() if groups is None else groups}
 
     def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
         """Open the regular file `name` below `directory` as the user; returns a descriptor.
@@ -319,9 +315,7 @@ def _unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
         os.close(above)
 
 
-def _run_as(
-    uid: int, gid: int, groups: list[int], operation: "Operation", arguments: tuple[object, ...]
-) -> int:
+def _run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: tuple[object, ...]) -> int:
     """Run an operation in a child that is the user, and return its descriptor or -1.
 
     Raises the operation's OSError, or `MachineFault` where no answer comes within `DEADLINE`.

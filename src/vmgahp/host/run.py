@@ -168,11 +168,7 @@ class _Child:
                 environ,
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, end, number) for number, end in moves),
-                    *(
-                        (os.POSIX_SPAWN_CLOSE, number)
-                        for number in open_descriptors()
-                        if number >= len(moves)
-                    ),
+                    *((os.POSIX_SPAWN_CLOSE, number) for number in open_descriptors() if number >= len(moves)),
                 ],
                 setsid=True,
                 setsigmask=(),

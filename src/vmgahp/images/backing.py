@@ -77,8 +77,7 @@ def _info(path: str, image_format: str, identity: "Identity", *, chain: bool = T
         return qemu_img.info(path, image_format, identity, chain=chain)
     except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
-            f"{error.program} is not installed, and {path} has to be looked at.",
-            "install qemu-utils and util-linux.",
+            f"{error.program} is not installed, and {path} has to be looked at.", "install qemu-utils and util-linux."
         ) from error
     except qemu_img.TooSlow as error:
         raise _bad(
@@ -89,9 +88,7 @@ def _info(path: str, image_format: str, identity: "Identity", *, chain: bool = T
     except qemu_img.Refused as error:
         word = errors.INVALID_DISK_PARAM if error.no_access else errors.BAD_IMAGE
         raise _bad(
-            word,
-            f"{path} is not a usable {image_format} image ({error})",
-            "see what qemu-img info says about it.",
+            word, f"{path} is not a usable {image_format} image ({error})", "see what qemu-img info says about it."
         ) from error
     except qemu_img.Trouble as error:
         raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error

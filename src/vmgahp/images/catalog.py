@@ -152,10 +152,7 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
         return _broken(catalog, name, problem, hint)
 
     if not _NAME.fullmatch(name):
-        raise wrong(
-            "is not a name for an image",
-            "use letters, digits and . _ + - in its name, 64 characters at most.",
-        )
+        raise wrong("is not a name for an image", "use letters, digits and . _ + - in its name, 64 characters at most.")
     for key, value in table.items():
         if key not in _KEYS:
             raise wrong(f"has the key {key[:40]!a}, which is unknown", f"write {', '.join(_KEYS)} only.")
@@ -166,13 +163,9 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
             )
     path, said = str(table.get("path", "")), str(table.get("format", "")).lower()
     if not path or "\0" in path:
-        raise wrong(
-            "has no path", f'write path = "…" under [{name}], the full path or one beside the catalog.'
-        )
+        raise wrong("has no path", f'write path = "…" under [{name}], the full path or one beside the catalog.')
     if said not in FORMATS:
-        raise wrong(
-            f"has the format {said!a:.40}" if said else "has no format", f"write one of {', '.join(FORMATS)}."
-        )
+        raise wrong(f"has the format {said!a:.40}" if said else "has no format", f"write one of {', '.join(FORMATS)}.")
     memory = table.get("min_memory", 0)
     if not isinstance(memory, int) or not 0 <= memory <= LARGEST_MEMORY:
         raise wrong(f"has the min_memory {memory!a:.40}", "write MiB.")

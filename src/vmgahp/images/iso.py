@@ -146,9 +146,7 @@ def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
         raise Unfit(f"together they have {total} bytes, and {most_bytes} is the most")
 
 
-def _write(
-    output: int, label: str, files: "list[tuple[str, int, int]]", identity: "Identity", *, secret: bool
-) -> None:
+def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identity: "Identity", *, secret: bool) -> None:
     """Have the writing process do it. Raises `Unfit`, OSError and `MachineFault`."""
     import json
 
@@ -188,9 +186,7 @@ def _write(
             "Images for guests cannot be written: pycdlib is not installed here.",
             f"{sys.executable} -m pip install pycdlib",
         )
-    raise MachineFault(
-        f"An image cannot be written: {words[-1][:200]}.", "see whether a file of it has changed."
-    )
+    raise MachineFault(f"An image cannot be written: {words[-1][:200]}.", "see whether a file of it has changed.")
 
 
 # The process that writes
@@ -203,10 +199,7 @@ def _main() -> int:
 
     plan = json.loads(sys.stdin.buffer.read())
     time.time = lambda: WHEN  # what pycdlib stamps everything with, and this process does nothing else
-    with (
-        open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere,
-        open(os.devnull, "rb") as nothing,
-    ):
+    with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:
         # All code is loaded by this: the job's user may have no rights to this installation.
         _image(nowhere, "rehearsal", [["a/b", nothing.fileno(), 0]], 0o444)
     _restrict(plan["user"], plan["most"])
@@ -259,10 +252,7 @@ def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> N
             isos[here] = f"{isos[above]}/D{len(isos):07d}"
             joliets[here] = f"{joliets[above]}/{_joliet(parts[depth - 1], taken.setdefault(above, set()))}"
             image.add_directory(
-                isos[here],
-                rr_name=parts[depth - 1],
-                joliet_path=joliets[here],
-                file_mode=0o040000 | mode | 0o111,
+                isos[here], rr_name=parts[depth - 1], joliet_path=joliets[here], file_mode=0o040000 | mode | 0o111
             )
         above = "/".join(parts[:-1])
         image.add_fp(

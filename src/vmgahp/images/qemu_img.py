@@ -72,12 +72,7 @@ class Refused(Trouble):
 
 
 def info(
-    path: str,
-    image_format: str,
-    identity: Identity | None = None,
-    *,
-    chain: bool = False,
-    seconds: float = LOOK,
+    path: str, image_format: str, identity: Identity | None = None, *, chain: bool = False, seconds: float = LOOK
 ) -> list[dict[str, Any]]:
     """What the image's header says of it, with `chain` followed by those of its backing files.
 
@@ -91,12 +86,7 @@ def info(
 
 
 def measure(
-    path: str,
-    image_format: str,
-    target_format: str,
-    identity: Identity | None = None,
-    *,
-    seconds: float = LOOK,
+    path: str, image_format: str, target_format: str, identity: Identity | None = None, *, seconds: float = LOOK
 ) -> int:
     """The bytes that the image would take converted to ``raw`` or ``qcow2``, without its holes. Raises `Trouble`."""
     options = ["measure", "-U", "--output=json", "-f", image_format, "-O", target_format]

@@ -43,9 +43,7 @@ def wanted(ad: JobAd) -> tuple[str, ...]:
         )
     text = ad.string(TYPES)
     if text is None:
-        raise JobFault(
-            errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a string.", _HINT
-        )
+        raise JobFault(errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a string.", _HINT)
     return _words(TYPES, text)
 
 

@@ -89,9 +89,7 @@ class JobAd:
         for name, value in (extra or {}).items():
             attributes[name.lower()] = (name, quote(value))
         return [
-            f"{name} = {expression}"
-            for _, (name, expression) in sorted(attributes.items())
-            if not is_private(name)
+            f"{name} = {expression}" for _, (name, expression) in sorted(attributes.items()) if not is_private(name)
         ]
 
     def pairs(self) -> "list[tuple[str, str]]":
@@ -110,8 +108,7 @@ class JobAd:
         ad = self.public()
         found = {name: ad._value(name) for _, (name, _) in sorted(ad._attributes.items())}
         return {
-            name: None if isinstance(value, float) and value - value != 0 else value
-            for name, value in found.items()
+            name: None if isinstance(value, float) and value - value != 0 else value for name, value in found.items()
         }
 
     def judge(self, expression: str) -> Literal:
@@ -144,8 +141,7 @@ class JobAd:
         path = self.string("VM_WORKING_DIR") or ""
         if not path.startswith("/") or has_control(path):
             raise ClientFault(
-                errors.NO_JOBCLASSAD_INFO,
-                f"VM_WORKING_DIR = {shown(path)} is not the full path of a directory.",
+                errors.NO_JOBCLASSAD_INFO, f"VM_WORKING_DIR = {shown(path)} is not the full path of a directory."
             )
         return path
 
@@ -158,8 +154,7 @@ class JobAd:
         user, cluster, proc = self.string("User"), self.integer("ClusterId"), self.integer("ProcId")
         if user is None or cluster is None or proc is None:
             raise ClientFault(
-                errors.NO_JOBCLASSAD_INFO,
-                "The job ad has no name for the VM: User, ClusterId or ProcId is missing.",
+                errors.NO_JOBCLASSAD_INFO, "The job ad has no name for the VM: User, ClusterId or ProcId is missing."
             )
         name = f"{user.replace('@', '_')}_{cluster}.{proc}"
         if "/" in name or has_control(name) or len(name.encode()) > LONGEST_NAME:

@@ -28,9 +28,7 @@ def resolve(
         name = next((disk.image.name for disk in disks if disk.image), "")
         raise _refused(name, "this machine's catalog of images cannot be used", fault.problem) from fault
     return tuple(
-        disk
-        if disk.image is None
-        else _resolve(disk, disk.image.name, catalog, identity, working_dir, memory_mib)
+        disk if disk.image is None else _resolve(disk, disk.image.name, catalog, identity, working_dir, memory_mib)
         for disk in disks
     )
 
@@ -57,13 +55,9 @@ def _resolve(
         raise _refused(name, "its user may not read that image on this machine", f"{entry.path}: {reason}.")
     kind = "cdrom" if entry.kind == "cdrom" else disk.kind
     if not disk.writable or kind == "cdrom":
-        return disk._replace(
-            path=entry.path, format=entry.format, writable=False, kind=kind, image=entry.image
-        )
+        return disk._replace(path=entry.path, format=entry.format, writable=False, kind=kind, image=entry.image)
     file = f"{disk.device}-{name}.qcow2"
-    return disk._replace(
-        path=os.path.join(working_dir, file), format="qcow2", transferred=True, image=entry.image
-    )
+    return disk._replace(path=os.path.join(working_dir, file), format="qcow2", transferred=True, image=entry.image)
 
 
 def unusable(name: str, fault: errors.Fault) -> JobFault:

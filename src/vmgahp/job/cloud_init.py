@@ -146,9 +146,7 @@ def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
 def _read(options: Options, option: str, name: str, working_dir: str, identity: Identity) -> bytes:
     if not name or name == SEED_FILE or has_control(name):
         raise options.refused(
-            option,
-            "it is not a name of a file for it",
-            'write the name of a transferred file, such as "user-data".',
+            option, "it is not a name of a file for it", 'write the name of a transferred file, such as "user-data".'
         )
     try:
         with open(identity.open_scratch(working_dir, name, os.O_RDONLY), "rb") as file:
@@ -186,9 +184,7 @@ def _check_user_data(options: Options, data: bytes) -> None:
 
 def _meta_data(seed: Seed) -> bytes:
     """YAML, in which a JSON text is a text."""
-    return (
-        f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n"
-    ).encode()
+    return (f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n").encode()
 
 
 def _host_name(name: str) -> str:

@@ -18,16 +18,7 @@ from vmgahp.images.catalog import CATALOG
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, Disk, device_of, free_device
-from vmgahp.job.options import (
-    DATA_DISK,
-    DATA_FILES,
-    EXIT_PORT,
-    GENERAL,
-    META_DATA,
-    NETWORK_CONFIG,
-    USER_DATA,
-    Options,
-)
+from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, GENERAL, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
 
 LABEL = "JOBDATA"
@@ -38,9 +29,7 @@ FILES_IMAGE = "vm_data_files.iso"
 LARGEST_FILES = 4 << 30
 """Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
 
-_OURS = tuple(
-    option.lower() for option in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA)
-)
+_OURS = tuple(option.lower() for option in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA))
 """Options that only the drivers with QEMU fulfil, by making something."""
 
 _UNITS = {"m": 20, "g": 30, "t": 40}
@@ -50,9 +39,7 @@ _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 """What a data disk may be, by the end of its name."""
 
 
-def data_disks(
-    options: Options, others: Sequence[Disk], identity: Identity, directory: str
-) -> tuple[Disk, ...]:
+def data_disks(options: Options, others: Sequence[Disk], identity: Identity, directory: str) -> tuple[Disk, ...]:
     """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
     found = list(others)
     for entry in options.string(DATA_DISK).split(","):
@@ -60,9 +47,7 @@ def data_disks(
             disk = _data_disk(options, entry.strip(), directory)
             if any(disk.device == other.device for other in found):
                 raise options.refused(
-                    DATA_DISK,
-                    f"{disk.device} is a disk of the job already",
-                    "give every disk its own device.",
+                    DATA_DISK, f"{disk.device} is a disk of the job already", "give every disk its own device."
                 )
             found.append(disk)
     if names := [name.strip() for name in options.string(DATA_FILES).split(",") if name.strip()]:
@@ -122,9 +107,7 @@ def _files_disk(
             f"these are {len(files)} files, and the drive takes {iso.MOST_FILES}",
             "put them into an archive.",
         )
-    return Disk(
-        os.path.join(directory, FILES_IMAGE), device, "", False, "raw", True, "cdrom", files=tuple(files)
-    )
+    return Disk(os.path.join(directory, FILES_IMAGE), device, "", False, "raw", True, "cdrom", files=tuple(files))
 
 
 def _files(options: Options, name: str, identity: Identity, directory: str) -> list[str]:

@@ -122,9 +122,7 @@ def _topology(options: Options, vcpus: int) -> Topology | None:
     for entry in text.lower().split(","):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in _PARTS or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
-            raise options.refused(
-                TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", hint
-            )
+            raise options.refused(TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", hint)
         numbers[name] = int(value)
     topology = Topology(*(numbers.get(name, 1) for name in _PARTS))
     product = topology.sockets * topology.cores * topology.threads

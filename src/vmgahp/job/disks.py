@@ -18,9 +18,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
 
 DISK = "VMPARAM_vm_Disk"
-DISK_HINT = (
-    "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
-)
+DISK_HINT = "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
 CATALOG_HINT = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
 _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
@@ -63,9 +61,7 @@ def disks(ad: JobAd, identity: Identity) -> tuple[Disk, ...]:
     text = ad.string(DISK)
     if text is None:
         raise JobFault(
-            errors.NO_DISK_PARAM,
-            f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.",
-            DISK_HINT,
+            errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
     found: dict[str, Disk] = {}
     for entry in text.split(","):
@@ -153,9 +149,7 @@ def _of_catalog(entry: str, fields: list[str]) -> Disk:
     _, image, device, permission = fields
     name, partition, writable, shared = _attachment(entry, device, permission)
     if shared:
-        problem = (
-            "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
-        )
+        problem = "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
         raise _bad_disk(entry, problem, "write the permission r or w.")
     kind = "floppy" if name.startswith("fd") else "disk"
     return Disk("", name, partition, writable, "", False, kind, image=Image(image))

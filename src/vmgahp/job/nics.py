@@ -41,9 +41,7 @@ class Nic(NamedTuple):
     """Whether the cable is plugged in; a NIC without it receives nothing."""
 
 
-def nics(
-    ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None
-) -> tuple[Nic, ...]:
+def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
     """All NICs of the VM, none for a VM without a network. Raises `JobFault`.
 
     `kinds` are the kinds of network on offer, where those are not just what the settings say.
@@ -57,15 +55,11 @@ def nics(
     if not found:
         raise options.refused(NICS, "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
-        raise options.refused(
-            NICS, f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs."
-        )
+        raise options.refused(NICS, f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs.")
     addresses = [nic.mac for nic in found if nic.mac]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise options.refused(
-                NICS, f"two NICs have the address {address}", "give every NIC its own MAC address."
-            )
+            raise options.refused(NICS, f"two NICs have the address {address}", "give every NIC its own MAC address.")
     _agree_with_the_classic(ad, options, found[0])
     return tuple(found)
 
@@ -156,9 +150,7 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
             take("link", word)
         else:
             # A MAC address has colons of its own.
-            while (
-                word.count(":") < 5 and "-" not in word and words and words[0] not in (*MODELS, "up", "down")
-            ):
+            while word.count(":") < 5 and "-" not in word and words and words[0] not in (*MODELS, "up", "down"):
                 word += ":" + words.pop(0)
             address, problem = _address(word)
             if problem:

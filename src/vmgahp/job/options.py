@@ -97,9 +97,7 @@ class Options:
             return False
         value = self._ad.boolean(self.attribute(option))
         if value is None:
-            raise self.refused(
-                option, "it is neither true nor false", f"write +{PREFIX}{option} = true, or false."
-            )
+            raise self.refused(option, "it is neither true nor false", f"write +{PREFIX}{option} = true, or false.")
         return value
 
     def is_text(self, option: str) -> bool:

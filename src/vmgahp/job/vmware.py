@@ -169,9 +169,7 @@ def _vmx_file(ad: JobAd, working_dir: str, identity: Identity) -> str:
         )
     name = _base_name(text)
     if name is None or not name.lower().endswith(".vmx"):
-        raise _bad(
-            VMX_FILE, text, "it is not the name of a .vmx file", "name the .vmx of the virtual machine."
-        )
+        raise _bad(VMX_FILE, text, "it is not the name of a .vmx file", "name the .vmx of the virtual machine.")
     if name.lower().endswith(WORKING_COPY_SUFFIX):
         problem = f"names that end in {WORKING_COPY_SUFFIX} are for the working copy"
         raise _bad(VMX_FILE, text, problem, "give the file another name.")
@@ -197,9 +195,7 @@ def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
             raise _bad(VMDK_FILES, entry, "it is not the name of a .vmdk file", "name .vmdk files only.")
         names[name] = None
         if len(names) > _MOST_VMDKS:
-            raise _bad(
-                VMDK_FILES, text, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks."
-            )
+            raise _bad(VMDK_FILES, text, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks.")
     if scratch:
         for name in names:
             try:
@@ -230,9 +226,7 @@ def _static_mac(ad: JobAd) -> str:
 
 def _no_vmx(name: str, error: OSError) -> JobFault:
     missing = error.errno in (errno.ENOENT, errno.EINVAL)
-    reason = (
-        "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
-    )
+    reason = "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
     return _bad(VMX_FILE, name, reason, _TRANSFER_HINT)
 
 

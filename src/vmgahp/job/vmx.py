@@ -23,9 +23,7 @@ _LINE_END = re.compile("\r\n|\r|\n")
 _LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(#.*)?', re.DOTALL)
 _COMMENT = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
 _NAME = re.compile(r"[^ \t=#]+")
-_ENCODING_LINE = re.compile(
-    rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE
-)
+_ENCODING_LINE = re.compile(rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE)
 _ENCODINGS = re.compile(
     r"utf-?8|us-ascii|windows-[0-9]{3,4}|iso-8859-[0-9]{1,2}|gbk|gb2312|gb18030|big5|shift_jis|euc-(?:jp|kr)",
     re.IGNORECASE,

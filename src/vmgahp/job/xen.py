@@ -71,8 +71,7 @@ class XenBoot(NamedTuple):
             if not settings.boolean("VM_HARDWARE_VT"):
                 raise JobFault(
                     errors.MISMATCHED,
-                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualization "
-                    "(VM_HARDWARE_VT).",
+                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualization (VM_HARDWARE_VT).",
                     "add VM_HardwareVT to the job's requirements, or boot another kernel.",
                 )
             return cls(hardware=True)

@@ -137,9 +137,7 @@ def _line(metrics: Metrics, totals: Mapping[Key, Number]) -> dict[str, object]:
     if metrics.rss_kib:
         line["rss_kib"] = metrics.rss_kib
     if metrics.vcpu_seconds:
-        line["vcpu_seconds"] = {
-            number: round(totals["vcpu_seconds", number], 3) for number in metrics.vcpu_seconds
-        }
+        line["vcpu_seconds"] = {number: round(totals["vcpu_seconds", number], 3) for number in metrics.vcpu_seconds}
     for kind, devices in (("block", metrics.block), ("network", metrics.network)):
         line[kind] = {
             name: {what: totals.get((kind, name, what), value) for what, value in figures.items()}

@@ -25,9 +25,7 @@ ROOM_FOR_EVENTS = 64 << 10
 class MetricsFile:
     """Lines at the end of the file, from any thread. A line that cannot be written is lost, and that is logged once."""
 
-    def __init__(
-        self, identity: "Identity", directory: str, limit: int, log: "Callable[[str], None]"
-    ) -> None:
+    def __init__(self, identity: "Identity", directory: str, limit: int, log: "Callable[[str], None]") -> None:
         self._limit = limit
         self._log = log
         self._lock = allocate_lock()

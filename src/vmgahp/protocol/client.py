@@ -231,9 +231,7 @@ class Client:
         while not self.requests.ready:
             received = self.receive(timeout)
             if received.kind is not Kind.READY:
-                raise ProtocolError(
-                    f"the server spoke without being asked, and it was no R: {received.line!r}"
-                )
+                raise ProtocolError(f"the server spoke without being asked, and it was no R: {received.line!r}")
 
     def _ask(self, request: Request, timeout: float = DEADLINE, *, accepted: bool = False) -> str:
         end = time.monotonic() + timeout

@@ -54,9 +54,7 @@ class Request:
         """The line that answers it."""
         self.result: list[str] = []
         """The words after the request id, once `state` is FINISHED."""
-        words = [
-            word.decode("utf-8", "replace") for word in wire.split(line.encode("utf-8", "surrogateescape"))
-        ]
+        words = [word.decode("utf-8", "replace") for word in wire.split(line.encode("utf-8", "surrogateescape"))]
         self.command = words[0].upper()
         self.operation = ""
         """The command without `PREFIX`, of a request that has a request id and one more word."""
@@ -176,9 +174,7 @@ class Requests:
 
     def next_deadline(self) -> float | None:
         """When `broken` or `overdue` will have something to say, at the earliest; None for never."""
-        ends = [
-            request.deadline() for request in self.pending.values() if request.state is RequestState.ACCEPTED
-        ]
+        ends = [request.deadline() for request in self.pending.values() if request.state is RequestState.ACCEPTED]
         if not self.greeted:
             ends.append(self._began + GREETING_DEADLINE)
         if self.unanswered:

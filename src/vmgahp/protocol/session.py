@@ -70,9 +70,7 @@ class Session:
         self._ad_size = 0
         self._in_ad = False
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
-        self._words = {
-            command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS
-        }
+        self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
 
     # What goes in and comes out
 
@@ -115,9 +113,7 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest, or None."""
-        return min(
-            (when for target in self.vms.values() for when, _ in self._deadlines(target)), default=None
-        )
+        return min((when for target in self.vms.values() for when, _ in self._deadlines(target)), default=None)
 
     def expire(self, now: float) -> None:
         """Answer what has waited too long: a STATUS with the last known one, everything else with a fault.
@@ -134,9 +130,7 @@ class Session:
                     self._debug(f"STATUS of VM {target.id} answered with the last known status")
                     self._result(call, True, *target.last_status)
                 else:
-                    self._log(
-                        f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long"
-                    )
+                    self._log(f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long")
                     self._result(call, False, errors.CRITICAL)
 
     def _deadlines(self, target: Vm) -> Iterator[tuple[float, Call]]:
@@ -145,14 +139,8 @@ class Session:
         for call in (*target.queue, *((target.running,) if target.running else ())):
             if call.answered or not call.request_id:
                 continue
-            limit = (
-                self.request_timeout + (START_EXTRA if call.operation == lifecycle.START else 0.0) - margin
-            )
-            if (
-                call.operation == lifecycle.STATUS
-                and call is not target.running
-                and target.last_status is not None
-            ):
+            limit = self.request_timeout + (START_EXTRA if call.operation == lifecycle.START else 0.0) - margin
+            if call.operation == lifecycle.STATUS and call is not target.running and target.last_status is not None:
                 limit = min(limit, PATIENCE)
             yield call.asked + limit, call
 
@@ -292,9 +280,7 @@ class Session:
             self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
             return
         if not wanted == job_type.lower() == self.vm_type:
-            self._log(
-                f"START failed: asked for {wanted}, the job is {job_type}, this server is {self.vm_type}"
-            )
+            self._log(f"START failed: asked for {wanted}, the job is {job_type}, this server is {self.vm_type}")
             self._answer(request_id, False, errors.NO_SUPPORTED_VM_TYPE)
             return
         self._last_vm_id += 1
@@ -316,11 +302,7 @@ class Session:
             if target.id not in self.vms:
                 self._gone(call)
             elif call.operation in (lifecycle.STATUS, lifecycle.GETPID):
-                if (
-                    call.operation == lifecycle.STATUS
-                    and target.state == lifecycle.CHECKPOINTED
-                    and target.resumes
-                ):
+                if call.operation == lifecycle.STATUS and target.state == lifecycle.CHECKPOINTED and target.resumes:
                     self._resume_after_checkpoint(call)
                 elif target.state != lifecycle.STOPPED:
                     self._issue(call)
@@ -387,9 +369,7 @@ class Session:
         if call.operation == lifecycle.STOP:
             self.vms.pop(target.id, None)
         target.resumes = (
-            call.operation == lifecycle.CHECKPOINT
-            and call.state == lifecycle.RUNNING
-            and self.vm_type not in HTCONDORS
+            call.operation == lifecycle.CHECKPOINT and call.state == lifecycle.RUNNING and self.vm_type not in HTCONDORS
         )
         target.last_status = (f"STATUS={lifecycle.STATUS_WORDS[target.state]}",)
         self._result(call, True)

@@ -225,9 +225,7 @@ class Writer:
     leaves the times out.
     """
 
-    def __init__(
-        self, write: Callable[[str], object], clock: Callable[[], float] | None = time.monotonic
-    ) -> None:
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] | None = time.monotonic) -> None:
         self._write = write
         self._clock = clock
         self._began = clock() if clock else 0.0
@@ -320,9 +318,7 @@ def alike(line: str, operation: str | None = None) -> str:
     elif operation == "STATUS":
         named = [(word.partition("=")[0], word) for word in words]
         words = [
-            f"{name}=(a figure)" if name in FIGURES else word
-            for name, word in named
-            if name not in COMES_AND_GOES
+            f"{name}=(a figure)" if name in FIGURES else word for name, word in named if name not in COMES_AND_GOES
         ]
     return " ".join(words)
 

@@ -28,9 +28,7 @@ def create(target: str) -> tuple[int, str]:
     """
     path = target
     if os.path.isdir(target):
-        path = os.path.join(
-            target, time.strftime("vmgahp-%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{os.getpid()}.txt"
-        )
+        path = os.path.join(target, time.strftime("vmgahp-%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{os.getpid()}.txt")
     try:
         directory = os.path.dirname(path) or "."
         trouble = trust.trouble_with_directory(directory) if os.geteuid() == 0 else ""
@@ -39,9 +37,7 @@ def create(target: str) -> tuple[int, str]:
                 f"No transcript is written to {path}: it is reached by {trouble}.",
                 "name a directory that belongs to root and that only root may write to.",
             )
-        flags = (
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
-        )
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(path, flags, 0o600), path
     except FileExistsError:
         raise errors.MachineFault(

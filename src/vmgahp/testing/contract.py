@@ -70,10 +70,7 @@ class Subject(ABC):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave nothing behind, whatever the test did: no VM, and nobody who watches over one."""
         for machine in self._machines:
@@ -89,9 +86,7 @@ class Subject(ABC):
 
     def driver(self, settings: Settings | None = None) -> Driver:
         """A new driver, as another daemon on this machine would have it."""
-        made = base.find(self.vm_type)(
-            self.vm_type, settings or self.settings, self.identity, self.log.append
-        )
+        made = base.find(self.vm_type)(self.vm_type, settings or self.settings, self.identity, self.log.append)
         self._drivers.append(made)
         start = made.start
 
@@ -313,9 +308,7 @@ class DriverContract:
         assert not subject.exists(job)
         assert machine.status().state == lifecycle.STOPPED
 
-    def test_a_restart_goes_on_from_the_checkpoint(
-        self, subject: Subject, job: JobAd, driver: Driver
-    ) -> None:
+    def test_a_restart_goes_on_from_the_checkpoint(self, subject: Subject, job: JobAd, driver: Driver) -> None:
         if not subject.checkpoint:
             with pytest.raises(errors.ClientFault) as caught:
                 driver.start(job).checkpoint()
@@ -354,18 +347,11 @@ class DriverContract:
         assert not subject.exists(one)
         assert second.status().state == lifecycle.RUNNING
 
-    def test_to_kill_what_is_not_there_is_no_error(
-        self, subject: Subject, job: JobAd, driver: Driver
-    ) -> None:
+    def test_to_kill_what_is_not_there_is_no_error(self, subject: Subject, job: JobAd, driver: Driver) -> None:
         assert driver.kill(subject.match(job)) is False
-        assert (
-            driver.kill("/nonexistent/dir_7" if subject.match(job).startswith("/") else "no_such_1.0")
-            is False
-        )
+        assert driver.kill("/nonexistent/dir_7" if subject.match(job).startswith("/") else "no_such_1.0") is False
 
-    def test_a_driver_is_closed_with_its_vms_running(
-        self, subject: Subject, job: JobAd, driver: Driver
-    ) -> None:
+    def test_a_driver_is_closed_with_its_vms_running(self, subject: Subject, job: JobAd, driver: Driver) -> None:
         driver.start(job)
         driver.close()
         driver.close()
@@ -373,9 +359,7 @@ class DriverContract:
 
     # Faults
 
-    def test_a_bad_job_is_held_leaves_nothing_and_the_next_one_runs(
-        self, subject: Subject, driver: Driver
-    ) -> None:
+    def test_a_bad_job_is_held_leaves_nothing_and_the_next_one_runs(self, subject: Subject, driver: Driver) -> None:
         bad = subject.bad_jobs()
         assert bad, "there is always something that a job can get wrong"
         for what, job in bad.items():

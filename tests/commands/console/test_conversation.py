@@ -63,9 +63,7 @@ class World(launch.Place):
 class Rig:
     """A console, and the server's session at the other end. Drivers answer when they are let."""
 
-    def __init__(
-        self, *, asks: bool = False, patient: bool = True, server: session.Session | None = None
-    ) -> None:
+    def __init__(self, *, asks: bool = False, patient: bool = True, server: session.Session | None = None) -> None:
         self.now = 100.0
         self.world = World()
         self.interpreter = Interpreter(self.world, self.now, asks=asks, patient=patient)
@@ -250,9 +248,7 @@ def test_a_vm_is_meant_where_there_is_but_one() -> None:
 # ---- raw lines
 
 
-@pytest.mark.parametrize(
-    "line", ["VERSION", " VERSION", "CONDOR_VM_STATUS 12  1", "BOGUS x", "condor_vm_status 5 1"]
-)
+@pytest.mark.parametrize("line", ["VERSION", " VERSION", "CONDOR_VM_STATUS 12  1", "BOGUS x", "condor_vm_status 5 1"])
 def test_lines_of_the_protocol_go_out_as_they_are(line: str) -> None:
     rig = Rig()
     rig.type(line)
@@ -367,9 +363,7 @@ def test_what_is_waited_for_can_be_interrupted() -> None:
 # ---- decoding
 
 
-@given(
-    st.text(max_size=300) | st.binary(max_size=300).map(lambda data: data.decode("utf-8", "surrogateescape"))
-)
+@given(st.text(max_size=300) | st.binary(max_size=300).map(lambda data: data.decode("utf-8", "surrogateescape")))
 def test_nothing_that_a_server_says_reaches_the_terminal_raw(line: str) -> None:
     """Before the greeting, as a reply, as the number of results and as a result: shown, and never acted upon."""
     for prefix in ("", "S ", "S 1\n", "1 0 ", "1 1 ", "1 0 STATUS=", "R\n"):
@@ -387,9 +381,7 @@ def test_nothing_that_a_server_says_reaches_the_terminal_raw(line: str) -> None:
 @given(st.lists(st.text(max_size=30), max_size=8))
 def test_any_figures_of_a_status_are_shown(words: list[str]) -> None:
     assert render.status(words).isprintable()
-    assert render.status(
-        [f"CPUTIME={word}" for word in words] + [f"MEMORY={word}" for word in words]
-    ).isprintable()
+    assert render.status([f"CPUTIME={word}" for word in words] + [f"MEMORY={word}" for word in words]).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -427,9 +419,7 @@ def test_an_ad_is_made_fit_to_be_started_here() -> None:
     )
     assert 'User = "alice@example.org"' in made.lines
     assert not any("topsecret" in line or "/elsewhere" in line for line in made.lines)
-    assert made.name == "alice_example.org_2000000007.3", (
-        "no name of a real job: a START would destroy its VM"
-    )
+    assert made.name == "alice_example.org_2000000007.3", "no name of a real job: a START would destroy its VM"
     assert "Secrets were left out: ClaimId." in made.notes
 
 
@@ -442,9 +432,7 @@ def test_a_missing_disk_is_named_with_where_it_is_looked_for(tmp_path: Path) -> 
     (note,) = [note for note in prepared().notes if "disk" in note]
     assert note.endswith("put it into /scratch/"), "its source is not on this machine"
     for disk in ("/full/path.img:vda:w", "catalog:debian:vda:w"):
-        assert not [
-            note for note in prepared(AD.replace("disk.img:vda:w:raw", disk)).notes if "disk" in note.lower()
-        ]
+        assert not [note for note in prepared(AD.replace("disk.img:vda:w:raw", disk)).notes if "disk" in note.lower()]
 
 
 def test_the_first_ad_of_several_counts() -> None:
@@ -556,10 +544,7 @@ def test_every_error_word_of_the_daemon_is_explained() -> None:
     words = {
         value
         for name, value in vars(errors).items()
-        if name.isupper()
-        and isinstance(value, str)
-        and value.startswith(errors.PREFIX)
-        and value != errors.PREFIX
+        if name.isupper() and isinstance(value, str) and value.startswith(errors.PREFIX) and value != errors.PREFIX
     }
     for word in words | set(errors.HOLD_CODES):
         assert error_words.meaning(word), word

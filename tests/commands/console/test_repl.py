@@ -405,9 +405,7 @@ def test_colors_are_for_terminals_that_want_them(environ: dict[str, str], termin
         assert ("\x1b[" in shown.raw) == wanted
 
 
-def test_without_prompt_toolkit_it_says_what_to_install(
-    environ: dict[str, str], terminals: list[Terminal]
-) -> None:
+def test_without_prompt_toolkit_it_says_what_to_install(environ: dict[str, str], terminals: list[Terminal]) -> None:
     argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{MAIN}", "console", "--type", "simulated"]
     shown = Terminal(environ | {"TERM": "xterm"}, argv=argv)
     terminals.append(shown)
@@ -436,9 +434,7 @@ def test_a_real_guest(environ: dict[str, str], scratch: Path) -> None:
     ad.write_text("\n".join([*lines, 'VMPARAM_vm_Disk = "guest.img:hda:w:raw"', ""]))
     settings = ["VM_ALLOW_EMULATION=True", "VM_STOP_TIMEOUT=1", "VM_MEMORY=1024"]
     words = [word for setting in settings for word in ("--set", setting)]
-    typed = (
-        f"start {ad}\nstatus\npid\nsuspend\nstatus\nresume\nsoft-suspend\nresume\nstatus\nstop\nstart {ad}\n"
-    )
+    typed = f"start {ad}\nstatus\npid\nsuspend\nstatus\nresume\nsoft-suspend\nresume\nstatus\nstop\nstart {ad}\n"
     ended = piped(environ, typed, "--dir", str(scratch), "--strict", *words, vm_type="kvm")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = ended.stdout

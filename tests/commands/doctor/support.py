@@ -188,9 +188,7 @@ class Ad:
         self.write()
 
     def write(self, *more: str, vm_type: str = "qemu") -> str:
-        self.path.write_text(
-            JOB_AD.format(cluster=CLUSTER, vm_type=vm_type) + "".join(line + "\n" for line in more)
-        )
+        self.path.write_text(JOB_AD.format(cluster=CLUSTER, vm_type=vm_type) + "".join(line + "\n" for line in more))
         return str(self.path)
 
 

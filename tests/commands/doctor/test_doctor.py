@@ -201,9 +201,7 @@ def test_the_startd_runs_other_types_as_its_own_user(pool: Condor) -> None:
     found = server(pool, CONDOR_IDS=f"{JOB_UID}.{JOB_UID}")
     assert found.verdict == BAD
     assert found.hint == f"chmod o+x {pool.server.parent}"
-    assert server(pool, VM_TYPE="kvm", CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").verdict == OK, (
-        "root passes everywhere"
-    )
+    assert server(pool, VM_TYPE="kvm", CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").verdict == OK, "root passes everywhere"
 
 
 @as_root
@@ -267,11 +265,7 @@ SOCKET = {"run__libvirt__libvirt-sock": ""}
         ({"usr__sbin__libvirtd": ""}, "without its driver for QEMU", "libvirt-daemon-driver-qemu"),
         (LIBVIRTD, "libvirtd is installed and does not run", "systemctl enable --now libvirtd"),
         (LIBVIRTD | SOCKET, "does not run, although", "systemctl start libvirtd"),
-        (
-            LIBVIRTD | RUNS,
-            "its socket /run/libvirt/libvirt-sock is missing",
-            "systemctl restart libvirtd.socket",
-        ),
+        (LIBVIRTD | RUNS, "its socket /run/libvirt/libvirt-sock is missing", "systemctl restart libvirtd.socket"),
     ],
 )
 def test_why_libvirt_cannot_be_reached(
@@ -321,9 +315,7 @@ FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
         ({"proc__cpuinfo": FLAGS.format("hypervisor vmx"), "dev__kvm": ""}, "nested", "host-passthrough"),
     ],
 )
-def test_why_kvm_does_not_work(
-    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str
-) -> None:
+def test_why_kvm_does_not_work(pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str) -> None:
     said = host.kvm_cause(pool.context(tree(tmp_path, **files)))
     assert seen in said[0]
     assert hint in said[1]
@@ -379,12 +371,7 @@ def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.Monkey
     describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
     monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
     known = access.Capabilities(NOBODY_HERE, ("dac",))
-    judged(
-        access.scratch(pool.context(), known, "kvm"),
-        OFF,
-        "two groups",
-        hint="chmod o+x /var/lib/libvirt/qemu",
-    )
+    judged(access.scratch(pool.context(), known, "kvm"), OFF, "two groups", hint="chmod o+x /var/lib/libvirt/qemu")
     (pool.directory / "execute").chmod(0o700)
     judged(access.scratch(pool.context(), known, "kvm"), BAD, "stranger")
 
@@ -436,9 +423,7 @@ def test_the_clock_of_the_probe(pool: Condor, seconds: float, verdict: str) -> N
 
 
 @as_root
-def test_the_startds_probe_is_run_as_the_startd_runs_it(
-    pool: Condor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_startds_probe_is_run_as_the_startd_runs_it(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     words = pool.directory / "words"
     pool.program(f'#!/bin/sh\necho "$@" $(cat /proc/$PPID/comm) > {words}\necho "VM_Type = 1"\n')
     name = Path("/proc/self/comm").read_text()
@@ -478,9 +463,7 @@ def test_no_startd(pool: Condor) -> None:
 def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
     ad = AD.replace("HasVM = true", "HasVM = false")
     ad += f'VMOfflineTime = {int(time.time()) - 605}\nVMOfflineReason = "VMGAHP_ERR_\x1b[31mCRITICAL"\n'
-    judged(
-        startd(pool, ad), BAD, "10 minutes ago", "VMGAHP_ERR_\\x1b[31mCRITICAL", hint="condor_restart -startd"
-    )
+    judged(startd(pool, ad), BAD, "10 minutes ago", "VMGAHP_ERR_\\x1b[31mCRITICAL", hint="condor_restart -startd")
 
 
 @pytest.mark.parametrize(
@@ -494,9 +477,7 @@ def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
         ("VM_AvailNum = 10000", "VM_AvailNum = 0", True, OFF, "VM_MAX_NUMBER"),
     ],
 )
-def test_what_the_startd_last_saw(
-    pool: Condor, old: str, new: str, fit: bool, verdict: str, seen: str
-) -> None:
+def test_what_the_startd_last_saw(pool: Condor, old: str, new: str, fit: bool, verdict: str, seen: str) -> None:
     found = judged(startd(pool, AD.replace(old, new), fit), verdict, seen)
     assert found.hint
 
@@ -516,9 +497,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
     pool.log(failure(4, "VMGAHP_ERR_INTERNAL: Trouble 4."), name="VMGahpLog.alice")
     found = log_history.failures(pool.context())
     assert [finding.verdict for finding in found] == [OFF] * 3
-    assert found[0].seen.startswith(
-        "2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4."
-    )
+    assert found[0].seen.startswith("2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4.")
     assert found[0].hint == "do 4."
     assert "(administrator)" in found[0].seen
     assert found[1].seen.startswith("2026-11-03 10:00:00: ")

@@ -156,11 +156,7 @@ class TestLibvirt:
 
     def test_a_network_that_is_not_there(self, pool: Condor, ad: Ad) -> None:
         path = ad.write("JobVMNetworking = true", 'JobVMNetworkingType = "nat"')
-        network = {
-            "VM_NETWORKING": True,
-            "VM_NETWORKING_TYPE": "nat, bridge",
-            "VM_NAT_NETWORK": "vmgahp-none",
-        }
+        network = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat, bridge", "VM_NAT_NETWORK": "vmgahp-none"}
         network["VM_NETWORKING_BRIDGE_INTERFACE"] = "vmgahpnone0"
         done = pool.examine(job=path, VM_TYPE="qemu", **network)
         for check in ("network nat", "network bridge"):

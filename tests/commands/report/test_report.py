@@ -22,9 +22,7 @@ def event(after: float, what: str, state: str = "", /, **more: object) -> dict[s
     return {"time": BEGIN + after, "event": what} | ({"state": state} if state else {}) | more
 
 
-def sample(
-    after: float, cpu: float, written: int = 0, state: str = "Running", **more: object
-) -> dict[str, object]:
+def sample(after: float, cpu: float, written: int = 0, state: str = "Running", **more: object) -> dict[str, object]:
     line: dict[str, object] = {"time": BEGIN + after, "state": state, "cpu_seconds": cpu, "vcpus": 2}
     line |= {"memory_kib": 65536, "max_memory_kib": 65536, "network": {}}
     return line | {"block": {"vda": {"read_bytes": 0, "write_bytes": written}}} | more
@@ -95,12 +93,7 @@ def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran(tmp_path: Path) -> 
 
 
 def test_no_line_is_drawn_over_a_suspend_however_short(tmp_path: Path) -> None:
-    short = [
-        event(21, "suspend", "Suspended"),
-        event(23, "resume", "Running"),
-        sample(24, 31.0),
-        sample(34, 36.0),
-    ]
+    short = [event(21, "suspend", "Suspended"), event(23, "resume", "Running"), sample(24, 31.0), sample(34, 36.0)]
     figures = series.Figures(reader.read(str(write(tmp_path, LIFE[:4] + short))))
     assert [(rate.begin - BEGIN, rate.end - BEGIN) for rate in figures.cpu] == [(0, 10), (10, 20), (24, 34)]
 
@@ -182,9 +175,7 @@ def test_the_picture_alone(tmp_path: Path) -> None:
     assert cli.main(["vmgahp", "report", str(write(tmp_path, LIFE)), "--svg", "-o", str(made)]) == 0
     root = etree.parse(str(made)).getroot()
     assert root.tag == f"{{{chart.SVG}}}svg"
-    states = [
-        piece.get("class", "").split()[-1:] for piece in root.iter() if "state" in piece.get("class", "")
-    ]
+    states = [piece.get("class", "").split()[-1:] for piece in root.iter() if "state" in piece.get("class", "")]
     assert states.count(["Running"]) == 3, "two spans and the legend"
     assert states.count(["Suspended"]) == 2
     titles = [title.text or "" for title in root.iter(f"{{{chart.SVG}}}title")]
@@ -325,17 +316,13 @@ def test_more_than_is_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @given(
     st.lists(
         st.dictionaries(
-            st.sampled_from(
-                ["time", "event", "state", "cpu_seconds", "seconds", "bytes", "block", "vcpus", "name"]
-            ),
+            st.sampled_from(["time", "event", "state", "cpu_seconds", "seconds", "bytes", "block", "vcpus", "name"]),
             st.one_of(
                 st.integers(-10, 10**20),
                 st.floats(),
                 st.text(max_size=5),
                 st.sampled_from(["start", "end", "Running", "Suspended", "checkpoint"]),
-                st.dictionaries(
-                    st.text(max_size=3), st.dictionaries(st.sampled_from(["read_bytes"]), st.integers())
-                ),
+                st.dictionaries(st.text(max_size=3), st.dictionaries(st.sampled_from(["read_bytes"]), st.integers())),
             ),
         ),
         max_size=12,

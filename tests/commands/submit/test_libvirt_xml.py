@@ -45,8 +45,7 @@ def test_what_the_ad_has_words_for_is_carried_over(convert):
 
 
 @pytest.mark.parametrize(
-    "place",
-    ["</domain>", "</devices>", "</os>", "</features>", "</cpu>", "</disk>", "</interface>", "</tpm>"],
+    "place", ["</domain>", "</devices>", "</os>", "</features>", "</cpu>", "</disk>", "</interface>", "</tpm>"]
 )
 def test_everything_is_told_of(convert, place):
     _, said = convert(samples.DOMAIN.replace(place, f"<surprise/>{place}", 1))

@@ -65,8 +65,7 @@ OPTIONS = (
     '<Configuration ovf:id="small" ovf:default="true"/></DeploymentOptionSection>'
 )
 EFI = (
-    '<vmw:Config xmlns:vmw="http://www.vmware.com/schema/ovf" ovf:required="false" vmw:key="firmware" '
-    'vmw:value="efi"/>'
+    '<vmw:Config xmlns:vmw="http://www.vmware.com/schema/ovf" ovf:required="false" vmw:key="firmware" vmw:value="efi"/>'
 )
 VMWARE = changed(
     samples.VBOX,
@@ -151,13 +150,7 @@ def test_ovirt(home, convert):
 
 def test_everything_is_told_of(home, convert):
     """An element that nobody expects shows up, wherever it is."""
-    for place in (
-        "</Envelope>",
-        "</VirtualSystem>",
-        "</VirtualHardwareSection>",
-        "</Item>",
-        "</DiskSection>",
-    ):
+    for place in ("</Envelope>", "</VirtualSystem>", "</VirtualHardwareSection>", "</Item>", "</DiskSection>"):
         (home / "box.ovf").write_text(samples.VBOX.replace(place, f"<Surprise>secret</Surprise>{place}", 1))
         _, said = convert("box.ovf", "--convert", "--force")
         assert "Surprise" in lost(said), place

@@ -34,18 +34,13 @@ def test_what_is_written_comes_back_as_it_was():
     """By HTCondor's own reader: no macro of the text is expanded, nothing is added."""
     hostile = "$(HOME) $ENV(PATH) #no comment $ = a"
     read = htcondor2.Submit(
-        submit_file.command("executable", hostile)
-        + "\n"
-        + submit_file.attribute("Name", hostile)
-        + "\nqueue\n"
+        submit_file.command("executable", hostile) + "\n" + submit_file.attribute("Name", hostile) + "\nqueue\n"
     )
     assert read.expand("executable") == hostile
     assert read.expand("MY.Name") == f'"{hostile}"'
 
 
-@pytest.mark.parametrize(
-    "text", ["a\nqueue 1000", "a\\", " a", "", "a\rb", "a\u2028b", "$$(Memory)", "$(Dollar)"]
-)
+@pytest.mark.parametrize("text", ["a\nqueue 1000", "a\\", " a", "", "a\rb", "a\u2028b", "$$(Memory)", "$(Dollar)"])
 def test_what_cannot_be_written_is_refused(text):
     with pytest.raises(SubmitError):
         submit_file.command("executable", text)
@@ -89,10 +84,7 @@ def test_one_usual_nic_is_written_in_the_classic_way():
     [
         ([GuestNic("nat", model="e1000")], "nat:e1000"),
         ([GuestNic("user", link_up=False)], "user:virtio:down"),
-        (
-            [GuestNic("nat", "52:54:00:00:00:01"), GuestNic("bridge")],
-            "nat:52:54:00:00:00:01:virtio, bridge:virtio",
-        ),
+        ([GuestNic("nat", "52:54:00:00:00:01"), GuestNic("bridge")], "nat:52:54:00:00:00:01:virtio, bridge:virtio"),
         ([GuestNic("", model="e1000")], "nat:e1000"),
     ],
 )
@@ -119,10 +111,7 @@ def test_nics_that_the_execute_machine_would_refuse_are_refused(nics):
 def test_an_option_requires_a_machine_that_has_it():
     read = htcondor2.Submit(written(plain(options={"Firmware": "uefi", "TPM": True})))
     assert read["MY.VMPARAM_vm_TPM"] == "true"
-    assert (
-        read["requirements"]
-        == 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware) && TARGET.VM_kvm_ATTR_tpm'
-    )
+    assert read["requirements"] == 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware) && TARGET.VM_kvm_ATTR_tpm'
 
 
 def test_devices_are_named_where_they_have_no_name():
@@ -165,9 +154,7 @@ def test_the_file_is_written_and_told_about(home, capsys):
     assert (home / "disk.sub").read_bytes() != before
 
 
-@pytest.mark.parametrize(
-    "words", [["--memory", "0"], ["--memory", "x"], ["--cpus", "0"], ["--network", "any"]]
-)
+@pytest.mark.parametrize("words", [["--memory", "0"], ["--memory", "x"], ["--cpus", "0"], ["--network", "any"]])
 def test_invalid_options_are_refused(words):
     with pytest.raises(SystemExit):
         main(["vmgahp", "submit", "disk", "disk.qcow2", *words])
@@ -179,9 +166,7 @@ def test_a_machine_without_memory_is_no_job(submit):
 
 
 def test_lines_can_be_added(submit):
-    read, _ = submit(
-        "disk", "disk.qcow2", "--memory", "1G", "--append", "request_disk = 10GB", "--append", "+X = 1"
-    )
+    read, _ = submit("disk", "disk.qcow2", "--memory", "1G", "--append", "request_disk = 10GB", "--append", "+X = 1")
     assert (read["request_disk"], read["MY.X"]) == ("10GB", "1")
     submit("disk", "disk.qcow2", "--memory", "1G", "--append", "queue 1000\nqueue", status=1)
 
@@ -237,10 +222,7 @@ def test_a_format_is_said_or_seen_in_the_name(home, submit):
 def test_images_are_converted(home, submit):
     read, said = submit("disk", "machine.vmdk", "--memory", "1G", "--convert")
     assert read["vm_disk"] == "machine.qcow2:vda:w:qcow2"
-    assert (
-        subprocess.run(["qemu-img", "check", "-f", "qcow2", "machine.qcow2"], capture_output=True).returncode
-        == 0
-    )
+    assert subprocess.run(["qemu-img", "check", "-f", "qcow2", "machine.qcow2"], capture_output=True).returncode == 0
     assert "converted" in said
     submit("disk", "machine.vmdk", "--memory", "1G", "--convert", status=1)  # it is there already
     assert (home / "machine.qcow2").exists()
@@ -267,18 +249,7 @@ def test_an_image_that_is_not_there_must_be_shared(submit):
 
 
 def test_an_overlay_is_named(home, submit):
-    command = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        f"{home}/disk.qcow2",
-        "-F",
-        "qcow2",
-        "top.qcow2",
-    ]
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", f"{home}/disk.qcow2", "-F", "qcow2", "top.qcow2"]
     subprocess.run(command, check=True)
     _, said = submit("disk", "top.qcow2", "--memory", "1G")
     assert f"overlay of {home}/disk.qcow2" in said

@@ -19,11 +19,7 @@ from vmgahp.metrics.file import NAME
 
 NOW = time.time()
 
-TOP = (
-    sys.executable,
-    "-c",
-    "import sys; from vmgahp import cli; sys.exit(cli.main(['vmgahp', 'top', *sys.argv[1:]]))",
-)
+TOP = (sys.executable, "-c", "import sys; from vmgahp import cli; sys.exit(cli.main(['vmgahp', 'top', *sys.argv[1:]]))")
 
 
 def file_of(execute: Path, number: int, *lines: dict[str, object]) -> Path:
@@ -36,22 +32,11 @@ def file_of(execute: Path, number: int, *lines: dict[str, object]) -> Path:
 
 def start(number: int, after: float = 0.0) -> dict[str, object]:
     name = f"alice_lab_{number}.0"
-    return {
-        "time": NOW - 100 + after,
-        "event": "start",
-        "name": name,
-        "state": lifecycle.RUNNING,
-        "seconds": 1.0,
-    }
+    return {"time": NOW - 100 + after, "event": "start", "name": name, "state": lifecycle.RUNNING, "seconds": 1.0}
 
 
 def sample(after: float, cpu: float, written: int = 0) -> dict[str, object]:
-    line: dict[str, object] = {
-        "time": NOW - 100 + after,
-        "state": lifecycle.RUNNING,
-        "cpu_seconds": cpu,
-        "vcpus": 2,
-    }
+    line: dict[str, object] = {"time": NOW - 100 + after, "state": lifecycle.RUNNING, "cpu_seconds": cpu, "vcpus": 2}
     block = {"vda": {"read_bytes": 0, "write_bytes": written}, "vdb": {"read_bytes": 1024 * int(after)}}
     return line | {"memory_kib": 65536, "max_memory_kib": 65536, "block": block, "network": {}}
 
@@ -75,13 +60,7 @@ def test_a_vm_by_its_file(node: Node, tmp_path: Path) -> None:
     directory = file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0, 10 << 20))
     look = node.look()
     row = by_name(look)["alice_lab_7.0"]
-    assert (row.state, row.vcpus, row.cpu_percent, row.written, row.read) == (
-        lifecycle.RUNNING,
-        2,
-        50.0,
-        1 << 20,
-        1024,
-    )
+    assert (row.state, row.vcpus, row.cpu_percent, row.written, row.read) == (lifecycle.RUNNING, 2, 50.0, 1 << 20, 1024)
     assert row.memory_kib == 65536
     assert row.age == pytest.approx(look.time - (NOW - 100), abs=0.01)
     assert row.scratch == str(directory)

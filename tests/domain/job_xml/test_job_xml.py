@@ -25,9 +25,7 @@ WHO = Identity(os.getuid(), os.getgid())
 FILE = "domain.xml"
 MACHINE = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"}
 
-DISK = (
-    "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda' bus='virtio'/></disk>"
-)
+DISK = "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda' bus='virtio'/></disk>"
 WHOLE = """<domain type='kvm'>
   <name>anything</name><uuid>c7a5fdbd-edaf-9455-926a-d65c16db1809</uuid>
   <memory unit='MiB'>64</memory><currentMemory unit='KiB'>65536</currentMemory><vcpu placement='static'>2</vcpu>
@@ -79,9 +77,7 @@ class Job:
         ad = jobs.BASE | {"JobVM_VCPUS": "2", "VMPARAM_Libvirt_XML": f'"{FILE}"'}
         return jobs.ad(ad, self.scratch, **attributes)
 
-    def domain(
-        self, text: str | bytes, machine: dict[str, str] | None = None, **attributes: str
-    ) -> etree.Element:
+    def domain(self, text: str | bytes, machine: dict[str, str] | None = None, **attributes: str) -> etree.Element:
         """What libvirt would be given."""
         settings = Settings(machine or MACHINE)
         ad = job_xml.load(self.ad(text, **attributes), settings, WHO)
@@ -124,12 +120,7 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
     assert disk.find("source").get("file") == f"{job.scratch}/guest.img"
     assert disk.find("source/seclabel").get("relabel") == "no"
     assert disk.find("backingStore") is not None
-    assert disk.find("driver").attrib == {
-        "name": "qemu",
-        "type": "raw",
-        "cache": "writeback",
-        "iothread": "1",
-    }
+    assert disk.find("driver").attrib == {"name": "qemu", "type": "raw", "cache": "writeback", "iothread": "1"}
     assert disk.findtext("serial") == "one"
     assert [element.get("order") for element in made.iterfind("devices/*/boot")] == ["2"]
     assert cdrom.get("device") == "cdrom"
@@ -160,12 +151,7 @@ def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
     assert len(job.domain(a_domain(), VMPARAM_vm_Disk=agreed).findall("devices/disk")) == 1
     both = '"guest.img:vda:w:raw,seed.iso:sda:r:iso"'
     assert len(job.domain(a_domain(), VMPARAM_vm_Disk=both).findall("devices/disk")) == 2
-    for other in [
-        "seed.iso:vda:w:raw",
-        "guest.img:vdb:w:raw",
-        "guest.img:vda:r:raw",
-        "guest.img:vda:w:qcow2",
-    ]:
+    for other in ["seed.iso:vda:w:raw", "guest.img:vdb:w:raw", "guest.img:vda:r:raw", "guest.img:vda:w:qcow2"]:
         assert "VMPARAM_vm_Disk" in job.refused(a_domain(), VMPARAM_vm_Disk=f'"{other}"')
 
 
@@ -175,9 +161,7 @@ def test_a_shared_disk(job: Job) -> None:
     job.refused(shared, VMPARAM_vm_Disk='"guest.img:vda:w:raw"')
 
 
-def test_an_image_elsewhere_is_for_its_user_to_open(
-    job: Job, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_image_elsewhere_is_for_its_user_to_open(job: Job, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("shared") / "other.img"
     assert "cannot be opened" in job.refused(a_domain(DISK.replace("guest.img", str(elsewhere))))
     elsewhere.write_bytes(bytes(512))
@@ -190,11 +174,7 @@ def test_an_image_elsewhere_is_for_its_user_to_open(
 def test_memory_and_cpus_are_the_ads_or_less(job: Job) -> None:
     assert job.domain(a_domain(), JobVMMemory="128").findtext("memory") == "64"
     assert "64 MiB, and the job has 32" in job.refused(a_domain(), JobVMMemory="32")
-    for memory in (
-        "<memory unit='GiB'>1</memory>",
-        "<memory>65537</memory>",
-        "<memory unit='MB'>68</memory>",
-    ):
+    for memory in ("<memory unit='GiB'>1</memory>", "<memory>65537</memory>", "<memory unit='MB'>68</memory>"):
         job.refused(f"<domain>{memory}<devices>{DISK}</devices></domain>")
     assert job.domain(a_domain(rest="<vcpu>1</vcpu>")).findtext("vcpu") == "1"
     assert "/domain/vcpu is 3" in job.refused(a_domain(rest="<vcpu>3</vcpu>"))
@@ -343,9 +323,7 @@ def test_files_that_are_no_description(job: Job, text: str) -> None:
 
 
 def test_a_document_type_and_instructions_are_refused_by_name(job: Job) -> None:
-    entity = '<!DOCTYPE domain [<!ENTITY image "guest.img">]>' + a_domain(
-        DISK.replace("guest.img", "&image;")
-    )
+    entity = '<!DOCTYPE domain [<!ENTITY image "guest.img">]>' + a_domain(DISK.replace("guest.img", "&image;"))
     assert "<!DOCTYPE" in job.refused(entity)
     assert "<?" in job.refused("<?xml-stylesheet href='x'?>" + a_domain())
     assert "<?" in job.refused(a_domain(DISK + "<?x?>"))
@@ -504,9 +482,7 @@ def test_what_else_is_of_the_host(job: Job, text: str) -> None:
 
 
 def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
-    problem = job.refused(
-        a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'"))
-    )
+    problem = job.refused(a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'")))
     assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem
     assert "devices of the host belong to no job" in job.refused(a_domain("<hostdev/>"))
 
@@ -523,21 +499,7 @@ _TAGS = sorted(
     | set(allow_list.NEVER)
 )
 _NAMES = [
-    *(
-        "type",
-        "file",
-        "dev",
-        "path",
-        "bus",
-        "device",
-        "name",
-        "model",
-        "mode",
-        "network",
-        "unit",
-        "listen",
-        "dir",
-    )
+    *("type", "file", "dev", "path", "bus", "device", "name", "model", "mode", "network", "unit", "listen", "dir")
 ]
 _VALUES = [
     *("file", "block", "disk", "hvm", "64", "vda", "guest.img", "/etc/passwd", "/dev/urandom", "/dev/sda"),
@@ -559,11 +521,7 @@ def _fitting(name: str, rules: allow_list.Allowed, depth: int = 0) -> st.SearchS
     attributes = st.fixed_dictionaries(
         {}, optional={key: st.from_regex(form, fullmatch=True) for key, form in rules.attributes.items()}
     )
-    text = (
-        st.just("")
-        if rules.text is None
-        else st.from_regex(rules.text, fullmatch=True) | st.sampled_from(_VALUES)
-    )
+    text = st.just("") if rules.text is None else st.from_regex(rules.text, fullmatch=True) | st.sampled_from(_VALUES)
     below = [_fitting(tag, child, depth + 1) for tag, child in rules.children.items()]
     children = st.lists(st.one_of(below), max_size=4 if depth else 8) if below else st.just([])
     return st.builds(_element, st.just(name), attributes, text, children)
@@ -571,9 +529,7 @@ def _fitting(name: str, rules: allow_list.Allowed, depth: int = 0) -> st.SearchS
 
 _WILD = st.recursive(
     st.builds(_element, st.sampled_from(_TAGS), _ATTRIBUTES, st.sampled_from(_VALUES), st.just([])),
-    lambda below: st.builds(
-        _element, st.sampled_from(_TAGS), _ATTRIBUTES, st.just(""), st.lists(below, max_size=4)
-    ),
+    lambda below: st.builds(_element, st.sampled_from(_TAGS), _ATTRIBUTES, st.just(""), st.lists(below, max_size=4)),
     max_leaves=12,
 )
 

@@ -296,33 +296,20 @@ TYPES = ("kvm", "xen", "vmrun", "script")
 
 
 @hypothesis.given(
-    types=strategies.permutations(TYPES).flatmap(
-        lambda order: strategies.integers(2, 4).map(lambda n: order[:n])
-    ),
+    types=strategies.permutations(TYPES).flatmap(lambda order: strategies.integers(2, 4).map(lambda n: order[:n])),
     broken=strategies.sets(strategies.sampled_from(TYPES)),
     refuses=strategies.sets(strategies.sampled_from(TYPES)),
     taken=strategies.sets(strategies.sampled_from(TYPES)),
 )
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=examples(60)
-)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=examples(60))
 def test_the_choice_is_the_first_that_is_taken_proved_and_willing(
-    scratch: Path,
-    stand_ins: type[StandIn],
-    types: list[str],
-    broken: set[str],
-    refuses: set[str],
-    taken: set[str],
+    scratch: Path, stand_ins: type[StandIn], types: list[str], broken: set[str], refuses: set[str], taken: set[str]
 ) -> None:
     stand_ins.broken, stand_ins.refuses = broken, dict.fromkeys(refuses, "no")
     stand_ins.started.clear()
     (scratch / choice.FILE).unlink(missing_ok=True)
     more = {"VMPARAM_vm_Types": quote(",".join(sorted(taken)))} if taken else {}
-    vmx = {
-        "VMPARAM_VMware_VMX_File": '"a.vmx"',
-        "VMPARAM_vm_Disk": '"a:vda:w:raw"',
-        "VMPARAM_Xen_Kernel": '"vmx"',
-    }
+    vmx = {"VMPARAM_VMware_VMX_File": '"a.vmx"', "VMPARAM_vm_Disk": '"a:vda:w:raw"', "VMPARAM_Xen_Kernel": '"vmx"'}
     candidates = [name for name in types if (not taken or name in taken) and name not in broken]
     expected = [name for name in candidates if name not in refuses][:1]
     try:
@@ -493,9 +480,7 @@ def test_a_type_that_takes_the_image_as_it_is_comes_first(scratch: Path, stand_i
 
 
 @pytest.mark.qemu
-def test_a_job_that_is_to_be_saved_gets_an_image_with_which_it_can(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_a_job_that_is_to_be_saved_gets_an_image_with_which_it_can(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vmdk", "vmdk")
     driver("kvm").start(job(scratch, "disk.vmdk:vda:w:vmdk", JobVMCheckpoint="true"))
     assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "disk.vmdk.qcow2:vda:w:qcow2"
@@ -527,10 +512,7 @@ def test_an_image_elsewhere_is_converted_only_to_be_read(
 @pytest.mark.qemu
 def test_what_is_of_that_name_already_is_not_overwritten(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx")
-    for make in (
-        lambda path: path.write_bytes(b"the job's own"),
-        lambda path: path.symlink_to("/etc/passwd"),
-    ):
+    for make in (lambda path: path.write_bytes(b"the job's own"), lambda path: path.symlink_to("/etc/passwd")):
         place = scratch / "disk.vhdx.qcow2"
         place.unlink(missing_ok=True)
         make(place)
@@ -551,9 +533,7 @@ def test_a_start_that_fails_leaves_the_directory_as_it_was(scratch: Path, stand_
 
 @pytest.mark.qemu
 @pytest.mark.parametrize("kind", ["damaged", "not of its format", "cut off"])
-def test_an_image_that_is_no_good_is_the_jobs_fault(
-    scratch: Path, stand_ins: type[StandIn], kind: str
-) -> None:
+def test_an_image_that_is_no_good_is_the_jobs_fault(scratch: Path, stand_ins: type[StandIn], kind: str) -> None:
     disk = image(scratch / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
     if kind == "damaged":
         data = bytearray(disk.read_bytes())
@@ -581,18 +561,7 @@ def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
     secret.write_bytes(b"the machine's secret".ljust(MIB, b"."))
     secret.chmod(0o600)
     if made_as == "qcow2":
-        command = [
-            "qemu-img",
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-F",
-            "raw",
-            "-b",
-            secret,
-            scratch / "disk.qcow2",
-        ]
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", secret, scratch / "disk.qcow2"]
         subprocess.run(command, check=True)
     else:
         (scratch / "disk.vmdk").write_text(
@@ -607,9 +576,7 @@ def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
 
 
 @pytest.mark.qemu
-def test_an_image_whose_content_is_another_file_is_not_converted(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_an_image_whose_content_is_another_file_is_not_converted(scratch: Path, stand_ins: type[StandIn]) -> None:
     """Not even where the job's user could read that file: backing files are checked as for every type."""
     other = scratch.parent / "other"
     other.write_bytes(b"somebody's data".ljust(MIB, b"."))
@@ -659,11 +626,7 @@ def small(scratch: Path) -> Iterator[Path]:
 @pytest.mark.qemu
 @pytest.mark.parametrize(
     ("request_disk", "kind", "words"),
-    [
-        (None, JobFault, "request_disk"),
-        ("1024", JobFault, "request_disk"),
-        ("1024 * 1024", MachineFault, "EXECUTE"),
-    ],
+    [(None, JobFault, "request_disk"), ("1024", JobFault, "request_disk"), ("1024 * 1024", MachineFault, "EXECUTE")],
 )
 def test_room_is_looked_at_first(
     small: Path, stand_ins: type[StandIn], request_disk: str | None, kind: type[errors.Fault], words: str
@@ -750,9 +713,7 @@ def test_with_a_checkpoint_another_type_is_none(scratch: Path, stand_ins: type[S
 
 
 @pytest.mark.qemu
-def test_without_one_another_type_takes_the_image_that_was_written_to(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_without_one_another_type_takes_the_image_that_was_written_to(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx", content=b"before")
     wanted = job(scratch, "disk.vhdx:vda:w")
     driver("kvm, vmrun").start(wanted).destroy()
@@ -801,18 +762,14 @@ def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> Non
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a directory for somebody else")
-def test_a_scratch_directory_that_is_closed_is_the_machines_fault(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_a_scratch_directory_that_is_closed_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
     os.chown(scratch, 0, 0)
     with pytest.raises(MachineFault, match=choice.FILE):
         driver("kvm, script").start(job(scratch))
     assert not stand_ins.started
 
 
-def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(scratch: Path, stand_ins: type[StandIn]) -> None:
     document = {"format": 1, "vm_type": "simulated", "images": {}}
     (scratch / choice.FILE).write_text(json.dumps(document))
     own(scratch / choice.FILE)
@@ -831,9 +788,7 @@ def test_a_disk_that_moves_on_after_a_periodic_checkpoint(
     disk = image(shared / "disk.raw", "raw")
     kernel = '"included"'
     with pytest.raises(JobFault, match="periodic checkpoint"):
-        driver(vm_type).start(
-            job(scratch, f"{disk}:xvda:w:raw", JobVMCheckpoint="true", VMPARAM_Xen_Kernel=kernel)
-        )
+        driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", JobVMCheckpoint="true", VMPARAM_Xen_Kernel=kernel))
     driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", VMPARAM_Xen_Kernel=kernel))
 
 
@@ -849,9 +804,7 @@ def test_kill_finds_the_vm_of_any_type(scratch: Path, stand_ins: type[StandIn]) 
     assert driver().kill(str(scratch)) is False
 
 
-def test_what_an_earlier_start_left_behind_by_another_type_is_cleared(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_what_an_earlier_start_left_behind_by_another_type_is_cleared(scratch: Path, stand_ins: type[StandIn]) -> None:
     wanted = job(scratch)
     left = driver("kvm, script").start(wanted)
     stand_ins.broken.add("kvm")
@@ -955,9 +908,7 @@ class AnyOfTwo(Emulated):
 @pytest.mark.libvirt
 class TestAny(DriverContract):
     @pytest.fixture
-    def subject(
-        self, scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[Subject]:
+    def subject(self, scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
         stand_ins.broken.add("script")
         monkeypatch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 2.0)
         settings = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ANY_TYPES": "script, qemu"})

@@ -181,9 +181,7 @@ def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(
     assert read_count(copies.base) == 0
 
 
-def test_a_job_that_comes_back_has_its_layer_on_the_image_whatever_its_header_says(
-    job: Job, images: Images
-) -> None:
+def test_a_job_that_comes_back_has_its_layer_on_the_image_whatever_its_header_says(job: Job, images: Images) -> None:
     make_guest(images.base, seconds=1)
     layer = job.scratch / LAYER
     inodes = set()
@@ -198,9 +196,7 @@ def test_a_job_that_comes_back_has_its_layer_on_the_image_whatever_its_header_sa
 
 
 def probed(job: Job, **settings: object) -> str:
-    ended = daemon(
-        environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm"
-    )
+    ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout + ended.stderr
 
@@ -254,9 +250,7 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     assert place % 2048 == 0
     images.base.write_bytes(copying_sector(drive, place // sector, 0x81).ljust(1 << 20, b"\0"))
     more = ('VMPARAM_vm_Data_Disk = "vdb:64M:results.raw"', 'VMPARAM_vm_Data_Files = "in.csv, params"')
-    with running(
-        job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more, **images.settings
-    ) as peer:
+    with running(job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more, **images.settings) as peer:
         assert (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ") == 3
         run_to_its_end(peer, job)
     assert "one of the job's files" in job.console(), job.console()

@@ -77,10 +77,7 @@ def test_a_server_that_was_killed_leaves_no_memory_of_a_firmware(job: Job) -> No
 def test_secure_boot_knows_its_keys(job: Job) -> None:
     with running(job, *UEFI, 'VMPARAM_vm_Firmware = "uefi-secure"'):
         assert live(job).find("os/loader").get("secure") == "yes"
-        until(
-            lambda: "Violation" in job.console() or "No bootable" in job.console(),
-            "it boots nothing unsigned",
-        )
+        until(lambda: "Violation" in job.console() or "No bootable" in job.console(), "it boots nothing unsigned")
     assert not has_firmware_memory(job)
 
 
@@ -195,9 +192,7 @@ def test_the_cpus_are_arranged_as_the_job_says(job: Job) -> None:
 
 def test_a_vm_can_have_many_disks_of_all_kinds(job: Job) -> None:
     entries = ["guest.img:hda:w:raw"]
-    devices = [f"vd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + [
-        f"sd{letter}" for letter in "abcdefgh"
-    ]
+    devices = [f"vd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + [f"sd{letter}" for letter in "abcdefgh"]
     for number, device in enumerate([*devices, "sdi", "hdc", "fda"]):
         image = job.scratch / f"{number}.img"
         image.write_bytes(bytes(1474560))
@@ -238,9 +233,7 @@ def test_a_disk_has_two_writers_where_both_say_so(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("option", "name"), [("true", ""), ('"share"', "share")])
-def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(
-    job: Job, option: str, name: str
-) -> None:
+def test_a_directory_of_the_jobs_is_shared_where_the_machine_allows_it(job: Job, option: str, name: str) -> None:
     with running(job, f"VMPARAM_vm_Share = {option}", VM_SHARE_SCRATCH="9p") as peer:
         share = live(job).find("devices/filesystem")
         assert share.get("accessmode") == "mapped"

@@ -220,9 +220,7 @@ def test_a_full_disk_is_seen_and_named(job: Job) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", "tmpfs", full], check=True)
     try:
         overlay = full / "overlay.qcow2"
-        subprocess.run(
-            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True
-        )
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True)
         job.own(overlay)
         with (full / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
             while filling.write(bytes(4096)):
@@ -358,8 +356,7 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
     path = job.scratch / "vm_checkpoint.json"
     manifest = json.loads(path.read_text())
     manifest["xml"] = manifest["xml"].replace(
-        "<devices>",
-        "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>",
+        "<devices>", "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>"
     )
     path.write_text(json.dumps(manifest))
     with running(job, WANTS) as peer:

@@ -61,9 +61,7 @@ def origin(name: str) -> int:
 # The tables
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in fault_table.RULES if rule.example[0]], ids=lambda rule: rule.name
-)
+@pytest.mark.parametrize("rule", [rule for rule in fault_table.RULES if rule.example[0]], ids=lambda rule: rule.name)
 def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
     error = Said(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
     assert faults.classify(error) is rule
@@ -102,13 +100,9 @@ def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE],
-    ids=lambda row: row.name,
+    "row", [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE], ids=lambda row: row.name
 )
-def test_a_code_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(
-    row: Rule | fault_cases.Check,
-) -> None:
+def test_a_code_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(row: Rule | fault_cases.Check) -> None:
     assert (row.code in errors.HOLD_CODES) == (row.fault is errors.JobFault)
     assert row.code.startswith(errors.PREFIX)
 
@@ -119,8 +113,7 @@ def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint(row: Rule) -> N
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/home/alice/No space left on device", "/x/Cannot allocate memory", "/x/network 'a' is not active"],
+    "path", ["/home/alice/No space left on device", "/x/Cannot allocate memory", "/x/network 'a' is not active"]
 )
 def test_what_the_job_chose_does_not_choose_the_rule(path: str) -> None:
     message = f"Cannot access storage file '{path}': No such file or directory"
@@ -210,9 +203,7 @@ def spoil(scratch: Path) -> None:
     """Images that nobody can use."""
     (scratch / "link.img").symlink_to(scratch / "guest.img")
     make = ["qemu-img", "create", "-q", "-f", "qcow2"]
-    subprocess.run(
-        [*make, "-u", "-b", "/nowhere/base.img", "-F", "raw", scratch / "orphan.qcow2", "1M"], check=True
-    )
+    subprocess.run([*make, "-u", "-b", "/nowhere/base.img", "-F", "raw", scratch / "orphan.qcow2", "1M"], check=True)
     subprocess.run([*make, "-u", "-b", scratch / "guest.img", scratch / "vague.qcow2", "1M"], check=False)
     if not (scratch / "vague.qcow2").exists():  # qemu-img no longer makes such an image
         subprocess.run([*make, scratch / "vague.qcow2", "1M"], check=True)
@@ -235,14 +226,8 @@ def spoil(scratch: Path) -> None:
 @pytest.mark.parametrize(
     "check", [check for check in fault_cases.OF_THE_JOB if check.example], ids=lambda check: check.wrong
 )
-def test_every_check_of_a_job_blames_whom_the_table_says(
-    check: fault_cases.Check, images_of_all_kinds: Path
-) -> None:
-    if (
-        os.getuid() != 0
-        and "secret" in check.example[0]
-        and os.access(images_of_all_kinds / "secret.img", os.R_OK)
-    ):
+def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Check, images_of_all_kinds: Path) -> None:
+    if os.getuid() != 0 and "secret" in check.example[0] and os.access(images_of_all_kinds / "secret.img", os.R_OK):
         pytest.skip("this user may read everything")
     owner = images_of_all_kinds.stat()
     identity = Identity(owner.st_uid or 54321, owner.st_gid or 54321)
@@ -274,9 +259,7 @@ LOG = """2026-11-20 12:00:00.000+0000: starting up libvirt version: 9.0.0
 2026-11-20 12:47:44.000+0000: starting up libvirt version: 9.0.0
 /usr/bin/qemu-system-x86_64 -uuid {last}
 {words}"""
-LOCKED = (
-    '2026-11-20T12:47:44.0Z qemu-system-x86_64: -device {"id":"a"}: Failed to get "write" lock\nIs another?\n'
-)
+LOCKED = '2026-11-20T12:47:44.0Z qemu-system-x86_64: -device {"id":"a"}: Failed to get "write" lock\nIs another?\n'
 
 
 def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> None:
@@ -290,9 +273,7 @@ def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> Non
     assert 'Failed to get "write" lock' in fault.problem
 
 
-def test_the_log_of_an_earlier_start_says_nothing_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qemu_log, "PATIENCE", 0.0)
     (tmp_path / "vm.log").write_text(LOG.format(first=UUID, last="other", words=LOCKED))
     assert qemu_log.last_words("vm", UUID, [str(tmp_path)]) == ""
@@ -362,9 +343,7 @@ def test_a_start_that_takes_too_long_answers_no_null() -> None:
     assert client.results() == [f"1 1 {CRITICAL}"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "word"), [("job", INVALID_DISK), ("machine", CRITICAL), ("bug", errors.INTERNAL)]
-)
+@pytest.mark.parametrize(("kind", "word"), [("job", INVALID_DISK), ("machine", CRITICAL), ("bug", errors.INTERNAL)])
 def test_a_server_explains_every_failure(peer: Peer, scratch: Path, kind: str, word: str) -> None:
     from tests.conftest import simulated_ad
 
@@ -415,9 +394,7 @@ def second(job: Job, connection: "libvirt.virConnect") -> Job:
 
 
 @pytest.mark.libvirt
-def test_an_image_that_another_vm_has_locked_holds_the_job(
-    job: Job, connection: "libvirt.virConnect"
-) -> None:
+def test_an_image_that_another_vm_has_locked_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
     """By QEMU's own lock."""
     other = second(job, connection)
     image = job.scratch / "guest.qcow2"
@@ -454,9 +431,7 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
 
 
 @pytest.mark.libvirt
-def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(
-    job: Job, connection: "libvirt.virConnect"
-) -> None:
+def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(job: Job, connection: "libvirt.virConnect") -> None:
     """Of two starts at once, each of which finds the other."""
     from vmgahp.drivers.libvirt import host_checks
 
@@ -482,9 +457,7 @@ def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
 def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "libvirt.virConnect") -> None:
     name = f"vmgahp-test-inactive-{os.getpid()}"
-    network = connection.networkDefineXML(
-        f"<network><name>{name}</name><bridge name='vgi{os.getpid()}'/></network>"
-    )
+    network = connection.networkDefineXML(f"<network><name>{name}</name><bridge name='vgi{os.getpid()}'/></network>")
     try:
         with greeted(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:
             text = refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
@@ -527,9 +500,7 @@ def small(scratch: Path) -> Iterator[Path]:
 
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
-def test_a_scratch_directory_without_room_is_the_machines(
-    small: Path, connection: "libvirt.virConnect"
-) -> None:
+def test_a_scratch_directory_without_room_is_the_machines(small: Path, connection: "libvirt.virConnect") -> None:
     job = Job(small, connection)
     filling = small / "filling"
     subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)

@@ -10,17 +10,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    Job,
-    evict,
-    exit_file,
-    live,
-    moved,
-    refused,
-    run_to_its_end,
-    running,
-    until,
-)
+from tests.drivers.libvirt.support import Job, evict, exit_file, live, moved, refused, run_to_its_end, running, until
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
@@ -156,9 +146,7 @@ def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
         status = (job.scratch / SEED).stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, job.scratch.stat().st_uid)
         drive = live(job).find(f"devices/disk[source='{SEED}']") or next(
-            disk
-            for disk in live(job).findall("devices/disk")
-            if disk.find("source").get("file", "").endswith(SEED)
+            disk for disk in live(job).findall("devices/disk") if disk.find("source").get("file", "").endswith(SEED)
         )
         assert drive.find("target").get("dev") == "hdb", "as the disk of the job, hda, is an IDE disk"
         assert drive.get("device") == "cdrom"
@@ -205,9 +193,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
         ("#cloud-config\n", ("VMPARAM_vm_Exit_Port = 3.5e",), "Exit_Port"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(
-    job: Job, content: str, more: tuple[str, ...], why: str
-) -> None:
+def test_what_makes_no_sense_is_refused_by_name(job: Job, content: str, more: tuple[str, ...], why: str) -> None:
     put(job, "user-data", content)
     said = refused(job, MISMATCHED, *more)
     assert why in said
@@ -243,9 +229,7 @@ echo 5 > /dev/virtio-ports/org.vmgahp.exit
         found = run_to_its_end(peer, linux)
     console = linux.console()
     assert "the script runs" in console, console
-    assert "drive /dev/vdb" in console, (
-        "with a virtio disk it is one too, which every cloud's kernel can read"
-    )
+    assert "drive /dev/vdb" in console, "with a virtio disk it is one too, which every cloud's kernel can read"
     assert re.search(r"-r-------- +1 0 +0 .* user-data", console), "for the guest's root alone"
     assert f'instance-id: "{linux.name}"' in console
     assert (found["exit_code"], found["source"]) == (5, "port"), "the port counts before the console"
@@ -323,9 +307,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
     assert "paused by an error of a disk" in log
 
 
-@pytest.mark.parametrize(
-    ("settings", "more"), [({}, ()), ({"VM_SCREENSHOT": False}, ("JobVMVNCConsole = true",))]
-)
+@pytest.mark.parametrize(("settings", "more"), [({}, ()), ({"VM_SCREENSHOT": False}, ("JobVMVNCConsole = true",))])
 def test_no_picture_is_taken_of_what_shows_nothing_or_is_not_to(
     job: Job, settings: dict[str, object], more: tuple[str, ...]
 ) -> None:

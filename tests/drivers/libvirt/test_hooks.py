@@ -78,10 +78,7 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
     stages = (
         example(policies, "cap-memory.xsl", '"512"', '"48"'),
         example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
-        stage(
-            policies,
-            f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\'',
-        ),
+        stage(policies, f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\''),
     )
     policy = ", ".join(map(str, stages))
     with running(job, *NETWORK, VM_POLICY=policy, **OFFERS) as peer:
@@ -107,9 +104,7 @@ def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, po
 def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Path) -> None:
     no = stage(policies, 'grep -q "<vcpu>2<" && { echo "one CPU is enough"; exit 1; }; exit 7')
     good = stage(
-        policies,
-        'xml=$(cat); case $xml in *"<vcpu>2<"*) echo "one CPU is enough"; exit 1;; esac; echo "$xml"',
-        "good",
+        policies, 'xml=$(cat); case $xml in *"<vcpu>2<"*) echo "one CPU is enough"; exit 1;; esac; echo "$xml"', "good"
     )
     with greeted(job, VM_POLICY=good) as peer:
         assert "one CPU is enough" in refused_cleanly(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
@@ -166,12 +161,8 @@ def test_what_no_policy_has_touched_is_not_its_fault(
 ) -> None:
     """A job whose option libvirt does not understand, on a machine with a policy that has changed something else."""
     build = domain_xml.build
-    monkeypatch.setattr(
-        domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>")
-    )
-    bad = stage(
-        policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\""
-    )
+    monkeypatch.setattr(domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>"))
+    bad = stage(policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\"")
     log: list[str] = []
     driver, described = driver_for(job, log, VM_POLICY=bad)
     with pytest.raises(errors.Fault) as caught:
@@ -191,9 +182,7 @@ def test_a_policy_that_changes_nothing_answers_for_nothing(policies: Path) -> No
 
 def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
     brought = job.scratch / "domain.xml"
-    brought.write_text(
-        "<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>"
-    )
+    brought.write_text("<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>")
     job.own(brought)
     mine = 'VMPARAM_Libvirt_XML = "domain.xml"'
     with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **OFFERS) as peer:
@@ -203,9 +192,7 @@ def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
         peer.quit()
 
 
-def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(
-    job: Job, elsewhere: Path, policies: Path
-) -> None:
+def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsewhere: Path, policies: Path) -> None:
     make_guest(job.disk, seconds=5)
     hook = stage(policies, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
     stages = (
@@ -276,9 +263,7 @@ def test_example_force_bridge(job: Job, policies: Path) -> None:
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
     try:
         subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
-        with running(
-            job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS
-        ):
+        with running(job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS):
             assert live(job).find("devices/interface/source").get("bridge") == bridge
     finally:
         subprocess.run(["ip", "link", "delete", bridge], check=False)
@@ -342,16 +327,12 @@ class TestDoctor:
             assert "It would be held, with VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT" in found.seen
             assert seen in found.seen
 
-    def test_it_is_printed(
-        self, pool: Condor, ad: Ad, policies: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_is_printed(self, pool: Condor, ad: Ad, policies: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cap = example(policies, "cap-memory.xsl", '"512"', '"40"')
         doctor.run(pool.environ(VM_TYPE="qemu", VM_POLICY=cap), job=ad.write())
         assert 'VM_POLICY, stage 1: +  <memory unit="MiB">40</memory>\n' in capsys.readouterr().out
 
-    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(
-        self, pool: Condor, policies: Path
-    ) -> None:
+    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(self, pool: Condor, policies: Path) -> None:
         done = pool.examine(VM_TYPE="qemu", VM_POLICY=policies / "none.xsl")
         found = named(done.findings, "policy")
         assert found.verdict == BAD

@@ -122,9 +122,7 @@ def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
 
 
 def test_its_own_kernel(subject: WithXml) -> None:
-    job = subject.with_xml(
-        "<os><type>hvm</type><kernel>/submit/tiny.elf</kernel><cmdline>one two</cmdline></os>"
-    )
+    job = subject.with_xml("<os><type>hvm</type><kernel>/submit/tiny.elf</kernel><cmdline>one two</cmdline></os>")
     kernel = Path(job.working_dir(), "tiny.elf")
     make_kernel(kernel, b"hello from a kernel")
     kernel.chmod(0o600)

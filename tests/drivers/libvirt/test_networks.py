@@ -7,24 +7,11 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    BRIDGE,
-    LEASED,
-    MAC,
-    NETWORK_NAME,
-    Job,
-    network_ad,
-    refused,
-    running,
-    words_of,
-)
+from tests.drivers.libvirt.support import BRIDGE, LEASED, MAC, NETWORK_NAME, Job, network_ad, refused, running, words_of
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 
-pytestmark = [
-    pytest.mark.libvirt,
-    pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks"),
-]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")]
 
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
@@ -55,9 +42,7 @@ def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
 def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
     assert "VM_NAT_NETWORK" in refused(job, "VMGAHP_ERR_CRITICAL", *network_ad("nat"), **settings)
-    ended = daemon(
-        environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm"
-    )
+    ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm")
     assert 'VM_Networking_Types = "user"' in ended.stdout
     assert "not offered: network nat: nowhere is not active, or not defined" in ended.stderr
 

@@ -192,8 +192,6 @@ def test_jobs_bring_xml_to_it_too(subject: AnyHypervisor) -> None:
         "<target dev='vda'/></disk><watchdog model='i6300esb'/></devices></domain>"
     )
     os.chown(path, WHO.uid, WHO.gid)
-    machine = subject.driver().start(
-        subject.changed(job, VMPARAM_Libvirt_XML='"domain.xml"', VMPARAM_vm_Disk=None)
-    )
+    machine = subject.driver().start(subject.changed(job, VMPARAM_Libvirt_XML='"domain.xml"', VMPARAM_vm_Disk=None))
     assert isinstance(machine, LibvirtMachine)
     assert "i6300esb" in machine.live_xml()

@@ -63,9 +63,7 @@ class Site:
             time.sleep(0.05)
         return counts(self._heard)[-1]
 
-    def xml(
-        self, name: str, files: Files, cpu_mode: str = "maximum", vnc: bool = True, nic: bool = True
-    ) -> str:
+    def xml(self, name: str, files: Files, cpu_mode: str = "maximum", vnc: bool = True, nic: bool = True) -> str:
         """The domain of a job with disks in this scratch directory."""
         disks = [
             disk(
@@ -94,9 +92,7 @@ class Site:
             dac_label=label,
             console_socket=self.console,
             vnc_password=self.directory.name if vnc else "",
-            backing={
-                str(self.directory / "over.qcow2"): (BackingFile(str(self.directory / "under.img"), "raw"),)
-            },
+            backing={str(self.directory / "over.qcow2"): (BackingFile(str(self.directory / "under.img"), "raw"),)},
         )
         return domain_xml.build(job, host)
 
@@ -105,12 +101,7 @@ class Site:
 def here(scratch: Path) -> Site:
     site = Site(scratch, 1)
     make_guest(site.directory / "guest.img", seconds=None)
-    for name, size in {
-        "under.img": 1 << 20,
-        "readonly.img": 1 << 20,
-        "cd.iso": 1 << 20,
-        "fd.img": 1440 << 10,
-    }.items():
+    for name, size in {"under.img": 1 << 20, "readonly.img": 1 << 20, "cd.iso": 1 << 20, "fd.img": 1440 << 10}.items():
         (site.directory / name).write_bytes(bytes(size))
     command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "under.img", "-F", "raw", "over.qcow2"]
     subprocess.run(command, cwd=site.directory, check=True)
@@ -200,9 +191,7 @@ def test_a_guest_goes_on_elsewhere(
     domain.destroy()
 
 
-def test_libvirt_has_the_last_word(
-    connection: "libvirt.virConnect", here: Site, there: Site, name: str
-) -> None:
+def test_libvirt_has_the_last_word(connection: "libvirt.virConnect", here: Site, there: Site, name: str) -> None:
     """What `reconcile` lets through and does not fit all the same, libvirt refuses, and nothing runs."""
     files = CASES["host-model"][0]
     saved = save(connection, here, here.xml(name, files, nic=False))

@@ -56,14 +56,9 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
         before = samples(job.scratch)[-1]
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
         assert peer.run("RESUME", 1) == ["0", "NULL"]
-        resumed = next(
-            number for number, line in enumerate(lines(job.scratch)) if line.get("event") == "resume"
-        )
+        resumed = next(number for number, line in enumerate(lines(job.scratch)) if line.get("event") == "resume")
         assert "event" in lines(job.scratch)[resumed - 1], "nothing is used while it is suspended"
-        until(
-            lambda: writes(samples(job.scratch)[-1]) > writes(before),
-            "its writes continue from where they were",
-        )
+        until(lambda: writes(samples(job.scratch)[-1]) > writes(before), "its writes continue from where they were")
         for then, now in zip(samples(job.scratch), samples(job.scratch)[1:], strict=False):
             assert float(str(now["cpu_seconds"])) >= float(str(then["cpu_seconds"]))
             assert writes(now) >= writes(then)

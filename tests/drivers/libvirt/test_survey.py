@@ -31,9 +31,7 @@ def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> s
     uri = made.string("VM_LIBVIRT_URI") or URI
     connection = LibvirtConnection(uri, lambda _line: None, read_only=read_only)
     try:
-        return survey.LibvirtSurveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(
-            monotonic() + 60
-        )
+        return survey.LibvirtSurveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(monotonic() + 60)
     finally:
         connection.close()
 
@@ -97,9 +95,7 @@ def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.Monke
 
 
 def test_no_libvirt_no_jobs() -> None:
-    found = look(
-        VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock", VM_ALLOW_EMULATION=True
-    )
+    found = look(VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock", VM_ALLOW_EMULATION=True)
     assert verdicts(found)["libvirt"] == BAD
     assert "cannot be reached" in finding(found, "libvirt").seen
     assert not found.vm_types
@@ -143,9 +139,7 @@ def test_a_qemu_that_gives_up(tmp_path: Path, text: str, word: str) -> None:
     os.chmod(tmp_path, 0o755)
     path = a_program(tmp_path / "qemu", text)
     with pytest.raises(errors.MachineFault, match=word):
-        qemu_check.start_qemu(
-            path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60
-        )
+        qemu_check.start_qemu(path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60)
 
 
 def test_a_qemu_that_hangs(tmp_path: Path) -> None:
@@ -186,9 +180,7 @@ def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPa
     assert "slirp" in finding(found, "network user").looked_at
 
 
-def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_identity: Identity, _end: float) -> None:
         raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
 
@@ -234,9 +226,7 @@ def test_an_inactive_network_is_known_without_being_asked_for() -> None:
 
 
 def test_for_people_as_json(scratch: Path) -> None:
-    environ = environment(
-        "qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere"
-    )
+    environ = environment("qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere")
     program = "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"
     ended = subprocess.run(
         [sys.executable, "-c", program, "probe", "--type", "qemu", "--json"],

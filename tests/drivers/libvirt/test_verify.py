@@ -57,12 +57,8 @@ def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
             text = refused_cleanly(peer, job, CRITICAL)
             assert str(script) in text
             assert f"its {named}" in text or f"number of {named}" in text
-        (script.parent / "xml").write_text(
-            SCRIPTED.format(memory=64, vcpus=1, devices="<disk type='nonsense'/>")
-        )
-        assert str(script) in refused_cleanly(peer, job, CRITICAL), (
-            "what libvirt does not take is the script's as well"
-        )
+        (script.parent / "xml").write_text(SCRIPTED.format(memory=64, vcpus=1, devices="<disk type='nonsense'/>"))
+        assert str(script) in refused_cleanly(peer, job, CRITICAL), "what libvirt does not take is the script's as well"
         other = job.scratch.parent / "other.img"
         other.write_bytes(bytes(512))
         other.chmod(0o666)
@@ -172,9 +168,7 @@ def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
 @pytest.fixture
 def rival(connection: "libvirt.virConnect") -> Iterator[None]:
     """Another VM with the MAC address that the job is going to ask for."""
-    xml = SCRIPTED.format(
-        memory=32, vcpus=1, devices=f"<interface type='user'><mac address='{MAC}'/></interface>"
-    )
+    xml = SCRIPTED.format(memory=32, vcpus=1, devices=f"<interface type='user'><mac address='{MAC}'/></interface>")
     made = connection.createXML(xml.replace("<name>x<", f"<name>rival-{os.getpid()}<"))
     yield
     made.destroy()
@@ -189,9 +183,7 @@ def test_a_start_looks_for_its_mac_address_twice(
         monkeypatch.setattr(LibvirtMachine, "create", lambda *_: pytest.fail("it has made the VM"))
     else:
         monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
-    driver, ad = driver_for(
-        job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **USER_NETWORK
-    )
+    driver, ad = driver_for(job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **USER_NETWORK)
     with pytest.raises(errors.JobFault, match="address of another VM"):
         driver.start(ad)
     assert job.domain() is None

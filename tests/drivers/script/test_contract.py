@@ -47,12 +47,7 @@ class Scripted(Subject):
     vm_type = "script"
 
     def __init__(self, directory: Path, script: Path, identity: Identity) -> None:
-        settings = {
-            "VM_MEMORY": "1024",
-            "VM_STOP_TIMEOUT": "1",
-            "VM_SCRIPT": str(script),
-            "VM_SCRIPT_TIMEOUT": "60",
-        }
+        settings = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_SCRIPT": str(script), "VM_SCRIPT_TIMEOUT": "60"}
         super().__init__(directory, Settings(settings | {"VM_HYPERVISOR": script.name}), identity)
 
     def unfit(self) -> Settings:
@@ -72,9 +67,7 @@ class VirtualBox(Scripted):
         for name in ("VBoxManage", "vmrun"):
             shutil.copyfile(LAB / name, directory / name)
         tool = directory / "vbox"
-        tool.write_text(
-            f"#!/bin/sh\nVBOX_STATE_DIR='{self.state}' exec python3 '{directory}/VBoxManage' \"$@\"\n"
-        )
+        tool.write_text(f"#!/bin/sh\nVBOX_STATE_DIR='{self.state}' exec python3 '{directory}/VBoxManage' \"$@\"\n")
         tool.chmod(0o755)
         script = install(directory, "virtualbox", VBOXMANAGE=f'VBOXMANAGE = "{tool}"')
         super().__init__(directory, script, identity)
@@ -163,16 +156,7 @@ def container_runtime(directory: Path) -> str:
     own = ["podman", "--root", directory / "root", "--runroot", directory / "rr", "--storage-driver=vfs"]
     for command in (
         [*own, "import", "--quiet", directory / "layer.tar", "localhost/guest:1"],
-        [
-            *own,
-            "save",
-            "--quiet",
-            "--format",
-            "oci-archive",
-            "--output",
-            directory / "image.tar",
-            "localhost/guest:1",
-        ],
+        [*own, "save", "--quiet", "--format", "oci-archive", "--output", directory / "image.tar", "localhost/guest:1"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -184,11 +168,7 @@ def container_runtime(directory: Path) -> str:
         own = f"podman --root {home}/root --runroot {home}/run --storage-driver=vfs"
         options = "--network=none --cgroups=disabled --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024"
         done = subprocess.run(
-            [
-                "sh",
-                "-c",
-                f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true",
-            ],
+            ["sh", "-c", f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true"],
             env={"HOME": str(home), "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]},
             stdin=subprocess.DEVNULL,
             cwd="/",

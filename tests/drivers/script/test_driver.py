@@ -67,12 +67,7 @@ class Toy(Subject):
         self.script.write_text(TOY.replace("$STATE", str(self.state)))
         self.script.chmod(0o755)
         identity = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
-        self.own = {
-            "VM_MEMORY": "1024",
-            "VM_STOP_TIMEOUT": "0",
-            "VM_HYPERVISOR": "toy",
-            "VM_SCRIPT": str(self.script),
-        }
+        self.own = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "0", "VM_HYPERVISOR": "toy", "VM_SCRIPT": str(self.script)}
         super().__init__(directory, Settings(self.own | settings), identity)
 
     def odd(self, action: str, shell: str) -> None:
@@ -263,9 +258,7 @@ def test_how_a_vm_has_ended_is_written_down(toy: Toy, driver: ScriptDriver, end:
     assert (ended["exit_code"], ended["source"], ended["ended_by"]) == (3, "console", word)
 
 
-def test_a_vm_that_is_said_to_be_destroyed_and_runs_is_not_believed_gone(
-    toy: Toy, driver: ScriptDriver
-) -> None:
+def test_a_vm_that_is_said_to_be_destroyed_and_runs_is_not_believed_gone(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
     toy.odd("destroy", "exit 0")
     with pytest.raises(errors.MachineFault, match="says that it has destroyed"):
@@ -297,11 +290,7 @@ def test_what_a_guest_may_say_of_itself_breaks_no_line(toy: Toy, driver: ScriptD
 
 def test_a_pid_counts_only_as_a_living_process_of_the_scripts_user(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
-    for said, known in (
-        ("999999999", 0),
-        (str(os.getpid()), 0 if os.getuid() == 0 else os.getpid()),
-        ("1", 0),
-    ):
+    for said, known in (("999999999", 0), (str(os.getpid()), 0 if os.getuid() == 0 else os.getpid()), ("1", 0)):
         toy.odd("status", f'echo \'{{"state": "running", "pid": {said}}}\'; exit 0')
         machine.status()
         assert machine.pid() == known
@@ -326,8 +315,7 @@ def test_it_runs_as_the_user_that_the_settings_say(toy: Toy) -> None:
 @as_root
 def test_the_jobs_user_gets_neither_roots_groups_nor_its_rights(toy: Toy, driver: ScriptDriver) -> None:
     toy.odd(
-        "start",
-        f"{{ id -G; grep Cap /proc/self/status; ulimit -c; env; }} >{toy.state}/seen; echo running >$vm; exit",
+        "start", f"{{ id -G; grep Cap /proc/self/status; ulimit -c; env; }} >{toy.state}/seen; echo running >$vm; exit"
     )
     os.environ["_CONDOR_TOY_SECRET"] = "hush"
     try:
@@ -423,13 +411,7 @@ def test_the_machine_advertises_what_the_script_says(toy: Toy) -> None:
     assert survey.hypervisors == ["toy"]
     assert survey.networking == ["nat"]
     assert survey.machine_attributes == {"VM_toy_ATTR_version": "1.0", "VM_toy_ATTR_cores": 8}
-    expected = {
-        "hypervisor": "toy",
-        "soft_suspend": True,
-        "suspend": True,
-        "checkpoint": True,
-        "networking": "nat",
-    }
+    expected = {"hypervisor": "toy", "soft_suspend": True, "suspend": True, "checkpoint": True, "networking": "nat"}
     assert expected.items() <= survey.attributes.items()
     toy.odd("probe", "echo 'Actions = \"suspend, pause, fly\"'; exit")
     survey = driver.survey(time.monotonic() + 10)
@@ -466,10 +448,7 @@ def test_the_script_is_told_to_go_on_from_a_checkpoint(toy: Toy, driver: ScriptD
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (
-            lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"),
-            "the content of 'toy.saved' has changed",
-        ),
+        (lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"), "the content of 'toy.saved' has changed"),
         (lambda scratch: (scratch / "toy.saved").unlink(), "'toy.saved' cannot be opened"),
         (lambda scratch: _name_elsewhere(scratch), "toy.saved' cannot be opened"),
         (lambda scratch: (scratch / MANIFEST_FILE).write_text("{}"), "cannot be read"),

@@ -72,10 +72,7 @@ def test_a_rejection_may_be_one_plain_sentence() -> None:
 
 def test_both_forms_of_a_status_say_the_same() -> None:
     expected = Answer("done", "", {"state": "running", "pid": 7, "cpu_seconds": 1.5, "ip": "10.0.0.2"}, {})
-    assert (
-        decode("status", b'{"state": "Running", "pid": 7, "cpu_seconds": 1.5, "ip": "10.0.0.2"}', 0)
-        == expected
-    )
+    assert decode("status", b'{"state": "Running", "pid": 7, "cpu_seconds": 1.5, "ip": "10.0.0.2"}', 0) == expected
     lines = b'State = "running"\nPID = 7\n\nCPU_Seconds = 1.5\nip = "10.0.0.2"\n'
     assert decode("status", lines, 0) == expected
 
@@ -87,10 +84,7 @@ def test_lists_are_lists_or_words_between_commas() -> None:
 
 def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> None:
     assert decode("probe", b'Version = "7.0"\nCores = 8', 0).attributes == {"Cores": 8}
-    assert decode("probe", b'{"attributes": {"cores": 8, "gpu": false}}', 0).attributes == {
-        "cores": 8,
-        "gpu": False,
-    }
+    assert decode("probe", b'{"attributes": {"cores": 8, "gpu": false}}', 0).attributes == {"cores": 8, "gpu": False}
     modified = decode("start", b'Outcome = "modified"\nJobVMMemory = 256', 0)
     assert modified.attributes == {"JobVMMemory": 256}
 
@@ -147,9 +141,7 @@ def test_a_changed_ad_and_the_difference() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["User", "ClusterId", "vm_working_dir", "JobVMType", "ClaimId", "TransferKey"]
-)
+@pytest.mark.parametrize("name", ["User", "ClusterId", "vm_working_dir", "JobVMType", "ClaimId", "TransferKey"])
 def test_whose_job_it_is_cannot_be_changed(name: str) -> None:
     with pytest.raises(Malformed, match=name):
         changed(AD, {name: "other"})

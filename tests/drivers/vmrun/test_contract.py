@@ -81,9 +81,7 @@ class TestWorkstation(DriverContract):
         with vmware() as host, Workstation(scratch.parent, host, owner(scratch)) as subject:
             yield subject
 
-    def test_a_dry_run_says_what_vmware_would_read_and_changes_nothing(
-        self, subject: Subject, job: JobAd
-    ) -> None:
+    def test_a_dry_run_says_what_vmware_would_read_and_changes_nothing(self, subject: Subject, job: JobAd) -> None:
         scratch = Path(job.working_dir())
         old = subject.directory / "old" / "dos.vmdk"
         old.parent.mkdir()
@@ -101,9 +99,7 @@ class TestWorkstation(DriverContract):
         assert 'ide0:0.fileName = "child.vmdk"\n' in described
         assert {path.name: path.read_bytes() for path in scratch.iterdir()} == before
 
-    def test_a_guest_for_whose_memory_there_is_no_room_runs_on(
-        self, subject: Subject, machine: VmrunMachine
-    ) -> None:
+    def test_a_guest_for_whose_memory_there_is_no_room_runs_on(self, subject: Subject, machine: VmrunMachine) -> None:
         machine.spec = machine.spec._replace(memory_mib=1 << 40)
         with pytest.raises(errors.MachineFault, match="MiB are free") as caught:
             machine.suspend()

@@ -145,10 +145,7 @@ def test_stop_ends_a_guest_without_tools(job: VmwareJob, host: VMware) -> None:
         assert peer.run("STOP", 1) == ["0", "NULL"]
         assert not host.pids()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    assert [line.split()[1::2] for line in host.calls() if " stop " in line] == [
-        ["stop", "soft"],
-        ["stop", "hard"],
-    ]
+    assert [line.split()[1::2] for line in host.calls() if " stop " in line] == [["stop", "soft"], ["stop", "hard"]]
 
 
 def test_pause_and_resume(job: VmwareJob, host: VMware) -> None:
@@ -281,9 +278,7 @@ def test_a_damaged_checkpoint_with_snapshot_disks_begins_anew(job: VmwareJob, ho
     ("change", "why"),
     [("JobVMMemory = 64", "the VM had 32 MiB and 1 CPUs"), ("ProcId = 1", "it is the checkpoint of 'alice")],
 )
-def test_a_checkpoint_of_another_vm_is_not_restored(
-    job: VmwareJob, host: VMware, change: str, why: str
-) -> None:
+def test_a_checkpoint_of_another_vm_is_not_restored(job: VmwareJob, host: VMware, change: str, why: str) -> None:
     vacate(job, host)
     (job.scratch / "serial.txt").unlink()
     with running(job, host, "JobVMCheckpoint = true", change) as peer:
@@ -341,9 +336,7 @@ class TestSharedDisks:
     def ad(self, shared: Path) -> tuple[str, str]:
         return self.SHARED, f'VMPARAM_VMware_Dir = "{shared}"'
 
-    def test_the_guest_writes_to_the_scratch_directory(
-        self, job: VmwareJob, host: VMware, shared: Path
-    ) -> None:
+    def test_the_guest_writes_to_the_scratch_directory(self, job: VmwareJob, host: VMware, shared: Path) -> None:
         job.write_vmx('ide0:0.mode = "independent-persistent"')
         before = job.disk.read_bytes()
         with running(job, host, *self.ad(shared)) as peer:
@@ -488,9 +481,7 @@ class TestFailures:
         assert mode != "no disk" or not [line for line in host.calls() if " start " in line]
 
     @pytest.mark.parametrize("mode", ["hang:list", "unlisted"])
-    def test_a_vm_that_is_not_listed_and_has_a_process_runs(
-        self, job: VmwareJob, host: VMware, mode: str
-    ) -> None:
+    def test_a_vm_that_is_not_listed_and_has_a_process_runs(self, job: VmwareJob, host: VMware, mode: str) -> None:
         with running(job, host, VMWARE_TIMEOUT=2) as peer:
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave(mode)
@@ -498,9 +489,7 @@ class TestFailures:
             host.misbehave()
         assert not host.pids()
 
-    @pytest.mark.parametrize(
-        ("mode", "said"), [("hang:stop", "no answer within 2 s"), ("unclean", "killing")]
-    )
+    @pytest.mark.parametrize(("mode", "said"), [("hang:stop", "no answer within 2 s"), ("unclean", "killing")])
     def test_a_stop_that_does_nothing_is_followed_by_a_kill(
         self, job: VmwareJob, host: VMware, mode: str, said: str
     ) -> None:
@@ -566,9 +555,7 @@ class TestEndings:
             assert ended.returncode == 0
             assert bool(host.pids()) is (uuid == "another")
 
-    def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(
-        self, job: VmwareJob, host: VMware
-    ) -> None:
+    def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(self, job: VmwareJob, host: VMware) -> None:
         with running(job, host):
             host.misbehave("hang:all")
             environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun, VMWARE_TIMEOUT=1)

@@ -51,9 +51,7 @@ class TestCalls:
     @pytest.mark.parametrize("status", [0, 1, 255])
     def test_an_error_is_one_whatever_the_status(self, vmrun, status):
         with pytest.raises(VmrunError) as caught:
-            vmrun(f'echo noise >&2; echo "Error: The snapshot does not exist"; exit {status}').run(
-                "x", seconds=20
-            )
+            vmrun(f'echo noise >&2; echo "Error: The snapshot does not exist"; exit {status}').run("x", seconds=20)
         assert caught.value.message == "The snapshot does not exist"
 
     def test_a_status_without_an_error_is_one_too(self, vmrun):
@@ -64,10 +62,7 @@ class TestCalls:
 
     def test_noise_is_no_error(self, vmrun):
         warning = "Warning: program compiled against libxml 209 using older 207"
-        assert (
-            vmrun(f'echo "{warning}" >&2; echo "Total running VMs: 0"').run("list", seconds=20).split()[-1]
-            == "0"
-        )
+        assert vmrun(f'echo "{warning}" >&2; echo "Total running VMs: 0"').run("list", seconds=20).split()[-1] == "0"
         assert warning in vmrun.said[0]
 
     def test_the_same_noise_is_logged_once(self, vmrun):
@@ -126,10 +121,7 @@ class TestFaults:
             ("The file is already in use", errors.INVALID_DISK_PARAM),
             ("A file was not found", errors.INVALID_DISK_PARAM),
             ("You do not have access rights to this file", errors.INVALID_DISK_PARAM),
-            (
-                "Cannot open the disk '/s/dos.vmdk' or one of the snapshot disks it depends on.",
-                errors.BAD_IMAGE,
-            ),
+            ("Cannot open the disk '/s/dos.vmdk' or one of the snapshot disks it depends on.", errors.BAD_IMAGE),
             ("The parent virtual disk has been modified since the child was created.", errors.BAD_IMAGE),
             ("The file specified is not a virtual disk", errors.BAD_IMAGE),
             ("Cannot read the virtual machine configuration file", errors.BAD_IMAGE),
@@ -158,17 +150,13 @@ class TestFaults:
         assert type(fault) is errors.MachineFault
         assert fault.hint
 
-    @pytest.mark.parametrize(
-        "message", ["The operation was canceled", "Unknown error", "The snapshot does not exist"]
-    )
+    @pytest.mark.parametrize("message", ["The operation was canceled", "Unknown error", "The snapshot does not exist"])
     def test_what_nobody_knows_is_the_hypervisors(self, message):
         assert type(faults.from_vmrun(VmrunError("x", message), "x")) is errors.HypervisorFault
 
     def test_a_name_of_the_jobs_accuses_nobody(self):
         path = "/s/the license expired, disk is full, vmmon.vmdk"
-        error = VmrunError(
-            "start", f"Cannot open the disk '{path}' or one of the snapshot disks it depends on."
-        )
+        error = VmrunError("start", f"Cannot open the disk '{path}' or one of the snapshot disks it depends on.")
         assert isinstance(faults.from_vmrun(error, "starting it", [path, ""]), errors.JobFault)
 
     def test_one_that_hangs_blames_the_machine(self):
@@ -186,9 +174,7 @@ class TestProcesses:
         name = scratch.with_name("vmware-vmx-debug")
         name.symlink_to(sys.executable)
         vmx = scratch / "a b.vmx"
-        process = subprocess.Popen(
-            [name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE
-        )
+        process = subprocess.Popen([name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE)
         until(lambda: processes.find(str(vmx)), "the process has its name")
         yield process, str(vmx)
         process.kill()

@@ -56,9 +56,7 @@ def disk(scratch, user):
 def sparse(path, text, room=20, offset=1):
     """A disk with its description inside, as far as anything looks at it."""
     header = b"KDMV" + struct.pack("<IIQQQQ", 1, 3, 2048, 128, offset, room)
-    path.write_bytes(
-        header.ljust(512 * offset, b"\0") + text.encode().ljust(512 * room, b"\0") + b"data" * 128
-    )
+    path.write_bytes(header.ljust(512 * offset, b"\0") + text.encode().ljust(512 * room, b"\0") + b"data" * 128)
 
 
 class TestDisks:
@@ -271,11 +269,7 @@ class TestWorkingCopy:
             {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-raw", "ide1:0.fileName": "/dev/sr0"},
             {"ide1:0.present": "TRUE", "ide1:0.deviceType": "atapi-cdrom", "ide1:0.fileName": "auto detect"},
             {"scsi0:1.present": "TRUE", "scsi0:1.deviceType": "rawDisk", "scsi0:1.fileName": "dos.vmdk"},
-            {
-                "scsi0:1.present": "TRUE",
-                "scsi0:1.deviceType": "scsi-passthru",
-                "scsi0:1.fileName": "/dev/sg0",
-            },
+            {"scsi0:1.present": "TRUE", "scsi0:1.deviceType": "scsi-passthru", "scsi0:1.fileName": "/dev/sg0"},
             {"scsi0:1.present": "FALSE", "scsi0:1.fileName": "gone.vmdk"},
             {"scsi0:1.fileName": "dos.vmdk"},
             {"floppy0.present": "TRUE", "floppy0.fileType": "device", "floppy0.fileName": "/dev/fd0"},
@@ -391,11 +385,7 @@ class TestWorkingCopy:
                 "'gone.iso'",
             ),
             (
-                {
-                    "ide1:0.present": "TRUE",
-                    "ide1:0.deviceType": "cdrom-image",
-                    "ide1:0.fileName": "/dev/zero",
-                },
+                {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-image", "ide1:0.fileName": "/dev/zero"},
                 "'/dev/zero'",
             ),
         ],

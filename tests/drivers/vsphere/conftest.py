@@ -38,8 +38,6 @@ def lab(program: Path, tmp_path: Path, scratch: Path, password: Path) -> Iterato
 
 
 @pytest.fixture(params=["esx", "vpx"])
-def both(
-    program: Path, request: pytest.FixtureRequest, tmp_path: Path, scratch: Path, password: Path
-) -> Iterator[Lab]:
+def both(program: Path, request: pytest.FixtureRequest, tmp_path: Path, scratch: Path, password: Path) -> Iterator[Lab]:
     """The same test on an ESXi host and on a vCenter with a cluster."""
     yield from _lab(request.param, tmp_path, scratch, password)

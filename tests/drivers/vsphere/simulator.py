@@ -55,8 +55,7 @@ class Server:
 
         query = vmodl.query.PropertyCollector
         spec = query.FilterSpec(
-            propSet=[query.PropertySpec(type=type(ref), pathSet=[path])],
-            objectSet=[query.ObjectSpec(obj=ref)],
+            propSet=[query.PropertySpec(type=type(ref), pathSet=[path])], objectSet=[query.ObjectSpec(obj=ref)]
         )
         try:
             found = self.content.propertyCollector.RetrievePropertiesEx([spec], query.RetrieveOptions())
@@ -82,9 +81,7 @@ class Server:
     def tags(self, ref: Any) -> dict[str, str]:
         options = self.get(ref, "config.extraConfig") or ()
         return {
-            option.key.removeprefix("vmgahp."): option.value
-            for option in options
-            if option.key.startswith("vmgahp.")
+            option.key.removeprefix("vmgahp."): option.value for option in options if option.key.startswith("vmgahp.")
         }
 
     def power(self, ref: Any) -> str:
@@ -99,8 +96,7 @@ class Server:
         from pyVmomi import vim
 
         options = [
-            vim.option.OptionValue(key=f"SET.{name.replace('__', '.')}", value=value)
-            for name, value in values.items()
+            vim.option.OptionValue(key=f"SET.{name.replace('__', '.')}", value=value) for name, value in values.items()
         ]
         self.wait(ref.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=options)))
 
@@ -228,9 +224,7 @@ class Lab:
         self.quick = {"VSPHERE_RECONNECT_TIMEOUT": 1, "VSPHERE_TASK_TIMEOUT": 2}
 
     def serve(self, scratch: Path | None = None, **more: object) -> Peer:
-        return Peer(
-            environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more))
-        )
+        return Peer(environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more)))
 
     @contextmanager
     def running(
@@ -268,9 +262,7 @@ class Lab:
                 os.chown(path, owner.st_uid, owner.st_gid)
         return directory
 
-    def killing(
-        self, directory: Path | str, *more: str, **values: object
-    ) -> subprocess.CompletedProcess[str]:
+    def killing(self, directory: Path | str, *more: str, **values: object) -> subprocess.CompletedProcess[str]:
         environ = environment("vsphere", self.scratch, **settings(self.sim, self.password, **values))
         command = [*DAEMON, "-f", "-t", "-M", str(KILL), "vmtype", "vsphere", "match", str(directory), *more]
         return subprocess.run(

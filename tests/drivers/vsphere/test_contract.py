@@ -71,10 +71,7 @@ class TestEsxi(DriverContract):
 
     @pytest.fixture
     def subject(self, program: Path, tmp_path: Path, scratch: Path, password: Path) -> Iterator[Subject]:
-        with (
-            Vcsim(tmp_path / "sim", self.model) as sim,
-            Esxi(scratch.parent, sim, password, owner(scratch)) as subject,
-        ):
+        with Vcsim(tmp_path / "sim", self.model) as sim, Esxi(scratch.parent, sim, password, owner(scratch)) as subject:
             yield subject
 
 

@@ -249,11 +249,7 @@ def test_a_task_that_never_ends(lab: Lab, method: str) -> None:
     ("method", "fault", "word"),
     [
         ("CreateVM_Task", "NoPermission", CRITICAL),
-        (
-            "CreateVM_Task",
-            "VirtualHardwareVersionNotSupported",
-            "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT",
-        ),
+        ("CreateVM_Task", "VirtualHardwareVersionNotSupported", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"),
         ("CreateVM_Task", "InvalidDatastore", CRITICAL),
         ("ReconfigVM_Task", "InvalidDeviceSpec", "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"),
         ("ReconfigVM_Task", "InvalidDiskFormat", "VMGAHP_ERR_BAD_IMAGE"),
@@ -263,9 +259,7 @@ def test_a_task_that_never_ends(lab: Lab, method: str) -> None:
         ("PowerOnVM_Task", "FileLocked", INTERNAL),
     ],
 )
-def test_a_start_whose_task_fails_leaves_nothing_behind(
-    both: Lab, method: str, fault: str, word: str
-) -> None:
+def test_a_start_whose_task_fails_leaves_nothing_behind(both: Lab, method: str, fault: str, word: str) -> None:
     both.sim.tell(f"at {method} fail {fault}")
     found, text, _ = refused(both)
     assert (found, fault in text) == (word, True), text
@@ -461,9 +455,7 @@ def test_neither_password_nor_session_can_be_seen(lab: Lab) -> None:
                     content = [Path(f"/proc/{name}/{file}").read_bytes() for file in ("cmdline", "environ")]
                 except OSError:
                     continue
-                if any(
-                    bytes(lab.scratch.parent) in part for part in content
-                ):  # tests beside this have simulators too
+                if any(bytes(lab.scratch.parent) in part for part in content):  # tests beside this have simulators too
                     seen += [part.decode("utf-8", "replace") for part in content]
         seen += [peer.quit(), ended.stderr]
     assert len(seen) > 2

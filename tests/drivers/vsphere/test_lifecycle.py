@@ -54,8 +54,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert server.get(vm, "config.guestId") == "ubuntu64Guest"
         assert server.get(vm, "config.version") == "vmx-13"
         devices = {
-            type(device).__name__.rpartition(".")[2]: device
-            for device in server.get(vm, "config.hardware.device")
+            type(device).__name__.rpartition(".")[2]: device for device in server.get(vm, "config.hardware.device")
         }
         assert devices["VirtualDisk"].capacityInKB == 1024
         assert devices["VirtualDisk"].controllerKey == devices["VirtualLsiLogicController"].key
@@ -82,9 +81,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         until(lambda: float(status(peer)["CPUTIME"]) > 0, "CPU time is counted")
         assert peer.run("GETPID", 1) == ["0", "0"]
 
-        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(
-            b"written by the guest".ljust(MIB, b"\0")
-        )
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"written by the guest".ljust(MIB, b"\0"))
         powers_off(peer, server, vm)
         # From this answer on the starter sends the files away.
         assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
@@ -182,9 +179,7 @@ def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
         start(one, both.job)
         start(two, second)
         server = both.server()
-        assert sorted(server.tags(vm)["name"] for vm in server.jobs().values()) == sorted(
-            [both.job.name, second.name]
-        )
+        assert sorted(server.tags(vm)["name"] for vm in server.jobs().values()) == sorted([both.job.name, second.name])
         (mine,) = (vm for vm in server.jobs().values() if server.tags(vm)["name"] == both.job.name)
         server.guest_powers_off(mine)
         until(lambda: status(one)["STATUS"] == "Stopped", "the first has stopped")
@@ -197,8 +192,7 @@ def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "user",
-    ['al ice%2f"[LocalDS_0]\\x$(id)`id`@lab', "-rf --@lab", "älice ☃@lab", "a" * 120 + "@lab", "..@lab"],
+    "user", ['al ice%2f"[LocalDS_0]\\x$(id)`id`@lab', "-rf --@lab", "älice ☃@lab", "a" * 120 + "@lab", "..@lab"]
 )
 def test_a_name_with_odd_characters(lab: Lab, user: str) -> None:
     escaped = user.replace('"', '\\"')
@@ -218,11 +212,7 @@ def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
     for name in ("disk.vmdk", "disk-flat.vmdk"):
         shutil.move(lab.scratch / name, shared / name)
     shared.chmod(0o755)
-    more = [
-        f'VMPARAM_VMware_Dir = "{shared}"',
-        "VMPARAM_VMware_Transfer = FALSE",
-        "VMPARAM_VMware_SnapshotDisk = TRUE",
-    ]
+    more = [f'VMPARAM_VMware_Dir = "{shared}"', "VMPARAM_VMware_Transfer = FALSE", "VMPARAM_VMware_SnapshotDisk = TRUE"]
     with lab.running(*more) as peer:
         server = lab.server()
         vm = server.job()
@@ -236,9 +226,7 @@ def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
 def _content(vmdk: Path) -> bytes:
     """What qemu-img finds in a disk."""
     raw = vmdk.parent.parent / "content.raw"
-    subprocess.run(
-        ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", vmdk, raw], check=True, timeout=DEADLINE
-    )
+    subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", vmdk, raw], check=True, timeout=DEADLINE)
     return raw.read_bytes()
 
 
@@ -476,14 +464,9 @@ def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: P
         from pyVmomi import vim
 
         shares = vim.ResourceAllocationInfo(
-            reservation=0,
-            expandableReservation=True,
-            limit=-1,
-            shares=vim.SharesInfo(level="normal", shares=0),
+            reservation=0, expandableReservation=True, limit=-1, shares=vim.SharesInfo(level="normal", shares=0)
         )
-        pool = top.CreateResourcePool(
-            "batch", vim.ResourceConfigSpec(cpuAllocation=shares, memoryAllocation=shares)
-        )
+        pool = top.CreateResourcePool("batch", vim.ResourceConfigSpec(cpuAllocation=shares, memoryAllocation=shares))
         where = {
             "VSPHERE_DATACENTER": "DC0",
             "VSPHERE_FOLDER": "/batch/jobs 1/",

@@ -70,11 +70,7 @@ def rewrite(job: Job, old: str, new: str) -> None:
     ("old", "new", "said"),
     [
         ("parentCID=ffffffff", "parentCID=12345678", "snapshot of another disk"),
-        (
-            "parentCID=ffffffff",
-            'parentCID=ffffffff\nparentFileNameHint="base.vmdk"',
-            "snapshot of another disk",
-        ),
+        ("parentCID=ffffffff", 'parentCID=ffffffff\nparentFileNameHint="base.vmdk"', "snapshot of another disk"),
         ('"disk-flat.vmdk"', '"/etc/shadow"', "keeps its data in '/etc/shadow'"),
         ('"disk-flat.vmdk"', '"../disk-flat.vmdk"', "keeps its data in"),
         ('"disk-flat.vmdk"', '"..\\\\disk-flat.vmdk"', "keeps its data in"),
@@ -89,9 +85,7 @@ def test_a_descriptor_that_is_no_good(job: Job, old: str, new: str, said: str) -
     assert said in refusal(job).problem
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"MZ", b"QFI\xfb" + b"\0" * 600, b"COWD" + b"\0" * 600, b"\0" * 70000]
-)
+@pytest.mark.parametrize("content", [b"", b"MZ", b"QFI\xfb" + b"\0" * 600, b"COWD" + b"\0" * 600, b"\0" * 70000])
 def test_a_file_that_is_no_vmdk(job: Job, content: bytes) -> None:
     (job.scratch / "disk.vmdk").write_bytes(content)
     assert refusal(job).code == errors.BAD_IMAGE
@@ -138,10 +132,7 @@ def with_vmx(job: Job, text: str) -> None:
         (VMX.replace('"disk.vmdk"', '"[LocalDS_0] other/di|0Ask.vmdk"'), "is not a name for a file"),
         (VMX.replace('"lsilogic"', '"passthrough"'), "scsi0.virtualDev = 'passthrough' is not known"),
         (VMX.replace('"vmxnet3"', '"sriov"'), "ethernet0.virtualDev = 'sriov' is not known"),
-        (
-            VMX + 'scsi0:1.present = "TRUE"\nscsi0:1.fileName = "disk.vmdk"\n',
-            "two of its devices use the same file",
-        ),
+        (VMX + 'scsi0:1.present = "TRUE"\nscsi0:1.fileName = "disk.vmdk"\n', "two of its devices use the same file"),
         ("no vmx at all", "could not read this file"),
     ],
 )
@@ -158,36 +149,14 @@ def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
 NAMES = st.sampled_from(
     [
         f"{place}.{name}"
-        for place in (
-            "scsi0:0",
-            "scsi1:15",
-            "ide1:1",
-            "sata0:29",
-            "nvme0:0",
-            "floppy0",
-            "serial3",
-            "serial9",
-            "scsi0",
-        )
+        for place in ("scsi0:0", "scsi1:15", "ide1:1", "sata0:29", "nvme0:0", "floppy0", "serial3", "serial9", "scsi0")
         for name in ("present", "fileName", "deviceType", "fileType", "mode", "virtualDev")
     ]
     + ["guestOS", "virtualHW.version", "firmware", "ethernet0.virtualDev", "pciPassthru0.present"]
 )
 VALUES = st.one_of(
     st.sampled_from(
-        [
-            "TRUE",
-            "FALSE",
-            "file",
-            "cdrom-image",
-            "cdrom-raw",
-            "disk",
-            "a.vmdk",
-            "b.iso",
-            "pvscsi",
-            "efi",
-            "../../x",
-        ]
+        ["TRUE", "FALSE", "file", "cdrom-image", "cdrom-raw", "disk", "a.vmdk", "b.iso", "pvscsi", "efi", "../../x"]
     ),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
 )

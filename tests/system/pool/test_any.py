@@ -97,8 +97,7 @@ def test_a_disk_that_the_hypervisor_cannot_use_is_converted(jobs: Mapping[str, J
     assert json.loads((job.directory / "vm_choice.json").read_text())["vm_type"] == "kvm"
     raw = job.directory / "home.raw"
     subprocess.run(
-        ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", job.directory / "disk.vmdk.qcow2", raw],
-        check=True,
+        ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", job.directory / "disk.vmdk.qcow2", raw], check=True
     )
     assert raw.read_bytes()[512:513] == str(SECONDS).encode()
     assert count_on(job.directory / "disk.vmdk") == 0, "the job's own image is as it was"

@@ -78,9 +78,7 @@ def test_a_job_runs_on_an_image_of_the_machine_with_its_own_input_and_output(poo
         (directory / "in.txt").write_bytes(INPUT)
 
     job = pool.submit("copier", brings, template=SUBMIT)
-    chosen = pool.submit(
-        "chosen", brings, "transfer_output_files = results.raw, vm_console.log\n", template=SUBMIT
-    )
+    chosen = pool.submit("chosen", brings, "transfer_output_files = results.raw, vm_console.log\n", template=SUBMIT)
     job.wait_for_event("terminated", END)
     assert "brought by condor_submit" in (job.directory / "vm_console.log").read_text()
     with (job.directory / "results.raw").open("rb") as file:

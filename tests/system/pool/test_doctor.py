@@ -102,9 +102,7 @@ def test_libvirt_has_lost_its_socket_or_hangs(namespace: Namespace) -> None:
 
 def test_libvirt_without_its_qemu_driver(namespace: Namespace) -> None:
     end_libvirtd(namespace, "TERM")
-    namespace.run(
-        "sh", "-c", "rm /usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so; sleep 1; libvirtd -d"
-    )
+    namespace.run("sh", "-c", "rm /usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so; sleep 1; libvirtd -d")
     finding = libvirt(namespace)
     assert "without its driver for QEMU" in finding["seen"]
     assert "libvirt-daemon-driver-qemu" in finding["hint"]
@@ -156,9 +154,7 @@ def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
     """Where each comes from, what is wrong with them; the same at the probe, of which the startd sees nothing."""
     where = "/etc/condor/config.d/99-doctor.config"
     with namespace.path(where).open("a") as file:
-        file.write(
-            "VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n"
-        )
+        file.write("VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n")
         file.write("STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_STOP_TIMEOUT @=end\n5\n@end\n")
     done = namespace.run(DOCTOR, "config", "--json")
     document = json.loads(done.stdout)
@@ -196,20 +192,7 @@ def test_a_plain_user_is_told_what_could_not_be_looked_at(namespace: Namespace) 
 def state(namespace: Namespace) -> str:
     """All files with what would show a change, and libvirt's domains and networks."""
     listing = namespace.run(
-        *(
-            "find",
-            "/etc",
-            "/var/lib",
-            "/var/tmp",
-            "/tmp",
-            "/usr",
-            "/root",
-            "/run",
-            LAB,
-            "-xdev",
-            "-type",
-            "f,d,l,p,s",
-        ),
+        *("find", "/etc", "/var/lib", "/var/tmp", "/tmp", "/usr", "/root", "/run", LAB, "-xdev", "-type", "f,d,l,p,s"),
         *("-printf", "%p %y %m %u %g %s %T@ %i\\n"),
     ).stdout
     return "\n".join([listing, *namespace.domains(), namespace.virsh("net-list", "--all")])
@@ -224,9 +207,7 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
     namespace.run("chown", "-R", "alice", f"{LAB}/scratch")
     with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_NETWORKING = True\nVM_NETWORKING_TYPE = nat, user\n")
-    namespace.virsh(
-        "capabilities"
-    )  # libvirt writes what it knows of QEMU to its cache when it is first asked
+    namespace.virsh("capabilities")  # libvirt writes what it knows of QEMU to its cache when it is first asked
     before = state(namespace)
     done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
     assert "<name>alice_lab_7.0</name>" in done.stdout

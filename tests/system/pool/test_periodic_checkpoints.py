@@ -32,9 +32,7 @@ def periodic(pool: Pool) -> Iterator[Pool]:
     pool.namespace.path(config).write_text("VM_TYPE = libvirt\n" + every)
     pool.run("condor_restart", "-startd")
     try:
-        pool.wait_until(
-            "the machine to offer libvirt", lambda: pool.machine().get("VM_Type") == "libvirt", 120
-        )
+        pool.wait_until("the machine to offer libvirt", lambda: pool.machine().get("VM_Type") == "libvirt", 120)
         yield pool
     finally:
         pool.namespace.path(config).unlink()
@@ -48,10 +46,7 @@ def test_a_job_restarts_from_a_periodic_checkpoint(periodic: Pool) -> None:
     job = pool.submit(
         "periodic",
         guest,
-        CHECKPOINT
-        + "vm_type = libvirt\n"
-        + '+VMPARAM_vm_Disk = "guest.img:hda:w:raw"\n'
-        + "job_lease_duration = 20\n",
+        CHECKPOINT + "vm_type = libvirt\n" + '+VMPARAM_vm_Disk = "guest.img:hda:w:raw"\n' + "job_lease_duration = 20\n",
     )
     settle(pool, job)
     pool.wait_until("the checkpoint", lambda: "CONDOR_VM_CHECKPOINT" in pool.told(job), END)

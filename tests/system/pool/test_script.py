@@ -100,9 +100,7 @@ def test_a_removed_job_leaves_no_vm(pool: Pool, jobs: Mapping[str, Job]) -> None
     outcomes.assert_removed(pool, jobs["removed"], vm_of)
 
 
-def test_a_job_that_the_script_rejects_is_held_and_the_machine_stays(
-    pool: Pool, jobs: Mapping[str, Job]
-) -> None:
+def test_a_job_that_the_script_rejects_is_held_and_the_machine_stays(pool: Pool, jobs: Mapping[str, Job]) -> None:
     outcomes.assert_held(pool, jobs["bad"])
 
 

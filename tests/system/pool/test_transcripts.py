@@ -52,9 +52,7 @@ def recorded(pool: Pool, mode: int) -> list[Path]:
     return [
         path
         for path in sorted(pool.namespace.path(PLACE).iterdir())
-        if (rows := path.read_text().split("\n"))
-        and f" -M {mode}" in rows[0]
-        and rows[-2].startswith("exit ")
+        if (rows := path.read_text().split("\n")) and f" -M {mode}" in rows[0] and rows[-2].startswith("exit ")
     ]
 
 
@@ -64,9 +62,7 @@ def test_a_real_starter_is_recorded(pool: Pool, request: pytest.FixtureRequest) 
     assert 'VM_Type = "kvm"' in probe.received()
     assert probe.exit_status == 0
 
-    job = pool.submit(
-        "recorded", lambda home: make_guest(home / "guest.img", SECONDS), 'environment = "TOKEN=hush"'
-    )
+    job = pool.submit("recorded", lambda home: make_guest(home / "guest.img", SECONDS), 'environment = "TOKEN=hush"')
     pool.wait_until("its guest", job.is_running, START)
     job.command("condor_suspend")
     pool.wait_until("a STATUS=Suspended", lambda: "STATUS=Suspended" in pool.told(job), END)

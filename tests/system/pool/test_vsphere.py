@@ -86,9 +86,7 @@ class VspherePool:
 
     def disks(self, job: Job) -> list[Path]:
         """The disks of the job's VMs on the datastore."""
-        return list(
-            self.pool.directory.glob(f"sim/govcsim-*LocalDS_0*/{job.domain}-*/disk-scsi0-0-flat.vmdk")
-        )
+        return list(self.pool.directory.glob(f"sim/govcsim-*LocalDS_0*/{job.domain}-*/disk-scsi0-0-flat.vmdk"))
 
     def submit(self, name: str, template: str = SUBMIT) -> Job:
         def make_files(home: Path) -> None:

@@ -37,9 +37,7 @@ class Guest:
         """Wait until it has counted further: all counts on its console."""
         before = len(self.counts())
         return self.host.wait_until(
-            f"{self.name} to count on",
-            lambda: counts if len(counts := self.counts()) > before else None,
-            START,
+            f"{self.name} to count on", lambda: counts if len(counts := self.counts()) > before else None, START
         )
 
     def is_gone(self) -> bool:
@@ -63,9 +61,7 @@ class Events:
         self.path = path
         with open(path, "wb") as out:
             command = ("virsh", "-c", "xen:///system", "event", "--event", "lifecycle", "--loop")
-            self.process = host.popen(
-                "stdbuf", "-oL", *command, stdin=subprocess.PIPE, stdout=out, stderr=out
-            )
+            self.process = host.popen("stdbuf", "-oL", *command, stdin=subprocess.PIPE, stdout=out, stderr=out)
 
     def of(self, name: str) -> list[str]:
         begin = f"event 'lifecycle' for domain '{name}': "

@@ -217,9 +217,7 @@ def test_the_kill_mode_and_the_guardian_end_what_a_daemon_leaves(job: Job) -> No
     with job.daemon() as talk:
         vm = job.start(talk)
         done = subprocess.run(
-            job.command("-M", "4", "vmtype", "xen", "match", job.name),
-            stdin=subprocess.DEVNULL,
-            timeout=START,
+            job.command("-M", "4", "vmtype", "xen", "match", job.name), stdin=subprocess.DEVNULL, timeout=START
         )
         assert done.returncode == 0
         assert "STATUS=Stopped" in status(talk, vm)

@@ -26,11 +26,7 @@ SERVE = "3"
 
 
 def test_a_program_in_dom0_has_pipes_user_directory_and_environment(xen: XenHost, tmp_path: Path) -> None:
-    command = (
-        "sh",
-        "-c",
-        'while read -r line; do echo "$line $(id -un) $(pwd) $WORD"; done; echo end >&2; exit 3',
-    )
+    command = ("sh", "-c", 'while read -r line; do echo "$line $(id -un) $(pwd) $WORD"; done; echo end >&2; exit 3')
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = xen.popen(*command, user=USER, cwd="/home/alice", env={"WORD": "it's $HOME"}, **options)
     for said in (b"one", b"two"):
@@ -53,9 +49,7 @@ def test_files_go_in_and_come_out_as_they_are(xen: XenHost, tmp_path: Path) -> N
         xen.run("false")
 
 
-def test_our_package_runs_in_dom0(
-    xen: XenHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_our_package_runs_in_dom0(xen: XenHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     xen.install(wheel_of(tmp_path_factory))
     xen.write("/etc/vmgahp.conf", b"")
     env = {"VMGAHP_CONFIG": "/etc/vmgahp.conf", "VMGAHP_VMTYPE": "simulated"}

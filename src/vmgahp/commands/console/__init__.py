@@ -31,14 +31,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
         "a pipe. The exit status is 1 where the server did not last, or with --strict where anything failed."
     )
+    command.add_argument("--type", "--vmtype", default="kvm", metavar="VM_TYPE", help="the server's (default: kvm)")
     command.add_argument(
-        "--type", "--vmtype", default="kvm", metavar="VM_TYPE", help="the server's (default: kvm)"
-    )
-    command.add_argument(
-        "--dir",
-        "--working-dir",
-        default="",
-        help="the scratch directory (default: a new one, removed at the end)",
+        "--dir", "--working-dir", default="", help="the scratch directory (default: a new one, removed at the end)"
     )
     command.add_argument(
         "--set",
@@ -47,15 +42,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting for the server, such as VM_ALLOW_EMULATION=True; may be given several times",
     )
-    command.add_argument(
-        "--record", default="", metavar="FILE", help="write the conversation into a new file"
-    )
+    command.add_argument("--record", default="", metavar="FILE", help="write the conversation into a new file")
     command.add_argument(
         "--strict", action="store_true", help="exit with 1 if anything failed, or was refused by the server"
     )
-    command.add_argument(
-        "--plain", action="store_true", help="lines only: no editing, completion and history"
-    )
+    command.add_argument("--plain", action="store_true", help="lines only: no editing, completion and history")
     command.add_argument(
         "server",
         nargs="*",

@@ -237,9 +237,7 @@ def _about_word(topic: str) -> list[Shown]:
         fate = error_words.fate(topic)
         return [Shown(GOOD, word), Shown(PLAIN, f"  {meaning}"), Shown(PLAIN, f"  {fate}")]
     near = nearest(topic)
-    return [
-        Shown(BAD, f"There is no help about {clean(topic)}." + (f" Did you mean {near}?" if near else ""))
-    ]
+    return [Shown(BAD, f"There is no help about {clean(topic)}." + (f" Did you mean {near}?" if near else ""))]
 
 
 def nearest(word: str) -> str:

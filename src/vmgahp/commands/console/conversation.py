@@ -92,9 +92,7 @@ class Conversation:
     def settled(self) -> bool:
         """Whether the next typed line may be taken: everything is answered, and nothing is waited for."""
         asked = self.requests
-        return asked.greeted and not (
-            self._outgoing or asked.unanswered or asked.results_left or self.waited_for
-        )
+        return asked.greeted and not (self._outgoing or asked.unanswered or asked.results_left or self.waited_for)
 
     def logged(self, line: str) -> None:
         """A line of the server's standard error."""

@@ -102,15 +102,10 @@ def _new_syntax(text: str) -> list[tuple[str, str]]:
         raise _no_ad("the text is not a ClassAd in brackets") from error
     if not found:
         raise _no_ad("the text is not a ClassAd in brackets, or an empty one")
-    return [
-        (name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n")))
-        for name, tree in found
-    ]
+    return [(name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n"))) for name, tree in found]
 
 
-def prepare(
-    text: str, working_dir: str, *, vm_type: str, serves: str, user: str, cluster: int, proc: int
-) -> Ad:
+def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, user: str, cluster: int, proc: int) -> Ad:
     """The first ad of `text` for a START in `working_dir`.
 
     `vm_type` is what the person wants it to be, or empty; `serves` is the type of the server, or empty where

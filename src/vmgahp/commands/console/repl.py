@@ -322,9 +322,7 @@ class Console:
         if self.client.ended and not conversation.quitting:
             self.lost = self.lost or "it has ended its output"
         self.lost = self.lost or conversation.broken
-        self.done = bool(self.lost) or (
-            conversation.quitting and (self.client.ended or conversation.settled())
-        )
+        self.done = bool(self.lost) or (conversation.quitting and (self.client.ended or conversation.settled()))
 
     def _lose(self, error: ProtocolError) -> None:
         self.lost = self.lost or str(error).partition("; its log:")[0]

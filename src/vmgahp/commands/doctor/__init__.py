@@ -64,9 +64,7 @@ class Examination:
         if self.status == UNSURE:
             names = ", ".join(f.check for f in self.findings if f.verdict == UNKNOWN)
             what = what[0].lower() + what[1:]
-            return (
-                f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
-            )
+            return f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
         left = [finding.check for finding in self.findings if finding.verdict == OFF]
         less = f" What is marked ! is missing or worth fixing: {', '.join(dict.fromkeys(left))}."
         return f"{what} could run here.{less if left else ''}"
@@ -150,9 +148,7 @@ def _probe(context: Context, answers: bool) -> probe.Probe:
         if context.blind and context.vm_type in QEMU:
             driver = _StandIn(context, base.Survey(host.unseen(context, answers)))
         else:
-            driver = base.find(context.vm_type)(
-                context.vm_type, context.settings, identity, context.notes.append
-            )
+            driver = base.find(context.vm_type)(context.vm_type, context.settings, identity, context.notes.append)
     except errors.Fault as fault:
         driver = _StandIn(context, fault)
     return probe.probe(context.vm_type, context.settings, driver)
@@ -203,9 +199,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
         "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root)."
     )
-    command.add_argument(
-        "--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)"
-    )
+    command.add_argument("--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)")
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.add_argument(
         "--job",
@@ -218,9 +212,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(
-    environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = ""
-) -> int:
+def run(environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = "") -> int:
     """Examine and print; the exit status is `FIT` only where a job could run."""
     done = examine(environ, vm_type, job, root)
     if as_json:

@@ -110,10 +110,7 @@ def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: s
         gid = next(iter(groups), NOBODY)
         nobody = User("the job's user", NOBODY, gid, (gid,))
         return _passes(
-            nobody,
-            execute,
-            check,
-            "the job's user (VM_RUN_AS_JOB_USER), such as nobody, in no group of its own",
+            nobody, execute, check, "the job's user (VM_RUN_AS_JOB_USER), such as nobody, in no group of its own"
         )
     return _as_libvirts_user(known, execute, check)
 

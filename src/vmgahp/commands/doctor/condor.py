@@ -32,8 +32,7 @@ _ATTRIBUTES = (
 def installed(context: Context) -> Finding:
     """Whether there is an HTCondor at all."""
     check = Check(
-        "HTCondor",
-        "condor_config_val, beside the daemon that started this, on PATH and in the usual directories",
+        "HTCondor", "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
     )
     if context.tool:
         return check.ok(f"{context.tool} is there")
@@ -220,9 +219,7 @@ def log_file(context: Context) -> Finding:
     elif context.blind or not context.is_root:
         writable = os.access(path if os.path.exists(path) else directory, os.W_OK)
         verdict = OK if writable and not context.blind else UNKNOWN
-        seen = (
-            f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
-        )
+        seen = f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
         return Finding(check.name, verdict, f"{check.name} = {path}", seen)
     elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
         seen, hint = f"root cannot write {path}.", "see whether its file system is mounted read-only."
@@ -242,9 +239,7 @@ def startd(context: Context, fit: bool) -> Finding:
     tool = context.program("condor_status")
     if not tool:
         return check.unknown(f"There is no condor_status beside {context.tool}.")
-    start = (
-        "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
-    )
+    start = "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
     path = context.more.get("STARTD_ADDRESS_FILE", "")
     try:
         with open_regular(path) as file:
@@ -283,9 +278,7 @@ def _judge_ad(context: Context, ad: JobAd, check: Check, fit: bool) -> Finding:
     if not ad.boolean("HasVM"):
         if fit:
             seen = "HasVM is not true, although nothing was found wrong here: the startd looked earlier."
-            hint = (
-                f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s)."
-            )
+            hint = f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s)."
         else:
             seen = "HasVM is not true: the startd's own probe failed."
             hint = f"fix what is said above; then condor_restart -startd, or wait up to {interval} s."

@@ -73,9 +73,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         identity, user = _user(context, ad)
         trial.findings += _type(context, ad, check)
         accepted_types.require(ad)
-        choice = accepted_types.is_choice(
-            context.vm_type
-        )  # what the job asks for means something else to each type
+        choice = accepted_types.is_choice(context.vm_type)  # what the job asks for means something else to each type
         if not choice and ad.expression("VMPARAM_Libvirt_XML") is not None:
             from vmgahp.domain import job_xml
 
@@ -128,9 +126,7 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
     except (OSError, errors.Fault):
         found = None
     if found is not None and found.st_uid:
-        return Identity(
-            found.st_uid, found.st_gid or found.st_uid
-        ), f"user id {found.st_uid}, its directory's"
+        return Identity(found.st_uid, found.st_gid or found.st_uid), f"user id {found.st_uid}, its directory's"
     return Identity(NOBODY, NOBODY), "nobody, for its owner has no account here"
 
 

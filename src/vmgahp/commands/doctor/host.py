@@ -143,9 +143,7 @@ def explain_kvm(context: Context, finding: Finding) -> Finding:
     elif finding.verdict == BAD:
         hint += "; or set VM_ALLOW_EMULATION = True to run jobs by emulation, many times slower"
     already = seen and seen.rstrip(".") in finding.seen
-    return finding._replace(
-        seen=finding.seen if already or not seen else f"{finding.seen} {seen}", hint=f"{hint}."
-    )
+    return finding._replace(seen=finding.seen if already or not seen else f"{finding.seen} {seen}", hint=f"{hint}.")
 
 
 def kvm_cause(context: Context) -> tuple[str, str]:

@@ -207,9 +207,7 @@ def _chart(
             first, end = piece[1:].partition(",")[0], piece.rpartition("L")[2].partition(",")[0]
             outline = f"M{first},{bottom:.1f} L{piece[1:]} L{end},{bottom:.1f} Z"
             yield _element("path", "area", d=outline)
-        yield _element(
-            "path", f"line {style}", _element("title", "", f"{chart.title}: {name}"), d=" ".join(pieces)
-        )
+        yield _element("path", f"line {style}", _element("title", "", f"{chart.title}: {name}"), d=" ".join(pieces))
 
 
 def _flags(events: list[tuple[float, Event]]) -> Iterator[Element]:

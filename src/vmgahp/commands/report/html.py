@@ -52,10 +52,7 @@ def render(story: Story, figures: Figures, log: Sequence[tuple[float, str]], sou
     picture = chart.draw(story, figures)
     for style in picture.findall(f"{{{chart.SVG}}}style"):
         picture.remove(style)  # it is in the page's head
-    policy = {
-        "http-equiv": "Content-Security-Policy",
-        "content": "default-src 'none'; style-src 'unsafe-inline'",
-    }
+    policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
     page = E.html(
         {"class": "vm-report", "lang": "en"},
         E.head(
@@ -103,8 +100,7 @@ def _summary(story: Story, figures: Figures) -> Iterator[tuple[str, str, str]]:
     ):
         if devices or devices is figures.disks:
             totals += [
-                (term, units.size(sum(pair[way] for pair in devices.values())))
-                for way, term in enumerate((one, other))
+                (term, units.size(sum(pair[way] for pair in devices.values()))) for way, term in enumerate((one, other))
             ]
     totals.append(
         ("Checkpoints, the largest", f"{len(made)} ({units.size(largest)})")
@@ -182,7 +178,6 @@ def _cells(*texts: tuple[str, str]) -> list[Any]:
 
 def _table(style: str, heads: Iterable[str], numbers: Sequence[int], rows: list[Any]) -> Any:
     cells = (
-        E.th({"scope": "col", "class": "number" if place in numbers else ""}, text)
-        for place, text in enumerate(heads)
+        E.th({"scope": "col", "class": "number" if place in numbers else ""}, text) for place, text in enumerate(heads)
     )
     return E.table({"class": style}, E.thead(E.tr(*cells)), E.tbody(*rows))

@@ -107,9 +107,7 @@ class Story:
     @property
     def begin(self) -> float:
         """When the first thing that is known of began."""
-        times = [event.time - event.seconds for event in self.events] + [
-            each.time for each in self.samples[:1]
-        ]
+        times = [event.time - event.seconds for event in self.events] + [each.time for each in self.samples[:1]]
         return min(times)
 
     @property
@@ -185,9 +183,7 @@ def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
             if begin <= line.time <= end and (line.pid in pids or (story.name and story.name in line.text))
         ]
     except OSError as error:
-        raise Unreadable(
-            f"{path} cannot be read: {error.strerror}. Its readers are the administrators."
-        ) from error
+        raise Unreadable(f"{path} cannot be read: {error.strerror}. Its readers are the administrators.") from error
     return found[:MOST_LINES]
 
 

@@ -176,9 +176,7 @@ def _grown(then: float, now: float) -> float:
     return now - then if now >= then else now
 
 
-def _grown_devices(
-    then: dict[str, tuple[float, float]], now: dict[str, tuple[float, float]]
-) -> tuple[float, float]:
+def _grown_devices(then: dict[str, tuple[float, float]], now: dict[str, tuple[float, float]]) -> tuple[float, float]:
     """What all devices together have read and written more; one that was not there before counts from now on."""
     one = other = 0.0
     for name, (first, second) in now.items():

@@ -13,11 +13,7 @@ FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
     ("ovf", "ovf", "an OVF descriptor (.ovf) with its files beside it, or an archive of them (.ova)"),
     ("vmx", "vmx", "VMware's .vmx, with its disks beside it"),
-    (
-        "disk",
-        "disk",
-        "one or more disk images, or URLs of the file transfer plugin (nfs:///dir/base.qcow2:disk.qcow2)",
-    ),
+    ("disk", "disk", "one or more disk images, or URLs of the file transfer plugin (nfs:///dir/base.qcow2:disk.qcow2)"),
 )
 """Word, module, and what it reads."""
 
@@ -40,15 +36,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             kind.add_argument("file", metavar="FILE", help=what)
         _common(kind)
         if word == "disk":
-            kind.add_argument(
-                "--format", default="", help="the images' format, where their names do not say it"
-            )
+            kind.add_argument("--format", default="", help="the images' format, where their names do not say it")
             kind.add_argument("--firmware", choices=("uefi", "uefi-secure"), default="", help="default: BIOS")
         elif word == "ovf":
             kind.add_argument("--system", default="", metavar="ID", help="which VM of a package with several")
-            kind.add_argument(
-                "--configuration", default="", metavar="ID", help="which of the configurations on offer"
-            )
+            kind.add_argument("--configuration", default="", metavar="ID", help="which of the configurations on offer")
         else:
             kind.add_argument("--as-is", action="store_true", help="let the file itself go with the job")
         kind.set_defaults(run=run, module=module)
@@ -80,9 +72,7 @@ def _common(kind: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave the disks where they are: the execute machines have them at the same path",
     )
-    kind.add_argument(
-        "--strict", action="store_true", help="write nothing unless everything can be carried over"
-    )
+    kind.add_argument("--strict", action="store_true", help="write nothing unless everything can be carried over")
     kind.add_argument(
         "--append",
         action="append",
@@ -97,13 +87,7 @@ def _memory(text: str) -> int:
     units = {"": 1, "m": 1, "g": 1024, "t": 1024**2}
     digits = text.rstrip("mMgGtTiIbB")
     unit = text[len(digits) :].lower().removesuffix("b").removesuffix("i")
-    if (
-        not digits.isascii()
-        or not digits.isdigit()
-        or len(digits) > 9
-        or unit not in units
-        or int(digits) == 0
-    ):
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 9 or unit not in units or int(digits) == 0:
         raise ValueError(text)
     return int(digits) * units[unit]
 
@@ -170,9 +154,7 @@ def _run(options: argparse.Namespace, summary: object) -> int:
             if before in summary.made:  # it was taken out of an archive, for this alone
                 os.unlink(before)
         made.files += disk.files
-    text = write(
-        made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append
-    )
+    text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)
     if options.strict and summary.lost:
         raise SubmitError(
             f"{len(summary.lost)} thing(s) cannot be carried over (--strict).",

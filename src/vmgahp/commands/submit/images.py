@@ -41,9 +41,7 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
     whole = {os.path.realpath(disk.path), *map(os.path.realpath, disk.files)}
     for extent in specific.get("extents") or []:
         if os.path.realpath(extent.get("filename", "")) not in whole:
-            raise _refused(
-                disk, f"parts of it are in {extent.get('filename')}", "see whether you trust who made it."
-            )
+            raise _refused(disk, f"parts of it are in {extent.get('filename')}", "see whether you trust who made it.")
     backing = info.get("full-backing-filename") or info.get("backing-filename")
     if backing and disk.hostile:
         raise _refused(disk, f"it is an overlay of {backing}", "export the VM without snapshots.")
@@ -54,9 +52,7 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
             f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
         )
     if backing:
-        summary.advise(
-            f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path."
-        )
+        summary.advise(f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path.")
     if specific.get("create-type") == "streamOptimized" and disk.writable and not converting:
         raise _refused(
             disk,
@@ -89,9 +85,7 @@ def convert(disk: GuestDisk, directory: str, summary: Summary, *, force: bool) -
 def free(target: str, force: bool) -> None:
     """Make sure that nothing is overwritten by accident. Raises `SubmitError`."""
     if os.path.lexists(target) and not force:
-        raise SubmitError(
-            f"{target} is there already.", "say --force to replace it, or --dir for another place."
-        )
+        raise SubmitError(f"{target} is there already.", "say --force to replace it, or --dir for another place.")
 
 
 def _flat_files(disk: GuestDisk) -> list[str]:
@@ -103,13 +97,7 @@ def _flat_files(disk: GuestDisk) -> list[str]:
     directory = os.path.dirname(disk.path)
     files: list[str] = []
     for name in re.findall(r'^\s*R[WD]\w*\s+\d+\s+(?:FLAT|SPARSE|VMFS\w*)\s+"([^"\n]*)"', text, re.MULTILINE):
-        if (
-            not name
-            or name in (".", "..")
-            or "/" in name
-            or "\\" in name
-            or os.path.islink(f"{directory}/{name}")
-        ):
+        if not name or name in (".", "..") or "/" in name or "\\" in name or os.path.islink(f"{directory}/{name}"):
             raise _refused(disk, f"a part of it is {name!a}", "put all its files into one directory.")
         if name not in (os.path.basename(path) for path in files):
             files.append(os.path.join(directory, name))
@@ -122,13 +110,9 @@ def _info(disk: GuestDisk) -> dict[str, Any]:
     try:
         return qemu_img.info(disk.path, _qemu(disk.format))[0]
     except qemu_img.NotInstalled as error:
-        raise SubmitError(
-            f"{error.program} is not installed.", "install qemu-utils and util-linux."
-        ) from error
+        raise SubmitError(f"{error.program} is not installed.", "install qemu-utils and util-linux.") from error
     except qemu_img.Refused as error:
-        raise _refused(
-            disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}."
-        ) from error
+        raise _refused(disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}.") from error
     except qemu_img.Trouble as error:
         raise _refused(disk, f"qemu-img does not come to an end with it: {error}", "look at it.") from error
 

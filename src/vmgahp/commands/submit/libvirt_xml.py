@@ -143,9 +143,7 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
         account.take(memory, "unit")
         unit = (get(memory, "unit") or "KiB").lower()
         if not text(memory).isdigit() or len(text(memory)) > 18 or unit not in UNITS:
-            raise SubmitError(
-                f"{account.place(memory)}: {text(memory)[:40]!a} {unit!a} is no amount of memory."
-            )
+            raise SubmitError(f"{account.place(memory)}: {text(memory)[:40]!a} {unit!a} is no amount of memory.")
         made.memory_mib = -(-int(text(memory)) * UNITS[unit] // (1 << 20))
     if vcpu is not None:
         account.take(vcpu)
@@ -281,11 +279,7 @@ def _others(devices: etree._Element, account: Account, made: Guest) -> None:
             made.vnc = True
     for tpm in children(devices, "tpm"):
         backend = child(tpm, "backend")
-        if (
-            backend is not None
-            and get(backend, "type") == "emulator"
-            and get(backend, "version") in ("", "2.0")
-        ):
+        if backend is not None and get(backend, "type") == "emulator" and get(backend, "version") in ("", "2.0"):
             account.take(tpm)
             account.take(backend, "type", "version")
             made.options["TPM"] = True

@@ -80,8 +80,7 @@ def name_devices(disks: list[GuestDisk]) -> None:
         if disk.device:
             if disk.device in taken:
                 raise SubmitError(
-                    f"{disk.place or disk.path}: two disks are {disk.device}.",
-                    "give every disk its own device.",
+                    f"{disk.place or disk.path}: two disks are {disk.device}.", "give every disk its own device."
                 )
             taken[disk.device] = disk
     for disk in disks:

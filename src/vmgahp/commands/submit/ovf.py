@@ -148,13 +148,9 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
             item.done()
             if item.type == SCSI and any(other.first("Parent") == item.instance for other in found):
                 summary.lose(item.place, f"{item.summary}: its disks are on SATA")
-        elif (
-            item.device in ("rng", "balloon", "memballoon", "video", "console") or item.type in _SETTLED_ITEMS
-        ):
+        elif item.device in ("rng", "balloon", "memballoon", "video", "console") or item.type in _SETTLED_ITEMS:
             item.done()
-            summary.settle(
-                item.place, f"{item.summary} ({_SETTLED_ITEMS.get(item.type, 'every VM has its own')})"
-            )
+            summary.settle(item.place, f"{item.summary} ({_SETTLED_ITEMS.get(item.type, 'every VM has its own')})")
         elif item.type in (CD, DVD, FLOPPY):
             item.done()
             summary.lose(item.place, f"{item.summary}: a drive without an image")
@@ -238,8 +234,7 @@ def _drives(root: etree._Element, account: Account) -> dict[str, tuple[str, str,
                 href = files.get(reference, ("", ""))[0]
                 if get(element, "parentRef"):
                     raise SubmitError(
-                        f"{account.place(element)}: the disk is an overlay of another.",
-                        "export it without snapshots.",
+                        f"{account.place(element)}: the disk is an overlay of another.", "export it without snapshots."
                     )
                 drive = href, _format(element), element
                 found["disk:" + get(element, "diskId")] = drive
@@ -278,9 +273,7 @@ def _disk(
         form = "raw"
     form = form or BY_ENDING.get(os.path.splitext(href)[1].lower(), "")
     if not form:
-        raise SubmitError(
-            f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example."
-        )
+        raise SubmitError(f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example.")
     path = package.file(href, options.dir, force=options.force)
     disk = GuestDisk(path, form, place=item.place, hostile=True)
     controller = controllers.get(item.first("Parent"))
@@ -402,11 +395,6 @@ def amount(unit: str) -> int:
     if not star:
         return _UNITS.get(base, 0)
     number, _, exponent = power.partition("^")
-    if (
-        base not in ("byte", "bytes")
-        or number not in ("2", "10")
-        or not exponent.isdigit()
-        or int(exponent) > 60
-    ):
+    if base not in ("byte", "bytes") or number not in ("2", "10") or not exponent.isdigit() or int(exponent) > 60:
         return 0
     return int(int(number) ** int(exponent))

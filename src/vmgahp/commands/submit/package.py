@@ -44,9 +44,7 @@ class Package:
         if self.is_archive:
             names = [name for name in self._members if name.lower().endswith(".ovf")]
             if len(names) != 1:
-                raise SubmitError(
-                    f"{path} has {len(names)} descriptors (.ovf).", "see what tar -t shows of it."
-                )
+                raise SubmitError(f"{path} has {len(names)} descriptors (.ovf).", "see what tar -t shows of it.")
             self.descriptor_name = names[0]
         self.digests = self._digests()
 
@@ -71,13 +69,9 @@ class Package:
         path = os.path.join(os.path.dirname(self.path), *parts)
         root = os.path.realpath(os.path.dirname(self.path))
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
-            raise SubmitError(
-                f"{name!a} is not a file in the directory of {self.path}.", "keep the package together."
-            )
+            raise SubmitError(f"{name!a} is not a file in the directory of {self.path}.", "keep the package together.")
         if not os.path.realpath(path).startswith(root + "/"):
-            raise SubmitError(
-                f"{name!a} is a link to another place.", "put the file itself beside the descriptor."
-            )
+            raise SubmitError(f"{name!a} is a link to another place.", "put the file itself beside the descriptor.")
         if name in self.digests:
             with open(path, "rb") as file:
                 self._compare(name, _digest(file, self.digests[name][0], None))
@@ -95,8 +89,7 @@ class Package:
         room = os.statvfs(directory)
         if size > room.f_bavail * room.f_frsize:
             raise SubmitError(
-                f"{name} has {size} bytes, more than are free in {directory}.",
-                "name a larger place with --dir.",
+                f"{name} has {size} bytes, more than are free in {directory}.", "name a larger place with --dir."
             )
         temporary = target + ".new"
         try:
@@ -141,8 +134,7 @@ class Package:
     def _compare(self, name: str, found: str) -> None:
         if name in self.digests and self.digests[name][1] != found:
             raise SubmitError(
-                f"{name} is not the file of the package's manifest: its digest differs.",
-                "get the package again.",
+                f"{name} is not the file of the package's manifest: its digest differs.", "get the package again."
             )
 
     def _read(self, name: str) -> bytes:
@@ -188,9 +180,7 @@ def _members(file: BinaryIO, name: str) -> dict[str, tuple[int, int]]:
         size = member.size if long_size < 0 else long_size
         if member.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
             if member.size > MOST_EXTRA:
-                raise SubmitError(
-                    f"{name}: a header has {member.size} bytes.", "see whether it is the right file."
-                )
+                raise SubmitError(f"{name}: a header has {member.size} bytes.", "see whether it is the right file.")
             extra = file.read(member.size)
             if member.type == tarfile.GNUTYPE_LONGNAME:
                 long_name = extra.rstrip(b"\0").decode("utf-8", "surrogateescape")
@@ -204,9 +194,7 @@ def _members(file: BinaryIO, name: str) -> dict[str, tuple[int, int]]:
             if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
                 found[_plain(path, name)] = begin, size
             elif member.type != tarfile.DIRTYPE:
-                raise SubmitError(
-                    f"{name} has {path!a}, which is not a regular file.", "see what tar -tv shows."
-                )
+                raise SubmitError(f"{name} has {path!a}, which is not a regular file.", "see what tar -tv shows.")
             long_name, long_size = "", -1
         if len(found) > MOST_MEMBERS:
             break

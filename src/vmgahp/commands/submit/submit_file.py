@@ -64,13 +64,7 @@ def write(
             moved = disk.url or (disk.path if transfer else "")
             if moved:
                 inputs.append(moved)
-            where = (
-                f"made of {disk.url}"
-                if disk.url
-                else "goes with the job"
-                if transfer
-                else "stays where it is"
-            )
+            where = f"made of {disk.url}" if disk.url else "goes with the job" if transfer else "stays where it is"
             summary.carry(f"disk {disk.device}: {disk.name or disk.path} ({disk.format}), {where}")
     lines += _network(machine.nics, summary)
     if machine.vnc:
@@ -115,9 +109,7 @@ def _input(path: str) -> str:
     """A path or URL for transfer_input_files."""
     if "://" in path:
         if re.search(r"[\s,\"'\\$]", path):
-            raise SubmitError(
-                f"{path!a} cannot be in a list of files.", "write %20 for a blank and its like."
-            )
+            raise SubmitError(f"{path!a} cannot be in a list of files.", "write %20 for a blank and its like.")
     elif not _FILE.fullmatch(path):
         raise SubmitError(
             f"{path!a} has characters that a list of HTCondor's cannot have.",
@@ -135,24 +127,15 @@ def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
     if len(nics) > MOST_NICS:
         raise SubmitError(f"The VM has {len(nics)} NICs.", f"jobs have {MOST_NICS} at most.")
     for nic in nics:
-        if nic.mac and (
-            not _MAC.fullmatch(nic.mac) or int(nic.mac[:2], 16) & 1 or addresses.count(nic.mac) > 1
-        ):
+        if nic.mac and (not _MAC.fullmatch(nic.mac) or int(nic.mac[:2], 16) & 1 or addresses.count(nic.mac) > 1):
             raise SubmitError(
                 f"{nic.mac!a} is not a MAC address that one NIC can have, or two NICs have it.",
                 "correct it in the file.",
             )
         if not nic.kind and not plain:
             nic.kind = "nat"
-            summary.advise(
-                "A network that has no counterpart here is taken to be nat; --network says otherwise."
-            )
-        words = [
-            nic.kind or "the machine's usual network",
-            nic.model,
-            nic.mac,
-            "" if nic.link_up else "cable out",
-        ]
+            summary.advise("A network that has no counterpart here is taken to be nat; --network says otherwise.")
+        words = [nic.kind or "the machine's usual network", nic.model, nic.mac, "" if nic.link_up else "cable out"]
         summary.carry("NIC: " + ", ".join(filter(None, words)))
     first = nics[0]
     lines = [command("vm_networking", "true")]
@@ -160,9 +143,7 @@ def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
         lines.append(command("vm_networking_type", first.kind))
     if plain:
         return [*lines, command("vm_macaddr", first.mac)] if first.mac else lines
-    entries = [
-        ":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics
-    ]
+    entries = [":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics]
     return [*lines, attribute(PREFIX + "NICs", ", ".join(entries))]
 
 

@@ -89,9 +89,7 @@ class _Trimmer:
             if form is not None and re.fullmatch(form, str(value), re.ASCII):
                 made.set(key, value)
             else:
-                self._tell(
-                    f"{path}/@{local(key)}", f"/@{local(key)}", element, f"{value!s}: not for jobs to say"
-                )
+                self._tell(f"{path}/@{local(key)}", f"/@{local(key)}", element, f"{value!s}: not for jobs to say")
         if allowed.text is not None:
             made.text = (element.text or "").strip()
         counts: dict[str, int] = {}

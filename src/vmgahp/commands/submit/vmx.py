@@ -46,8 +46,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
     except VmxError as error:
         raise SubmitError(
-            f"VMware could not read {options.file}: {error}.",
-            "open the VM in VMware, and take the file it writes.",
+            f"VMware could not read {options.file}: {error}.", "open the VM in VMware, and take the file it writes."
         ) from error
     stem = os.path.splitext(os.path.basename(options.file))[0]
     made = Guest(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
@@ -82,9 +81,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         if _SETTLED.fullmatch(name) and not (name.lower() == "nvram" and "Firmware" in made.options):
             summary.settle(f"{name} = {value}", "VMware's own, or the machine's to settle")
         elif what == "present":
-            summary.lose(
-                f"{name} = {value}", f"the device {device} {vmx.get(device + '.virtualDev', '')}".rstrip()
-            )
+            summary.lose(f"{name} = {value}", f"the device {device} {vmx.get(device + '.virtualDev', '')}".rstrip())
         elif not vmx.boolean(f"{device}.present"):
             summary.lose(f"{name} = {value}", "nothing here corresponds to it")
     return made
@@ -122,13 +119,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -
     is_cd = what == "cdrom-image"
     plain = path.replace("\\", "/")
     full = plain if plain.startswith("/") else os.path.join(directory, plain)
-    form = (
-        "iso"
-        if is_cd
-        else "raw"
-        if kind == "floppy"
-        else BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
-    )
+    form = "iso" if is_cd else "raw" if kind == "floppy" else BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
     if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
         summary.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
     disk = GuestDisk(full, form, place=place)
@@ -136,8 +127,7 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -
     disk.writable = not is_cd and kind != "floppy"
     if kind in ("scsi", "nvme") and not is_cd:
         summary.lose(
-            place,
-            f"the controller {vmx.get(name.partition(':')[0] + '.virtualDev', kind)}: the disk is on SATA",
+            place, f"the controller {vmx.get(name.partition(':')[0] + '.virtualDev', kind)}: the disk is on SATA"
         )
     made.disks.append(disk)
 
@@ -182,9 +172,7 @@ def _as_is(made: Guest, options: argparse.Namespace, summary: Summary) -> None:
         summary.carry(
             f"disk {os.path.basename(disk.path)}, {'stays where it is' if options.shared else 'goes with the job'}"
         )
-    names = [
-        os.path.basename(path) for disk in disks if disk.format == "vmdk" for path in (disk.path, *disk.files)
-    ]
+    names = [os.path.basename(path) for disk in disks if disk.format == "vmdk" for path in (disk.path, *disk.files)]
     if names:
         made.attributes[VMDK_FILES] = ",".join(names)
     summary.advise("The machine must have VMware: --type vmrun or vsphere (docs/how-to/vmware.md).")

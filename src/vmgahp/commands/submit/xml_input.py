@@ -20,12 +20,7 @@ def read(data: bytes, name: str) -> etree._Element:
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise SubmitError(f"{name} has a document type or entities, and is not read.", "remove them.")
     parser = etree.XMLParser(
-        resolve_entities=False,
-        no_network=True,
-        load_dtd=False,
-        huge_tree=False,
-        remove_comments=True,
-        remove_pis=True,
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
     )
     try:
         root = etree.fromstring(data.lstrip(), parser)

@@ -68,9 +68,7 @@ class VmRow:
         if then is None or now is None or now.time <= then.time:
             return
         seconds = now.time - then.time
-        cpu, *rates = (
-            max(0.0, after - before) / seconds for before, after in zip(then[1:], now[1:], strict=True)
-        )
+        cpu, *rates = (max(0.0, after - before) / seconds for before, after in zip(then[1:], now[1:], strict=True))
         self.cpu_percent = 100 * cpu / max(self.vcpus, 1)
         self.read, self.written, self.received, self.sent = rates
 
@@ -123,9 +121,7 @@ class Node:
             from vmgahp.drivers.libvirt import faults
             from vmgahp.drivers.libvirt.connection import LibvirtConnection
         except ImportError as error:
-            raise errors.MachineFault(
-                f"It cannot be asked: {error}.", "pip install libvirt-python."
-            ) from error
+            raise errors.MachineFault(f"It cannot be asked: {error}.", "pip install libvirt-python.") from error
         if self._connection is None:
             # Every user may look, so it is not asked for more.
             uri = self._uri or "qemu:///system"
@@ -174,11 +170,7 @@ class Node:
         now = _usage(metrics)
         row = VmRow(escape(name), "libvirt", escape(scratch))
         row.state, row.vcpus = metrics.state, metrics.vcpus
-        row.memory_kib, row.max_memory_kib, row.rss_kib = (
-            metrics.memory_kib,
-            metrics.max_memory_kib,
-            metrics.rss_kib,
-        )
+        row.memory_kib, row.max_memory_kib, row.rss_kib = (metrics.memory_kib, metrics.max_memory_kib, metrics.rss_kib)
         row.rate(before, now)
         self._meters[uuid] = meter, scratch, now
         return row
@@ -287,10 +279,7 @@ def is_vm_name(name: str) -> bool:
 
 
 def _usage(metrics: Metrics) -> Usage:
-    disks, nics = (
-        _sum(metrics.block, "read_bytes", "write_bytes"),
-        _sum(metrics.network, "rx_bytes", "tx_bytes"),
-    )
+    disks, nics = (_sum(metrics.block, "read_bytes", "write_bytes"), _sum(metrics.network, "rx_bytes", "tx_bytes"))
     return Usage(metrics.time, metrics.cpu_seconds, *disks, *nics)
 
 

@@ -79,9 +79,7 @@ def rich_table(look: Look, width: int) -> "Group":
             names.remove(name)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in names:
-        table.add_column(
-            name, justify="right" if name in NUMBERS else "left", no_wrap=True, overflow="ellipsis"
-        )
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True, overflow="ellipsis")
     for line in lines:
         color = COLORS.get(line["STATE"], "")
         table.add_row(*(Text(line[name], color if name == "STATE" else "") for name in names))

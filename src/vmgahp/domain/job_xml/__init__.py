@@ -43,9 +43,7 @@ class JobAdWithXml(JobAd):
 
     def explain(self, fault: JobFault) -> JobFault:
         """A fault of the ad's attributes, some of which come from the XML."""
-        return JobFault(
-            fault.code, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.hint
-        )
+        return JobFault(fault.code, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.hint)
 
 
 def load(ad: JobAd, settings: Settings, identity: Identity) -> JobAd:
@@ -57,13 +55,8 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobAd:
         return ad
     name = (ad.string(ATTRIBUTE) or "").strip()
     if not name or os.path.basename(name) in ("", ".", ".."):
-        raise refused(
-            ad.expression(ATTRIBUTE) or "", "it names no file", f'write +{ATTRIBUTE} = "domain.xml".'
-        )
-    for setting, forbidden in (
-        (ALLOWED, not settings.boolean(ALLOWED)),
-        ("LIBVIRT_XML_SCRIPT", settings.xml_script()),
-    ):
+        raise refused(ad.expression(ATTRIBUTE) or "", "it names no file", f'write +{ATTRIBUTE} = "domain.xml".')
+    for setting, forbidden in ((ALLOWED, not settings.boolean(ALLOWED)), ("LIBVIRT_XML_SCRIPT", settings.xml_script())):
         if forbidden:
             raise refused(
                 name,

@@ -85,9 +85,7 @@ _OS = Allowed(
         "boot": Allowed({"dev": r"hd|cdrom|fd|network"}, most=4),
         "bootmenu": Allowed({"enable": YES, "timeout": NUMBER}),
         "bios": Allowed({"useserial": YES, "rebootTimeout": r"-1|[0-9]{1,5}"}),
-        "firmware": Allowed(
-            {}, {"feature": Allowed({"enabled": YES, "name": r"enrolled-keys|secure-boot"}, most=2)}
-        ),
+        "firmware": Allowed({}, {"feature": Allowed({"enabled": YES, "name": r"enrolled-keys|secure-boot"}, most=2)}),
         "kernel": _text(_ANY),
         "initrd": _text(_ANY),
         "cmdline": _text(_ANY),
@@ -188,12 +186,8 @@ _CONTROLLER = Allowed(
     {
         "master": Allowed({"startport": NUMBER}),
         "model": Allowed({"name": WORD}),
-        "target": Allowed(
-            dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), _HEX) | {"hotplug": ON}
-        ),
-        "driver": Allowed(
-            {"max_sectors": NUMBER} | dict.fromkeys(("queues", "iothread", "cmd_per_lun"), _COUNT)
-        ),
+        "target": Allowed(dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), _HEX) | {"hotplug": ON}),
+        "driver": Allowed({"max_sectors": NUMBER} | dict.fromkeys(("queues", "iothread", "cmd_per_lun"), _COUNT)),
         **_PLACE,
     },
     most=64,
@@ -231,9 +225,7 @@ _RNG = Allowed(
     most=2,
 )
 
-_CHANNEL = Allowed(
-    {"type": r"unix"}, {"target": Allowed({"type": r"virtio", "name": WORD}), **_PLACE}, most=8
-)
+_CHANNEL = Allowed({"type": r"unix"}, {"target": Allowed({"type": r"virtio", "name": WORD}), **_PLACE}, most=8)
 
 _DEVICES = Allowed(
     {},
@@ -241,9 +233,7 @@ _DEVICES = Allowed(
         "disk": _DISK,
         "interface": _INTERFACE,
         "controller": _CONTROLLER,
-        "input": Allowed(
-            {"type": r"mouse|keyboard|tablet", "bus": r"usb|ps2|virtio", "model": WORD}, _PLACE, most=8
-        ),
+        "input": Allowed({"type": r"mouse|keyboard|tablet", "bus": r"usb|ps2|virtio", "model": WORD}, _PLACE, most=8),
         "serial": _SERIAL,
         "console": _SERIAL,
         "channel": _CHANNEL,
@@ -252,17 +242,14 @@ _DEVICES = Allowed(
         "audio": Allowed({"id": NUMBER, "type": r"none"}),
         "rng": _RNG,
         "watchdog": Allowed(
-            {"model": r"i6300esb|ib700|itco", "action": r"reset|shutdown|poweroff|none|inject-nmi"},
-            _PLACE,
-            most=2,
+            {"model": r"i6300esb|ib700|itco", "action": r"reset|shutdown|poweroff|none|inject-nmi"}, _PLACE, most=2
         ),
         "memballoon": Allowed(
             {"model": r"virtio(?:-(?:non-)?transitional)?|none", "autodeflate": ON, "freePageReporting": ON},
             {"stats": Allowed({"period": NUMBER}), **_PLACE},
         ),
         "tpm": Allowed(
-            {"model": r"tpm-tis|tpm-crb"},
-            {"backend": Allowed({"type": r"emulator", "version": r"2\.0"}), **_PLACE},
+            {"model": r"tpm-tis|tpm-crb"}, {"backend": Allowed({"type": r"emulator", "version": r"2\.0"}), **_PLACE}
         ),
         "panic": Allowed({"model": r"isa|hyperv|pseries"}, _PLACE, most=2),
     },
@@ -286,9 +273,7 @@ DOMAIN = Allowed(
         "on_poweroff": _text(r"destroy"),
         "on_reboot": _text(r"destroy|restart"),
         "on_crash": _text(r"destroy|restart"),
-        "pm": Allowed(
-            {}, {name: Allowed({"enabled": YES}) for name in ("suspend-to-mem", "suspend-to-disk")}
-        ),
+        "pm": Allowed({}, {name: Allowed({"enabled": YES}) for name in ("suspend-to-mem", "suspend-to-disk")}),
         "devices": _DEVICES,
     },
 )
@@ -299,17 +284,7 @@ OURS = ("name", "uuid", "title", "description", "memory", "vcpu")
 OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
 """Devices that this package makes itself: of a job's own disks and interfaces the guest's side is taken over."""
 
-WHOLE = (
-    "features",
-    "cpu",
-    "clock",
-    "pm",
-    "on_poweroff",
-    "on_reboot",
-    "on_crash",
-    "iothreads",
-    "currentMemory",
-)
+WHOLE = ("features", "cpu", "clock", "pm", "on_poweroff", "on_reboot", "on_crash", "iothreads", "currentMemory")
 """Elements of the domain that are the job's where it has them; of ours stays what `KEPT` says."""
 
 KEPT = ("topology", "smm")
@@ -339,16 +314,4 @@ NEVER = {
 }
 """Why some things that are not in the list are not; for the rest there is a general word."""
 
-__all__ = [
-    "AMOUNT",
-    "DOMAIN",
-    "KEPT",
-    "NEVER",
-    "NUMBER",
-    "OURS",
-    "OUR_DEVICES",
-    "UNIT",
-    "WHOLE",
-    "WORD",
-    "Allowed",
-]
+__all__ = ["AMOUNT", "DOMAIN", "KEPT", "NEVER", "NUMBER", "OURS", "OUR_DEVICES", "UNIT", "WHOLE", "WORD", "Allowed"]

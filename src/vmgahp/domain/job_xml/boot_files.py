@@ -51,8 +51,7 @@ def names(domain: etree.Element, name: str, directory: str, identity: Identity) 
         found[tag] = base
     if total > LARGEST:
         raise refused(
-            name,
-            f"its kernel and initrd have {total >> 20} MiB, and {LARGEST >> 20} MiB can be booted from so",
+            name, f"its kernel and initrd have {total >> 20} MiB, and {LARGEST >> 20} MiB can be booted from so"
         )
     return found
 

@@ -49,9 +49,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
             if made is not None and made.get("dev") == name:
                 _disk(disk, asked)
     # Both are in the order of the job's XML.
-    for interface, asked in zip(
-        devices.iterfind("interface"), job.iterfind("devices/interface"), strict=False
-    ):
+    for interface, asked in zip(devices.iterfind("interface"), job.iterfind("devices/interface"), strict=False):
         _interface(interface, asked)
     _serial(devices, job)
     _tpm(devices, job)
@@ -62,9 +60,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
             if asked.tag == "controller" and _known_by(same) == _known_by(asked):
                 devices.remove(same)
         devices.append(deepcopy(asked))
-    domain[:] = sorted(
-        domain, key=lambda child: _ORDER.index(child.tag) if child.tag in _ORDER else len(_ORDER)
-    )
+    domain[:] = sorted(domain, key=lambda child: _ORDER.index(child.tag) if child.tag in _ORDER else len(_ORDER))
     etree.indent(domain)
     return etree.tostring(domain, encoding="unicode")
 

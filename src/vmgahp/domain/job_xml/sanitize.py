@@ -27,8 +27,7 @@ def refused(name: str, problem: str, hint: str = "") -> JobFault:
     return JobFault(
         errors.MISMATCHED,
         f"{ATTRIBUTE} = {shown(name)}: {problem}.",
-        hint
-        or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say.",
+        hint or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say.",
     )
 
 
@@ -50,9 +49,7 @@ def read(name: str, directory: str, identity: Identity) -> str:
         try:
             data = file.read(LARGEST + 1)
         except OSError as error:
-            raise refused(
-                name, f"it cannot be read: {error.strerror}", "see what is wrong with it."
-            ) from error
+            raise refused(name, f"it cannot be read: {error.strerror}", "see what is wrong with it.") from error
     if len(data) > LARGEST:
         raise refused(name, f"it has more than {LARGEST >> 10} KiB", "keep to what the VM needs.")
     try:
@@ -72,9 +69,7 @@ def sanitized(text: str, name: str) -> etree.Element:
     try:
         root = etree.fromstring(text)
     except (etree.ParseError, ValueError, RecursionError) as error:
-        raise refused(
-            name, f"it is not XML: {error}", "see what xmllint or virt-xml-validate say of it."
-        ) from error
+        raise refused(name, f"it is not XML: {error}", "see what xmllint or virt-xml-validate say of it.") from error
     if root.tag != "domain":
         raise refused(name, f"it begins with {_shown(root.tag)}, and a VM is a <domain>")
     return _take(root, DOMAIN, "/domain", name)

@@ -70,9 +70,7 @@ class _Said:
 def _memory(domain: etree.Element, said: _Said) -> None:
     memory, current = (_bytes(domain.find(tag)) for tag in ("memory", "currentMemory"))
     if current is not None and current > (memory or 0):
-        raise said.refused(
-            "/domain/currentMemory is more than /domain/memory", "let it be the same, or less."
-        )
+        raise said.refused("/domain/currentMemory is more than /domain/memory", "let it be the same, or less.")
     given = said.ad.integer("JobVMMemory")
     if given is None:
         given = said.ad.integer("RequestMemory")
@@ -114,17 +112,13 @@ def _cpus(domain: etree.Element, said: _Said) -> None:
     if topology is None:
         return
     if said.has("VMPARAM_vm_Topology"):
-        raise said.refused(
-            "it has a CPU topology, and the job has VMPARAM_vm_Topology too", "leave one of them out."
-        )
+        raise said.refused("it has a CPU topology, and the job has VMPARAM_vm_Topology too", "leave one of them out.")
     product = 1
     for value in topology.attrib.values():
         product *= int(value)
     number = number or max(ours or 1, 1)
     if product != number:
-        raise said.refused(
-            f"/domain/cpu/topology has {product} CPUs, and the VM has {number}", "let them be the same."
-        )
+        raise said.refused(f"/domain/cpu/topology has {product} CPUs, and the VM has {number}", "let them be the same.")
 
 
 def _disks(domain: etree.Element, said: _Said) -> None:
@@ -142,9 +136,7 @@ def _disks(domain: etree.Element, said: _Said) -> None:
                 "give the image another name.",
             )
         if device in entries:
-            raise said.refused(
-                f"{path}/target/@dev = {device} is used twice", "give every disk its own device."
-            )
+            raise said.refused(f"{path}/target/@dev = {device} is used twice", "give every disk its own device.")
         driver = disk.find("driver")
         image_format = "raw" if driver is None else driver.get("type", "raw").lower()
         if disk.get("device") == "cdrom" and image_format == "raw":
@@ -183,11 +175,7 @@ def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> None:
     """The interfaces: only of networks that the machine offers, as for any job."""
     ours = {
         "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),
-        "bridge": (
-            "bridge",
-            settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
-            "VM_NETWORKING_BRIDGE_INTERFACE",
-        ),
+        "bridge": ("bridge", settings.string("VM_NETWORKING_BRIDGE_INTERFACE"), "VM_NETWORKING_BRIDGE_INTERFACE"),
     }
     interfaces = []
     for number, interface in enumerate(domain.iterfind("devices/interface"), start=1):

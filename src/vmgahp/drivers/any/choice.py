@@ -64,9 +64,7 @@ def unwritable(name: str, error: OSError) -> errors.Fault:
     """Whose fault it is that a file cannot be written in the scratch directory, which HTCondor has made for the job."""
     problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
     if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EDQUOT):
-        return errors.JobFault(
-            errors.MISMATCHED, problem, "see that nothing else of the job's has this name."
-        )
+        return errors.JobFault(errors.MISMATCHED, problem, "see that nothing else of the job's has this name.")
     return errors.MachineFault(problem, "check the file system of EXECUTE.")
 
 

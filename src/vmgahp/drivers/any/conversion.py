@@ -71,9 +71,7 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
             identity,
             seconds=max(1.0, end - monotonic()),
             options=_OPTIONS.get(to_format, ()),
-            largest=0
-            if to_format == "raw"
-            else size + size // 5 + SPARE,  # raw has holes, and all its length
+            largest=0 if to_format == "raw" else size + size // 5 + SPARE,  # raw has holes, and all its length
             progress=_teller(f"converting {disk.name} to {name}", log),
         )
         identity.rename_scratch(directory, temporary, name, replace=False)
@@ -159,9 +157,7 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
         )
     by_hand = f"convert it before you submit: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
     if isinstance(error, qemu_img.TooSlow):
-        return _bad(
-            disk, f"it could not be converted within {error.seconds:.0f} s", by_hand, errors.BAD_IMAGE
-        )
+        return _bad(disk, f"it could not be converted within {error.seconds:.0f} s", by_hand, errors.BAD_IMAGE)
     if isinstance(error, qemu_img.TooLarge):
         return _bad(disk, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)
     if isinstance(error, qemu_img.Refused) and error.no_space:

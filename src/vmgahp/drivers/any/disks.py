@@ -74,9 +74,7 @@ def read(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) 
     return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in entries)
 
 
-def _disk(
-    entry: str, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity
-) -> AnyDisk:
+def _disk(entry: str, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
     fields = [field.strip() for field in entry.split(":")]
     if len(fields) == 4 and not fields[3]:
         del fields[3]

@@ -137,9 +137,7 @@ class AnyDriver(Driver):
                 reasons[vm_type] = fit.reason
             elif fit.conversions and not self.settings.boolean("VM_ANY_CONVERT"):
                 disk, target = fit.conversions[0]
-                reasons[vm_type] = (
-                    f"{shown(disk.entry)} would have to be {target}, and VM_ANY_CONVERT is false"
-                )
+                reasons[vm_type] = f"{shown(disk.entry)} would have to be {target}, and VM_ANY_CONVERT is false"
         order = [vm_type for vm_type in types if vm_type not in reasons]
         order.sort(key=lambda vm_type: bool(fits[vm_type].conversions))
         if earlier.vm_type:
@@ -147,12 +145,7 @@ class AnyDriver(Driver):
         return _Known(job, directory, found, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
 
     def _as_before(
-        self,
-        job: JobAd,
-        before: str,
-        order: list[str],
-        fits: dict[str, Compatibility],
-        reasons: dict[str, str],
+        self, job: JobAd, before: str, order: list[str], fits: dict[str, Compatibility], reasons: dict[str, str]
     ) -> list[str]:
         """A checkpoint is restored by the type that made it, with the images that it was made with."""
         if not job.boolean("JobVMCheckpoint"):
@@ -213,9 +206,7 @@ class AnyDriver(Driver):
             for driver in made:
                 driver.close()
 
-    def _nothing_left(
-        self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]
-    ) -> errors.Fault:
+    def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
         """Whose fault it is: the machine's only where not one of its types works."""
         types = surveys.machine_types(self.settings)
         if not refusals and unproved:
@@ -265,9 +256,7 @@ class AnyDriver(Driver):
             return
         try:
             if self._driver_for(before).kill(known.directory):
-                self.log(
-                    f"{known.job.vm_name()} still ran by {before} from an earlier start: it was destroyed"
-                )
+                self.log(f"{known.job.vm_name()} still ran by {before} from an earlier start: it was destroyed")
         except errors.Fault as fault:
             # Where it is not proved now, it may not even be there to ask.
             self.log(f"{before} cannot say whether it still has the VM of an earlier start: {fault.problem}")

@@ -84,9 +84,7 @@ def together(own: str, found: Mapping[str, Survey]) -> Survey:
             told.append(finding._replace(check=f"{vm_type}: {finding.check}", verdict=verdict))
         if vm_type in proved:
             machine_attributes |= survey.machine_attributes
-            machine_attributes |= {
-                f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()
-            }
+            machine_attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
     for name in ("suspend", "checkpoint"):
         attributes[name] = any(bool(found[vm_type].attributes.get(name)) for vm_type in proved)
     attributes["types"] = ",".join(proved)

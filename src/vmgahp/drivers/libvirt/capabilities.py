@@ -57,12 +57,7 @@ def arches(capabilities: str, *, emulates: bool) -> list[str]:
 
 
 def require(
-    spec: JobSpec,
-    domain_type: str,
-    label: str,
-    connection: LibvirtConnection,
-    settings: Settings,
-    identity: Identity,
+    spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, settings: Settings, identity: Identity
 ) -> None:
     """Make sure that this machine has what the job asks for. Raises `errors.JobFault`, `libvirt.libvirtError`.
 

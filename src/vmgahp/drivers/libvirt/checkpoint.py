@@ -122,9 +122,7 @@ class LibvirtCheckpoints:
         kind = etree.fromstring(machine.description).find("os/type")
         assert kind is not None
         try:
-            versions = self._connection.call(
-                lambda connection: (connection.getLibVersion(), connection.getVersion())
-            )
+            versions = self._connection.call(lambda connection: (connection.getLibVersion(), connection.getVersion()))
             store.write(
                 self._identity,
                 spec.working_dir,
@@ -181,9 +179,7 @@ class LibvirtCheckpoints:
         """What a guest of KVM depends on; TCG emulates the same CPU everywhere."""
         if domain_type != "kvm":
             return ""
-        capabilities = etree.fromstring(
-            self._connection.call(lambda connection: connection.getCapabilities())
-        )
+        capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])

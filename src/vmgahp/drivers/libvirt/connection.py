@@ -27,10 +27,7 @@ KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 fails calls instead of keeping them for ever (``virConnectSetKeepAlive``)."""
 
 _CAUSES = {
-    (
-        libvirt.VIR_DOMAIN_EVENT_STOPPED,
-        libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN,
-    ): "the guest has powered off",
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): "the guest has powered off",
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): "it was destroyed",
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): "the guest has crashed",
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_MIGRATED): "it was migrated away",
@@ -44,19 +41,14 @@ _CAUSES = {
     (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_IOERROR): (
         "it was paused by an error of a disk: see whether the file system is full, then virsh resume"
     ),
-    (
-        libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
-        libvirt.VIR_DOMAIN_EVENT_SUSPENDED_WATCHDOG,
-    ): "its watchdog paused it",
+    (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_WATCHDOG): "its watchdog paused it",
     (libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_EVENT_RESUMED_UNPAUSED): "it was resumed",
 }
 """What libvirt's life-cycle events mean (``virDomainEventType`` and the details of each)."""
 
 _HOW = {
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): exit_code.POWERED_OFF,
-    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): (
-        exit_code.DESTROYED_BY_OTHERS
-    ),
+    (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED): (exit_code.DESTROYED_BY_OTHERS),
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED): exit_code.CRASHED,
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED): exit_code.CRASHED,
     (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): exit_code.CRASHED,
@@ -240,12 +232,7 @@ class LibvirtConnection:
             connection.close()
 
     def _lifecycle(
-        self,
-        _connection: libvirt.virConnect,
-        domain: libvirt.virDomain,
-        event: int,
-        detail: int,
-        _data: object,
+        self, _connection: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, _data: object
     ) -> None:
         # Runs in libvirt's event thread, where no call to libvirt may be made that waits for an answer.
         watch = self._watches.get(domain.UUIDString())

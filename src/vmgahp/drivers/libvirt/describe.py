@@ -55,9 +55,7 @@ class Plan(NamedTuple):
 class Describer:
     """Describes the jobs of one driver to libvirt."""
 
-    def __init__(
-        self, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger
-    ) -> None:
+    def __init__(self, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
         self.settings = settings
         self.identity = identity
         self.log = log
@@ -78,9 +76,7 @@ class Describer:
             )
         dry = resources is None
         if script:
-            return described(
-                self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry
-            )
+            return described(self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry)
         label = self._dac_label(domain_type)
         capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
         if resources and spec.devices.share != spec.working_dir:
@@ -217,9 +213,7 @@ class Describer:
         """The user as which libvirt runs QEMU by itself (its DAC base label)."""
         if os.getuid() != 0:
             return os.getuid(), os.getgid()
-        capabilities = etree.fromstring(
-            self._connection.call(lambda connection: connection.getCapabilities())
-        )
+        capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
         for model in capabilities.iterfind("host/secmodel"):
             if model.findtext("model") == "dac":
                 label = model.findtext("baselabel") or ""

@@ -24,14 +24,7 @@ from vmgahp.drivers.libvirt import (
 )
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import (
-    SESSION_URI,
-    SYSTEM_URI,
-    Describer,
-    Plan,
-    first_attribute,
-    has_display,
-)
+from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -135,9 +128,7 @@ class LibvirtDriver(Driver):
             raise faults.from_libvirt(error, f"destroying {match}") from error
 
     def survey(self, end: float) -> Survey:
-        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(
-            end
-        )
+        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
 
     def close(self) -> None:
         self._connection.close()
@@ -287,9 +278,7 @@ class LibvirtDriver(Driver):
         return machine
 
     def _exit_record(self, machine: LibvirtMachine, spec: JobSpec, resources: Resources) -> ExitRecord:
-        made = ExitRecord(
-            spec.name, spec.working_dir, machine.cpu_seconds, self.settings, self.identity, self.log
-        )
+        made = ExitRecord(spec.name, spec.working_dir, machine.cpu_seconds, self.settings, self.identity, self.log)
         if resources.exit_port is not None:
             made.port = resources.exit_port.written
         if resources.console is not None:
@@ -336,12 +325,7 @@ class LibvirtDriver(Driver):
             raise fault from error
 
     def _blame(
-        self,
-        error: libvirt.libvirtError,
-        doing: str,
-        machine: LibvirtMachine,
-        plan: Plan,
-        described: Described,
+        self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in plan.spec.disks]

@@ -22,9 +22,7 @@ _QEMU = "INTERNAL_ERROR QEMU "
 _EXIT = "internal error: qemu unexpectedly closed the monitor: qemu-system-x86_64: "
 _FORMAT = '-blockdev {"node-name":"libvirt-1-format","driver":"qcow2","file":"libvirt-1-storage"}: '
 _STORAGE = '-blockdev {"driver":"file","filename":"*","node-name":"libvirt-1-storage"}: '
-_DISK_HINT = (
-    "see that the image exists, that its format is the one in vm_disk, and that the job's owner may use it."
-)
+_DISK_HINT = "see that the image exists, that its format is the one in vm_disk, and that the job's owner may use it."
 _FORMAT_HINT = "see what qemu-img check says about the image, and that vm_disk names its true format."
 _DEVICE_HINT = "choose another device name in vm_disk, such as vda."
 _RAM_HINT = "give VMs less memory (VM_MEMORY), or the machine more."

@@ -67,8 +67,7 @@ def unreachable(uri: str, error: libvirt.libvirtError) -> errors.MachineFault:
 def hanging(uri: str) -> errors.MachineFault:
     """libvirtd takes connections and answers nothing."""
     return errors.MachineFault(
-        f"libvirt at {uri} does not answer.",
-        "see what libvirtd hangs on, or restart it; guests survive that.",
+        f"libvirt at {uri} does not answer.", "see what libvirtd hangs on, or restart it; guests survive that."
     )
 
 

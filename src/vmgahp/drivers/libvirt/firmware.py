@@ -95,9 +95,7 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
     firmware = installed().get(path)
     wants_secure = system.find("firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
     if firmware is None or firmware.secure != wants_secure:
-        raise LookupError(
-            f"the firmware that it was saved with, {path[:200]!a}, is not one that the job gets here"
-        )
+        raise LookupError(f"the firmware that it was saved with, {path[:200]!a}, is not one that the job gets here")
     del system.attrib["firmware"]
     for part in system.findall("firmware"):
         system.remove(part)

@@ -31,9 +31,7 @@ class Described(NamedTuple):
     """The XML of our own that VM_POLICY changed; empty where there is none."""
 
 
-def described(
-    settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool
-) -> Described:
+def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool) -> Described:
     """What VM_POLICY makes of a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
     xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
     authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
@@ -123,9 +121,7 @@ def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
 
 def refused(problem: str, authors: str) -> errors.MachineFault:
     """libvirt cannot make sense of a description that is not ours alone."""
-    return errors.MachineFault(
-        f"{problem} The description of the VM was written by {authors}.", f"correct {authors}."
-    )
+    return errors.MachineFault(f"{problem} The description of the VM was written by {authors}.", f"correct {authors}.")
 
 
 def _macs(xml: str) -> list[str]:

@@ -68,9 +68,7 @@ def look_at_bridge(settings: Settings) -> str:
     setting = f"VM_NETWORKING_BRIDGE_INTERFACE = {name}"
     place = f"/sys/class/net/{os.path.basename(name)}"
     if not os.path.isdir(place):
-        raise errors.MachineFault(
-            f"{setting}, and there is no such interface.", "make the bridge, or name another."
-        )
+        raise errors.MachineFault(f"{setting}, and there is no such interface.", "make the bridge, or name another.")
     if not os.path.isdir(f"{place}/bridge"):
         raise errors.MachineFault(f"{setting}, and that is no bridge.", "name a bridge.")
     with open(f"{place}/flags") as file:

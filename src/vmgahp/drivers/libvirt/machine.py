@@ -34,10 +34,7 @@ _STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED,
 }
 
-_ADDRESS_SOURCES = (
-    libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE,
-    libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP,
-)
+_ADDRESS_SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP)
 
 _PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""

@@ -42,9 +42,7 @@ class Hypervisor(NamedTuple):
     nat: bool
     """Whether the network of VM_NAT_NETWORK is active."""
 
-    def attributes(
-        self, networking: list[str], *, suspend: bool = False, checkpoint: bool = False
-    ) -> dict[str, Value]:
+    def attributes(self, networking: list[str], *, suspend: bool = False, checkpoint: bool = False) -> dict[str, Value]:
         """What is published of it."""
         return {
             "version": version(self.version),

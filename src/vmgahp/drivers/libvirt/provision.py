@@ -103,9 +103,7 @@ def of_image(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
             catalog.trust(image.name, file.path)
     except errors.Fault as fault:
         raise catalog_disks.unusable(image.name, fault) from fault
-    return tuple(
-        file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1)
-    )
+    return tuple(file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1))
 
 
 def survey(settings: Settings, identity: Identity) -> object:
@@ -182,17 +180,13 @@ class Provision:
         try:
             base = files.describe(self._identity, self._directory, image.path, elsewhere=True)
         except OSError as error:
-            raise catalog_disks.unusable(
-                image.name, MachineFault(f"{image.path}: {error.strerror}.")
-            ) from error
+            raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
         ours = _Overlay(name, image.name, base)
         if _is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
         else:
-            self._create(
-                name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity)
-            )
+            self._create(name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity))
         return ours
 
     def _require_same(self, ours: _Overlay, image: Image) -> None:

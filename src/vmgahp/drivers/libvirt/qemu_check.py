@@ -21,9 +21,7 @@ _QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 """What ends QEMU once it is up (QEMU's ``docs/interop/qmp-spec.rst``)."""
 
 
-def start_qemu(
-    path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float
-) -> None:
+def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float) -> None:
     """Start QEMU with stopped CPUs and no devices, hear its greeting, and let it quit.
 
     `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` where it does not come up until the
@@ -94,12 +92,7 @@ def _run(
     groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
     try:
         done = run(
-            command,
-            deadline=max(0.05, end - monotonic()),
-            stdin=stdin,
-            user=identity,
-            groups=groups,
-            until=until,
+            command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups, until=until
         )
     except OSError as error:
         raise errors.MachineFault(

@@ -28,9 +28,7 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 class Saver:
     """Saves and restores the domains of one job."""
 
-    def __init__(
-        self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]) -> None:
         self.directory = directory
         self.identity = identity
         self.cannot = ""
@@ -40,9 +38,7 @@ class Saver:
         self._log = log
         self._settings = settings
 
-    def save(
-        self, domain: libvirt.virDomain, name: str, memory_kib: int, xml: str, *, checkpoint: bool
-    ) -> None:
+    def save(self, domain: libvirt.virDomain, name: str, memory_kib: int, xml: str, *, checkpoint: bool) -> None:
         """Save the domain to the file `name` of the scratch directory; it exists when it is whole.
 
         A save that fails leaves the domain running: libvirt lets it continue, and where the image cannot be kept

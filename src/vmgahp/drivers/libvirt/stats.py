@@ -18,10 +18,7 @@ from vmgahp.metrics import Metrics
 
 Figures = dict[str, dict[str, int]]
 
-STATES = {
-    libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED,
-    libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED,
-}
+STATES = {libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED, libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED}
 """libvirt's state -> ours; every other of a domain that uses anything is RUNNING."""
 
 CPU_TIME = "cpu.time"
@@ -54,9 +51,7 @@ _NETWORK = {
 """libvirt's names -> those in vm_metrics.jsonl."""
 
 _BLOCK_STATS = ("read_requests", "read_bytes", "write_requests", "write_bytes", "errors")
-_INTERFACE_STATS = tuple(
-    f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops")
-)
+_INTERFACE_STATS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops"))
 """The order of what virDomainBlockStats and virDomainInterfaceStats answer; -1 is what they do not know."""
 
 MOST_DEVICES = 64
@@ -186,9 +181,7 @@ def _devices(stats: dict[str, object], kind: str, names: dict[str, str]) -> list
         name = stats.get(start + "name")
         if not isinstance(name, str):
             continue  # an interface that has no device on the host
-        figures = {
-            ours: _number(stats, start + theirs) for theirs, ours in names.items() if start + theirs in stats
-        }
+        figures = {ours: _number(stats, start + theirs) for theirs, ours in names.items() if start + theirs in stats}
         if figures:
             found.append((name, figures))
     return found

@@ -102,9 +102,7 @@ class LibvirtSurveyor:
 
         found: list[Finding] = []
         host = outcomes["libvirt"]
-        found.append(
-            findings.judge("libvirt", f"libvirtd at {self._connection.uri}", host, lambda: _versions(host))
-        )
+        found.append(findings.judge("libvirt", f"libvirtd at {self._connection.uri}", host, lambda: _versions(host)))
         accel = self._judge_kvm(outcomes.get("kvm"), found)
         if not isinstance(host, _Host):
             return Survey(found)
@@ -130,9 +128,7 @@ class LibvirtSurveyor:
             attributes=self._attributes(host, qemu, accel, networking),
             machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
-            hypervisors=[
-                name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")
-            ],
+            hypervisors=[name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")],
             vm_types=self._vm_types(accel),
         )
 
@@ -225,9 +221,7 @@ class LibvirtSurveyor:
             return list(dict.fromkeys((self.vm_type, self._fixed)))
         return list(dict.fromkeys((self.vm_type, *vm_types.QEMU)))
 
-    def _attributes(
-        self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]
-    ) -> dict[str, Value]:
+    def _attributes(self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]) -> dict[str, Value]:
         machines = [
             machine.text or ""
             for machine in etree.fromstring(host.capabilities).iterfind(

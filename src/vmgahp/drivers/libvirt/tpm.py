@@ -101,8 +101,7 @@ class Tpm:
 
     def _no_room(self, error: OSError) -> errors.MachineFault:
         return errors.MachineFault(
-            f"No socket can be made for the TPM in {self._directory}: {error.strerror}.",
-            "see that /run has room.",
+            f"No socket can be made for the TPM in {self._directory}: {error.strerror}.", "see that /run has room."
         )
 
     def _end(self) -> None:

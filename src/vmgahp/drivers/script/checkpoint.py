@@ -69,21 +69,15 @@ class ScriptCheckpoints(NamedTuple):
             raise _unusable(spec, "; ".join(reasons))
         return found
 
-    def write(
-        self, spec: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str
-    ) -> None:
+    def write(self, spec: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
         from vmgahp.checkpoint.manifest import Invalid
 
         try:
-            states = tuple(
-                files.describe(self.identity, self.directory, name) for name in dict.fromkeys(names)
-            )
+            states = tuple(files.describe(self.identity, self.directory, name) for name in dict.fromkeys(names))
             if not states:
                 raise Invalid("the script names no files of it.")
-            saved = ScriptRestart(
-                hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states
-            )
+            saved = ScriptRestart(hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states)
             files.write(self.identity, self.directory, MANIFEST_FILE, encode(FORMAT, saved), _parse)
         except (OSError, Invalid) as error:
             raise errors.MachineFault(

@@ -28,18 +28,14 @@ class ScriptDriver(Driver):
         restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
         request = self._request(spec, script, restart)
         self._clear_leftovers(script, request, job)
-        machine = ScriptMachine(
-            spec, script, checkpoints, request, job, self.deadlines(self._seconds()), self.log
-        )
+        machine = ScriptMachine(spec, script, checkpoints, request, job, self.deadlines(self._seconds()), self.log)
         machine.cpu_before = restart.cpu_seconds if restart else 0.0
         try:
             machine.resources.guardian = self.post_guardian(spec.directory, request.uuid)
             self._power_on(machine, script, request, job)
         except OSError as error:
             self._undo(machine)
-            raise errors.MachineFault(
-                f"The machine is out of resources: {error}.", "see what is scarce."
-            ) from error
+            raise errors.MachineFault(f"The machine is out of resources: {error}.", "see what is scarce.") from error
         except BaseException:
             self._undo(machine)
             raise

@@ -185,11 +185,7 @@ class ScriptMachine(Machine):
         self._state = protocol.SUSPENDED
         try:
             self._checkpoints.write(
-                self.spec,
-                self.request.hypervisor,
-                self._cpu_seconds,
-                answer.words("files"),
-                answer.text("note"),
+                self.spec, self.request.hypervisor, self._cpu_seconds, answer.words("files"), answer.text("note")
             )
         except errors.Fault:
             try:

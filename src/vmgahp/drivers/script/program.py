@@ -29,9 +29,7 @@ KNOWN_LIMITS = (
 """Resources by prlimit's names for them."""
 
 _NOT_EXECUTABLE = (126, 127)
-_BY_HAND = (
-    "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
-)
+_BY_HAND = "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
 
 
 class Program:
@@ -87,9 +85,7 @@ class Program:
         """What the script's user needs; of another user's than this server's nothing of the server's settings."""
         environ = condor_environment(os.environ)
         if self.user.switching:
-            environ = {
-                name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")
-            }
+            environ = {name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")}
         import pwd
 
         try:
@@ -147,9 +143,7 @@ def named_user(settings: Settings, job: Identity) -> Identity:
     if word == CONDOR and "." in os.environ.get("CONDOR_IDS", ""):
         uid, _, gid = os.environ["CONDOR_IDS"].partition(".")
         if not (uid.isdecimal() and gid.isdecimal()):
-            raise errors.MachineFault(
-                f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid."
-            )
+            raise errors.MachineFault(f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid.")
         return Identity(int(uid), int(gid))
     import pwd
 

@@ -295,9 +295,7 @@ def _attributes(found: object) -> dict[str, Value]:
     for name, value in found.items():
         if _NAME.fullmatch(name) is None:
             raise Malformed(f"{name[:100]!a} is not a name of an attribute")
-        if not isinstance(value, str | int | float) or (
-            isinstance(value, float) and not math.isfinite(value)
-        ):
+        if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
             raise Malformed(f"the attribute {name} is neither a string nor a number nor true or false")
         if isinstance(value, str) and (has_control(value) or len(value) > LONGEST_TEXT):
             raise Malformed(f"the attribute {name} is too long, or has a control character")

@@ -61,9 +61,7 @@ class VmrunRestart(NamedTuple):
 def state_files(directory: str, vmx_name: str) -> list[str]:
     """The files that VMware keeps of a VM beside its ``.vmx`` and its disks, by name."""
     stem = vmx_name.removesuffix(".vmx")
-    return sorted(
-        entry for entry in os.listdir(directory) if entry.startswith(stem) and entry.endswith(STATE_SUFFIXES)
-    )
+    return sorted(entry for entry in os.listdir(directory) if entry.startswith(stem) and entry.endswith(STATE_SUFFIXES))
 
 
 class VmrunCheckpoints(NamedTuple):
@@ -97,9 +95,7 @@ class VmrunCheckpoints(NamedTuple):
         Raises `errors.JobFault` where the guest writes to its own disks and these are not as they were: their state
         is unknown. With snapshot disks it starts on the job's own again.
         """
-        kept = self._set_aside(
-            state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx")
-        )
+        kept = self._set_aside(state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx"))
         problem = f"The checkpoint of {spec.name} cannot be used: {unusable.reason}"
         if not unusable.disks_intact and not spec.snapshot_disk:
             raise errors.JobFault(
@@ -122,9 +118,7 @@ class VmrunCheckpoints(NamedTuple):
         from vmgahp.checkpoint.manifest import Invalid
 
         def states(names: Iterable[str]) -> tuple[CheckpointFile, ...]:
-            return tuple(
-                files.describe(self.identity, self.directory, name, elsewhere=True) for name in names
-            )
+            return tuple(files.describe(self.identity, self.directory, name, elsewhere=True) for name in names)
 
         try:
             names = dict.fromkeys(name for chain in disks for layer in chain for name in layer.files)

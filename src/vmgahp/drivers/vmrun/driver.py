@@ -139,9 +139,7 @@ class VmrunDriver(Driver):
             raise
         if spec.checkpoint:
             machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
-        self.record_end(
-            machine.resources, spec.name, checkpoints.directory, machine.cpu_seconds, spec.no_output_vm
-        )
+        self.record_end(machine.resources, spec.name, checkpoints.directory, machine.cpu_seconds, spec.no_output_vm)
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {vmrun.product}")
         return machine
 
@@ -155,9 +153,7 @@ class VmrunDriver(Driver):
         if restart is None:
             return copy
         try:
-            return working_copy.restored(
-                copy, restart.saved, restart.manifest.state, spec, directory, self.identity
-            )
+            return working_copy.restored(copy, restart.saved, restart.manifest.state, spec, directory, self.identity)
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault
 
@@ -218,21 +214,12 @@ class VmrunDriver(Driver):
             made = set(os.listdir(checkpoints.directory)) - before
             checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
 
-    def _write_manifest(
-        self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, copy: WorkingCopy
-    ) -> None:
+    def _write_manifest(self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, copy: WorkingCopy) -> None:
         """Write down what the suspended VM consists of, with the disks that it has now."""
         saved = machine.current()
-        now = working_copy.restored(
-            copy, saved, machine.saved_in, machine.spec, checkpoints.directory, self.identity
-        )
+        now = working_copy.restored(copy, saved, machine.saved_in, machine.spec, checkpoints.directory, self.identity)
         checkpoints.write(
-            machine.spec,
-            machine.vmx_name,
-            machine.uuid,
-            machine.saved_in,
-            machine.cpu_before,
-            now.disks.values(),
+            machine.spec, machine.vmx_name, machine.uuid, machine.saved_in, machine.cpu_before, now.disks.values()
         )
 
     def _value_of(self, directory: str, vmx: str, name: str, user: Identity) -> str:

@@ -115,9 +115,7 @@ class VmrunMachine(Machine):
         if not self.saved_in:
             try:
                 if self._paused:
-                    self._run(
-                        "unpause", self._deadlines.usual
-                    )  # a guest whose CPUs stand still hears nothing
+                    self._run("unpause", self._deadlines.usual)  # a guest whose CPUs stand still hears nothing
                     self._paused = False
                 self._run("stop", self._deadlines.stop, "soft")
             except (VmrunError, errors.MachineFault) as error:
@@ -238,9 +236,7 @@ class VmrunMachine(Machine):
     def _find_state(self) -> str:
         """The file in which the guest's memory is. Raises `errors.HypervisorFault` where there is none."""
         stem = self.vmx_name.removesuffix(".vmx")
-        found = [
-            name for name in state_files(self._checkpoints.directory, self.vmx_name) if name.endswith(".vmss")
-        ]
+        found = [name for name in state_files(self._checkpoints.directory, self.vmx_name) if name.endswith(".vmss")]
         if not found:
             raise errors.HypervisorFault(
                 f"vmrun says that it has suspended {self.name}, and there is no {stem}.vmss.",

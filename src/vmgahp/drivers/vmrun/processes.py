@@ -122,8 +122,7 @@ def end(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) -> bool:
             gone = kill(process)
         except OSError as error:
             raise errors.MachineFault(
-                f"Process {process.pid} runs {vmx} and cannot be killed: {error.strerror}.",
-                "kill it by hand.",
+                f"Process {process.pid} runs {vmx} and cannot be killed: {error.strerror}.", "kill it by hand."
             ) from error
         if not gone:
             raise errors.MachineFault(

@@ -124,9 +124,7 @@ class VmrunSurveyor(NamedTuple):
             found.append(Finding("vmmon", OK, device, "VMware's kernel module is loaded"))
         elif os.path.isdir(INSTALLED):
             hint = "build and load it: vmware-modconfig --console --install-all."
-            found.append(
-                Finding("vmmon", findings.BAD, device, "VMware's kernel module is not loaded.", hint)
-            )
+            found.append(Finding("vmmon", findings.BAD, device, "VMware's kernel module is not loaded.", hint))
         else:
             seen = f"There is neither {device} nor {INSTALLED}: this VMware is not one of Linux."
             found.append(Finding("vmmon", UNKNOWN, device, seen))

@@ -147,13 +147,7 @@ def _name(name: bytes) -> str:
 
 
 def in_scratch(
-    identity: Identity,
-    directory: str,
-    name: str,
-    attribute: str,
-    *,
-    shared: bool = False,
-    correct: bool = True,
+    identity: Identity, directory: str, name: str, attribute: str, *, shared: bool = False, correct: bool = True
 ) -> list[VmdkLayer]:
     """The disk `name` of the scratch directory and its parents, nearest first; with `correct`, parents' paths are.
 
@@ -267,9 +261,5 @@ def _write_parent(identity: Identity, directory: str, name: str, vmdk: Vmdk, par
 
 
 def _bad(attribute: str, name: str, problem: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
-    hint = (
-        _HINT
-        if word == errors.BAD_IMAGE
-        else "send all files of the disk, or make them readable on this machine."
-    )
+    hint = _HINT if word == errors.BAD_IMAGE else "send all files of the disk, or make them readable on this machine."
     return JobFault(word, f"{attribute}: the disk {shown(name)} cannot be used: {problem}.", hint)

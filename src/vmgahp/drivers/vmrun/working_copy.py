@@ -125,11 +125,7 @@ def _devices(source: Vmx) -> list[str]:
         device = _DEVICE.fullmatch(name)
         if device:
             found.setdefault(device[1].lower(), device[1])
-    return [
-        device
-        for key, device in found.items()
-        if source.boolean(f"{device}.present", key.startswith("floppy"))
-    ]
+    return [device for key, device in found.items() if source.boolean(f"{device}.present", key.startswith("floppy"))]
 
 
 class _Places(NamedTuple):

@@ -55,9 +55,7 @@ class Tag(NamedTuple):
 
     def annotation(self) -> str:
         """For people who look at the VM in vSphere."""
-        where = (
-            f"on {os.uname().nodename}, in {self.directory}" if self.directory else "waits as a checkpoint"
-        )
+        where = f"on {os.uname().nodename}, in {self.directory}" if self.directory else "waits as a checkpoint"
         return f"HTCondor job {self.name} ({self.job}), {where}. Looked after by vmgahp; do not change."
 
     @classmethod

@@ -114,8 +114,7 @@ class VsphereCheckpoints(NamedTuple):
 
     def _remove(self, snapshot: "vim.vm.Snapshot") -> None:
         self.connection.task(
-            lambda _content: snapshot.RemoveSnapshot_Task(removeChildren=False),
-            "removing an older checkpoint",
+            lambda _content: snapshot.RemoveSnapshot_Task(removeChildren=False), "removing an older checkpoint"
         )
 
     def snapshots(self, ref: "vim.VirtualMachine") -> "dict[str, vim.vm.Snapshot]":
@@ -132,9 +131,7 @@ class VsphereCheckpoints(NamedTuple):
 
     # Finding one
 
-    def find(
-        self, directory: str, job: str, name: str, vms: Iterable[Tagged]
-    ) -> tuple[Tagged, VsphereManifest] | None:
+    def find(self, directory: str, job: str, name: str, vms: Iterable[Tagged]) -> tuple[Tagged, VsphereManifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
         try:
             manifest = files.find(self.identity, directory, MANIFEST_FILE, _parse)
@@ -153,9 +150,7 @@ class VsphereCheckpoints(NamedTuple):
                 self._refuse(directory, "the VM on the server has another one")
                 return None
             return found, manifest
-        self._refuse(
-            directory, f"its VM is not on this server; it was made on {manifest.server}, and may have expired"
-        )
+        self._refuse(directory, f"its VM is not on this server; it was made on {manifest.server}, and may have expired")
         return None
 
     def used_up(self, directory: str) -> None:

@@ -136,9 +136,7 @@ def _added(new: "list[vim.vm.device.VirtualDevice]") -> "list[vim.vm.device.Virt
 
 
 def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
-    used = sorted(
-        {(device.bus, device.controller) for device in found.devices if device.bus in hardware.BUSES}
-    )
+    used = sorted({(device.bus, device.controller) for device in found.devices if device.bus in hardware.BUSES})
     new = []
     for bus, number in used:
         if bus == "scsi":
@@ -159,15 +157,9 @@ def _drive(
     controller = keys.get((device.bus, device.controller), defaults[device.bus] + device.controller)
     if device.kind == CDROM:
         backing = _device.VirtualCdrom.IsoBackingInfo(fileName=path)
-        plugged = _device.VirtualDevice.ConnectInfo(
-            startConnected=True, connected=True, allowGuestControl=True
-        )
+        plugged = _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=True)
         return _device.VirtualCdrom(
-            key=-200 - number,
-            controllerKey=controller,
-            unitNumber=device.unit,
-            backing=backing,
-            connectable=plugged,
+            key=-200 - number, controllerKey=controller, unitNumber=device.unit, backing=backing, connectable=plugged
         )
     mode = "persistent" if device.persistent else "independent_nonpersistent"
     size = sizes[device.file]
@@ -184,9 +176,7 @@ def _nic(
     found: Hardware, spec: VmwareSpec, network: "vim.vm.device.VirtualDevice.BackingInfo"
 ) -> "vim.vm.device.VirtualDevice":
     nic = _NICS[found.nic](key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
-    nic.connectable = _device.VirtualDevice.ConnectInfo(
-        startConnected=True, connected=True, allowGuestControl=False
-    )
+    nic.connectable = _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=False)
     if spec.mac:
         nic.addressType, nic.macAddress = "manual", spec.mac
     return nic

@@ -150,8 +150,7 @@ class VsphereConnection:
                 seen = self.properties(task, "info.state", "info.error", "info.result")
             except Gone as gone:
                 raise Lost(
-                    f"The vSphere server was {doing}, and has forgotten the task.",
-                    "see why it was restarted.",
+                    f"The vSphere server was {doing}, and has forgotten the task.", "see why it was restarted."
                 ) from gone
             if seen.get("info.state") == vim.TaskInfo.State.success:
                 return seen.get("info.result")
@@ -174,9 +173,7 @@ class VsphereConnection:
             raise Gone(str(ref).strip("'"))
         return found[0][1]
 
-    def of_each(
-        self, refs: "Iterable[vim.ManagedObject]", *paths: str
-    ) -> "list[tuple[vim.ManagedObject, Properties]]":
+    def of_each(self, refs: "Iterable[vim.ManagedObject]", *paths: str) -> "list[tuple[vim.ManagedObject, Properties]]":
         """Some properties of several objects; what no longer exists is left out. Raises as `call`."""
         objects = list(refs)
         return self.call(lambda content: _retrieve(content, objects, paths)) if objects else []
@@ -230,11 +227,7 @@ class VsphereConnection:
             self.access = Access.from_settings(self._settings)
             self.tls = tls_context(self._settings)
             self._stub = SoapStubAdapter(
-                self.access.host,
-                self.access.port,
-                version=API,
-                sslContext=self.tls,
-                httpConnectionTimeout=self.timeout,
+                self.access.host, self.access.port, version=API, sslContext=self.tls, httpConnectionTimeout=self.timeout
             )
         assert self.access is not None
         password = read_password(self.access.password_file, self.access.log_directory)

@@ -58,9 +58,7 @@ class Access(NamedTuple):
 def _needed(settings: Settings, name: str, what: str) -> str:
     value = settings.string(name)
     if not value:
-        raise MachineFault(
-            f"{name} is not set, and vSphere cannot be used without it.", f"set {name} to {what}."
-        )
+        raise MachineFault(f"{name} is not set, and vSphere cannot be used without it.", f"set {name} to {what}.")
     return value
 
 
@@ -70,9 +68,7 @@ def read_password(path: str, log_directory: str = "") -> str:
     `log_directory` belongs to HTCondor's user, who may own the file.
     """
     if not path.startswith("/"):
-        raise MachineFault(
-            f"VSPHERE_PASSWORD_FILE = {path} is not a full path.", "name the file by its full path."
-        )
+        raise MachineFault(f"VSPHERE_PASSWORD_FILE = {path} is not a full path.", "name the file by its full path.")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -171,8 +167,7 @@ def _read_pins(path: str) -> frozenset[bytes]:
         with open(path, encoding="ascii") as file:
             blocks = file.read(1 << 20).split(end)[:-1]
         found = frozenset(
-            ssl.PEM_cert_to_DER_cert(block[block.index("-----BEGIN CERTIFICATE-----") :] + end)
-            for block in blocks
+            ssl.PEM_cert_to_DER_cert(block[block.index("-----BEGIN CERTIFICATE-----") :] + end) for block in blocks
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a PEM file"
@@ -182,7 +177,6 @@ def _read_pins(path: str) -> frozenset[bytes]:
         ) from error
     if not found:
         raise MachineFault(
-            f"VSPHERE_TLS_PIN = {path} holds no certificate.",
-            "write the server's certificate into it, as PEM.",
+            f"VSPHERE_TLS_PIN = {path} holds no certificate.", "write the server's certificate into it, as PEM."
         )
     return found

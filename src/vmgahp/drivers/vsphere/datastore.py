@@ -232,9 +232,7 @@ class Store:
             self._connection.cookie()  # which finds out whether the server is there, and logs in
         access, tls = self._connection.access, self._connection.tls
         assert access is not None
-        return HTTPSConnection(
-            access.host, access.port, timeout=self._connection.timeout * PATIENCE, context=tls
-        )
+        return HTTPSConnection(access.host, access.port, timeout=self._connection.timeout * PATIENCE, context=tls)
 
     def _headers(self, size: int | None) -> dict[str, str]:
         headers = {"Cookie": self._connection.cookie()}
@@ -270,8 +268,7 @@ def _write(descriptor: int, data: bytes, position: int) -> None:
             position += written
     except OSError as error:
         raise errors.MachineFault(
-            f"A downloaded disk cannot be written: {error.strerror}.",
-            "free disk space on the file system of EXECUTE.",
+            f"A downloaded disk cannot be written: {error.strerror}.", "free disk space on the file system of EXECUTE."
         ) from error
 
 

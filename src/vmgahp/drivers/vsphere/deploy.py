@@ -59,11 +59,7 @@ class Launcher(NamedTuple):
     log: Callable[[str], None]
 
     def launch(
-        self,
-        deployment: Deployment,
-        tag: Tag,
-        network: "vim.vm.device.VirtualDevice.BackingInfo | None",
-        end: float,
+        self, deployment: Deployment, tag: Tag, network: "vim.vm.device.VirtualDevice.BackingInfo | None", end: float
     ) -> "vim.VirtualMachine":
         """Make the VM and power it on; uploads must be done when the monotonic clock shows `end`.
 
@@ -81,9 +77,7 @@ class Launcher(NamedTuple):
             )
         folder = directory.partition("] ")[2]
         sizes = {name: self._upload_disk(deployment, name, folder, end) for name in deployment.disks}
-        for device in deployment.hardware.of_kind(hardware.CDROM) + deployment.hardware.of_kind(
-            hardware.FLOPPY
-        ):
+        for device in deployment.hardware.of_kind(hardware.CDROM) + deployment.hardware.of_kind(hardware.FLOPPY):
             self._upload_image(spec, device, folder, end)
         files = {device.file: f"{directory}/{store_name(device)}" for device in deployment.hardware.devices}
         keys = config_spec.controllers_of(seen.get("config.hardware.device"))
@@ -108,9 +102,7 @@ class Launcher(NamedTuple):
             raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
         return ref
 
-    def _add(
-        self, ref: "vim.VirtualMachine", config: "vim.vm.ConfigSpec", files: set[str], doing: str
-    ) -> None:
+    def _add(self, ref: "vim.VirtualMachine", config: "vim.vm.ConfigSpec", files: set[str], doing: str) -> None:
         """Add the devices that use `files`; once, for the same ones cannot be added twice."""
         path = "config.hardware.device"
 

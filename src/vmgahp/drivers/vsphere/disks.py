@@ -169,18 +169,13 @@ def _convert(
     options: tuple[str, ...] = (),
 ) -> None:
     try:
-        qemu_img.convert(
-            source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options
-        )
+        qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
     except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
-            f"{error.program} is not installed, and {name} has to be converted.",
-            "install qemu-utils and util-linux.",
+            f"{error.program} is not installed, and {name} has to be converted.", "install qemu-utils and util-linux."
         ) from error
     except qemu_img.TooSlow as error:
-        raise bad(
-            name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk."
-        ) from error
+        raise bad(name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk.") from error
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
             raise errors.MachineFault(

@@ -45,9 +45,7 @@ class Download:
             seen = self._connection.properties(ref, "snapshot", "config.files.vmPathName")
         if seen.get("snapshot") is not None:
             # What the guest wrote since its checkpoint is in a disk of its own until then.
-            self._connection.task(
-                lambda _content: ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}"
-            )
+            self._connection.task(lambda _content: ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}")
         directory = power.directory_of(str(seen.get("config.files.vmPathName", "")))
         self._check(ref, directory)
         folder = directory.partition("] ")[2]
@@ -70,9 +68,7 @@ class Download:
         """Make sure that what the VM has written to are the files that are fetched."""
         with faults.explained("looking at the disks of a VM"):
             found = self._connection.properties(ref, "config.hardware.device").get("config.hardware.device")
-        files = {
-            device.backing.fileName for device in found or () if isinstance(device, vim.vm.device.VirtualDisk)
-        }
+        files = {device.backing.fileName for device in found or () if isinstance(device, vim.vm.device.VirtualDisk)}
         for device in self._deployment.hardware.of_kind(hardware.DISK):
             if f"{directory}/{store_name(device)}" not in files:
                 raise errors.HypervisorFault(
@@ -96,10 +92,7 @@ class Download:
         else:
             extent = f"{device.file.removesuffix('.vmdk')}-flat.vmdk"
             text = disks.descriptor(
-                extent,
-                size,
-                config_spec.adapter(device, self._deployment.hardware),
-                create_type="monolithicFlat",
+                extent, size, config_spec.adapter(device, self._deployment.hardware), create_type="monolithicFlat"
             )
             self._rename(part, extent)
             self._identity.write_scratch(self._scratch, device.file, text)

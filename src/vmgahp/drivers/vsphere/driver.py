@@ -70,9 +70,7 @@ class VsphereDriver(Driver):
         except BaseException:
             self._tidy(context, place, tag)
             raise
-        self.record_end(
-            context.resources, spec.name, spec.working_dir, lambda: vm.cpu_seconds, spec.no_output_vm
-        )
+        self.record_end(context.resources, spec.name, spec.working_dir, lambda: vm.cpu_seconds, spec.no_output_vm)
         self.log(f"started {spec.name} ({tag.id}) on {self._connection.access}")
         return vm
 
@@ -140,11 +138,7 @@ class VsphereDriver(Driver):
         return VsphereMachine(launcher.launch(deployment, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self,
-        deployment: Deployment,
-        context: VsphereContext,
-        restart: tuple[Tagged, VsphereManifest],
-        tag: Tag,
+        self, deployment: Deployment, context: VsphereContext, restart: tuple[Tagged, VsphereManifest], tag: Tag
     ) -> VsphereMachine:
         """Restore the job's guest. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart

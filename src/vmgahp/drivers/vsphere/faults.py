@@ -103,9 +103,7 @@ def from_vsphere(error: Exception, doing: str) -> errors.Fault:
     """The fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
     problem = f"vSphere failed while {doing}: {describe(error)}."
     rule = classify(
-        RULES,
-        "",
-        takes=lambda rule: not rule.kinds or any(isinstance(error, _kind(kind)) for kind in rule.kinds),
+        RULES, "", takes=lambda rule: not rule.kinds or any(isinstance(error, _kind(kind)) for kind in rule.kinds)
     )
     if rule.fault is JobFault and _is_the_machines(error):
         return MachineFault(problem, rule.hint)
@@ -118,12 +116,7 @@ def describe(error: Exception) -> str:
     told = [f"{name} {value!s}" for name in _DETAILS if (value := getattr(error, name, None))]
     said = str(getattr(error, "msg", "") or "").strip().rstrip(".")
     more = (getattr(message, "message", "") or "" for message in getattr(error, "faultMessage", None) or ())
-    parts = [
-        kind,
-        *told,
-        *([said] if said and said != kind else []),
-        *(text.rstrip(".") for text in more if text),
-    ]
+    parts = [kind, *told, *([said] if said and said != kind else []), *(text.rstrip(".") for text in more if text)]
     return " ".join(", ".join(parts).split())[:1000]
 
 

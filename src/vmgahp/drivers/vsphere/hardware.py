@@ -129,9 +129,7 @@ def _drive(vmx: Vmx, found: re.Match[str], file: str, left_out: list[str]) -> De
 
 
 def _image(vmx: Vmx, place: str, kind: str, unit: int, file: str, left_out: list[str]) -> Device | None:
-    if vmx.get(f"{place}.fileType", "").strip().lower() != "file" or (
-        kind == SERIAL and unit >= MOST_SERIAL_PORTS
-    ):
+    if vmx.get(f"{place}.fileType", "").strip().lower() != "file" or (kind == SERIAL and unit >= MOST_SERIAL_PORTS):
         left_out.append(place)
         return None
     return Device(kind, kind, 0, unit, _file(vmx.get(f"{place}.fileName", "").strip(), place, file))
@@ -140,12 +138,7 @@ def _image(vmx: Vmx, place: str, kind: str, unit: int, file: str, left_out: list
 def _file(name: str, place: str, vmx_file: str) -> str:
     """A device's file: a plain name, for on the server all of the VM's files are in one directory."""
     name = name.replace("\\", "/").rpartition("/")[2]
-    if (
-        name in ("", ".", "..")
-        or has_control(name)
-        or len(name.encode()) > 200
-        or re.search(r'[\[\]"%]', name)
-    ):
+    if name in ("", ".", "..") or has_control(name) or len(name.encode()) > 200 or re.search(r'[\[\]"%]', name):
         raise _bad(vmx_file, f"{place}.fileName = {shown(name)} is not a name for a file", "rename the file")
     return name
 

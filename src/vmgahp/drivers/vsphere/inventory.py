@@ -142,9 +142,7 @@ class Inventory(NamedTuple):
                 break
         return answer
 
-    def _walk(
-        self, ref: "vim.ManagedObject", path: str, children: str, setting: str, what: str
-    ) -> "vim.ManagedObject":
+    def _walk(self, ref: "vim.ManagedObject", path: str, children: str, setting: str, what: str) -> "vim.ManagedObject":
         for step in path.split("/") if path else ():
             found = self._named(self._refs(ref, children))
             ref, _ = _pick(

@@ -78,17 +78,13 @@ class _Fetch:
         except errors.Fault as fault:
             self.fault = fault
         except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
-            self.fault = errors.HypervisorFault(
-                f"The disks cannot be downloaded: {error!r}.", "report it as a bug."
-            )
+            self.fault = errors.HypervisorFault(f"The disks cannot be downloaded: {error!r}.", "report it as a bug.")
 
 
 class VsphereMachine(Machine):
     """A VM that this daemon created, or took up from a checkpoint."""
 
-    def __init__(
-        self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: VsphereContext
-    ) -> None:
+    def __init__(self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: VsphereContext) -> None:
         self.name = tag.name
         self.uuid = tag.id
         self.cpu_seconds = 0.0
@@ -198,9 +194,7 @@ class VsphereMachine(Machine):
             return
         snapshot = self._tag.checkpoint
         self._retag(
-            self._tag._replace(
-                state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host()
-            )
+            self._tag._replace(state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host())
         )
         self._context.checkpoints.go_on(self._ref, snapshot, self.name)
         self._saved = False
@@ -276,9 +270,7 @@ class VsphereMachine(Machine):
     def _must_not_be_off(self, what: str) -> None:
         """To power a VM on that is off would boot it anew. Its next STATUS has its disks downloaded."""
         if power.state(self._connection, self._ref) == power.OFF:
-            raise errors.ClientFault(
-                errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off."
-            )
+            raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off.")
 
     def _retag(self, tag: Tag) -> None:
         annotations.write(self._connection, self._ref, tag)
@@ -304,8 +296,7 @@ class VsphereMachine(Machine):
             cpu_seconds=self.cpu_seconds,
             vcpus=vcpus,
             memory_kib=_number(getattr(stats, "hostMemoryUsage", 0)) * MIB_IN_KIB,
-            max_memory_kib=(_number(seen.get("config.hardware.memoryMB")) or self._spec.memory_mib)
-            * MIB_IN_KIB,
+            max_memory_kib=(_number(seen.get("config.hardware.memoryMB")) or self._spec.memory_mib) * MIB_IN_KIB,
             mac=self._mac,
             ip=str(seen.get("guest.ipAddress") or ""),
         )

@@ -27,11 +27,7 @@ def state(connection: VsphereConnection, ref: "vim.VirtualMachine") -> str:
 
 
 def settle(
-    connection: VsphereConnection,
-    ref: "vim.VirtualMachine",
-    begin: "Callable[[], vim.Task]",
-    doing: str,
-    wanted: str,
+    connection: VsphereConnection, ref: "vim.VirtualMachine", begin: "Callable[[], vim.Task]", doing: str, wanted: str
 ) -> None:
     """Carry out a task after which the power state is `wanted`; it being so already is success.
 

@@ -112,9 +112,7 @@ class VsphereSurveyor(NamedTuple):
         with faults.explained("looking at the datastore"):
             seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace")
         if seen.get("summary.accessible") is False:
-            raise errors.MachineFault(
-                f"The server cannot reach its datastore {name}.", "look at the server's storage."
-            )
+            raise errors.MachineFault(f"The server cannot reach its datastore {name}.", "look at the server's storage.")
         free = seen.get("summary.freeSpace")
         if isinstance(free, int) and free < LEAST_ROOM:
             raise errors.MachineFault(

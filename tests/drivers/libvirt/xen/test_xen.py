@@ -105,10 +105,7 @@ def test_a_restart_keeps_what_the_guest_knows() -> None:
     ours = domain_xen.build(SPEC._replace(nics=(nic,)), BOOT, HOST._replace(kernel="/proc/1/fd/5"))
     made = etree.fromstring(reconcile_xen(LIVE.replace("/dev/loop1", "/etc/shadow"), ours))
     assert made.find("devices/interface/mac").get("address") == "00:16:3e:12:34:56"  # type: ignore[union-attr]
-    assert [source.get("dev") for source in made.iterfind("devices/disk/source")] == [
-        "/dev/loop0",
-        "/dev/loop1",
-    ]
+    assert [source.get("dev") for source in made.iterfind("devices/disk/source")] == ["/dev/loop0", "/dev/loop1"]
     assert made.findtext("os/kernel") == "/proc/1/fd/5"
     assert made.find("devices/input") is None
 
@@ -151,11 +148,7 @@ def test_the_hold_codes_are_xens() -> None:
 @pytest.mark.parametrize(
     ("line", "own_kernel", "kind"),
     [
-        (
-            "libxl: panic: xc_dom_core.c:753:xc_dom_find_loader: no loader found: Invalid kernel",
-            True,
-            errors.JobFault,
-        ),
+        ("libxl: panic: xc_dom_core.c:753:xc_dom_find_loader: no loader found: Invalid kernel", True, errors.JobFault),
         ("libxl: libxl_bootloader.c:649:bootloader_finished: bootloader failed", True, errors.JobFault),
         ("panic: xc_dom_core.c:753:xc_dom_find_loader: no loader found", False, errors.HypervisorFault),
         ("libxl: xc_dom_boot: populate_physmap failed", True, errors.MachineFault),

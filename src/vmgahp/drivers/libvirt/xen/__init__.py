@@ -234,12 +234,7 @@ class XenDriver(LibvirtDriver):
         super()._create(described, machine, plan)
 
     def _blame(
-        self,
-        error: libvirt.libvirtError,
-        doing: str,
-        machine: LibvirtMachine,
-        plan: Plan,
-        described: Described,
+        self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described
     ) -> errors.Fault:
         """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""
         assert isinstance(machine, XenMachine)

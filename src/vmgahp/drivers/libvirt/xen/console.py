@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 class PtyCapture(ConsoleCapture):
     """A capture that reads terminals, one after the other: a guest that is restored or reboots gets another one."""
 
-    def __init__(
-        self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]
-    ) -> None:
+    def __init__(self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]) -> None:
         """As `ConsoleCapture`, for this process's own use."""
         super().__init__(path, open_output, limit, on_error)
         self._reader: threading.Thread | None = None

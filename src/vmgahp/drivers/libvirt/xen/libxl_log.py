@@ -18,9 +18,7 @@ _KERNEL = re.compile(
 )
 """libxl cannot do anything with what the job boots."""
 
-_MEMORY = re.compile(
-    r"[Nn]ot enough (?:free )?memory|[Cc]annot allocate memory|populate_physmap|failed to free memory"
-)
+_MEMORY = re.compile(r"[Nn]ot enough (?:free )?memory|[Cc]annot allocate memory|populate_physmap|failed to free memory")
 
 
 class LibxlLog:

@@ -61,9 +61,7 @@ class XenMachine(LibvirtMachine):
     def _save(self, name: str, *, checkpoint: bool) -> None:
         """As any other; but one that is paused must run for it, for libxl asks the guest itself."""
         if self.saver.cannot:
-            raise errors.ClientFault(
-                errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}."
-            )
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}.")
         was_paused = False
 
         def let_run(domain: libvirt.virDomain) -> None:
@@ -101,6 +99,4 @@ class XenMachine(LibvirtMachine):
 def _terminal(live: str) -> str:
     from vmgahp.drivers.libvirt.describe import first_attribute
 
-    return first_attribute(live, "devices/console", "tty") or first_attribute(
-        live, "devices/serial/source", "path"
-    )
+    return first_attribute(live, "devices/console", "tty") or first_attribute(live, "devices/serial/source", "path")

@@ -28,13 +28,9 @@ class XenSurveyor(LibvirtSurveyor):
         if not isinstance(outcome, other_hypervisors.Hypervisor):
             return Survey([findings.judge("libvirt", looked_at, outcome, "", BAD)])
         if not outcome.os_types:
-            hint = (
-                "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen)."
-            )
+            hint = "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen)."
             return Survey([Finding("libvirt", BAD, looked_at, "libvirt has none.", hint)])
-        libvirt_version, xen_version = map(
-            other_hypervisors.version, (outcome.libvirt_version, outcome.version)
-        )
+        libvirt_version, xen_version = map(other_hypervisors.version, (outcome.libvirt_version, outcome.version))
         seen = f"libvirt {libvirt_version} has them, with Xen {xen_version}"
         found = [Finding("libvirt", OK, looked_at, seen)]
         bootloader = self._bootloader()
@@ -89,6 +85,4 @@ def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
     if "hvm" in host.os_types:
         return [Finding("hvm", OK, looked_at, "Xen has hardware virtualization")]
     hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
-    return [
-        Finding("hvm", OFF, looked_at, "Xen has no hardware virtualization here: such jobs are held.", hint)
-    ]
+    return [Finding("hvm", OFF, looked_at, "Xen has no hardware virtualization here: such jobs are held.", hint)]
