@@ -1,5 +1,6 @@
 """Checkpoints: what was written is found again, and everything that does not fit is refused with a reason."""
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -70,6 +71,11 @@ class Job:
             memory=checkpoint.describe_memory(self.user, directory),
         )
         return plain._replace(**changes)
+
+    @functools.cached_property
+    def good(self) -> bytes:
+        """The file of a good manifest; to read disks for each example of a property takes half a minute."""
+        return manifest.dump(self.manifest())
 
     def save(self, **changes: object) -> Manifest:
         made = self.manifest(**changes)
@@ -450,8 +456,7 @@ def test_every_field_of_a_disk_is_checked(job: Job) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=100), st.integers(0, 3000), st.integers(0, 200))
 def test_damaged_manifests(job: Job, junk: bytes, at: int, cut: int) -> None:
-    good = manifest.dump(job.manifest())
-    for content in (junk, good[:at] + junk + good[at + cut :]):
+    for content in (junk, job.good[:at] + junk + job.good[at + cut :]):
         job.put(job.scratch / MANIFEST_FILE, content)
         try:
             found = job.load()
@@ -471,7 +476,7 @@ json_values = st.recursive(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_odd_values_anywhere_in_a_manifest(job: Job, data: st.DataObject) -> None:
-    content = json.loads(manifest.dump(job.manifest()))
+    content = json.loads(job.good)
     place = content
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
