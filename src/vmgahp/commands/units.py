@@ -70,7 +70,8 @@ def byte_marks(top: float, per: str = "") -> list[tuple[float, str]]:
 
 def percent_marks(top: float) -> list[tuple[float, str]]:
     """Those of a percentage, which goes to 100 at least: QEMU's own threads come on top of the vCPUs."""
-    step = next(step for step in (25, 50, 100, 250, 1000, 10000, 1e6, 1e9, 1e15) if top / step <= 5)
+    # A figure of the job's own file may be any number; there is an axis for each.
+    step = next((step for step in (25, 50, 100, 250, 1000, 10000, 1e6, 1e9, 1e15) if top / step <= 5), top / 5)
     count = max(ceil(100 / step), ceil(top / step))
     return [(n * step, f"{n * step:g} %") for n in range(count + 1)]
 
