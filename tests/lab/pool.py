@@ -195,8 +195,8 @@ class Pool:
             self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
         self.namespace.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
         self.run("condor_master")
-        self.wait_until("the schedd", lambda: self.condor("condor_q"), 60)
-        self.wait_until("the startd's slot", lambda: self.machine(), 60)
+        self.wait_until("the schedd", lambda: self.condor("condor_q"), 120)
+        self.wait_until("the startd's slot", lambda: self.machine(), 120)
 
     def stop(self) -> None:
         """End it at once: nothing of a namespace outlives its first process."""
@@ -219,14 +219,21 @@ class Pool:
         ads = json.loads(out) if out.startswith("[") else []
         return dict(ads[0]) if ads else {}
 
+    def offering(self) -> dict[str, Any]:
+        """The machine's ad, once it offers VMs: a startd that is kept waiting by its first probe tries again."""
+
+        def machine() -> dict[str, Any]:
+            ad = self.machine()
+            return ad if ad.get("HasVM") else {}
+
+        return self.wait_until("the machine to have VMs", machine, 240)
+
     def remember(self) -> None:
         """Wait until the machine offers VMs, and keep what it says in `advertised`.
 
         HTCondor 23.9.6 was seen to keep publishing what a VM had left of VM_Memory after that VM was gone.
         """
-        self.advertised = self.wait_until(
-            "the machine to have VMs", lambda: ad if (ad := self.machine()).get("HasVM") else None, 60
-        )
+        self.advertised = self.offering()
 
     def server_of(self, job: Job) -> tuple[int, int] | None:
         """The pids (as seen inside) of the daemon that serves a job and of its parent, the job's starter."""

@@ -83,7 +83,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
 
 
 def test_the_machine_offers_what_is_proved(pool: Pool) -> None:
-    machine = pool.machine()
+    machine = pool.offering()
     assert machine["HasVM"] is True
     assert machine["VM_Type"] == "any"
     assert machine["VM_TYPES"] == "any,kvm"

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.guest import SECTOR, copying_sector
 from tests.lab.namespace import LAB
 from tests.lab.pool import USER, Pool
-from tests.system.pool.outcomes import END, START, pool_of_its_own
+from tests.system.pool.outcomes import END, pool_of_its_own
 
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
@@ -70,7 +70,7 @@ def home(directory: Path) -> set[str]:
 
 
 def test_a_job_runs_on_an_image_of_the_machine_with_its_own_input_and_output(pool: Pool) -> None:
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), START)
+    pool.offering()
     assert pool.machine()["VM_Images"] == "copier-1.0", "and not what is gone"
     before = (pool.directory / "images/copier.raw").read_bytes()
 

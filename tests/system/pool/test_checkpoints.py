@@ -25,7 +25,7 @@ def guest(home: Path) -> None:
 @pytest.fixture(scope="module")
 def jobs(pool: Pool) -> Mapping[str, Job]:
     """Jobs side by side: two that will be vacated, one that will be paused in RAM."""
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
+    pool.offering()
     shared = f"vm_disk = {JOBS}/shared/guest.img:hda:w:raw\ntransfer_input_files =\n"
     pool.namespace.path(SOFT).write_text("VM_SOFT_SUSPEND = True\n")
     submitted = {"paused": pool.submit("paused", guest)}

@@ -21,7 +21,7 @@ def typed(pool: Pool, lines: str, *words: str) -> str:
 
 def test_the_ad_of_a_running_job_starts_a_vm_beside_the_jobs_own(pool: Pool) -> None:
     """A START destroys what is left of an earlier VM of its name; the job's VM must not be taken for that."""
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
+    pool.offering()
     job = pool.submit("watched", lambda home: make_guest(home / "guest.img", None))
     pool.wait_until("its guest", job.is_running, START)
     scratch = f"{LAB}/beside"

@@ -16,7 +16,7 @@ END = 120
 
 def test_the_exit_code_is_in_the_job_ad_and_comes_home(pool: Pool) -> None:
     """Two jobs side by side: one as they all are, and one that wants to be told at once."""
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
+    pool.offering()
 
     def submit(name: str, code: int, *more: str) -> Job:
         words = f"vmgahp-exit-code: {code}"

@@ -30,7 +30,7 @@ AGAIN = "on_exit_remove = ExitBySignal == False"
 @pytest.fixture(scope="module")
 def jobs(pool: Pool) -> Mapping[str, Job]:
     """Four jobs that run side by side: one ends by itself, the others would run for ever."""
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), 60)
+    pool.offering()
     return {
         "finishing": pool.submit("finishing", lambda home: make_guest(home / "guest.img", SECONDS)),
         "removed": pool.submit("removed", lambda home: make_guest(home / "guest.img", None)),

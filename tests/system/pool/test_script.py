@@ -88,7 +88,7 @@ def vm_of(pool: Pool, job: Job) -> str | None:
 
 
 def test_the_machine_offers_what_the_script_says(pool: Pool) -> None:
-    machine = pool.machine()
+    machine = pool.offering()
     assert machine["HasVM"] is True
     assert machine["VM_Type"] == "script"
     assert machine["VM_HYPERVISORS"] == "virtualbox"

@@ -57,7 +57,7 @@ def recorded(pool: Pool, mode: int) -> list[Path]:
 
 
 def test_a_real_starter_is_recorded(pool: Pool, request: pytest.FixtureRequest) -> None:
-    pool.wait_until("the machine to have VMs", lambda: pool.machine().get("HasVM"), START)
+    pool.offering()
     probe = transcript.load(str(recorded(pool, 0)[0]))
     assert 'VM_Type = "kvm"' in probe.received()
     assert probe.exit_status == 0

@@ -54,7 +54,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     make_guest(images / "base.raw", 8)
     try:
         made.start(wheel_of(tmp_path_factory))
-        made.wait_until("the machine to have VMs", lambda: made.machine().get("HasVM"), 60)
+        made.offering()
         yield made
     finally:
         made.stop()

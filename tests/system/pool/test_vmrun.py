@@ -96,7 +96,7 @@ def vmx_of(pool: Pool, job: Job) -> str | None:
 
 
 def test_the_machine_offers_vmrun(pool: Pool) -> None:
-    machine = pool.machine()
+    machine = pool.offering()
     assert machine["HasVM"] is True
     assert machine["VM_Type"] == "vmrun"
     assert machine["VM_vmrun_ATTR_snapshot"] is True

@@ -132,7 +132,7 @@ def jobs(vsphere: VspherePool) -> Mapping[str, Job]:
 
 
 def test_the_machine_offers_vsphere(vsphere: VspherePool) -> None:
-    machine = vsphere.pool.machine()
+    machine = vsphere.pool.offering()
     assert machine["HasVM"] is True
     assert machine["VM_Type"] == "vsphere"
     assert machine["VM_vsphere_ATTR_kind"] == "esxi"
