@@ -1,5 +1,6 @@
 """The console as a process: in a pipe, on a terminal that can do little, and on a real one; with real servers."""
 
+import contextlib
 import fcntl
 import io
 import os
@@ -25,6 +26,8 @@ from vmgahp.protocol import requests, transcript
 from vmgahp.protocol.client import Client
 
 CONSOLE = [*VMGAHP, "console"]
+PATIENCE = 5.0
+"""Seconds after which a key that brought nothing about is typed again."""
 HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None"
 
 
@@ -271,6 +274,22 @@ class Terminal:
         self._seen += found.end()
         return seen
 
+    def insist(self, key: str, pattern: str) -> None:
+        """Type a key until what it brings about is seen.
+
+        While something is shown above the line, and between two lines, the terminal is not the console's, and takes
+        Ctrl-D for its own.
+        """
+        end = time.monotonic() + DEADLINE
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.text!r}"
+            self.type(key)
+            again = time.monotonic() + PATIENCE
+            while not re.search(pattern, self.text) and (left := again - time.monotonic()) > 0:
+                if select.select([self.fd], [], [], left)[0]:
+                    assert self._read(), f"it ended without {pattern!r}: {self.text!r}"
+        self.see(pattern)
+
     def _read(self) -> bool:
         try:
             data = os.read(self.fd, 65536)
@@ -281,12 +300,19 @@ class Terminal:
             os.write(self.fd, b"\x1b[1;1R")
         return bool(data)
 
-    def end(self) -> int:
-        """Read to the end: the exit status."""
+    def end(self, key: str = "") -> int:
+        """Read to the end, for which a key may be typed until it comes: the exit status."""
+        end = time.monotonic() + DEADLINE
+        again = time.monotonic()
         reading = True
         while reading:
-            assert select.select([self.fd], [], [], DEADLINE)[0], self.text
-            reading = self._read()
+            assert time.monotonic() < end, self.text
+            if key and time.monotonic() >= again:
+                with contextlib.suppress(OSError):  # it has just ended
+                    self.type(key)
+                again += PATIENCE
+            if select.select([self.fd], [], [], 1)[0]:
+                reading = self._read()
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.status
 
@@ -336,8 +362,7 @@ def test_a_terminal_that_can_be_edited_on(
     shown.type('ClaimId = "topsecret"\r')
     shown.see("> ClaimId = <hidden>")  # until it has gone, the line is not empty, and Ctrl-D is no end
     shown.see("classad>")
-    shown.type("\x04")
-    shown.see("vmgahp>")
+    shown.insist("\x04", "vmgahp>")
     shown.type("sus\t")
     shown.see("suspend")
     shown.type(f"\x15start {ad}\r")
@@ -354,13 +379,11 @@ def test_a_terminal_that_can_be_edited_on(
     shown.see("vmgahp> ?stat")
     shown.type("us\r")
     shown.see("#3 STATUS of VM 1: suspended")
+    shown.see("vmgahp>")
     shown.type("abc\x03")
     shown.see("vmgahp>")
-    shown.type("\x04")
-    shown.see("VM 1 would be destroyed")
-    shown.see("vmgahp>")
-    shown.type("\x04")
-    assert shown.end() == 0
+    shown.insist("\x04", "VM 1 would be destroyed")
+    assert shown.end("\x04") == 0
     assert "The VMs are gone" in shown.text
     file = scratch.parent / "state/vmgahp/console_history"
     assert file.stat().st_mode & 0o777 == 0o600
