@@ -3,8 +3,11 @@
 `pytest --update-golden` writes the golden files anew; read the difference before you commit it.
 """
 
+import fcntl
 import io
 import os
+import struct
+import termios
 import time
 from pathlib import Path
 
@@ -48,8 +51,7 @@ def test_colors_change_no_letter() -> None:
 
 
 def test_without_utf8_all_is_ascii() -> None:
-    said = [("One", [Finding("x", OFF, "it", "“müde” → tired", "do")])]
-    text = show.render(Page(), said)
+    text = show.render(Page(), [("One", [Finding("x", OFF, "it", "“müde” → tired", "do")])])
     assert text.isascii()
     assert '!! x: "m\\xfcde" -> tired' in text
 
@@ -82,10 +84,6 @@ def test_what_a_page_takes_from_its_stream() -> None:
 def test_the_width_is_the_terminals() -> None:
     ours, theirs = os.openpty()
     try:
-        import fcntl
-        import struct
-        import termios
-
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 66, 0, 0))
         with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
             page = Page.of(stream, {"TERM": "xterm"})
@@ -131,8 +129,7 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
 
 @as_root
 def test_a_healthy_machine(pool: Condor, request: pytest.FixtureRequest) -> None:
-    done = pool.examine(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat")
-    golden("doctor-healthy.txt", done, pool, request)
+    golden("doctor-healthy.txt", pool.examine(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat"), pool, request)
 
 
 @as_root

@@ -6,13 +6,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.commands.support import absent
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, DEADLINE, VMGAHP, environment
 from vmgahp.protocol import transcript
@@ -45,37 +47,32 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-class Recorded(Client):
-    """A client of the daemon, with the recorder in between."""
+@pytest.fixture
+def peer(scratch: Path, place: Path) -> Iterator[Client]:
+    """A client of the daemon, past the greeting, with the recorder in between."""
+    command = [*RECORD, "-o", str(place), "--", *DAEMON, "-f", "-t", "-M", "3"]
+    with Client(command, environment("simulated", scratch), scratch) as client:
+        client.greeting()
+        yield client
 
-    def __init__(self, environ: Mapping[str, str], place: Path, *options: str) -> None:
-        command = [*RECORD, *options, "-o", str(place), "--", *DAEMON, "-f", "-t", "-M", "3"]
-        super().__init__(command, environ, environ["VMGAHP_WORKING_DIR"])
 
-
-def test_a_job_goes_as_ever_and_is_written_down_without_its_secrets(scratch: Path, place: Path) -> None:
-    with Recorded(environment("simulated", scratch), place) as peer:
-        peer.greeting()
-        peer.send_ad(*simulated_ad(scratch, 'ClaimId = "<127.0.0.1:9618>#1#1#hush"', 'TransferKey = "hush"'))
-        assert peer.run("START", "simulated") == ["0", "1"]
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        log = peer.quit()
+def test_a_job_goes_as_ever_and_is_written_down_without_its_secrets(peer: Client, scratch: Path, place: Path) -> None:
+    peer.send_ad(*simulated_ad(scratch, 'ClaimId = "<127.0.0.1:9618>#1#1#hush"', 'TransferKey = "hush"'))
+    assert peer.run("START", "simulated") == ["0", "1"]
+    assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+    log = peer.quit()
     assert "Traceback" not in log
     assert "QUIT received" in log, "the daemon's standard error passes"
     text = recorded(place)
-    assert "hush" not in text
+    assert absent(text, "# VMGAHP_VMTYPE=simulated\n", "-f -t -M 3\n", "hush") == ["hush"]
     heard = transcript.parse(text)
-    assert heard.sent()[0] == "CLASSAD"
     assert 'ClaimId = "<hidden>"' in heard.sent()
-    assert heard.sent()[-1] == "QUIT"
+    assert (heard.sent()[0], heard.sent()[-1]) == ("CLASSAD", "QUIT")
     assert heard.received()[0].startswith("$VMGahpVersion")
-    assert heard.received()[-1] == "S"
-    assert heard.exit_status == 0
+    assert (heard.received()[-1], heard.exit_status) == ("S", 0)
     times = [line.at for line in heard.lines]
     assert None not in times
     assert times == sorted(times)  # type: ignore[type-var]
-    assert "# VMGAHP_VMTYPE=simulated\n" in text
-    assert "-f -t -M 3\n" in text
 
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -106,8 +103,7 @@ def test_bytes_pass_unchanged_however_they_are_cut_up(place: Path, pieces: list[
 
 def test_much_passes_both_ways_at_once(place: Path) -> None:
     data = bytes(range(256)) * 4000  # many times what pipes hold
-    done = record(place, "cat", input=data)
-    assert done.stdout == data
+    assert record(place, "cat", input=data).stdout == data
 
 
 def test_a_server_that_does_not_read_is_not_read_for(place: Path) -> None:
@@ -122,35 +118,21 @@ def test_a_server_that_does_not_read_is_not_read_for(place: Path) -> None:
             assert sent < 1 << 20
 
 
-@pytest.mark.parametrize("status", [0, 7])
+@pytest.mark.parametrize("status", [0, 7, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
 def test_the_exit_status_is_the_servers(place: Path, status: int) -> None:
-    assert record(place, "sh", "-c", f"exit {status}").returncode == status
+    """A server that a signal ends looks so to its client."""
+    script = f"exit {status}" if status >= 0 else f"kill {status} $$"
+    no_core = partial(resource.setrlimit, resource.RLIMIT_CORE, (0, 0))
+    assert record(place, "sh", "-c", script, preexec_fn=no_core).returncode == status
     assert transcript.parse(recorded(place)).exit_status == status
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_server_that_a_signal_ends_looks_so_to_its_client(place: Path, number: signal.Signals) -> None:
-    done = record(
-        place,
-        "sh",
-        "-c",
-        f"kill -{number.value} $$",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
-    )
-    assert done.returncode == -number
-    assert transcript.parse(recorded(place)).exit_status == -number
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-def test_signals_reach_the_server(scratch: Path, place: Path, number: signal.Signals) -> None:
-    with Recorded(environment("simulated", scratch), place) as peer:
-        peer.greeting()
-        peer.send_ad(*simulated_ad(scratch))
-        assert peer.run("START", "simulated") == ["0", "1"]
-        log = peer.end_by(number)
-        assert peer.process.returncode == 0
-    assert number.name in log
-    assert transcript.parse(recorded(place)).exit_status == 0
+def test_signals_reach_the_server(peer: Client, scratch: Path, place: Path, number: signal.Signals) -> None:
+    peer.send_ad(*simulated_ad(scratch))
+    assert peer.run("START", "simulated") == ["0", "1"]
+    assert number.name in peer.end_by(number)
+    assert peer.process.returncode == transcript.parse(recorded(place)).exit_status == 0
 
 
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
@@ -160,14 +142,12 @@ def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
     assert done.stdout == b"alive\n"
 
 
-def test_a_recorder_that_is_killed_takes_the_server_with_it(scratch: Path, place: Path) -> None:
-    with Recorded(environment("simulated", scratch), place) as peer:
-        peer.greeting()
-        children = Path(f"/proc/{peer.process.pid}/task/{peer.process.pid}/children").read_text().split()
-        server = os.pidfd_open(int(children[0]))
-        peer.process.kill()
-        assert select.select([server], [], [], DEADLINE)[0]
-        os.close(server)
+def test_a_recorder_that_is_killed_takes_the_server_with_it(peer: Client) -> None:
+    children = Path(f"/proc/{peer.process.pid}/task/{peer.process.pid}/children").read_text().split()
+    server = os.pidfd_open(int(children[0]))
+    peer.process.kill()
+    assert select.select([server], [], [], DEADLINE)[0]
+    os.close(server)
 
 
 def test_the_end_of_input_and_of_output_pass(place: Path) -> None:
@@ -189,12 +169,10 @@ def test_a_client_that_no_longer_reads_is_seen_by_the_server(place: Path) -> Non
         assert client.process.wait(DEADLINE) == 5
 
 
-def test_a_client_that_no_longer_listens_is_seen_by_a_silent_server(scratch: Path, place: Path) -> None:
-    with Recorded(environment("simulated", scratch), place) as peer:
-        peer.greeting()
-        assert peer.process.stdout is not None
-        peer.process.stdout.close()
-        assert peer.process.wait(DEADLINE) == 0
+def test_a_client_that_no_longer_listens_is_seen_by_a_silent_server(peer: Client) -> None:
+    assert peer.process.stdout is not None
+    peer.process.stdout.close()
+    assert peer.process.wait(DEADLINE) == 0
 
 
 def test_what_a_child_of_the_server_holds_open_keeps_nobody(place: Path) -> None:
@@ -218,8 +196,7 @@ def test_modes_that_end_by_themselves_pass_too(scratch: Path, place: Path) -> No
 
 
 def test_closed_descriptors_are_no_trouble(place: Path) -> None:
-    done = record(place, "sh", "-c", "exit 3", preexec_fn=lambda: os.closerange(0, 3))
-    assert done.returncode == 3
+    assert record(place, "sh", "-c", "exit 3", preexec_fn=lambda: os.closerange(0, 3)).returncode == 3
 
 
 def test_standard_error_is_written_down_where_it_is_wished(place: Path) -> None:

@@ -1,6 +1,5 @@
 """The console as a process: in a pipe, on a terminal that can do little, and on a real one; with real servers."""
 
-import contextlib
 import fcntl
 import io
 import os
@@ -13,7 +12,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -70,9 +70,8 @@ def test_a_pipe_waits_for_each_result(environ: dict[str, str], ad: Path, scratch
     typed = f"wire off\nstart {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n"
     ended = piped(environ, typed, "--dir", str(scratch), "--strict")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = [line.partition("   (")[0] for line in ended.stdout.splitlines()]
-    results = [re.sub(r"CPU \d+ %", "CPU n %", line) for line in said if line.startswith("#")]
-    assert results == [
+    said = re.sub(r"CPU \d+ %", "CPU n %", ended.stdout).splitlines()
+    assert [line.partition("   (")[0] for line in said if line.startswith("#")] == [
         "#1 START: VM 1 runs",
         "#2 STATUS of VM 1: running, CPU n %, 0.50 s of CPU time, 64 MiB of 64 MiB memory",
         "#3 SUSPEND of VM 1: done",
@@ -94,8 +93,7 @@ def test_the_end_of_a_pipe_waits_for_what_is_still_to_come(environ: dict[str, st
 
 def test_results_come_without_asynchronous_mode_too(environ: dict[str, str], ad: Path, scratch: Path) -> None:
     ended = piped(environ, f"async off\nstart {ad}\nstatus\n", "--dir", str(scratch))
-    assert "#2 STATUS of VM 1: running" in ended.stdout
-    assert "\n< R\n" not in ended.stdout
+    assert ("#2 STATUS of VM 1: running" in ended.stdout, "\n< R\n" in ended.stdout) == (True, False)
 
 
 def test_only_strict_minds_errors(environ: dict[str, str]) -> None:
@@ -126,8 +124,7 @@ def test_a_reader_who_leaves_ends_it(environ: dict[str, str]) -> None:
         check=False,
     )
     os.close(write)
-    assert ended.returncode == 1
-    assert ended.stderr == b""
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_a_signal_leaves_nothing_behind(environ: dict[str, str], tmp_path: Path) -> None:
@@ -165,8 +162,7 @@ def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad:
     assert "1 0 1" in recorded.received()
     assert "topsecret" not in file.read_text()
     ended = piped(environ, "version\n", "--record", str(file))
-    assert ended.returncode == 1
-    assert "it exists" in ended.stdout
+    assert (ended.returncode, "it exists" in ended.stdout) == (1, True)
 
 
 # ---- other servers, and bad ones
@@ -198,9 +194,8 @@ def test_any_command_can_be_the_server(environ: dict[str, str], tmp_path: Path) 
 )
 def test_a_server_that_does_not_last(environ: dict[str, str], command: list[str], why: str) -> None:
     ended = piped(environ, "version\n" if "read" in command[-1] else "quit\n", "--", *command)
-    assert ended.returncode == 1
+    assert (ended.returncode, ended.stderr) == (1, "")
     assert why in ended.stdout
-    assert ended.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -231,8 +226,7 @@ def test_a_server_that_never_answers_is_given_up(script: str, monkeypatch: pytes
 def test_wrong_command_lines(environ: dict[str, str]) -> None:
     assert piped(environ, "", "--set", "nonsense").returncode == 2
     ended = piped(environ, "", "--dir", "/nonexistent")
-    assert ended.returncode == 1
-    assert "/nonexistent" in ended.stdout
+    assert (ended.returncode, "/nonexistent" in ended.stdout) == (1, True)
 
 
 # ---- terminals
@@ -254,8 +248,11 @@ class Terminal:
         self._seen = 0
         self.status: int | None = None
 
-    def type(self, text: str) -> None:
+    def type(self, text: str, *patterns: str) -> None:
+        """Type it, and wait until what is shown then has these patterns, one after the other."""
         os.write(self.fd, text.encode())
+        for pattern in patterns:
+            self.see(pattern)
 
     @property
     def text(self) -> str:
@@ -308,7 +305,7 @@ class Terminal:
         while reading:
             assert time.monotonic() < end, self.text
             if key and time.monotonic() >= again:
-                with contextlib.suppress(OSError):  # it has just ended
+                with suppress(OSError):  # it has just ended
                     self.type(key)
                 again += PATIENCE
             if select.select([self.fd], [], [], 1)[0]:
@@ -324,64 +321,49 @@ class Terminal:
 
 
 @pytest.fixture
-def terminals() -> Iterator[list[Terminal]]:
-    made: list[Terminal] = []
-    yield made
-    for one in made:
-        one.close()
+def console(environ: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
+    """Opens a console in a terminal, with changes to its environment."""
+    with ExitStack() as made:
+
+        def begun(*words: str, argv: list[str] | None = None, **changes: str) -> Terminal:
+            return made.enter_context(closing(Terminal(environ | changes, *words, argv=argv)))
+
+        yield begun
 
 
-def test_a_dumb_terminal(environ: dict[str, str], ad: Path, scratch: Path, terminals: list[Terminal]) -> None:
-    shown = Terminal(environ, "--type", "simulated", "--dir", str(scratch))
-    terminals.append(shown)
+def test_a_dumb_terminal(console: Callable[..., Terminal], ad: Path, scratch: Path) -> None:
+    shown = console("--type", "simulated", "--dir", str(scratch))
     assert f"{scratch} is the working directory" in shown.see("vmgahp> ")
-    shown.type(f"start {ad}\n")
-    shown.see(r"#1 START: VM 1 runs.*\r\nvmgahp> ")
-    shown.type("half a li\x03")
-    shown.see("vmgahp> ")
-    shown.type("status\n")
-    shown.see(r"#2 STATUS of VM 1: running.*\r\nvmgahp> ")
-    shown.type("\x04")
-    shown.see(r"VM 1 would be destroyed.*\r\n(.*\r\n)?vmgahp> ")
+    shown.type(f"start {ad}\n", r"#1 START: VM 1 runs.*\r\nvmgahp> ")
+    shown.type("half a li\x03", "vmgahp> ")
+    shown.type("status\n", r"#2 STATUS of VM 1: running.*\r\nvmgahp> ")
+    shown.type("\x04", r"VM 1 would be destroyed.*\r\n(.*\r\n)?vmgahp> ")
     shown.type("yes\n")
     assert shown.end() == 0
     assert "The VMs are gone" in shown.text
     assert "\x1b" not in shown.raw
 
 
-def test_a_terminal_that_can_be_edited_on(
-    environ: dict[str, str], ad: Path, scratch: Path, terminals: list[Terminal]
-) -> None:
+def test_a_terminal_that_can_be_edited_on(console: Callable[..., Terminal], ad: Path, scratch: Path) -> None:
     gate = scratch.parent / "gate"
     ad.write_text(ad.read_text() + f'Simulated_SUSPEND_Gate = "{gate}"\n')
-    shown = Terminal(environ | {"TERM": "xterm"}, "--type", "simulated", "--dir", str(scratch))
-    terminals.append(shown)
+    shown = console("--type", "simulated", "--dir", str(scratch), TERM="xterm")
     shown.see("vmgahp>")
-    shown.type("CLASSAD\r")
-    shown.see("classad>")
-    shown.type('ClaimId = "topsecret"\r')
-    shown.see("> ClaimId = <hidden>")  # until it has gone, the line is not empty, and Ctrl-D is no end
-    shown.see("classad>")
+    shown.type("CLASSAD\r", "classad>")
+    # Until it has gone, the line is not empty, and Ctrl-D is no end.
+    shown.type('ClaimId = "topsecret"\r', "> ClaimId = <hidden>", "classad>")
     shown.insist("\x04", "vmgahp>")
-    shown.type("sus\t")
-    shown.see("suspend")
-    shown.type(f"\x15start {ad}\r")
-    shown.see(r"> CONDOR_VM_START 1 simulated")
-    shown.see("#1 START: VM 1 runs")
+    shown.type("sus\t", "suspend")
+    shown.type(f"\x15start {ad}\r", r"> CONDOR_VM_START 1 simulated", "#1 START: VM 1 runs")
     shown.see("VM 1 Running")  # the line at the bottom
-    shown.type("suspend\r")
-    shown.see(r"#2 SUSPEND of VM 1 for \d s")
+    shown.type("suspend\r", r"#2 SUSPEND of VM 1 for \d s")
     # The result comes while a line is half typed, and that line is still there afterwards.
-    shown.type("stat")
-    shown.see("stat")
+    shown.type("stat", "stat")
     gate.touch()
     shown.see("#2 SUSPEND of VM 1: done")
     shown.see("vmgahp> ?stat")
-    shown.type("us\r")
-    shown.see("#3 STATUS of VM 1: suspended")
-    shown.see("vmgahp>")
-    shown.type("abc\x03")
-    shown.see("vmgahp>")
+    shown.type("us\r", "#3 STATUS of VM 1: suspended", "vmgahp>")
+    shown.type("abc\x03", "vmgahp>")
     shown.insist("\x04", "VM 1 would be destroyed")
     assert shown.end("\x04") == 0
     assert "The VMs are gone" in shown.text
@@ -391,12 +373,9 @@ def test_a_terminal_that_can_be_edited_on(
     assert kept == ["CLASSAD", f"start {ad}", "suspend", "status"]
 
 
-def test_a_server_that_dies_ends_the_editing(
-    environ: dict[str, str], tmp_path: Path, terminals: list[Terminal]
-) -> None:
+def test_a_server_that_dies_ends_the_editing(console: Callable[..., Terminal]) -> None:
     script = "echo '$VMGahpVersion 1'; read line; echo last words >&2; exit 6"
-    shown = Terminal(environ | {"TERM": "xterm"}, "--", "sh", "-c", script)
-    terminals.append(shown)
+    shown = console("--", "sh", "-c", script, TERM="xterm")
     shown.see("vmgahp>")
     shown.type("version\r")
     assert shown.end() == 1
@@ -405,33 +384,27 @@ def test_a_server_that_dies_ends_the_editing(
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_a_signal_ends_the_editing(
-    environ: dict[str, str], tmp_path: Path, terminals: list[Terminal], term: str
-) -> None:
+def test_a_signal_ends_the_editing(console: Callable[..., Terminal], tmp_path: Path, term: str) -> None:
     """At any time: it is no Control-C of the person's."""
-    shown = Terminal(environ | {"TERM": term, "TMPDIR": str(tmp_path)}, "--type", "simulated")
-    terminals.append(shown)
+    shown = console("--type", "simulated", TERM=term, TMPDIR=str(tmp_path))
     shown.see("vmgahp>")
     os.kill(shown.pid, signal.SIGTERM)
     assert shown.end() == 130
     assert not list(tmp_path.iterdir())
 
 
-def test_colors_are_for_terminals_that_want_them(environ: dict[str, str], terminals: list[Terminal]) -> None:
+def test_colors_are_for_terminals_that_want_them(console: Callable[..., Terminal]) -> None:
     for no_color, wanted in (("", True), ("1", False)):
-        colors = environ | {"TERM": "xterm", "NO_COLOR": no_color}
-        shown = Terminal(colors, "--type", "simulated", "--plain")
-        terminals.append(shown)
+        shown = console("--type", "simulated", "--plain", TERM="xterm", NO_COLOR=no_color)
         shown.see("vmgahp> ")
         shown.type("quit\n")
         assert shown.end() == 0
         assert ("\x1b[" in shown.raw) == wanted
 
 
-def test_without_prompt_toolkit_it_says_what_to_install(environ: dict[str, str], terminals: list[Terminal]) -> None:
+def test_without_prompt_toolkit_it_says_what_to_install(console: Callable[..., Terminal]) -> None:
     argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{MAIN}", "console", "--type", "simulated"]
-    shown = Terminal(environ | {"TERM": "xterm"}, argv=argv)
-    terminals.append(shown)
+    shown = console(argv=argv, TERM="xterm")
     assert shown.end() == 2
     assert re.search(r"prompt_toolkit. Hint: pip install\s+'vmgahp\[front-ends\]'", shown.text)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
+from tests.commands.support import absent
 from vmgahp import __version__
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import dry_run
@@ -97,10 +99,7 @@ class Condor:
 
     def environ(self, **settings: object) -> dict[str, str]:
         """The environment of a doctor on this machine; a setting that is None is not set."""
-        values = self.values | {name: str(value) for name, value in settings.items() if value is not None}
-        for name in settings:
-            if settings[name] is None:
-                values.pop(name, None)
+        values = {name: value for name, value in (self.values | settings).items() if value is not None}
         self._values.write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
         return {"PATH": f"{self.directory}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.directory)}
 
@@ -123,15 +122,16 @@ def pool() -> Iterator[Condor]:
 
 
 def named(found: list[Finding], check: str) -> Finding:
-    of_that_name = [finding for finding in found if finding.check == check]
-    assert of_that_name, f"no finding {check} among {[finding.check for finding in found]}"
-    return of_that_name[0]
+    checks = [finding.check for finding in found]
+    assert check in checks, f"no finding {check} among {checks}"
+    return found[checks.index(check)]
 
 
-def judged(found: Finding, verdict: str, *seen: str, hint: str = "") -> Finding:
+def judged(found: Finding | None, verdict: str, *seen: str, hint: str = "") -> Finding:
     """A finding with this verdict, whose sentence has these parts."""
+    assert found is not None
     assert found.verdict == verdict, found
-    assert [part for part in seen if part not in found.seen] == [], found.seen
+    assert absent(found.seen, *seen) == [], found.seen
     assert hint in found.hint
     return found
 
@@ -147,7 +147,7 @@ def tree(root: Path, **files: str) -> str:
 
 def snapshot(directory: Path) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(directory.rglob("*")):
+    for path in directory.rglob("*"):
         status = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
         found[str(path)] = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, content)
@@ -183,8 +183,7 @@ class Ad:
         self.path = scratch / "ad.txt"
         self.disk = scratch / "guest.img"
         self.disk.write_bytes(bytes(1 << 20))
-        status = scratch.stat()
-        os.chown(self.disk, status.st_uid, status.st_gid)
+        jobs.own(scratch)
         self.write()
 
     def write(self, *more: str, vm_type: str = "qemu") -> str:
@@ -204,5 +203,4 @@ def offers(vm_type: str = "qemu", **attributes: object) -> probe.Probe:
 
 
 def tried(pool: Condor, path: str, offered: probe.Probe | None = None, **settings: object) -> dry_run.Trial:
-    context = pool.context(**{"VM_TYPE": "qemu"} | settings)
-    return dry_run.try_out(context, path, offered or offers())
+    return dry_run.try_out(pool.context(**{"VM_TYPE": "qemu"} | settings), path, offered or offers())

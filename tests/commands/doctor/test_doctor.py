@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.doctor.support import AD, Condor, as_root, failure, judged, named, pool, snapshot, tree
+from tests.commands.support import absent
 from tests.conftest import JOB_UID
 from vmgahp import cli
 from vmgahp.commands import doctor
@@ -24,6 +25,7 @@ from vmgahp.host import kvm
 __all__ = ["pool"]
 
 NOBODY_HERE = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
+KNOWN = access.Capabilities(NOBODY_HERE, ("dac",))
 
 # The whole
 
@@ -37,10 +39,9 @@ def test_a_healthy_machine(pool: Condor) -> None:
 
 
 def test_the_order_is_that_of_what_depends_on_what(pool: Condor) -> None:
-    checks = [finding.check for finding in pool.examine().findings]
     wanted = ["HTCondor", "settings", "VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG"]
     wanted += ["root", "simulated", "disk space", "clock", "startd", "log"]
-    assert checks == wanted
+    assert [finding.check for finding in pool.examine().findings] == wanted
 
 
 def test_every_check_is_made_whatever_is_broken(pool: Condor) -> None:
@@ -60,11 +61,9 @@ def test_every_check_is_made_whatever_is_broken(pool: Condor) -> None:
 def test_json_has_every_finding(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     status = doctor.run(pool.environ(VM_MEMORY=0), as_json=True)
     document = json.loads(capsys.readouterr().out)
-    assert status == doctor.UNFIT
-    assert document["could_run"] is False
+    assert (status, document["could_run"]) == (doctor.UNFIT, False)
     memory = next(finding for finding in document["findings"] if finding["check"] == "memory")
-    assert memory["verdict"] == "bad"
-    assert memory["section"] == "HTCondor's settings"
+    assert (memory["verdict"], memory["section"]) == ("bad", "HTCondor's settings")
     assert "set VM_MEMORY" in memory["hint"]
 
 
@@ -97,8 +96,7 @@ def test_no_htcondor(pool: Condor) -> None:
     if find_tool(environ):
         pytest.skip("there is an HTCondor on this machine")
     done = doctor.examine(environ)
-    assert named(done.findings, "HTCondor").verdict == BAD
-    assert "install HTCondor" in named(done.findings, "HTCondor").hint
+    judged(named(done.findings, "HTCondor"), BAD, hint="install HTCondor")
     assert done.status == doctor.UNFIT
 
 
@@ -120,10 +118,9 @@ def test_vm_type(pool: Condor, name: str | None, seen: str, hint: str) -> None:
 
 def test_settings_that_are_no_values(pool: Condor) -> None:
     done = pool.examine(VM_MEMORY="lots", VM_STOP_TIMEOUT="-1")
-    bad = [finding for finding in done.findings if finding.check == "settings"]
-    assert [finding.verdict for finding in bad] == [BAD, BAD]
-    assert "VM_MEMORY = lots" in bad[0].seen
-    assert "VM_STOP_TIMEOUT" in bad[1].hint
+    memory, timeout = [finding for finding in done.findings if finding.check == "settings"]
+    judged(memory, BAD, "VM_MEMORY = lots")
+    judged(timeout, BAD, hint="VM_STOP_TIMEOUT")
     assert "memory" not in [finding.check for finding in done.findings], "said once is enough"
 
 
@@ -136,17 +133,13 @@ def test_settings_that_cannot_be_read(pool: Condor) -> None:
 
 
 def test_a_misspelled_setting_of_htcondors(pool: Condor) -> None:
-    found = condor.settings(pool.context(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
-    assert [finding.verdict for finding in found] == [OFF]
-    assert "VM_MEMROY" in found[0].seen
-    assert "did you mean VM_MEMORY?" in found[0].seen
-    assert "/etc/condor/condor_config, line " in found[0].seen
+    (found,) = condor.settings(pool.context(VM_MEMROY=512, VM_OWN_THING="x", VM_KILLING_TIMEOUT=60))
+    judged(found, OFF, "VM_MEMROY", "did you mean VM_MEMORY?", "/etc/condor/condor_config, line ")
 
 
 def test_no_memory_for_vms(pool: Condor) -> None:
     done = pool.examine(VM_MEMORY=None)
-    assert named(done.findings, "memory").verdict == BAD
-    assert done.status == doctor.UNFIT
+    assert (named(done.findings, "memory").verdict, done.status) == (BAD, doctor.UNFIT)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +152,7 @@ def test_no_memory_for_vms(pool: Condor) -> None:
     ],
 )
 def test_networking(pool: Condor, settings: dict[str, str], seen: str) -> None:
-    found = judged(condor.networking(pool.context(VM_NETWORKING=True, **settings)), OFF, seen)
-    assert found.hint
+    assert judged(condor.networking(pool.context(VM_NETWORKING=True, **settings)), OFF, seen).hint
 
 
 def test_networking_as_it_should_be(pool: Condor) -> None:
@@ -178,12 +170,8 @@ def server(pool: Condor, **settings: object) -> Finding:
 
 
 def test_the_server_is_missing(pool: Condor) -> None:
-    judged(
-        server(pool, VM_GAHP_SERVER="/usr/sbin/no-such-server"),
-        BAD,
-        "/usr/sbin/no-such-server",
-        hint="set VM_GAHP_SERVER",
-    )
+    missing = "/usr/sbin/no-such-server"
+    judged(server(pool, VM_GAHP_SERVER=missing), BAD, missing, hint="set VM_GAHP_SERVER")
     assert server(pool, VM_GAHP_SERVER=None).verdict == BAD
     assert "full path" in server(pool, VM_GAHP_SERVER="sbin/it").seen
     assert "not a file" in server(pool, VM_GAHP_SERVER="/").seen
@@ -191,16 +179,14 @@ def test_the_server_is_missing(pool: Condor) -> None:
 
 def test_the_server_cannot_be_executed(pool: Condor) -> None:
     pool.server.chmod(0o644)
-    found = judged(server(pool), BAD, "may not execute")
-    assert found.hint == f"chmod 755 {pool.server}"
+    assert judged(server(pool), BAD, "may not execute").hint == f"chmod 755 {pool.server}"
 
 
 @as_root
 def test_the_startd_runs_other_types_as_its_own_user(pool: Condor) -> None:
     pool.server.parent.chmod(0o700)
     found = server(pool, CONDOR_IDS=f"{JOB_UID}.{JOB_UID}")
-    assert found.verdict == BAD
-    assert found.hint == f"chmod o+x {pool.server.parent}"
+    assert (found.verdict, found.hint) == (BAD, f"chmod o+x {pool.server.parent}")
     assert server(pool, VM_TYPE="kvm", CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").verdict == OK, "root passes everywhere"
 
 
@@ -242,8 +228,7 @@ def test_what_the_server_is(
 def test_a_log_that_cannot_be_written(pool: Condor) -> None:
     assert "not set" in condor.log_file(pool.context(VM_GAHP_LOG=None)).seen
     assert "not a directory" in condor.log_file(pool.context(VM_GAHP_LOG="/nonexistent/log")).seen
-    link = pool.directory / "log/VMGahpLog"
-    link.symlink_to("/etc/passwd")
+    (pool.directory / "log/VMGahpLog").symlink_to("/etc/passwd")
     judged(condor.log_file(pool.context()), OFF, "not a regular file")
 
 
@@ -287,10 +272,8 @@ def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> N
 @pytest.mark.libvirt
 def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
     """The machine's own libvirtd runs, or it would be told of that first."""
-    uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock"
-    done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI=uri)
-    found = judged(named(done.findings, "libvirt"), BAD, "/nonexistent/libvirt-sock")
-    assert found.hint
+    done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock")
+    assert judged(named(done.findings, "libvirt"), BAD, "/nonexistent/libvirt-sock").hint
     assert named(done.findings, "startd")
     assert done.status == doctor.UNFIT
 
@@ -324,8 +307,7 @@ def test_why_kvm_does_not_work(pool: Condor, tmp_path: Path, files: dict[str, st
 def test_emulation_is_named_as_the_other_way(pool: Condor, tmp_path: Path) -> None:
     context = pool.context(tree(tmp_path, proc__cpuinfo=FLAGS.format("vmx")))
     bad = host.explain_kvm(context, Finding("kvm", BAD, "it", "KVM does not work.", "mend KVM."))
-    assert "modprobe kvm_intel" in bad.hint
-    assert "or set VM_ALLOW_EMULATION = True" in bad.hint
+    assert absent(bad.hint, "modprobe kvm_intel", "or set VM_ALLOW_EMULATION = True") == []
     assert "until then" in host.explain_kvm(context, bad._replace(verdict=OFF)).hint
 
 
@@ -333,17 +315,11 @@ def test_emulation_is_named_as_the_other_way(pool: Condor, tmp_path: Path) -> No
 def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Path) -> None:
     context = pool.context(tree(pool.directory / "machine", dev__kvm=""), VM_TYPE="kvm")
     device = pool.directory / "machine/dev/kvm"
-    known = access.Capabilities(NOBODY_HERE, ("dac",))
     for mode in (0o660, 0o664, 0o662):
         device.chmod(mode)
-        found = access.kvm_device(context, known)
-        assert found is not None
-        assert found.verdict == OFF
-        assert "examines QEMU anew" in found.seen
+        judged(access.kvm_device(context, KNOWN), OFF, "examines QEMU anew")
     device.chmod(0o666)
-    found = access.kvm_device(context, known)
-    assert found is not None
-    assert found.verdict == OK
+    judged(access.kvm_device(context, KNOWN), OK)
 
 
 # QEMU's user
@@ -352,28 +328,25 @@ def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Pa
 @as_root
 def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     execute = pool.directory / "execute"
-    known = access.Capabilities(NOBODY_HERE, ("dac",))
-    assert access.scratch(pool.context(), known, "qemu").verdict == OK
+    assert access.scratch(pool.context(), KNOWN, "qemu").verdict == OK
     execute.chmod(0o700)
     for as_user in (True, False):
-        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), known, "qemu")
-        assert found.verdict == BAD
+        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), KNOWN, "qemu")
+        assert (found.verdict, found.hint) == (BAD, f"chmod o+x {execute}")
         assert ("stranger" in found.seen) is not as_user
-        assert found.hint == f"chmod o+x {execute}"
     execute.chmod(0o755)
     pool.directory.chmod(0o750)
-    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), known, "qemu").seen
-    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), known, "qemu").seen
+    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), KNOWN, "qemu").seen
+    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), KNOWN, "qemu").seen
 
 
 @as_root
 def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
     monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
-    known = access.Capabilities(NOBODY_HERE, ("dac",))
-    judged(access.scratch(pool.context(), known, "kvm"), OFF, "two groups", hint="chmod o+x /var/lib/libvirt/qemu")
+    judged(access.scratch(pool.context(), KNOWN, "kvm"), OFF, "two groups", hint="chmod o+x /var/lib/libvirt/qemu")
     (pool.directory / "execute").chmod(0o700)
-    judged(access.scratch(pool.context(), known, "kvm"), BAD, "stranger")
+    judged(access.scratch(pool.context(), KNOWN, "kvm"), BAD, "stranger")
 
 
 @pytest.mark.parametrize(
@@ -387,11 +360,8 @@ def test_what_confines_qemu_is_named_as_not_tried(
     pool: Condor, tmp_path: Path, files: dict[str, str], check: str
 ) -> None:
     context = pool.context(tree(tmp_path, **files))
-    known = access.Capabilities(NOBODY_HERE, ("dac", check.lower()))
-    found = access.confinement(context, known)
-    assert (found.check, found.verdict) == (check, UNKNOWN)
-    assert "libvirt confines guests by it" in found.seen
-    assert "not been tried" in found.seen
+    found = access.confinement(context, access.Capabilities(NOBODY_HERE, ("dac", check.lower())))
+    assert judged(found, UNKNOWN, "libvirt confines guests by it", "not been tried").check == check
     assert "though libvirt does not" in access.confinement(context, access.Capabilities(None, ("dac",))).seen
 
 
@@ -431,12 +401,9 @@ def test_the_startds_probe_is_run_as_the_startd_runs_it(pool: Condor, monkeypatc
     assert words.read_text().split() == ["-f", "-t", "-M", "0", "vmtype", "simulated", "condor_startd"]
     assert Path("/proc/self/comm").read_text() == name
     pool.program("#!/bin/sh\necho 'No module. Hint: install it. (administrator)' >&2; exit 1\n")
-    found = judged(
-        host.clock(pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True),
-        BAD,
-        "run as the user condor, although nothing else was found wrong: No module.",
-    )
-    assert found.hint == "install it."
+    found = host.clock(pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}"), probed(), run_server=True)
+    seen = "run as the user condor, although nothing else was found wrong: No module."
+    assert judged(found, BAD, seen).hint == "install it."
     monkeypatch.setattr(host, "PROBE_DEADLINE", 0.5)
     monkeypatch.setattr(host, "STARTD_PATIENCE", 0.3)
     pool.program("#!/bin/sh\nexec sleep 60\n")
@@ -478,8 +445,7 @@ def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
     ],
 )
 def test_what_the_startd_last_saw(pool: Condor, old: str, new: str, fit: bool, verdict: str, seen: str) -> None:
-    found = judged(startd(pool, AD.replace(old, new), fit), verdict, seen)
-    assert found.hint
+    assert judged(startd(pool, AD.replace(old, new), fit), verdict, seen).hint
 
 
 def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:
@@ -498,8 +464,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
     found = log_history.failures(pool.context())
     assert [finding.verdict for finding in found] == [OFF] * 3
     assert found[0].seen.startswith("2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4.")
-    assert found[0].hint == "do 4."
-    assert "(administrator)" in found[0].seen
+    assert (found[0].hint, "(administrator)" in found[0].seen) == ("do 4.", True)
     assert found[1].seen.startswith("2026-11-03 10:00:00: ")
     assert found[2].seen.startswith("2026-11-02 11:00:00, 2 times: ")
 
@@ -507,8 +472,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
 def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> None:
     pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "job's owner"))
     (found,) = log_history.failures(pool.context())
-    assert found.verdict == OK
-    assert "BAD_IMAGE" in found.seen
+    judged(found, OK, "BAD_IMAGE")
 
 
 def test_a_line_of_an_earlier_release_is_understood() -> None:
@@ -523,10 +487,8 @@ def test_the_log_is_hostile(pool: Condor) -> None:
     os.mkfifo(pool.directory / "log/VMGahpLog.fifo")
     found = log_history.failures(pool.context())
     text = " ".join(finding.seen for finding in found)
-    assert "\x1b" not in text
-    assert "\\x1b]0;owned\\x07" in text
-    assert "secret" not in text
-    assert "another file" not in text
+    wrong = ["\x1b", "secret", "another file"]
+    assert absent(text, "\\x1b]0;owned\\x07", *wrong) == wrong
     assert [finding.verdict for finding in found] == [UNKNOWN, UNKNOWN, OFF], "what cannot be read is said"
 
 
@@ -545,7 +507,7 @@ def test_no_log(pool: Condor) -> None:
 def test_kvm_is_judged_as_it_is_here(pool: Condor) -> None:
     """On a machine whose KVM works this is the good case, on any other the bad one."""
     found = named(pool.examine(VM_TYPE="kvm").findings, "kvm")
-    reason = kvm.check()
-    assert found.verdict == (OK if reason is None else BAD)
-    if reason is not None:
-        assert "VM_ALLOW_EMULATION" in found.hint
+    if kvm.check() is None:
+        judged(found, OK)
+    else:
+        judged(found, BAD, hint="VM_ALLOW_EMULATION")

@@ -32,3 +32,9 @@ def submit(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tupl
         return (htcondor2.Submit(out) if out else None), err
 
     return run
+
+
+@pytest.fixture
+def refused(submit: Callable[..., tuple[object, str]]) -> Callable[..., str]:
+    """Runs the command, of which nothing comes: what was said."""
+    return lambda *words: submit(*words, status=1)[1]
