@@ -18,8 +18,7 @@ def arguments(line: str) -> _Arguments:
 @pytest.mark.parametrize("mode", ["1", "3"])
 def test_serving(mode: str) -> None:
     parsed = arguments(f"-f -t -M {mode}")
-    assert parsed.mode == int(mode)
-    assert parsed.to_stderr
+    assert (parsed.mode, parsed.to_stderr) == (int(mode), True)
 
 
 def test_the_startds_probe_and_kill() -> None:
@@ -30,8 +29,7 @@ def test_the_startds_probe_and_kill() -> None:
 
 def test_option_words_may_be_abbreviated() -> None:
     parsed = arguments("-foreground -term -M 4 vm kvm ma alice_lab_7.3 u 12-34")
-    assert parsed.to_stderr
-    assert (parsed.vm_type, parsed.match, parsed.uuid) == ("kvm", "alice_lab_7.3", "12-34")
+    assert (parsed.to_stderr, parsed.vm_type, parsed.match, parsed.uuid) == (True, "kvm", "alice_lab_7.3", "12-34")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +58,7 @@ def run(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 def test_usage_goes_to_stderr_with_status_1() -> None:
     ended = run("-M", "9")
-    assert ended.returncode == 1
-    assert ended.stdout == ""
+    assert (ended.returncode, ended.stdout) == (1, "")
     assert "unknown mode: 9" in ended.stderr
     assert "usage:" in ended.stderr
 
@@ -71,8 +68,7 @@ def test_serving_needs_its_environment(missing: str, scratch: Path) -> None:
     environ = environment("simulated", scratch)
     del environ[missing]
     ended = run("-f", "-M", "3", **environ)
-    assert ended.returncode == 1
-    assert ended.stdout == ""
+    assert (ended.returncode, ended.stdout) == (1, "")
     assert missing in ended.stderr
 
 

@@ -5,8 +5,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -31,8 +31,7 @@ def texts(path):
 
 
 def test_a_line_is_what_htcondor_writes_with_d_pid(tmp_path):
-    log = opened(tmp_path / "log")
-    log.always("VM-GAHP initialized with run-mode 3")
+    opened(tmp_path / "log").always("VM-GAHP initialized with run-mode 3")
     line = (tmp_path / "log").read_text()
     assert LINE.fullmatch(line.rstrip("\n"))[1] == "VM-GAHP initialized with run-mode 3"
     assert f"(pid:{os.getpid()})" in line
@@ -54,15 +53,8 @@ def test_lines_before_open_are_kept_in_order_and_bounded(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "debug"),
     [
-        ("", False),
-        ("D_PID", False),
-        ("D_FULLDEBUG", True),
-        ("d_fulldebug,D_PID", True),
-        ("D_PID | D_FULLDEBUG:2", True),
-        ("D_ALWAYS:2", True),
-        ("D_ALL", False),
-        ("D_FULLDEBUG:0", False),
-        ("D_FULLDEBUG -D_FULLDEBUG", False),
+        *((on, True) for on in ("D_FULLDEBUG", "d_fulldebug,D_PID", "D_PID | D_FULLDEBUG:2", "D_ALWAYS:2")),
+        *((off, False) for off in ("", "D_PID", "D_ALL", "D_FULLDEBUG:0", "D_FULLDEBUG -D_FULLDEBUG")),
         ("D_NO_SUCH_FLAG:x ::: -", False),
     ],
 )
@@ -85,14 +77,12 @@ def test_debug_level_comes_from_htcondors_three_settings(tmp_path):
         ]
     ):
         path = tmp_path / str(number)
-        log = opened(path, **values)
-        log.debug("a detail")
+        opened(path, **values).debug("a detail")
         assert path.exists() is (number < 3)
 
 
 def test_control_characters_stay_on_one_line(tmp_path):
-    log = opened(tmp_path / "log")
-    log.always("evil\n11/20/26 09:17:06 (pid:1) forged\r\x1b[2Jü\u2028\ud800")
+    opened(tmp_path / "log").always("evil\n11/20/26 09:17:06 (pid:1) forged\r\x1b[2Jü\u2028\ud800")
     assert texts(tmp_path / "log") == [r"evil\n11/20/26 09:17:06 (pid:1) forged\r\x1b[2Jü\u2028\ud800"]
 
 
@@ -206,8 +196,7 @@ def test_a_vanished_directory_and_a_full_disk_silence_it_until_they_are_back(tmp
 
 
 def test_a_full_disk_is_not_noticed_by_the_caller():
-    log = Log()
-    log.open(Settings({"VM_GAHP_LOG": "/dev/full"}))  # not a regular file: nowhere
+    log = opened("/dev/full")  # not a regular file: nowhere
     log.always("text")
     log._path, log._fd = "/dev/full", os.open("/dev/full", os.O_WRONLY)
     found = os.stat("/dev/full")
@@ -222,8 +211,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path, there):
     if there:
         (tmp_path / "elsewhere").write_text("")
     (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
-    log = opened(tmp_path / "log")
-    log.always("text")
+    opened(tmp_path / "log").always("text")
     assert (tmp_path / "elsewhere").exists() is there
     assert not there or (tmp_path / "elsewhere").read_text() == ""
 
@@ -231,8 +219,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path, there):
 @pytest.mark.parametrize("path", ["/dev/null", "relative", "/nonexistent/log"])
 def test_nowhere(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    log = opened(path)
-    log.always("text")
+    opened(path).always("text")
     assert os.listdir(tmp_path) == []
 
 
@@ -289,11 +276,8 @@ def test_threads_and_signal_handlers_may_log_at_once(tmp_path):
         for number in range(200):
             log.always(f"{writer} {number}")
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
     assert len(texts(tmp_path / "log")) == 1601
 
 
@@ -304,5 +288,5 @@ def test_whatever_is_passed_nothing_is_raised(tmp_path):
     log.close()
     log.always("after close")
     log.close()
-    assert len(texts(tmp_path / "log")) == 1
-    assert len(texts(tmp_path / "log")[0]) < log_module.LONGEST_LINE + 100
+    [text] = texts(tmp_path / "log")
+    assert len(text) < log_module.LONGEST_LINE + 100

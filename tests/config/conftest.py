@@ -2,14 +2,16 @@
 
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.config.support import Program, Tool, Write
+from vmgahp import cli
+
 
 @pytest.fixture
-def tool(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+def tool(tmp_path: Path) -> Tool:
     """Make a condor_config_val of a script, first on the PATH of the environment that is returned."""
 
     def make(script: str) -> dict[str, str]:
@@ -23,7 +25,7 @@ def tool(tmp_path: Path) -> Callable[[str], dict[str, str]]:
 
 
 @pytest.fixture
-def given_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def given_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Write a file of settings that counts from now on."""
 
     def write(text: str) -> Path:
@@ -33,3 +35,9 @@ def given_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         return path
 
     return write
+
+
+@pytest.fixture
+def vmgahp(capsys: pytest.CaptureFixture[str]) -> Program:
+    """Run the program: its status, and what it has written to stdout and to stderr."""
+    return lambda *words: (cli.main(["vmgahp", *words]), *capsys.readouterr())

@@ -1,4 +1,11 @@
-"""HTCondor's tool as the tests of settings have it."""
+"""HTCondor's tool as the tests of settings have it, and the types of their fixtures."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+Tool = Callable[[str], dict[str, str]]
+Write = Callable[[str], Path]
+Program = Callable[..., tuple[int, str, str]]
 
 CONDOR = """
 import sys

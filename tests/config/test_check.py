@@ -3,16 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.config.support import CONDOR
-from tests.peer import daemon, environment
-from vmgahp import cli, config, vm_types
+from tests.config.support import CONDOR, Program, Tool, Write
+from tests.peer import VMGAHP, daemon, environment
+from vmgahp import config, vm_types
 from vmgahp.cli import PROBE
 from vmgahp.config import SETTINGS, Settings, htcondor, sources
 from vmgahp.config import check as settings_check
@@ -20,8 +19,6 @@ from vmgahp.config.sources import Entries, Entry
 from vmgahp.config.table import FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
 from vmgahp.errors import MachineFault
 from vmgahp.findings import BAD, OFF, Finding
-
-PEOPLE = [sys.executable, "-c", "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"]
 
 DUMP = """\
 # Configuration from machine: lab
@@ -89,7 +86,7 @@ def test_whatever_the_tool_writes_can_be_read(text: str) -> None:
     sources.parse(text)
 
 
-def test_a_tool_that_lists_nothing_is_a_fault(tool: Callable[[str], dict[str, str]]) -> None:
+def test_a_tool_that_lists_nothing_is_a_fault(tool: Tool) -> None:
     with pytest.raises(MachineFault, match="Line 16"):
         sources.entries(tool("sys.exit('Configuration Error Line 16')"))
 
@@ -300,7 +297,7 @@ def test_one_slip_of_the_finger_is_told(name: str, data: st.DataObject) -> None:
 def test_the_probe_tells_people_and_never_the_startd(scratch: Path) -> None:
     log = scratch / "log"
     environ = environment("simulated", scratch, VM_MEMROY=5, VM_GAHP_LOG=log)
-    command = [*PEOPLE, "probe", "--type", "simulated", "--json"]
+    command = [*VMGAHP, "probe", "--type", "simulated", "--json"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     document = json.loads(ended.stdout)
     assert document["capable"] is True
@@ -315,87 +312,78 @@ def test_the_probe_tells_people_and_never_the_startd(scratch: Path) -> None:
 
 
 def test_the_probe_names_the_line_of_htcondors_configuration(
-    tool: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, vmgahp: Program
 ) -> None:
     values = {"VM_TYPE": "simulated", "VM_MEMORY": "64", "VM_SHARE_SCRATCH": "p9"}
     monkeypatch.setenv("PATH", tool(CONDOR.format(values=values))["PATH"] + ":/usr/bin:/bin")
     monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
-    cli.main(["vmgahp", "probe", "--type", "simulated", "--json"])
-    [found] = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "settings"]
+    _, out, _ = vmgahp("probe", "--type", "simulated", "--json")
+    [found] = [one for one in json.loads(out)["findings"] if one["check"] == "settings"]
     assert found["verdict"] == "off"
     assert found["seen"].startswith("VM_SHARE_SCRATCH = p9 (/etc/condor/config.d/50-vm, line 9)")
 
 
-def test_the_probe_names_every_setting_that_keeps_jobs_from_running(
-    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_probe_names_every_setting_that_keeps_jobs_from_running(given_file: Write, vmgahp: Program) -> None:
     given_file("VM_MEMORY = lots\nVM_STOP_TIMEOUT = soon\nVSPHERE_TASK_TIMEOUT = x\n")
-    assert cli.main(["vmgahp", "probe", "--type", "simulated", "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert [finding["verdict"] for finding in document["findings"]] == ["bad", "bad", "off"]
-    assert "line 2" in document["findings"][1]["seen"]
+    status, out, _ = vmgahp("probe", "--type", "simulated", "--json")
+    found = json.loads(out)["findings"]
+    assert (status, [finding["verdict"] for finding in found]) == (1, ["bad", "bad", "off"])
+    assert "line 2" in found[1]["seen"]
 
 
 # vmgahp config
 
 
-def test_all_settings_in_a_pipe(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_settings_in_a_pipe(given_file: Write, vmgahp: Program) -> None:
     path = given_file("VM_MEMORY = 64\nVM_MEMROY = 5\nVM_TYPE = simulated\n")
-    assert cli.main(["vmgahp", "config"]) == 0
-    captured = capsys.readouterr()
-    assert f"VM_MEMORY = 64\n # from: {path}, line 1\n" in captured.out
-    assert "VM_STOP_TIMEOUT = 30\n # from: default\n" in captured.out
-    assert "VM_STATUS_INTERVAL = 60\n # from: default\n" in captured.out
-    assert "did you mean VM_MEMORY?" in " ".join(captured.err.split())
-    assert "VM_MEMROY" not in captured.out
+    status, out, err = vmgahp("config")
+    assert status == 0
+    assert f"VM_MEMORY = 64\n # from: {path}, line 1\n" in out
+    assert "VM_STOP_TIMEOUT = 30\n # from: default\n" in out
+    assert "VM_STATUS_INTERVAL = 60\n # from: default\n" in out
+    assert "did you mean VM_MEMORY?" in " ".join(err.split())
+    assert "VM_MEMROY" not in out
     for setting in (*SETTINGS, *htcondor.ELSEWHERE):
-        assert f"\n{setting.name} =" in f"\n{captured.out}"
-    settings = Settings(
-        {
-            name: value
-            for _, name, value in sources.logical_lines(captured.out.replace("\n #", "\n#"), "x")
-            if name in config.BY_NAME
-        }
-    )
+        assert f"\n{setting.name} =" in f"\n{out}"
+    printed = sources.logical_lines(out.replace("\n #", "\n#"), "x")
+    settings = Settings({name: value for _, name, value in printed if name in config.BY_NAME})
     assert settings.integer("VM_MEMORY") == 64, "what is printed is a file of settings again"
 
 
-def test_some_settings(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_settings(given_file: Write, vmgahp: Program) -> None:
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 5\n")
-    assert cli.main(["vmgahp", "config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*"]) == 2
-    captured = capsys.readouterr()
-    names = [line.partition(" =")[0] for line in captured.out.splitlines() if not line.startswith(" #")]
-    assert names == ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS"]
-    assert "VM_MEMROY is not a setting; did you mean VM_MEMORY?" in captured.err
-    assert "VMWARE_PERL: neither HTCondor nor this daemon reads it" in captured.err
+    status, out, err = vmgahp("config", "vm_memory", "VM_MEMROY", "VMWARE_PERL", "VM_POLICY*")
+    names = [line.partition(" =")[0] for line in out.splitlines() if not line.startswith(" #")]
+    assert (status, names) == (2, ["VM_MEMORY", "VM_POLICY", "VM_POLICY_REQUIREMENTS"])
+    assert "VM_MEMROY is not a setting; did you mean VM_MEMORY?" in err
+    assert "VMWARE_PERL: neither HTCondor nor this daemon reads it" in err
 
 
-def test_what_is_set(given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_set(given_file: Write, vmgahp: Program) -> None:
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVSPHERE_HOST = esx\n")
-    assert cli.main(["vmgahp", "config", "--changed", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in document["settings"]] == ["VM_TYPE", "VM_MEMORY", "VSPHERE_HOST"]
-    memory = document["settings"][1]
-    assert [memory[name] for name in ("value", "default", "type", "unit")] == ["64", "0", "integer", "MiB"]
-    assert memory["read_by"] == ["this daemon"]
-    assert cli.main(["vmgahp", "config", "--changed", "--type", "kvm", "--verbose"]) == 0
-    out = capsys.readouterr().out
-    assert "VSPHERE_HOST" not in out
+    status, out, _ = vmgahp("config", "--changed", "--json")
+    shown = {one["name"]: one for one in json.loads(out)["settings"]}
+    assert (status, list(shown)) == (0, ["VM_TYPE", "VM_MEMORY", "VSPHERE_HOST"])
+    memory = {"value": "64", "default": "0", "type": "integer", "unit": "MiB", "read_by": ["this daemon"]}
+    assert {name: shown["VM_MEMORY"][name] for name in memory} == memory
+    status, out, _ = vmgahp("config", "--changed", "--type", "kvm", "--verbose")
+    assert (status, "VSPHERE_HOST" in out) == (0, False)
     assert " # integer, MiB; default: 0\n # read by: this daemon\n # Memory of this machine" in out
 
 
-def test_settings_that_keep_jobs_from_running(
-    given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given_file("VM_MEMORY = lots\nVM_TYPE = simulated\n")
-    assert cli.main(["vmgahp", "config"]) == 1
-    assert "VM_MEMORY = lots" in capsys.readouterr().err
-    given_file("VM_MEMORY = 64\nVM_TYPE = kmv\n")
-    assert cli.main(["vmgahp", "config"]) == 1
-    assert "did you mean kvm?" in capsys.readouterr().err
-    given_file("VM_MEMORY lots\n")
-    assert cli.main(["vmgahp", "config"]) == 1
-    assert "line 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("VM_MEMORY = lots\nVM_TYPE = simulated\n", "VM_MEMORY = lots"),
+        ("VM_MEMORY = 64\nVM_TYPE = kmv\n", "did you mean kvm?"),
+        ("VM_MEMORY lots\n", "line 1"),
+    ],
+)
+def test_settings_that_keep_jobs_from_running(given_file: Write, vmgahp: Program, text: str, said: str) -> None:
+    given_file(text)
+    status, _, err = vmgahp("config")
+    assert status == 1
+    assert said in err
 
 
 @pytest.mark.parametrize(
@@ -409,18 +397,15 @@ def test_settings_that_keep_jobs_from_running(
         ("VM_IMAGE_DIRS", "/srv/token /srv/key:1", "/srv/token /srv/key:1"),
     ],
 )
-def test_no_secret_is_shown(
-    name: str, value: str, shown: str, given_file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_secret_is_shown(name: str, value: str, shown: str, given_file: Write, vmgahp: Program) -> None:
     given_file(f"{name} = {value}\n")
     for words in ([name], [name, "--json"], [name, "--verbose"], []):
-        cli.main(["vmgahp", "config", *words])
-        captured = capsys.readouterr()
-        assert "hunter2" not in captured.out + captured.err
-        assert shown in captured.out
+        _, out, err = vmgahp("config", *words)
+        assert "hunter2" not in out + err
+        assert shown in out
 
 
-def test_on_a_terminal_it_is_a_table(given_file: Callable[[str], Path]) -> None:
+def test_on_a_terminal_it_is_a_table(given_file: Write) -> None:
     given_file("VM_MEMORY = 64\nVM_TYPE = simulated\nVM_MEMROY = 1\n")
     code = """
 import os, pty, sys
@@ -428,19 +413,14 @@ pid, fd = pty.fork()
 if pid == 0:
     os.environ.update(COLUMNS="140", NO_COLOR="1", TERM="xterm")
     os.execv(sys.argv[1], sys.argv[1:])
-text = b""
-while True:
-    try:
-        data = os.read(fd, 65536)
-    except OSError:
-        break
-    if not data:
-        break
-    text += data
-sys.stdout.buffer.write(text)
+try:
+    while data := os.read(fd, 65536):
+        sys.stdout.buffer.write(data)
+except OSError:
+    pass
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    command = [sys.executable, "-c", code, *PEOPLE, "config", "--changed"]
+    command = [sys.executable, "-c", code, *VMGAHP, "config", "--changed"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
     lines = ended.stdout.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()

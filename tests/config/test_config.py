@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,9 @@ EXAMPLE = REPOSITORY / "config" / "vmgahp.conf.example"
 
 
 @pytest.fixture
-def from_text(tmp_path):
+def from_text(given_file):
     """Load a file of settings with some environment."""
-
-    def load_text(text, **environ):
-        path = tmp_path / "vmgahp.conf"
-        path.write_text(textwrap.dedent(text))
-        return load({"VMGAHP_CONFIG": str(path), **environ})
-
-    return load_text
+    return lambda text, **environ: load({"VMGAHP_CONFIG": str(given_file(text)), **environ})
 
 
 def own_file(home, text):
@@ -39,10 +32,10 @@ def own_file(home, text):
     path.write_text(text)
 
 
-def make_tool(path, script="#!/bin/sh\n"):
+def make_tool(path):
     """An executable file in a directory of its own."""
     path.parent.mkdir()
-    path.write_text(script)
+    path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     return path
 
@@ -180,10 +173,9 @@ def test_sizes(text, size):
 @pytest.mark.parametrize("text", ["7 days", "1 d", "10 m", "10 min", "3600 s", "2 weeks", "1 hour"])
 def test_a_time_where_a_size_belongs_is_tolerated_with_a_warning(text):
     settings = Settings({"MAX_VM_GAHP_LOG": text})
-    assert settings.size("MAX_VM_GAHP_LOG") == 10 << 20
-    assert settings.size("MAX_VM_GAHP_LOG") == 10 << 20
-    assert len(settings.warnings) == 1
-    assert text in settings.warnings[0]
+    assert [settings.size("MAX_VM_GAHP_LOG") for _ in range(2)] == [10 << 20] * 2
+    [warning] = settings.warnings
+    assert text in warning
 
 
 def test_networking_types():
@@ -293,13 +285,11 @@ def test_no_file_raises_anything_but_a_fault(text):
         sources._from_tables(*sources.tables(text, "/x", {}), tuple(config.BY_NAME))
 
 
-def test_a_file_that_is_not_there_or_not_safe(tmp_path):
-    with pytest.raises(MachineFault, match="cannot be read"):
-        load({"VMGAHP_CONFIG": str(tmp_path / "none")})
-    with pytest.raises(MachineFault, match="not a full path"):
-        load({"VMGAHP_CONFIG": "vmgahp.conf"})
-    path = tmp_path / "vmgahp.conf"
-    path.write_text("VM_TYPE = kvm\n")
+def test_a_file_that_is_not_there_or_not_safe(tmp_path, given_file):
+    for path, said in ((str(tmp_path / "none"), "cannot be read"), ("vmgahp.conf", "not a full path")):
+        with pytest.raises(MachineFault, match=said):
+            load({"VMGAHP_CONFIG": path})
+    path = given_file("VM_TYPE = kvm\n")
     path.chmod(0o666)
     with pytest.raises(MachineFault, match="changed by others"):
         load({"VMGAHP_CONFIG": str(path)})
@@ -333,9 +323,8 @@ def test_htcondors_tool_is_asked_once_and_its_lines_get_their_names(tool):
     environ = tool(f'open(sys.argv[0] + ".calls", "a").write("x")\n{CONDOR.format(values=values)}')
     settings = load({**environ, "_CONDOR_VM_TYPE": "kvm"})
     assert {name: settings.string(name) for name in values} == values
-    assert settings.where("VM_MEMORY") == "HTCondor's configuration"
-    assert settings.where("VM_TYPE") == "the environment"
-    assert settings.where("VM_STOP_TIMEOUT") == "default"
+    wanted = {"VM_MEMORY": "HTCondor's configuration", "VM_TYPE": "the environment", "VM_STOP_TIMEOUT": "default"}
+    assert {name: settings.where(name) for name in wanted} == wanted
     calls = Path(environ["PATH"].split(":")[1], "condor_config_val.calls")
     assert calls.read_text() == "x"
 

@@ -28,12 +28,10 @@ def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
     kept = JobAdFile(str(tmp_path))
     other = tmp_path / "precious"
     other.write_text("precious")
-    path.unlink()
-    path.symlink_to(other)
-    assert not kept.restore()
-    path.unlink()
-    path.hardlink_to(other)
-    assert not kept.restore()
+    for replace in (path.symlink_to, path.hardlink_to):
+        path.unlink()
+        replace(other)
+        assert not kept.restore()
     assert other.read_text() == "precious"
 
 

@@ -108,8 +108,7 @@ def test_no_more_memory_is_promised_than_there_is() -> None:
 
 
 def test_without_room_for_the_memory_of_vms_they_cannot_be_suspended(tmp_path: Path) -> None:
-    found = look(works(), EXECUTE=tmp_path)
-    assert found.attributes["VM_kvm_ATTR_suspend"] is True
+    assert look(works(), EXECUTE=tmp_path).attributes["VM_kvm_ATTR_suspend"] is True
     found = look(works(), VM_MEMORY=2**40, EXECUTE=tmp_path)
     assert found.attributes["VM_kvm_ATTR_suspend"] is False
     assert found.attributes["VM_kvm_ATTR_checkpoint"] is False
@@ -151,14 +150,8 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
         "p.base.find = lambda vm_type: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment("simulated", scratch),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "had not ended" in ended.stderr
 
@@ -167,13 +160,8 @@ def test_for_people_everything_has_its_reason() -> None:
     found = look(Survey([Finding("network nat", OFF, "the network", "it is down", "start it")]))
     document = json.loads(json.dumps(found.document()))
     assert (document["vm_type"], document["capable"]) == ("kvm", True)
-    assert {
-        "check": "network nat",
-        "verdict": "off",
-        "looked_at": "the network",
-        "seen": "it is down",
-        "hint": "start it",
-    } in document["findings"]
+    told = {"verdict": "off", "looked_at": "the network", "seen": "it is down", "hint": "start it"}
+    assert {"check": "network nat", **told} in document["findings"]
     assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
 
 

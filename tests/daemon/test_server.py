@@ -14,6 +14,12 @@ from vmgahp.daemon import server
 from vmgahp.protocol import transcript, wire
 
 
+def start(peer: Peer, scratch: Path, *more: str) -> list[str]:
+    """Send a job ad and START the VM: the result."""
+    peer.send_ad(*simulated_ad(scratch, *more))
+    return peer.run("START", "simulated")
+
+
 def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
     recorded = transcript.load(str(TRANSCRIPTS / "protocol.txt"))
     with Peer(environment("kvm", scratch)) as peer:
@@ -24,8 +30,7 @@ def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
 
 
 def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
-    peer.send_ad(*simulated_ad(scratch))
-    assert peer.run("START", "simulated") == ["0", "1"]
+    assert start(peer, scratch) == ["0", "1"]
     assert peer.run("STATUS", 1)[1] == "STATUS=Running"
     assert peer.run("GETPID", 1) == ["0", str(peer.process.pid)]
     assert peer.run("SUSPEND", 1) == ["0", "NULL"]
@@ -39,8 +44,7 @@ def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
 def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: Path) -> None:
     file = scratch / ".job.ad"
     file.write_text("ClusterId = 7\n")
-    peer.send_ad(*simulated_ad(scratch))
-    peer.run("START", "simulated")
+    start(peer, scratch)
     with file.open("a") as appended:
         appended.write("ToE = []\n")
     assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
@@ -51,15 +55,13 @@ def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: 
 def test_the_pid_is_kept_back_where_the_settings_say_so(scratch: Path) -> None:
     with Peer(environment("simulated", scratch, VM_REPORT_PID=False)) as peer:
         peer.line()
-        peer.send_ad(*simulated_ad(scratch))
-        peer.run("START", "simulated")
+        start(peer, scratch)
         assert peer.run("GETPID", 1) == ["0", "0"]
         peer.quit()
 
 
 def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Path) -> None:
-    peer.send_ad(*simulated_ad(scratch, "Simulated_Lifetime = 1"))
-    peer.run("START", "simulated")
+    start(peer, scratch, "Simulated_Lifetime = 1")
     assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
     assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
     peer.quit()
@@ -67,8 +69,7 @@ def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Pa
 
 def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, scratch: Path) -> None:
     start_gate, save_gate = scratch.parent / "start", scratch.parent / "save"
-    peer.send_ad(*simulated_ad(scratch, f'Simulated_SUSPEND_Gate = "{save_gate}"'))
-    assert peer.run("START", "simulated") == ["0", "1"]
+    assert start(peer, scratch, f'Simulated_SUSPEND_Gate = "{save_gate}"') == ["0", "1"]
     before = peer.run("STATUS", 1)
     saving = peer.request("SUSPEND", 1)
     peer.send_ad(*simulated_ad(scratch, "ProcId = 4", f'Simulated_START_Gate = "{start_gate}"'))
@@ -97,8 +98,7 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
 def test_a_failed_start_says_why_in_the_scratch_directory(
     peer: Peer, scratch: Path, fault: str, word: str, who: str
 ) -> None:
-    peer.send_ad(*simulated_ad(scratch, f'Simulated_Fault = "{fault}"'))
-    assert peer.run("START", "simulated") == ["1", word]
+    assert start(peer, scratch, f'Simulated_Fault = "{fault}"') == ["1", word]
     text = (scratch / server.ERROR_FILE).read_text()
     assert text.startswith(f"{word}: ")
     assert text.endswith(f" ({who})\n")
@@ -109,16 +109,14 @@ def test_vm_error_is_not_written_through_a_link(peer: Peer, scratch: Path) -> No
     victim = scratch.parent / "victim"
     victim.write_text("precious")
     (scratch / server.ERROR_FILE).symlink_to(victim)
-    peer.send_ad(*simulated_ad(scratch, 'Simulated_Fault = "job"'))
-    peer.run("START", "simulated")
+    start(peer, scratch, 'Simulated_Fault = "job"')
     assert victim.read_text() == "precious"
     peer.quit()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_signal_destroys_the_vms_and_ends_the_server_well(peer: Peer, scratch: Path, number: signal.Signals) -> None:
-    peer.send_ad(*simulated_ad(scratch))
-    peer.run("START", "simulated")
+    start(peer, scratch)
     log = peer.end_by(number)
     assert peer.process.returncode == 0
     assert number.name in log
@@ -179,17 +177,15 @@ def test_garbage_is_answered_and_survived(peer: Peer) -> None:
 def test_no_secret_of_the_ad_reaches_the_log(scratch: Path) -> None:
     with Peer(environment("simulated", scratch, VM_GAHP_DEBUG="D_FULLDEBUG")) as peer:
         peer.line()
-        peer.send_ad(
-            *simulated_ad(
-                scratch,
-                'ClaimId = "<127.0.0.1:9618>#1#1#hush-1"',
-                'TransferKey = "hush-2"',
-                'Broken "hush-3"',
-                '_condor_privKey = "hush-4"',
-                'Simulated_Fault = "bug"',
-            )
+        start(
+            peer,
+            scratch,
+            'ClaimId = "<127.0.0.1:9618>#1#1#hush-1"',
+            'TransferKey = "hush-2"',
+            'Broken "hush-3"',
+            '_condor_privKey = "hush-4"',
+            'Simulated_Fault = "bug"',
         )
-        peer.run("START", "simulated")
         log = peer.quit()
     assert "START" in log
     assert "hush" not in log

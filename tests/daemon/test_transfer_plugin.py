@@ -10,7 +10,7 @@ from pathlib import Path
 import classad2
 import pytest
 
-from tests import REPOSITORY
+from tests import REPOSITORY, jobs
 from tests.conftest import JOB_UID
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -18,13 +18,8 @@ from vmgahp.daemon import transfer_plugin
 from vmgahp.daemon.transfer_plugin import TransferError, fetch, parse_url
 
 LAUNCHER = REPOSITORY / "launchers" / "vmgahp-image-plugin"
-pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture(autouse=True)
-def _qemu_img():
-    if shutil.which("qemu-img") is None:
-        pytest.skip("qemu-img is not installed")
+MISSING = shutil.which("qemu-img") is None
+pytestmark = [pytest.mark.qemu, pytest.mark.skipif(MISSING, reason="qemu-img is not installed")]
 
 
 @pytest.fixture
@@ -61,6 +56,17 @@ def call(images, scratch, *words, **more):
         read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
         command = ["setpriv", f"--reuid={JOB_UID}", f"--regid={JOB_UID}", "--clear-groups", *read, *command]
     return subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True, check=False)
+
+
+def call_many(images, scratch, *more):
+    """The launcher with the list of files in the scratch directory: how it ended, and the ads of its results."""
+    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out", *more)
+    return done.returncode, list(classad2.parseAds((scratch / ".out").read_text()))
+
+
+def refused(said, url, scratch, settings, fault=TransferError):
+    with pytest.raises(fault, match=said):
+        fetch(url, f"{scratch}/disk", settings)
 
 
 # --- URLs
@@ -109,9 +115,8 @@ def test_a_url_that_means_anything_else_is_refused(url):
 def test_the_disk_is_an_overlay_whose_backing_format_is_explicit(images, scratch, settings, base, form):
     size = fetch(f"nfs://{images}/{base}:disk.qcow2", f"{scratch}/{base}:disk.qcow2", settings)
     found = info(scratch / "disk.qcow2")
-    assert found["format"] == "qcow2"
-    assert found["backing-filename"] == str(images / base)
-    assert found["backing-filename-format"] == form
+    wanted = {"format": "qcow2", "backing-filename": str(images / base), "backing-filename-format": form}
+    assert {name: found[name] for name in wanted} == wanted
     assert size == (scratch / "disk.qcow2").stat().st_size < 1 << 20
     assert [path.name for path in scratch.iterdir()] == ["disk.qcow2"]
 
@@ -123,43 +128,37 @@ def test_only_the_directories_of_the_setting_have_images(images, scratch, settin
     (scratch.parent / "images-too" / "a.raw").write_bytes(bytes(512))
     outside = scratch.parent / "secret.raw", images / "link.raw", images / ".." / "secret.raw"
     for path in (*outside, scratch.parent / "images-too" / "a.raw", Path("/proc/self/environ")):
-        with pytest.raises(TransferError, match="VM_IMAGE_DIRS"):
-            fetch(f"nfs://{path}:disk", f"{scratch}/disk", settings)
-    with pytest.raises(TransferError, match="VM_IMAGE_DIRS = none"):
-        fetch(f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings())
+        refused("VM_IMAGE_DIRS", f"nfs://{path}:disk", scratch, settings)
+    refused("VM_IMAGE_DIRS = none", f"nfs://{images}/base.qcow2:disk", scratch, Settings())
     assert list(scratch.iterdir()) == []
 
 
 def test_a_setting_that_would_allow_everything_blames_the_machine(images, scratch):
     for directory in ("/", "images", "/usr/.."):
-        with pytest.raises(errors.MachineFault, match="VM_IMAGE_DIRS"):
-            fetch(f"nfs://{images}/base.qcow2:disk", f"{scratch}/disk", Settings({"VM_IMAGE_DIRS": directory}))
+        settings = Settings({"VM_IMAGE_DIRS": directory})
+        refused("VM_IMAGE_DIRS", f"nfs://{images}/base.qcow2:disk", scratch, settings, errors.MachineFault)
 
 
 def test_a_backing_file_of_the_base_is_subject_to_the_same_rule(images, scratch, settings):
     outside = scratch.parent / "secret.raw"
     outside.write_bytes(bytes(1 << 20))
     qemu_img("create", "-q", "-f", "qcow2", "-b", outside, "-F", "raw", images / "layered.qcow2")
-    with pytest.raises(TransferError, match="VM_IMAGE_DIRS"):
-        fetch(f"nfs://{images}/layered.qcow2:disk", f"{scratch}/disk", settings)
+    refused("VM_IMAGE_DIRS", f"nfs://{images}/layered.qcow2:disk", scratch, settings)
     assert list(scratch.iterdir()) == []
 
 
 def test_a_format_is_never_guessed(images, scratch, settings):
     """A raw image in which a guest wrote the header of a qcow2 that names a file of the host."""
     shutil.copy(images / "base.qcow2", images / "unclear.img")
-    with pytest.raises(TransferError, match="could be qcow2"):
-        fetch(f"nfs://{images}/unclear.img:disk", f"{scratch}/disk", settings)
+    refused("could be qcow2", f"nfs://{images}/unclear.img:disk", scratch, settings)
     fetch(f"nfs://{images}/unclear.img:disk:raw", f"{scratch}/disk", settings)
     assert info(scratch / "disk")["backing-filename-format"] == "raw"
-    with pytest.raises(TransferError, match="not one of the formats"):
-        fetch(f"nfs://{images}/unclear.img:other:json", f"{scratch}/disk", settings)
+    refused("not one of the formats", f"nfs://{images}/unclear.img:other:json", scratch, settings)
 
 
 def test_an_image_that_is_not_what_its_name_says_is_refused(images, scratch, settings):
     (images / "broken.qcow2").write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(TransferError, match="not a usable qcow2"):
-        fetch(f"nfs://{images}/broken.qcow2:disk", f"{scratch}/disk", settings)
+    refused("not a usable qcow2", f"nfs://{images}/broken.qcow2:disk", scratch, settings)
 
 
 def test_an_overlay_that_came_with_a_checkpoint_is_kept(images, scratch, settings):
@@ -175,16 +174,13 @@ def test_an_overlay_that_came_with_a_checkpoint_is_kept(images, scratch, setting
 
 def test_another_file_of_that_name_is_neither_kept_nor_overwritten(images, scratch, settings):
     qemu_img("create", "-q", "-f", "qcow2", images / "other.qcow2", "1M")
-    url, destination = f"nfs://{images}/base.qcow2:disk", f"{scratch}/base.qcow2:disk"
-    fetch(f"nfs://{images}/other.qcow2:disk", destination, settings)
+    fetch(f"nfs://{images}/other.qcow2:disk", f"{scratch}/base.qcow2:disk", settings)
     before = (scratch / "disk").read_bytes()
-    with pytest.raises(TransferError, match="not its overlay"):
-        fetch(url, destination, settings)
+    refused("not its overlay", f"nfs://{images}/base.qcow2:disk", scratch, settings)
     assert (scratch / "disk").read_bytes() == before
     (scratch / "disk").unlink()
     (scratch / "disk").symlink_to(images / "base.qcow2")
-    with pytest.raises(TransferError, match="not its overlay"):
-        fetch(url, destination, settings)
+    refused("not its overlay", f"nfs://{images}/base.qcow2:disk", scratch, settings)
 
 
 # --- as HTCondor calls it
@@ -193,9 +189,7 @@ def test_another_file_of_that_name_is_neither_kept_nor_overwritten(images, scrat
 def test_it_says_what_it_can_do(images, scratch):
     said = call(images, scratch, "-classad")
     ad = classad2.parseOne(said.stdout)
-    assert said.returncode == 0
-    assert ad["PluginType"] == "FileTransfer"
-    assert ad["MultipleFileSupport"] is True
+    assert (said.returncode, ad["PluginType"], ad["MultipleFileSupport"]) == (0, "FileTransfer", True)
     assert ad["SupportedMethods"].split(",") == ["nfs", "vmimage"]
 
 
@@ -213,9 +207,8 @@ def test_many_files(images, scratch):
     """One ad out for each that names a file; the file of results is longer than they are, and stays so."""
     urls = [f"nfs://{images}/base.qcow2:a", f"vmimage://{images}/plain.img:b"]
     write_list(scratch, urls, extra='[ PluginData = [ Anything = "x" ] ]')
-    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
-    assert done.returncode == 0, (scratch / ".out").read_text()
-    results = list(classad2.parseAds((scratch / ".out").read_text()))
+    status, results = call_many(images, scratch)
+    assert status == 0, results
     assert [(ad["TransferUrl"], ad["TransferSuccess"]) for ad in results] == [(url, True) for url in urls]
     assert [ad["TransferFileName"] for ad in results] == [f"{scratch}/{n}" for n in (0, 1)]
     assert (scratch / ".out").stat().st_size == 19264
@@ -225,10 +218,8 @@ def test_many_files(images, scratch):
 def test_of_many_files_each_failure_is_told(images, scratch):
     hostile = r'nfs:///etc/"; TransferSuccess = true; X = "\:disk'
     write_list(scratch, [f"nfs://{images}/base.qcow2:a", hostile])
-    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
-    good, bad = classad2.parseAds((scratch / ".out").read_text())
-    assert done.returncode == 1
-    assert (good["TransferSuccess"], bad["TransferSuccess"]) == (True, False)
+    status, (good, bad) = call_many(images, scratch)
+    assert (status, good["TransferSuccess"], bad["TransferSuccess"]) == (1, True, False)
     assert bad["TransferUrl"] == hostile
     assert "VM_IMAGE_DIRS" in bad["TransferError"]
 
@@ -240,17 +231,15 @@ def test_a_list_that_cannot_be_read_is_told_too(images, scratch, text):
         (scratch / ".in").unlink()
     else:
         (scratch / ".in").write_text(text)
-    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out")
-    [ad] = classad2.parseAds((scratch / ".out").read_text())
-    assert (done.returncode, ad["TransferSuccess"]) == (1, False)
+    status, [ad] = call_many(images, scratch)
+    assert (status, ad["TransferSuccess"]) == (1, False)
     assert "list of files" in ad["TransferError"]
 
 
 def test_nothing_is_sent_anywhere(images, scratch):
     write_list(scratch, [f"nfs://{images}/base.qcow2:a"])
-    done = call(images, scratch, "-infile", scratch / ".in", "-outfile", scratch / ".out", "-upload")
-    [ad] = classad2.parseAds((scratch / ".out").read_text())
-    assert (done.returncode, ad["TransferSuccess"]) == (1, False)
+    status, [ad] = call_many(images, scratch, "-upload")
+    assert (status, ad["TransferSuccess"]) == (1, False)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -282,6 +271,4 @@ def write_list(scratch, urls, extra=""):
 
     (scratch / ".in").write_text(extra + "".join(ad(url, number) for number, url in enumerate(urls)))
     (scratch / ".out").write_text(" " * 19264)
-    for name in (".in", ".out"):
-        if os.getuid() == 0:
-            os.chown(scratch / name, JOB_UID, JOB_UID)
+    jobs.own(scratch, scratch / ".in", scratch / ".out")

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ SERVER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from vmgahp.host.guardian import Guardian
-posted = []
-for place in sys.argv[2:]:
-    posted.append(Guardian.post(["/bin/sh", "-c", 'echo fired >"$1"', "sh", place], os.environ))
-{then}
+{first}
+posted = [Guardian.post(["/bin/sh", "-c", 'echo fired >"$1"', "sh", place], os.environ) for place in sys.argv[2:]]
 print(*(one.session for one in posted), flush=True)
 sys.stdin.read()
 """
@@ -95,11 +92,37 @@ def ended(pipe):
     assert poll.poll(DEADLINE * 1000), "the guardian did not end"
 
 
+def fires(place):
+    """Wait for the guardian that writes there."""
+    until(lambda: content(place) == "fired\n", f"{place} to fire")
+
+
+def is_gone(one):
+    until(lambda: gone(one.session), "its processes to be gone")
+
+
+def dismiss(one):
+    """Dismiss it, and wait for its end."""
+    pipe = os.dup(one._pipe)
+    try:
+        one.dismiss()
+        ended(pipe)
+    finally:
+        os.close(pipe)
+    is_gone(one)
+
+
+def abandon(one):
+    """Close the pipe as the death of the server would."""
+    os.close(one._pipe)
+    one._pipe = -1
+
+
 @contextlib.contextmanager
-def a_server(*places, then="", **options):
+def a_server(*places, first="", **options):
     """A process that posts one guardian for each place and then waits; killed at the end if still there."""
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SERVER).format(then=then), SOURCE, *map(str, places)],
+        [sys.executable, "-c", SERVER.format(first=first), SOURCE, *map(str, places)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -122,9 +145,9 @@ def post(tmp_path):
     """Post a guardian in this process that writes `fired` when it fires."""
     posted = []
 
-    def one(name="fired", **options):
+    def one(name="fired"):
         argv = ["/bin/sh", "-c", 'echo fired >"$1"', "sh", str(tmp_path / name)]
-        posted.append(Guardian.post(argv, os.environ, **options))
+        posted.append(Guardian.post(argv, os.environ))
         return posted[-1]
 
     yield one
@@ -133,20 +156,14 @@ def post(tmp_path):
         end(each.session)
 
 
-def test_a_killed_server_is_avenged(tmp_path):
-    place = tmp_path / "fired"
-    with a_server(place) as server:
-        assert not place.exists()
-        server.kill()
-        until(lambda: content(place) == "fired\n", "the guardian to fire")
-
-
-def test_each_vm_of_a_killed_server_has_its_own(tmp_path):
-    places = [tmp_path / name for name in ("one", "two", "three")]
+@pytest.mark.parametrize("names", [["fired"], ["one", "two", "three"]], ids=["one VM", "three VMs"])
+def test_a_killed_server_is_avenged_by_one_for_each_vm(tmp_path, names):
+    places = [tmp_path / name for name in names]
     with a_server(*places) as server:
+        assert not any(place.exists() for place in places)
         server.kill()
         for place in places:
-            until(lambda place=place: content(place) == "fired\n", f"{place} to fire")
+            fires(place)
 
 
 def test_it_survives_the_death_of_the_whole_session_of_the_server(tmp_path):
@@ -155,7 +172,7 @@ def test_it_survives_the_death_of_the_whole_session_of_the_server(tmp_path):
         assert server.sessions[0] != server.pid
         for victim in members(server.pid):
             os.kill(victim, signal.SIGKILL)
-        until(lambda: content(place) == "fired\n", "the guardian to fire")
+        fires(place)
 
 
 def test_a_server_that_ends_without_a_dismissal_counts_as_gone(tmp_path):
@@ -163,34 +180,22 @@ def test_a_server_that_ends_without_a_dismissal_counts_as_gone(tmp_path):
     with a_server(place) as server:
         server.stdin.close()
         server.wait(DEADLINE)
-        until(lambda: content(place) == "fired\n", "the guardian to fire")
+        fires(place)
 
 
 def test_dismissed_it_ends_without_firing(post, tmp_path):
     one = post()
-    pipe = os.dup(one._pipe)
-    try:
-        assert one.alive()
-        one.dismiss()
-        ended(pipe)
-        until(lambda: gone(one.session), "its processes to be gone")
-        assert not (tmp_path / "fired").exists()
-        assert not one.alive()
-    finally:
-        os.close(pipe)
+    assert one.alive()
+    dismiss(one)
+    assert not (tmp_path / "fired").exists()
+    assert not one.alive()
 
 
-def test_dismissed_at_once_it_does_not_fire_either(tmp_path):
+def test_dismissed_at_once_it_does_not_fire_either(post, tmp_path):
     """The dismissal may arrive before the shell has begun to listen."""
     for number in range(20):
-        place = tmp_path / str(number)
-        one = Guardian.post(["/bin/sh", "-c", 'echo fired >"$1"', "sh", str(place)], os.environ)
-        pipe = os.dup(one._pipe)
-        one.dismiss()
-        ended(pipe)
-        os.close(pipe)
-        until(lambda one=one: gone(one.session), "its processes to be gone")
-        assert not place.exists()
+        dismiss(post(str(number)))
+        assert not (tmp_path / str(number)).exists()
 
 
 def test_to_dismiss_twice_is_harmless(post):
@@ -218,7 +223,7 @@ def test_to_dismiss_one_that_was_stopped_does_not_block(post):
     one.dismiss()
     assert members(one.session, "T") == [watcher], "nothing but the test lets it continue"
     os.kill(watcher, signal.SIGCONT)
-    until(lambda: gone(one.session), "it to read its dismissal")
+    is_gone(one)
 
 
 def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
@@ -226,16 +231,14 @@ def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
     the_watcher(one.session)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         os.killpg(one.session, number)
-    os.close(one._pipe)  # as the death of the server would
-    one._pipe = -1
-    until(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+    abandon(one)
+    fires(tmp_path / "fired")
 
 
 def test_one_does_not_hold_the_pipe_of_another(post, tmp_path):
     first, second = post("first"), post("second")
-    os.close(first._pipe)
-    first._pipe = -1
-    until(lambda: content(tmp_path / "first") == "fired\n", "the first to fire")
+    abandon(first)
+    fires(tmp_path / "first")
     assert second.alive()
     assert not (tmp_path / "second").exists()
 
@@ -243,9 +246,8 @@ def test_one_does_not_hold_the_pipe_of_another(post, tmp_path):
 def test_a_program_started_later_does_not_hold_the_pipe(post, tmp_path):
     one = post()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as other:
-        os.close(one._pipe)
-        one._pipe = -1
-        until(lambda: content(tmp_path / "fired") == "fired\n", "the guardian to fire")
+        abandon(one)
+        fires(tmp_path / "fired")
         other.stdin.close()
 
 
@@ -285,21 +287,15 @@ def test_the_starter_sees_the_end_of_the_servers_output_while_the_guardian_works
         assert fifo.read_text() == "fired\n"
 
 
-def test_its_environment_and_directory_are_clean(monkeypatch):
+def test_its_environment_and_directory_are_clean(post, monkeypatch):
     monkeypatch.setenv("_CONDOR_VM_MEMORY", "512")
     monkeypatch.setenv("_CONDOR_ANCESTOR_123", "123:456:789")
     monkeypatch.setenv("CONDOR_PRIVATE_INHERIT", "SessionKey:secret")
-    one = Guardian.post(["/bin/true"], os.environ)
-    try:
-        watcher = the_watcher(one.session)
-        environ = Path(f"/proc/{watcher}/environ").read_text()
-        names = [entry.partition("=")[0] for entry in environ.split("\0")]
-        assert "_CONDOR_VM_MEMORY" in names
-        assert "_CONDOR_ANCESTOR_123" not in names
-        assert "CONDOR_PRIVATE_INHERIT" not in names
-        assert os.readlink(f"/proc/{watcher}/cwd") == "/"
-    finally:
-        one.dismiss()
+    watcher = the_watcher(post().session)
+    names = {entry.partition("=")[0] for entry in Path(f"/proc/{watcher}/environ").read_text().split("\0")}
+    assert "_CONDOR_VM_MEMORY" in names
+    assert not names & {"_CONDOR_ANCESTOR_123", "CONDOR_PRIVATE_INHERIT"}
+    assert os.readlink(f"/proc/{watcher}/cwd") == "/"
 
 
 def test_its_signals_are_its_own(post):
@@ -329,29 +325,24 @@ def test_the_command_is_never_read_by_a_shell(tmp_path):
     program.write_text('#!/bin/sh\nprintf "%s\\0" "$#" "$@" >"$1.new"\nmv "$1.new" "$1"\n')
     program.chmod(0o755)
     one = Guardian.post([str(program), str(place), *words], os.environ)
-    os.close(one._pipe)
-    one._pipe = -1
+    abandon(one)
     until(place.exists, "the command to have run")
     assert place.read_text().split("\0")[:-1] == [str(len(words) + 1), str(place), *words]
 
 
-def test_the_command_is_run_again_until_it_succeeds(tmp_path):
-    counted = tmp_path / "counted"
-    command = ["/bin/sh", "-c", 'echo try >>"$1"; [ "$(wc -l <"$1")" = 3 ]', "sh", str(counted)]
-    one = Guardian.post(command, os.environ, pause=0)
-    os.close(one._pipe)
-    one._pipe = -1
-    until(lambda: gone(one.session), "the guardian to end")
-    assert content(counted).count("try") == 3
-
-
-def test_a_command_that_never_succeeds_is_given_up(tmp_path):
-    counted = tmp_path / "counted"
-    one = Guardian.post(["/bin/sh", "-c", f"echo try >>{counted}; false"], os.environ, pause=0, tries=4)
-    os.close(one._pipe)
-    one._pipe = -1
-    until(lambda: gone(one.session), "the guardian to end")
-    assert content(counted).count("try") == 4
+@pytest.mark.parametrize(
+    ("last", "options", "tries"),
+    [
+        pytest.param('[ "$(wc -l <"$1")" = 3 ]', {}, 3, id="until it succeeds"),
+        pytest.param("false", {"tries": 4}, 4, id="until it is given up"),
+    ],
+)
+def test_the_command_is_run_again(tmp_path, last, options, tries):
+    command = ["/bin/sh", "-c", f'echo try >>"$1"; {last}', "sh", str(tmp_path / "counted")]
+    one = Guardian.post(command, os.environ, pause=0, **options)
+    abandon(one)
+    is_gone(one)
+    assert content(tmp_path / "counted").count("try") == tries
 
 
 def test_nothing_leaks(post):
@@ -373,25 +364,7 @@ def test_a_shell_that_cannot_start_is_told(monkeypatch):
 
 
 def test_what_of_the_environment_is_kept():
-    assert guardian.environment(
-        {
-            "PATH": "/condor/bin",
-            "CONDOR_CONFIG": "/etc/condor/condor_config",
-            "_CONDOR_VM_TYPE": "kvm",
-            "_condor_LOG": "/log",
-            "_CONDOR_ANCESTOR_1": "1:2:3",
-            "_condor_ancestor_2": "1:2:3",
-            "CONDOR_INHERIT": "1 <127.0.0.1:9618> …",
-            "CONDOR_PRIVATE_INHERIT": "SessionKey:…",
-            "VMGAHP_USER_UID": "1000",
-            "VMGAHP_USER_GID": "1000",
-            "VMGAHP_CONFIG": "/etc/vmgahp",
-            "VMGAHP_WORKING_DIR": "/scratch",
-            "PYTHONPATH": "/scratch",
-            "ENV": "/scratch/rc",
-            "XDG_RUNTIME_DIR": "/run/user/1000",
-        }
-    ) == {
+    kept = {
         "PATH": "/condor/bin",
         "CONDOR_CONFIG": "/etc/condor/condor_config",
         "_CONDOR_VM_TYPE": "kvm",
@@ -401,6 +374,16 @@ def test_what_of_the_environment_is_kept():
         "VMGAHP_CONFIG": "/etc/vmgahp",
         "XDG_RUNTIME_DIR": "/run/user/1000",
     }
+    dropped = {
+        "_CONDOR_ANCESTOR_1": "1:2:3",
+        "_condor_ancestor_2": "1:2:3",
+        "CONDOR_INHERIT": "1 <127.0.0.1:9618> …",
+        "CONDOR_PRIVATE_INHERIT": "SessionKey:…",
+        "VMGAHP_WORKING_DIR": "/scratch",
+        "PYTHONPATH": "/scratch",
+        "ENV": "/scratch/rc",
+    }
+    assert guardian.environment(kept | dropped) == kept
 
 
 def test_without_a_path_there_is_one():
@@ -427,21 +410,13 @@ def test_it_leaves_the_cgroup_of_its_server(tmp_path):
     try:
         enter = f"open({str(branch / 'cgroup.procs')!r}, 'w').write('0')"
         place = tmp_path / "fired"
-        script = textwrap.dedent(SERVER).replace("posted = []", f"{enter}\nposted = []").format(then="")
-        server = subprocess.Popen(
-            [sys.executable, "-c", script, SOURCE, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            session = int(server.stdout.readline())
-            watcher = the_watcher(session)
+        with a_server(place, first=enter) as server:
+            watcher = the_watcher(server.sessions[0])
             assert any(line.endswith(branch.name) for line in cgroups(server.pid))
             assert not any(line.endswith(branch.name) for line in cgroups(watcher))
             for line in (branch / "cgroup.procs").read_text().split():
                 os.kill(int(line), signal.SIGKILL)
-            until(lambda: content(place) == "fired\n", "the guardian to fire")
-        finally:
-            server.kill()
-            server.communicate()
+            fires(place)
     finally:
         until(lambda: not (branch / "cgroup.procs").read_text(), "the branch to be empty")
         branch.rmdir()

@@ -24,10 +24,6 @@ def _forget():
     kvm.forget()
 
 
-def stand_in(*lines, killed=False):
-    return lambda device, deadline: (list(lines), killed)
-
-
 @pytest.fixture
 def interpreter(tmp_path, monkeypatch):
     """Put a shell script in the place of the process with the guest."""
@@ -56,39 +52,28 @@ def test_the_guest_really_runs_on_this_machine():
     assert lines[0].startswith("ran ")
 
 
-def test_fast_is_working():
-    assert kvm.check(runner=stand_in("ran 0.001100")) is None
-
-
-def test_the_best_of_several_times_counts():
-    assert kvm.check(runner=stand_in("ran 0.120000", "ran 0.002000")) is None
-
-
-def test_slow_is_not_working_and_the_number_is_told():
-    reason = kvm.check(runner=stand_in("ran 0.300000", "ran 0.200000"))
-    assert "too slow" in reason
-    assert "0.200 s" in reason
-
-
-def test_the_limit_itself_is_too_slow():
-    assert "too slow" in kvm.check(runner=stand_in(f"ran {kvm.FAST_ENOUGH}"))
-
-
-def test_a_guest_that_never_ends_is_told_as_such():
-    assert "did not end" in kvm.check(0.5, runner=stand_in(killed=True))
-
-
-def test_a_slow_time_is_told_even_if_the_next_try_was_killed():
-    assert "0.400 s" in kvm.check(0.5, runner=stand_in("ran 0.400000", killed=True))
+@pytest.mark.parametrize(
+    ("lines", "killed", "said"),
+    [
+        pytest.param(["ran 0.001100"], False, (), id="fast"),
+        pytest.param(["ran 0.120000", "ran 0.002000"], False, (), id="the best of several times counts"),
+        pytest.param(["ran 0.300000", "ran 0.200000"], False, ("too slow", "0.200 s"), id="the number is told"),
+        pytest.param([f"ran {kvm.FAST_ENOUGH}"], False, ("too slow",), id="the limit itself"),
+        pytest.param([], True, ("did not end",), id="a guest that never ends"),
+        pytest.param(["ran 0.400000"], True, ("0.400 s",), id="slow, and the next try was killed"),
+        pytest.param([], False, ("without a word",), id="a death without a word"),
+    ],
+)
+def test_what_the_guest_says(lines, killed, said):
+    reason = kvm.check(0.5 if killed else 1.0, runner=lambda device, deadline: (lines, killed))
+    assert (reason is None) == (not said)
+    for part in said:
+        assert part in reason
 
 
 def test_a_failed_step_is_named():
-    reason = kvm.check(runner=stand_in("failed KVM_CREATE_VM failed: Device or resource busy"))
-    assert reason == "/dev/kvm opens, but KVM_CREATE_VM failed: Device or resource busy"
-
-
-def test_a_death_without_a_word_is_not_working():
-    assert "without a word" in kvm.check(runner=stand_in())
+    busy = "KVM_CREATE_VM failed: Device or resource busy"
+    assert kvm.check(runner=lambda device, deadline: ([f"failed {busy}"], False)) == f"/dev/kvm opens, but {busy}"
 
 
 def test_no_device(tmp_path):
@@ -135,8 +120,7 @@ def test_no_permission(tmp_path):
 
 
 def test_a_device_that_is_no_kvm_fails_by_the_step_that_failed():
-    reason = kvm.check(device="/dev/null")
-    assert reason.startswith("/dev/null opens, but KVM_GET_API_VERSION failed: ")
+    assert kvm.check(device="/dev/null").startswith("/dev/null opens, but KVM_GET_API_VERSION failed: ")
 
 
 def test_the_process_is_killed_at_the_deadline(interpreter, tmp_path):

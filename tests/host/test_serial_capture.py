@@ -1,11 +1,13 @@
 """The guest's console reaches its file, whatever the guest prints, and nothing is left behind."""
 
+import contextlib
 import errno
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -21,10 +23,8 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-def base(tmp_path_factory):
+def base():
     """A directory with a short name, as sockets need it."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="vc", dir="/tmp") as place:
         yield place
 
@@ -69,8 +69,7 @@ def console(base, tmp_path):
 
 
 def test_what_the_guest_prints_arrives_while_it_runs(console):
-    capture = console.start()
-    with console.qemu(capture) as guest:
+    with console.qemu(console.start()) as guest:
         guest.sendall(b"booting\n")
         until(lambda: console.text == b"booting\n", "the first line")
         guest.sendall(b"ready\n")
@@ -162,12 +161,9 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
     stop = threading.Event()
 
     def flood():
-        with console.qemu(capture) as guest:
-            try:
-                while not stop.is_set():
-                    guest.sendall(b"y" * 65536)
-            except OSError:
-                pass
+        with console.qemu(capture) as guest, contextlib.suppress(OSError):
+            while not stop.is_set():
+                guest.sendall(b"y" * 65536)
 
     thread = threading.Thread(target=flood)
     thread.start()
@@ -396,24 +392,16 @@ def test_each_vm_has_a_directory_of_its_own(base):
         assert len(f"{path}/console") < LONGEST_PATH
 
 
-def test_without_root_it_is_where_the_user_may_write(base, monkeypatch):
+def test_without_root_it_is_where_the_user_may_write_and_the_path_is_not_too_long(base, monkeypatch):
+    long = f"{base}/{'d' * 90}"
+    os.mkdir(long)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{base}/is/not/there")
     monkeypatch.setenv("TMPDIR", base)
-    path = runtime_dir()
-    assert os.path.dirname(path) == base
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
-    assert os.path.dirname(runtime_dir()) == base
-
-
-def test_a_place_that_is_too_long_is_passed_over(base, monkeypatch):
-    long = Path(base, "d" * 90)
-    long.mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    monkeypatch.setenv("TMPDIR", base)
-    assert os.path.dirname(runtime_dir()) == base
+    for passed_over in (f"{base}/is/not/there", "relative", long):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", passed_over)
+        path = runtime_dir()
+        assert os.path.dirname(path) == base
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
 
 
 def test_no_place_at_all_is_a_fault_with_a_cure(base):
@@ -444,7 +432,8 @@ def test_as_root_the_directory_above_is_made_and_checked(base, monkeypatch):
         runtime_dir()
 
 
-def left_by_a_killed_process(base):
+@pytest.fixture
+def left(base):
     """A directory with a socket in it that a process left behind when it was killed."""
     program = """
 import os, sys
@@ -456,13 +445,12 @@ os.kill(os.getpid(), 9)
 """
     source = str(Path(serial_capture.__file__).parents[2])
     subprocess.run([sys.executable, "-c", program, source, base], check=False)
-    (left,) = os.listdir(base)
-    assert os.listdir(f"{base}/{left}") == ["console"]
-    return f"{base}/{left}"
+    (name,) = os.listdir(base)
+    assert os.listdir(f"{base}/{name}") == ["console"]
+    return f"{base}/{name}"
 
 
-def test_what_a_killed_server_left_is_swept(base):
-    left = left_by_a_killed_process(base)
+def test_what_a_killed_server_left_is_swept(base, left):
     assert sweep(base) == [left]
     assert os.listdir(base) == []
 
@@ -475,8 +463,7 @@ def test_what_is_in_use_is_not_swept(console):
         until(lambda: console.text == b"still here", "the text")
 
 
-def test_a_process_id_that_was_used_again_does_not_protect(base):
-    left = left_by_a_killed_process(base)
+def test_a_process_id_that_was_used_again_does_not_protect(base, left):
     birth = left.rpartition("/")[2].split("-")[2]
     disguised = f"{base}/vmgahp-{os.getpid()}-{birth}-0"
     os.rename(left, disguised)

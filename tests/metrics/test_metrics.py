@@ -1,8 +1,10 @@
 """vm_metrics.jsonl: figures that never go down, a file that is the job's, and a server that waits for neither."""
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import jobs
-from tests.conftest import JOB_UID, simulated_ad
+from tests.conftest import simulated_ad
 from tests.peer import Peer, environment
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
@@ -106,30 +108,22 @@ def test_a_line_that_the_job_has_made_up_does_no_harm(text: bytes) -> None:
 # The file
 
 
-@pytest.fixture
-def identity() -> Identity:
-    return Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
-
-
-def test_it_is_the_jobs_users_own(scratch: Path, identity: Identity) -> None:
-    file = MetricsFile(identity, str(scratch), 1000, pytest.fail)
-    file.add({"event": "start"})
-    file.close()
+def test_it_is_the_jobs_users_own(scratch: Path, user: Identity) -> None:
+    with contextlib.closing(MetricsFile(user, str(scratch), 1000, pytest.fail)) as file:
+        file.add({"event": "start"})
     status = (scratch / NAME).stat()
-    assert (status.st_uid, status.st_mode & 0o777) == (identity.uid, 0o600)
+    assert (status.st_uid, status.st_mode & 0o777) == (user.uid, 0o600)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
-def test_what_is_no_file_is_not_written_to_and_the_vm_runs_without(
-    scratch: Path, identity: Identity, kind: str
-) -> None:
+def test_what_is_no_file_is_not_written_to_and_the_vm_runs_without(scratch: Path, user: Identity, kind: str) -> None:
     victim = scratch.parent / "victim"
     victim.write_text("precious")
     victim.chmod(0o666)
     path = scratch / NAME
     {"link": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[kind]()
     told: list[str] = []
-    file = MetricsFile(identity, str(scratch), 1000, told.append)
+    file = MetricsFile(user, str(scratch), 1000, told.append)
     assert file.last_sample() is None
     file.add({"event": "start"})
     file.close()
@@ -137,19 +131,19 @@ def test_what_is_no_file_is_not_written_to_and_the_vm_runs_without(
     assert [NAME in text for text in told] == [True]
 
 
-def test_it_is_gone_on_with_after_a_torn_line(scratch: Path, identity: Identity) -> None:
+def test_it_is_gone_on_with_after_a_torn_line(scratch: Path, user: Identity) -> None:
     (scratch / NAME).write_text('{"cpu_seconds":3}\n{"cpu_sec')
     (scratch / NAME).chmod(0o666)
-    file = MetricsFile(identity, str(scratch), 1000, pytest.fail)
+    file = MetricsFile(user, str(scratch), 1000, pytest.fail)
     assert file.last_sample() == {"cpu_seconds": 3}
     file.add({"cpu_seconds": 4})
     file.close()
     assert (scratch / NAME).read_text().splitlines()[-1] == '{"cpu_seconds":4}'
 
 
-def test_it_has_a_limit_and_events_a_little_more_room(scratch: Path, identity: Identity) -> None:
+def test_it_has_a_limit_and_events_a_little_more_room(scratch: Path, user: Identity) -> None:
     told: list[str] = []
-    file = MetricsFile(identity, str(scratch), 100, told.append)
+    file = MetricsFile(user, str(scratch), 100, told.append)
     for number in range(2 * ROOM_FOR_EVENTS // 20):
         file.add({"cpu_seconds": number})
     size = (scratch / NAME).stat().st_size
@@ -163,32 +157,31 @@ def test_it_has_a_limit_and_events_a_little_more_room(scratch: Path, identity: I
     file.close()
 
 
-def test_no_line_is_longer_than_whoever_reads_it_will_take(scratch: Path, identity: Identity) -> None:
-    file = MetricsFile(identity, str(scratch), 10 * LONGEST_LINE, pytest.fail)
-    file.add({"event": "x" * LONGEST_LINE}, event=True)
-    file.add({"event": "end"}, event=True)
-    file.close()
+def test_no_line_is_longer_than_whoever_reads_it_will_take(scratch: Path, user: Identity) -> None:
+    with contextlib.closing(MetricsFile(user, str(scratch), 10 * LONGEST_LINE, pytest.fail)) as file:
+        file.add({"event": "x" * LONGEST_LINE}, event=True)
+        file.add({"event": "end"}, event=True)
     assert events(scratch) == ["end"]
 
 
 # The server
 
 
-@pytest.fixture
-def often(scratch: Path) -> Peer:
-    return Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=1, VM_GAHP_DEBUG="D_FULLDEBUG"))
-
-
-def test_what_happens_to_a_vm_is_there_before_its_answer(often: Peer, scratch: Path) -> None:
-    with often as peer:
+@contextlib.contextmanager
+def started(scratch: Path, *more: str, interval: object = 1) -> Iterator[Peer]:
+    """A client of a server that reads its VM's figures often, and has started one."""
+    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=interval, VM_GAHP_DEBUG="D_FULLDEBUG")) as peer:
         peer.line()
-        peer.send_ad(*simulated_ad(scratch))
-        peer.run("START", "simulated")
-        assert events(scratch) == ["start"]
+        peer.send_ad(*simulated_ad(scratch, *more))
+        assert peer.run("START", "simulated") == ["0", "1"]
+        yield peer
+
+
+def test_what_happens_to_a_vm_is_there_before_its_answer(scratch: Path) -> None:
+    with started(scratch) as peer:
         (start,) = lines(scratch)
-        assert start["name"] == "alice_lab_7.3"
-        assert start["pid"] == peer.process.pid
-        assert start["state"] == "Running"
+        wanted = {"event": "start", "name": "alice_lab_7.3", "pid": peer.process.pid, "state": "Running"}
+        assert start.items() >= wanted.items()
         for command, event, state in (
             ("SOFT_SUSPEND", "pause", "SoftSuspended"),
             ("RESUME", "resume", "Running"),
@@ -205,11 +198,8 @@ def test_what_happens_to_a_vm_is_there_before_its_answer(often: Peer, scratch: P
     assert events(scratch)[-1] == "stop", "the end of the server is none of a VM that was stopped"
 
 
-def test_what_status_finds_is_kept_by_a_driver_that_knows_no_more(often: Peer, scratch: Path) -> None:
-    with often as peer:
-        peer.line()
-        peer.send_ad(*simulated_ad(scratch))
-        peer.run("START", "simulated")
+def test_what_status_finds_is_kept_by_a_driver_that_knows_no_more(scratch: Path) -> None:
+    with started(scratch) as peer:
         seen = []
         for number in (1, 2):
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
@@ -221,11 +211,8 @@ def test_what_status_finds_is_kept_by_a_driver_that_knows_no_more(often: Peer, s
     assert lines(scratch)[-1]["reason"] == "the server has ended: QUIT received"
 
 
-def test_the_end_of_a_guest_is_there(often: Peer, scratch: Path) -> None:
-    with often as peer:
-        peer.line()
-        peer.send_ad(*simulated_ad(scratch, "Simulated_Lifetime = 1"))
-        peer.run("START", "simulated")
+def test_the_end_of_a_guest_is_there(scratch: Path) -> None:
+    with started(scratch, "Simulated_Lifetime = 1") as peer:
         peer.run("STATUS", 1)
         assert events(scratch) == ["start", "end"]
         peer.run("STOP", 1)
@@ -233,16 +220,12 @@ def test_the_end_of_a_guest_is_there(often: Peer, scratch: Path) -> None:
     assert events(scratch) == ["start", "end"]
 
 
-def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(often: Peer, scratch: Path) -> None:
+def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(scratch: Path) -> None:
     gate = scratch.parent / "gate"
-    with often as peer:
-        peer.line()
-        peer.send_ad(*simulated_ad(scratch, f'Simulated_METRICS_Gate = "{gate}"'))
-        peer.run("START", "simulated")
+    with started(scratch, f'Simulated_METRICS_Gate = "{gate}"') as peer:
 
         def threads() -> list[str]:
-            tasks = Path(f"/proc/{peer.process.pid}/task")
-            return sorted(path.name for path in tasks.iterdir())
+            return sorted(os.listdir(f"/proc/{peer.process.pid}/task"))
 
         until(lambda: len(threads()) == 2, "the thread for the figures")
         hanging = threads()
@@ -257,28 +240,34 @@ def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(often: Peer,
     assert events(scratch)[-1] == "stop"
 
 
-def test_a_failure_is_told_with_its_reason(scratch: Path, identity: Identity) -> None:
+def sampled(scratch: Path, user: Identity, kind: type[SimulatedMachine]) -> tuple[Sampler, SimulatedMachine, Call]:
+    """A sampler whose VM has started, that VM, and a SUSPEND of it."""
     call = Call(Vm(1), lifecycle.START, 1, 0.0)
     call.job = jobs.of_lines(*simulated_ad(scratch))
-    machine = SimulatedMachine(call.job, {})
-    sampler = Sampler(Settings({"VM_METRICS_INTERVAL": "1"}), identity, Log())
+    machine = kind(call.job, {})
     machine.found = time.time(), machine.status()
+    sampler = Sampler(Settings({"VM_METRICS_INTERVAL": "1"}), user, Log())
     sampler.done(call, None, 0.0, machine)
     save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
     save.state = lifecycle.RUNNING
+    return sampler, machine, save
+
+
+def test_a_failure_is_told_with_its_reason(scratch: Path, user: Identity) -> None:
+    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
     for _ in range(3):
         sampler.before(save)  # each has the VM read, which knows nothing new
     sampler.done(save, errors.MachineFault("The disk is full.", "make room."), 0.0, machine)
     sampler.end(machine, "enough")
     found = lines(scratch)
-    assert [line["event"] for line in found if "event" in line] == ["start", "suspend", "end"]
+    assert events(scratch) == ["start", "suspend", "end"]
     assert len(found) == 4, "figures that have not changed hands are not told again"
     (failed,) = [line for line in found if line.get("event") == "suspend"]
     assert "The disk is full." in str(failed["error"])
     assert "state" not in failed
 
 
-def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, identity: Identity) -> None:
+def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, user: Identity) -> None:
     class Broken(SimulatedMachine):
         def saved_bytes(self) -> int:
             raise OSError("broken")
@@ -286,13 +275,7 @@ def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, 
         def metrics(self) -> Metrics:
             raise ZeroDivisionError
 
-    call = Call(Vm(1), lifecycle.START, 1, 0.0)
-    call.job = jobs.of_lines(*simulated_ad(scratch))
-    machine = Broken(call.job, {})
-    sampler = Sampler(Settings(), identity, Log())
-    sampler.done(call, None, 0.0, machine)
-    save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
-    save.state = lifecycle.RUNNING
+    sampler, machine, save = sampled(scratch, user, Broken)
     sampler.before(save)
     sampler.done(save, None, 0.0, machine)
     sampler.end(machine, "enough")
@@ -305,19 +288,13 @@ def test_a_failed_start_and_no_interval_leave_no_file(scratch: Path) -> None:
         peer.send_ad(*simulated_ad(scratch, 'Simulated_Fault = "job"'))
         assert peer.run("START", "simulated")[0] == "1"
         peer.quit()
-    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=0)) as peer:
-        peer.line()
-        peer.send_ad(*simulated_ad(scratch))
-        assert peer.run("START", "simulated") == ["0", "1"]
+    with started(scratch, interval=0) as peer:
         assert peer.run("STATUS", 1)[0] == "0"
         peer.quit()
     assert not (scratch / NAME).exists()
 
 
 def test_a_setting_that_makes_no_sense_costs_the_figures_and_no_job(scratch: Path) -> None:
-    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL="often")) as peer:
-        peer.line()
-        peer.send_ad(*simulated_ad(scratch))
-        assert peer.run("START", "simulated") == ["0", "1"]
+    with started(scratch, interval="often") as peer:
         assert "VM_METRICS_INTERVAL = often" in peer.quit()
     assert not (scratch / NAME).exists()
