@@ -118,11 +118,8 @@ def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
 
 
 def test_each_option_of_the_table_has_its_reader() -> None:
-    names = {value for name, value in vars(job_options).items() if name.isupper() and isinstance(value, str)} - {
-        job_options.PREFIX,
-        job_options.GENERAL,
-    }
-    assert names == set(job_options.NAMES)
+    names = {value for name, value in vars(job_options).items() if name.isupper() and isinstance(value, str)}
+    assert names - {job_options.PREFIX, job_options.GENERAL} == set(job_options.NAMES)
 
 
 def test_every_module_says_what_it_is_in_one_line(extensions: None) -> None:
@@ -213,22 +210,22 @@ def test_links_out_of_the_documents_become_names(extensions: None) -> None:
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "index.md", *sorted(DOCS.glob("[!_]*/*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_settings_and_attributes_that_a_page_names_exist(page: Path) -> None:
     settings = {row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE)}
     others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
     named = set(re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", page.read_text()))
     words = {word.removeprefix("JOBCLASSAD_") for word in error_words.WORDS}
-    unknown = named - settings - set(htcondor.RETIRED) - others - words
-    assert unknown == set()
+    assert named - settings - set(htcondor.RETIRED) - others - words == set()
     attributes = {row.name for row in job_attributes.ATTRIBUTES}
     named = set(re.findall(r"(?<!\w)(?:JobVM|VMPARAM_)\w*\w(?![\w*<…])", page.read_text()))
     assert {name for name in named - attributes if not name.endswith("_")} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     [commands] = [
         action.choices for action in cli.main_parser()._actions if isinstance(action, argparse._SubParsersAction)

@@ -1,6 +1,10 @@
 """Makers of job specifications and hosts for the tests of domain XML."""
 
+from pathlib import Path
 from xml.etree import ElementTree as etree
+
+import pytest
+from lxml import etree as lxml
 
 from vmgahp.domain.build import Host
 from vmgahp.job.spec import Disk, JobSpec
@@ -33,6 +37,20 @@ def spec(**changes: object) -> JobSpec:
 def host(**changes: object) -> Host:
     plain = Host(uuid=UUID, domain_type="kvm", cpu_mode="host-passthrough")
     return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def assert_golden(made: str, golden: Path, request: pytest.FixtureRequest) -> None:
+    """That XML is that of its golden file, which ``--update-golden`` writes anew."""
+    if request.config.getoption("--update-golden"):
+        golden.write_text(made + "\n")
+    assert made + "\n" == golden.read_text()
+
+
+def assert_of_libvirts_schema(made: str) -> None:
+    schema = Path("/usr/share/libvirt/schemas/domain.rng")
+    if not schema.exists():
+        pytest.skip(f"libvirt's schema is not installed: {schema}")
+    lxml.RelaxNG(lxml.parse(schema)).assertValid(lxml.fromstring(made))
 
 
 TPM_SOCKET = "/run/vmgahp/vmgahp-1-2-1/tpm"

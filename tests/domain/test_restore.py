@@ -1,6 +1,7 @@
 """The XML of a restore: ours, with the saved hardware, and nothing else of what the image says."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -117,11 +118,7 @@ OURS = domain_xml.build(spec(), host()).replace(" />", "/>")
 @pytest.fixture(autouse=True)
 def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved VM is one of x86_64, wherever the tests run."""
-
-    class Name:
-        machine = "x86_64"
-
-    monkeypatch.setattr("vmgahp.domain.restore.os.uname", Name)
+    monkeypatch.setattr("vmgahp.domain.restore.os.uname", lambda: SimpleNamespace(machine="x86_64"))
 
 
 def result(saved: str = SAVED, ours: str = OURS) -> etree._Element:
@@ -189,8 +186,7 @@ def test_everything_of_the_host_is_ours() -> None:
 
 
 def test_the_order_of_the_devices_is_the_saved_one() -> None:
-    tags = [device.tag for device in result().find("devices")]
-    assert tags == [
+    assert [device.tag for device in result().find("devices")] == [
         *("disk", "disk", "controller", "controller", "controller", "interface", "serial"),
         *("input", "input", "graphics", "video", "memballoon"),
     ]
@@ -389,12 +385,7 @@ def test_no_firmware_and_no_kernel(part: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "<domain",
-        "<network/>",
-        "<domain/>",
-        "\0",
-        "\ud800",
+        *("", "<domain", "<network/>", "<domain/>", "\0", "\ud800"),
         '<?xml version="1.0" encoding="utf-16"?><domain/>',
         "<!DOCTYPE domain [<!ENTITY a SYSTEM 'file:///etc/shadow'>]><domain>&a;</domain>",
         "<!DOCTYPE d [<!ENTITY a 'ha'><!ENTITY b '&a;&a;&a;&a;'>]>" + SAVED.replace("mouse", "&b;"),
@@ -473,23 +464,18 @@ def test_a_cpu_feature_that_the_settings_forbid_stays_forbidden() -> None:
 # Anything at all
 
 
-def places(domain: etree._Element) -> list[tuple[int, str]]:
-    """Every attribute and text of the saved XML, by the number of its element."""
-    found = []
-    for number, element in enumerate(domain.iter()):
-        found += [(number, name) for name in element.attrib]
-        if (element.text or "").strip():
-            found.append((number, ""))
-    return found
-
-
 def values(domain: etree._Element) -> set[str]:
     return {value for element in domain.iter() for value in (*element.attrib.values(), element.text or "")}
 
 
 HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+:-]{0,63}", re.ASCII)
 
-PLACES = places(etree.fromstring(SAVED))
+PLACES = [
+    (number, name)
+    for number, element in enumerate(etree.fromstring(SAVED).iter())
+    for name in (*element.attrib, *([""] if (element.text or "").strip() else []))
+]
+"""Every attribute and text of the saved XML, by the number of its element."""
 
 HOSTILE = st.one_of(
     st.sampled_from(["/etc/shadow", "../../x", "a b", "'/><hostdev/>", "file:///x", "x,path=/y", "0x0/", "$(x)"]),

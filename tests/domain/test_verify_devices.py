@@ -36,9 +36,9 @@ def live() -> etree.Element:
     return domain
 
 
-def compare(domain: etree.Element, of: JobSpec = SPEC) -> str:
+def compare(domain: etree.Element, asked: str = ASKED, job: JobSpec = SPEC) -> str:
     try:
-        verify.against_job(etree.tostring(domain, encoding="unicode"), ASKED, of, {})
+        verify.against_job(etree.tostring(domain, encoding="unicode"), asked, job, {})
     except verify.Mismatch as mismatch:
         return str(mismatch)
     return ""
@@ -69,25 +69,18 @@ def test_a_difference_is_named(change: str) -> None:
 def test_what_is_missing_is_named() -> None:
     domain = live()
     book, system = domain.findall("devices/disk")[1], domain.find("os")
-    shared = book.find("shareable")
-    assert shared is not None
-    book.remove(shared)
-    system.remove(system.findall("loader")[0])
+    book.remove(book.find("shareable"))
+    system.remove(system.find("loader"))
     said = compare(domain)
     assert "shared of its disk vdb is False" in said
     assert "boots by BIOS" in said
 
 
 def test_a_firmware_that_nobody_asked_for() -> None:
-    plain = spec(nics=())
-    asked = domain_xml.build(plain, host())
-    domain = etree.fromstring(asked)
-    memory, system = domain.find("memory"), domain.find("os")
-    assert system is not None
-    memory.text, memory.attrib["unit"] = "65536", "KiB"
-    etree.SubElement(system, "loader").text = "/scratch/evil.fd"
-    with pytest.raises(verify.Mismatch, match="boots by a firmware"):
-        verify.against_job(etree.tostring(domain, encoding="unicode"), asked, plain, {})
+    asked = domain_xml.build(spec(), host())
+    domain = with_value(with_value(etree.fromstring(asked), "memory", "65536"), "memory@unit", "KiB")
+    etree.SubElement(domain.find("os"), "loader").text = "/scratch/evil.fd"
+    assert "boots by a firmware" in compare(domain, asked, spec())
 
 
 # --- the firmware of a restored domain
@@ -106,9 +99,8 @@ def firmwares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     describe("50-secure.json", "/fw/secure.fd", ["secure-boot", "enrolled-keys"])
     describe("55-qcow.json", "/fw/plain.qcow2", [], "qcow2")
     (tmp_path / "10-broken.json").write_text("{")
-    (tmp_path / "20-memory.json").write_text(
-        json.dumps({"mapping": {"device": "memory", "filename": "/fw/m.fd"}, "features": []})
-    )
+    in_memory = {"mapping": {"device": "memory", "filename": "/fw/m.fd"}, "features": []}
+    (tmp_path / "20-memory.json").write_text(json.dumps(in_memory))
     monkeypatch.setattr(firmware, "DESCRIPTORS", (str(tmp_path / "none"), str(tmp_path)))
     return tmp_path
 
@@ -154,10 +146,8 @@ def test_a_bios_is_no_firmware_to_look_for(firmwares: Path) -> None:
 def test_a_saved_domain_with_a_firmware_is_not_restored_without() -> None:
     ours = domain_xml.build(spec(), host(cpu_mode=""))
     theirs = etree.fromstring(ours)
-    kind, system = theirs.find("os/type"), theirs.find("os")
-    assert system is not None
-    kind.attrib |= {"arch": "x86_64", "machine": "pc-i440fx-7.2"}
-    etree.SubElement(system, "loader").text = "/fw/plain.fd"
+    theirs.find("os/type").attrib |= {"arch": "x86_64", "machine": "pc-i440fx-7.2"}
+    etree.SubElement(theirs.find("os"), "loader").text = "/fw/plain.fd"
     with pytest.raises(SavedMismatch, match="loader"):
         reconcile(etree.tostring(theirs, encoding="unicode"), ours)
 
@@ -169,38 +159,40 @@ def settings(**more: str) -> Settings:
     return Settings({"VM_MEMORY": "1024", **more})
 
 
-def test_another_architecture_is_emulated_or_the_job_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"machine": "x86_64"})())
+
+
+def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> None:
     foreign, own = spec(devices=Devices(arch="aarch64")), spec(devices=Devices(arch="x86_64"))
     assert capabilities.type_for(own, "kvm", settings()) == "kvm"
     assert capabilities.type_for(foreign, "qemu", settings()) == "qemu"
     assert capabilities.type_for(foreign, "kvm", settings(VM_ALLOW_EMULATION="true")) == "qemu"
     with pytest.raises(errors.JobFault, match=r"aarch64.*VM_ALLOW_EMULATION"):
         capabilities.type_for(foreign, "kvm", settings())
-    assert (capabilities.arch_of(foreign), capabilities.arch_of(own), capabilities.arch_of(spec())) == (
-        "aarch64",
-        "",
-        "",
-    )
+    assert [capabilities.arch_of(each) for each in (foreign, own, spec())] == ["aarch64", "", ""]
 
 
-def test_the_architectures_of_guests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"machine": "x86_64"})())
+def test_the_architectures_of_guests(on_x86: None) -> None:
     names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
     text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
     assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
     assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
+def require(vm_type: str, **devices: object) -> None:
+    wanted = spec(devices=Devices(**devices))  # type: ignore[arg-type]
+    capabilities.require(wanted, vm_type, "", None, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
+
+
 def test_hypervisors_that_are_not_qemu_get_no_such_devices() -> None:
-    identity = Identity(54321, 54321)
     with pytest.raises(errors.JobFault, match="lxc do not get here: firmware"):
-        capabilities.require(spec(devices=Devices(firmware="uefi")), "lxc", "", None, settings(), identity)  # type: ignore[arg-type]
-    capabilities.require(spec(), "lxc", "", None, settings(), identity)  # type: ignore[arg-type]
+        require("lxc", firmware="uefi")
+    require("lxc")
 
 
 def test_a_tpm_takes_swtpm(monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = Identity(54321, 54321)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(errors.JobFault, match="VMPARAM_vm_TPM"):
-        capabilities.require(spec(devices=Devices(tpm=True)), "qemu", "", None, settings(), identity)  # type: ignore[arg-type]
+        require("qemu", tpm=True)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.images.support import read
-from tests.jobs import ad, owner
+from tests.job import support
+from tests.jobs import ad, own, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -17,7 +18,7 @@ from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import cloud_init
 from vmgahp.job.options import NAMES
-from vmgahp.job.spec import Devices, JobSpec
+from vmgahp.job.spec import Devices, Disk, JobSpec
 from vmgahp.job.vmware import VmwareSpec
 
 MACHINE = Settings({"VM_MEMORY": "1024"})
@@ -32,28 +33,22 @@ class Directory:
         self.put("disk.img", b"")
 
     def put(self, name: str, content: bytes) -> None:
-        path = self.path / name
-        path.write_bytes(content)
-        if os.geteuid() == 0:
-            os.chown(path, self.user.uid, self.user.gid)
+        (self.path / name).write_bytes(content)
+        own(self.path, self.path / name)
 
-    def spec(self, settings: Settings = MACHINE, **options: str) -> JobSpec:
-        job = ad(
-            VM_WORKING_DIR=f'"{self.path}"',
-            **{f"VMPARAM_vm_{option}" if option in NAMES else option: text for option, text in options.items()},
-        )
-        return JobSpec.from_ad(job, settings, self.user)
+    def attributes(self, options: dict[str, str]) -> dict[str, str]:
+        names = {name: f"VMPARAM_vm_{name}" if name in NAMES else name for name in options}
+        return {"VM_WORKING_DIR": f'"{self.path}"', **{names[name]: text for name, text in options.items()}}
 
-    def refused(self, *parts: str, settings: Settings = MACHINE, **options: str) -> JobFault:
-        with pytest.raises(JobFault) as raised:
-            self.spec(settings, **options)
-        for part in parts:
-            assert part in raised.value.problem
-        assert raised.value.code == errors.MISMATCHED
-        assert raised.value.hint
-        return raised.value
+    def spec(self, **options: str) -> JobSpec:
+        return support.spec(MACHINE, self.user, **self.attributes(options))
 
-    def seed(self, **options: str) -> dict[str, bytes]:
+    def refused(self, *parts: str, settings: Settings = MACHINE, **options: str) -> None:
+        attributes = self.attributes(options)
+        support.refusal(errors.MISMATCHED, *parts, settings=settings, files=self.user, **attributes)
+
+    def write(self, **options: str) -> dict[str, bytes]:
+        """What is on the drive."""
         seed = self.spec(**options).devices.user_data
         assert seed is not None
         cloud_init.write(seed, str(self.path), self.user)
@@ -67,16 +62,14 @@ def directory(scratch: Path) -> Directory:
 
 def test_a_job_that_says_nothing_has_no_drive(directory: Directory) -> None:
     spec = directory.spec()
-    assert spec.devices == Devices()
-    assert len(spec.disks) == 1
+    assert (spec.devices, len(spec.disks)) == (Devices(), 1)
 
 
 def test_the_files_of_the_job_are_on_the_drive(directory: Directory) -> None:
     directory.put("ud", b"#cloud-config\n")
     directory.put("md", b"instance-id: seven\nlocal-hostname: box\n")
     directory.put("net", b"version: 2\n")
-    found = directory.seed(User_Data='"ud"', Meta_Data='"md"', Network_Config='"net"')
-    assert found == {
+    assert directory.write(User_Data='"ud"', Meta_Data='"md"', Network_Config='"net"') == {
         "user-data": b"#cloud-config\n",
         "meta-data": b"instance-id: seven\nlocal-hostname: box\n",
         "network-config": b"version: 2\n",
@@ -85,41 +78,30 @@ def test_the_files_of_the_job_are_on_the_drive(directory: Directory) -> None:
 
 def test_meta_data_are_made_where_the_job_has_none(directory: Directory) -> None:
     directory.put("user-data", b"#!/bin/sh\n")
-    made = directory.seed(User_Data='"user-data"')["meta-data"].decode()
+    made = directory.write(User_Data='"user-data"')["meta-data"].decode()
     assert made == 'instance-id: "alice_example.org_17.0"\nlocal-hostname: "alice-example-org-17-0"\n'
-    made = directory.seed(User_Data='"user-data"', GlobalJobId='"ap.example#17.0#170000"')["meta-data"].decode()
+    made = directory.write(User_Data='"user-data"', GlobalJobId='"ap.example#17.0#170000"')["meta-data"].decode()
     assert made.startswith('instance-id: "ap.example#17.0#170000"\n')
 
 
 def test_a_path_of_the_submit_machine_is_a_name_here(directory: Directory) -> None:
     directory.put("user-data", b"#cloud-config\n")
-    assert "user-data" in directory.seed(User_Data='"/home/alice/vm/user-data"')
+    assert "user-data" in directory.write(User_Data='"/home/alice/vm/user-data"')
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"#cloud-config\n",
-        b"#Cloud-Config\r\n",
-        b"\n  #cloud-config\n",
-        b"#!/bin/sh\n",
-        b"#include\nhttps://example.org/x\n",
-        b"#include-once\n",
-        b"#cloud-config-archive\n",
-        b"#cloud-boothook\n",
-        b"#part-handler\n",
-        b"## template: jinja\n#cloud-config\n",
-        b'Content-Type: multipart/mixed; boundary="x"\n',
-        b"MIME-Version: 1.0\n",
-        b"\x1f\x8b\x08\x00",
-        b"#ps1_sysnative\n",
-        b"rem cmd\n",
-        b"<powershell>\n",
+        *(b"#cloud-config\n", b"#Cloud-Config\r\n", b"\n  #cloud-config\n", b"## template: jinja\n#cloud-config\n"),
+        *(b"#!/bin/sh\n", b"#include\nhttps://example.org/x\n", b"#include-once\n", b"#cloud-config-archive\n"),
+        *(b"#cloud-boothook\n", b"#part-handler\n", b"\x1f\x8b\x08\x00"),
+        *(b'Content-Type: multipart/mixed; boundary="x"\n', b"MIME-Version: 1.0\n"),
+        *(b"#ps1_sysnative\n", b"rem cmd\n", b"<powershell>\n"),
     ],
 )
 def test_what_cloud_init_knows_is_taken(directory: Directory, content: bytes) -> None:
     directory.put("user-data", content)
-    assert directory.seed(User_Data='"user-data"')["user-data"] == content
+    assert directory.write(User_Data='"user-data"')["user-data"] == content
 
 
 @pytest.mark.parametrize(
@@ -145,10 +127,7 @@ def test_whatever_a_file_has_it_is_taken_or_refused(tmp_path_factory: pytest.Tem
     directory = Directory(tmp_path_factory.mktemp("job"))
     directory.put("user-data", content)
     with contextlib.suppress(JobFault):
-        seed = directory.spec(User_Data='"user-data"').devices.user_data
-        assert seed is not None
-        cloud_init.write(seed, str(directory.path), directory.user)
-        assert read(directory.path / cloud_init.SEED_FILE)["user-data"] == content
+        assert directory.write(User_Data='"user-data"')["user-data"] == content
 
 
 @pytest.mark.parametrize(
@@ -169,7 +148,7 @@ def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bo
     directory.put("meta-data", meta)
     options = {"User_Data": '"user-data"', "Meta_Data": '"meta-data"'}
     if good:
-        assert directory.seed(**options)["meta-data"] == meta
+        assert directory.write(**options)["meta-data"] == meta
     else:
         directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **options)
 
@@ -216,20 +195,19 @@ def test_a_machine_whose_vms_a_script_describes_refuses_it(directory: Directory,
 def test_the_drive_is_of_the_kind_that_the_guest_boots_from(directory: Directory, disks: str, device: str) -> None:
     directory.put("user-data", b"#cloud-config\n")
     drive = directory.spec(User_Data='"user-data"', VMPARAM_vm_Disk=f'"{disks}"').disks[-1]
-    assert drive.device == device
-    assert (drive.kind, drive.writable, drive.transferred, drive.format) == ("cdrom", False, True, "raw")
-    assert drive.path == f"{directory.path}/vm_cidata.iso"
+    assert drive == Disk(f"{directory.path}/vm_cidata.iso", device, "", False, "raw", True, "cdrom")
 
 
 def test_the_drive_is_made_anew_byte_for_byte(directory: Directory) -> None:
     directory.put("user-data", b"#cloud-config\n")
-    directory.seed(User_Data='"user-data"')
-    first = (directory.path / "vm_cidata.iso").read_bytes()
+    directory.write(User_Data='"user-data"')
+    drive = directory.path / "vm_cidata.iso"
+    first = drive.read_bytes()
     cloud_init.forget(directory.spec(User_Data='"user-data"').devices.user_data, str(directory.path), directory.user)
-    assert not (directory.path / "vm_cidata.iso").exists()
+    assert not drive.exists()
     os.utime(directory.path / "user-data", (10**9, 10**9))
-    directory.seed(User_Data='"user-data"')
-    assert (directory.path / "vm_cidata.iso").read_bytes() == first
+    directory.write(User_Data='"user-data"')
+    assert drive.read_bytes() == first
 
 
 def test_a_file_that_is_gone_by_the_start_is_no_fault_of_the_machines(directory: Directory) -> None:

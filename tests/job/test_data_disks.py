@@ -9,7 +9,7 @@ import pytest
 
 from tests.domain.support import disk, spec
 from tests.images.support import write
-from tests.jobs import owner
+from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.manifest import DiskState
@@ -36,17 +36,17 @@ class Place:
         self.base = write(images / "base.raw", b"x" * (1 << 20))
         self.image = Image("a", str(self.base), "raw")
 
-    def spec(self, **more: object) -> JobSpec:
-        layer = disk(str(self.scratch / LAYER), format="qcow2", image=self.image)
-        return spec(working_dir=str(self.scratch), disks=(layer,), **more)
+    def with_disk(self, name: str, device: str, **more: object) -> JobSpec:
+        return spec(working_dir=str(self.scratch), disks=(disk(str(self.scratch / name), device, **more),))
+
+    def spec(self) -> JobSpec:
+        return self.with_disk(LAYER, "vda", format="qcow2", image=self.image)
 
     def data(self, size: int, name: str = "data.qcow2", image_format: str = "qcow2") -> JobSpec:
-        made = disk(str(self.scratch / name), "vdb", format=image_format, size=size)
-        return spec(working_dir=str(self.scratch), disks=(made,))
+        return self.with_disk(name, "vdb", format=image_format, size=size)
 
     def files(self, *names: str) -> JobSpec:
-        made = disk(str(self.scratch / "vm_data_files.iso"), "sda", kind="cdrom", writable=False, files=names)
-        return spec(working_dir=str(self.scratch), disks=(made,))
+        return self.with_disk("vm_data_files.iso", "sda", kind="cdrom", writable=False, files=names)
 
     def make(self, wanted: JobSpec) -> Provision:
         made = Provision(str(self.scratch), self.who)
@@ -62,10 +62,13 @@ class Place:
     def names(self) -> set[str]:
         return {path.name for path in self.scratch.iterdir()}
 
-    def own(self, path: Path) -> Path:
-        if os.getuid() == 0:
-            os.chown(path, self.who.uid, self.who.gid)
-        return path
+    def own(self, *paths: Path) -> None:
+        own(self.scratch, *paths)
+
+    def change_the_image(self) -> None:
+        content = bytearray(Path(self.image.path).read_bytes())
+        content[5000] ^= 1
+        Path(self.image.path).write_bytes(content)
 
 
 @pytest.fixture
@@ -73,8 +76,8 @@ def place(scratch: Path) -> Place:
     return Place(scratch)
 
 
-def qemu_img(*words: str | Path) -> None:
-    subprocess.run(["qemu-img", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+def qemu_img(*words: str | Path) -> bytes:
+    return subprocess.run(["qemu-img", *map(str, words)], check=True, stdout=subprocess.PIPE).stdout
 
 
 def test_an_overlay_and_its_record(place: Place) -> None:
@@ -118,9 +121,7 @@ def test_an_overlay_that_is_there_is_kept(place: Place) -> None:
 
 def test_an_overlay_is_not_put_on_another_image(place: Place) -> None:
     place.make(place.spec())
-    content = bytearray(place.base.read_bytes())
-    content[5000] ^= 1
-    place.base.write_bytes(content)
+    place.change_the_image()
     assert "another image" in place.refused(place.spec())
     assert place.names() == {LAYER, RECORD}, "another machine may have the right one"
 
@@ -162,8 +163,7 @@ def test_an_overlay_that_keeps_its_data_elsewhere(place: Place) -> None:
     place.make(place.spec())
     layer, data = place.scratch / LAYER, place.scratch / "data"
     qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={data}", layer, "1M")
-    for path in (layer, data):
-        place.own(path)
+    place.own(layer, data)
     assert "keeps its data in another file" in place.refused(place.spec())
 
 
@@ -187,9 +187,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     place.image = Image("a", str(place.base.rename(place.base.with_name("elsewhere.raw"))), "raw")
     os.utime(place.image.path, (1, 1))
     assert state(place.spec()) == here
-    content = bytearray(Path(place.image.path).read_bytes())
-    content[5000] ^= 1
-    Path(place.image.path).write_bytes(content)
+    place.change_the_image()
     assert state(place.spec()) != here
     read_only = disk(place.image.path, "vdb", writable=False, transferred=False, image=place.image)
     [itself] = state(place.spec()._replace(disks=(read_only,)))
@@ -200,10 +198,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
 def test_an_empty_disk(place: Place, name: str, image_format: str) -> None:
     place.make(place.data(100 << 20, name, image_format))
     made = place.scratch / name
-    shown = subprocess.run(
-        ["qemu-img", "info", "--output=json", "-f", image_format, made], capture_output=True, check=True
-    )
-    assert json.loads(shown.stdout)["virtual-size"] == 100 << 20
+    assert json.loads(qemu_img("info", "--output=json", "-f", image_format, made))["virtual-size"] == 100 << 20
     assert made.stat().st_blocks * 512 < 1 << 20
     assert made.stat().st_uid == place.who.uid
     inode = made.stat().st_ino
@@ -212,8 +207,7 @@ def test_an_empty_disk(place: Place, name: str, image_format: str) -> None:
 
 
 def test_a_disk_that_does_not_fit(place: Place) -> None:
-    problem = place.refused(place.data(1 << 62))
-    assert "are free for this job" in problem
+    assert "are free for this job" in place.refused(place.data(1 << 62))
     assert place.names() == set()
 
 

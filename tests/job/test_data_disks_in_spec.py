@@ -21,9 +21,18 @@ from vmgahp.job.spec import JobAd
 __all__ = ["place"]
 
 
-def made_of(*attributes: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
-    ad = jobs.of_lines('JobVMType = "kvm"', *attributes)
+MACHINE = Settings({"VM_MEMORY": "1024"})
+
+
+def made_of(attribute: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
+    ad = jobs.of_lines('JobVMType = "kvm"', attribute)
     return data_disks(Options(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
+
+
+def data_files(scratch: Path, text: str) -> tuple[str, ...]:
+    options = Options(JobAd([("VMPARAM_vm_Data_Files", f'"{text}"')]))
+    [disk] = data_disks(options, (), owner(scratch), str(scratch))
+    return disk.files
 
 
 def data_disk(text: str) -> tuple[Disk, ...]:
@@ -48,27 +57,16 @@ def test_several_data_disks() -> None:
     assert [disk.device for disk in data_disk("vdb:1G, vdc:2G")] == ["vdb", "vdc"]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("vdb", "is not of the form"),
-        ("vdb:1G:a.raw:w", "is not of the form"),
-        ("vdb::a.raw", "is not of the form"),
-        ("disk:1G", "is not a device"),
-        ("vdb1:1G", "is not a device"),
-        ("fda:1M", "is not a device"),
-        ("vdb:1", "is not a size"),
-        ("vdb:0G", "is not a size"),
-        ("vdb:-1G", "is not a size"),
-        ("vdb:99999999T", "is not a size"),
-        ("vdb:1G:../a.raw", "is not a name"),
-        ("vdb:1G:/etc/a.raw", "is not a name"),
-        ("vdb:1G:.raw", "is not a name"),
-        ("vdb:1G:-x.raw", "is not a name"),
-        ("vdb:1G:a.vmdk", "is not a name"),
-        ("vdb:1G,vdb:2G", "vdb is a disk of the job already"),
-    ],
-)
+WRONG = {
+    "is not of the form": ("vdb", "vdb:1G:a.raw:w", "vdb::a.raw"),
+    "is not a device": ("disk:1G", "vdb1:1G", "fda:1M"),
+    "is not a size": ("vdb:1", "vdb:0G", "vdb:-1G", "vdb:99999999T"),
+    "is not a name": ("vdb:1G:../a.raw", "vdb:1G:/etc/a.raw", "vdb:1G:.raw", "vdb:1G:-x.raw", "vdb:1G:a.vmdk"),
+    "vdb is a disk of the job already": ("vdb:1G,vdb:2G",),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), [(text, problem) for problem, texts in WRONG.items() for text in texts])
 def test_a_data_disk_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
     with pytest.raises(JobFault, match=re.escape(problem)) as caught:
         data_disk(text)
@@ -76,16 +74,13 @@ def test_a_data_disk_that_makes_no_sense_is_refused(text: str, problem: str) -> 
     assert "VMPARAM_vm_Data_Disk" in caught.value.problem
 
 
-def test_a_data_disk_beside_a_disk_of_the_same_device_or_file() -> None:
-    with pytest.raises(JobFault, match="vda is a disk of the job already"):
-        resolved(Settings({"VM_MEMORY": "1024"}), "disk.img:vda:w", Files(), VMPARAM_vm_Data_Disk='"vda:1G"')
-    with pytest.raises(JobFault, match=r"both a\.raw"):
-        resolved(
-            Settings({"VM_MEMORY": "1024"}),
-            "a.raw:vda:w",
-            Files(scratch=("a.raw",)),
-            VMPARAM_vm_Data_Disk='"vdb:1G:a.raw"',
-        )
+@pytest.mark.parametrize(
+    ("name", "made", "problem"),
+    [("disk.img", "vda:1G", "vda is a disk of the job already"), ("a.raw", "vdb:1G:a.raw", r"both a\.raw")],
+)
+def test_a_data_disk_beside_a_disk_of_the_same_device_or_file(name: str, made: str, problem: str) -> None:
+    with pytest.raises(JobFault, match=problem):
+        resolved(MACHINE, f"{name}:vda:w", Files((name,)), VMPARAM_vm_Data_Disk=f'"{made}"')
 
 
 def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
@@ -95,15 +90,10 @@ def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
 
 
 def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:
+    names = ("in.csv", "params.txt")
     other = Disk("/scratch/x", "sda", "", True, "raw", True, "disk")
-    [disk] = made_of(
-        'VMPARAM_vm_Data_Files = "in.csv, params.txt,in.csv"',
-        others=(other,),
-        identity=Files(scratch=("in.csv", "params.txt")),
-    )
-    assert disk == Disk(
-        *("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom"), files=("in.csv", "params.txt")
-    )
+    [disk] = made_of('VMPARAM_vm_Data_Files = "in.csv, params.txt,in.csv"', (other,), Files(names))
+    assert disk == Disk("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom", files=names)
 
 
 @pytest.mark.parametrize("bad", [errno.ENOENT, errno.ELOOP, errno.EPERM, errno.EACCES])
@@ -114,7 +104,6 @@ def test_a_file_that_cannot_be_opened_is_named(bad: int) -> None:
 
 
 def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
-    who = owner(scratch)
     (scratch / "params/deep").mkdir(parents=True)
     for name in ("params/b", "params/deep/a"):
         (scratch / name).write_text("1")
@@ -122,12 +111,10 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
     (scratch / "params/up").symlink_to("/")
     (scratch / "elsewhere").symlink_to("/etc")
     (scratch / "empty").mkdir()
-    options = Options(JobAd([("VMPARAM_vm_Data_Files", '"params/"')]))
-    [disk] = data_disks(options, (), who, str(scratch))
-    assert disk.files == ("params/b", "params/deep/a")
+    assert data_files(scratch, "params/") == ("params/b", "params/deep/a")
     for name in ("elsewhere", "elsewhere/hostname", "params/link", "empty", "/etc/hostname", "..", "params/../.."):
         with pytest.raises(JobFault, match="VMPARAM_vm_Data_Files"):
-            data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", f'"{name}"')])), (), who, str(scratch))
+            data_files(scratch, name)
 
 
 @AS_ROOT
@@ -137,14 +124,13 @@ def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
     (closed / "secret").write_text("1")
     closed.chmod(0o700)
     with pytest.raises(JobFault, match="Permission denied"):
-        data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", '"open"')])), (), owner(scratch), str(scratch))
+        data_files(scratch, "open")
 
 
 def test_too_many_files(scratch: Path) -> None:
     (scratch / "many").mkdir()
     for number in range(501):
         (scratch / "many" / str(number)).touch()
-    who = owner(scratch)
     with pytest.raises(JobFault, match="501 files") as caught:
-        data_disks(Options(JobAd([("VMPARAM_vm_Data_Files", '"many"')])), (), who, str(scratch))
+        data_files(scratch, "many")
     assert "archive" in caught.value.hint

@@ -10,14 +10,8 @@ from vmgahp.errors import MachineFault
 from vmgahp.job.spec import Devices, Disk, Nic, Topology
 
 MISMATCHED, BAD_DISK = errors.MISMATCHED, errors.INVALID_DISK_PARAM
-NETWORKS = Settings(
-    {
-        "VM_MEMORY": "1024",
-        "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "nat, bridge, user",
-        "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
-    }
-)
+OFFER = {"VM_NETWORKING_TYPE": "nat, bridge, user", "VM_NETWORKING_BRIDGE_INTERFACE": "br0"}
+NETWORKS = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", **OFFER})
 SHARING = Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "9p"})
 
 
@@ -47,13 +41,10 @@ def test_a_nic(text: str, expected: Nic) -> None:
 
 
 def test_nics_keep_their_order() -> None:
+    assert nics("") == ()
     found = nics("nat:52:54:00:12:34:56, bridge,user,,nat:down")
-    assert [(nic.networking_type, nic.link_up) for nic in found] == [
-        ("nat", True),
-        ("bridge", True),
-        ("user", True),
-        ("nat", False),
-    ]
+    assert [nic.networking_type for nic in found] == ["nat", "bridge", "user", "nat"]
+    assert [nic.link_up for nic in found] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +62,10 @@ def test_nics_keep_their_order() -> None:
         (", ,", "no NIC"),
         ("nat:'/><hostdev/>", "hostdev"),
         (",".join(["nat"] * 17), "17"),
-        ("", "no NIC"),
     ],
 )
 def test_a_list_of_nics_that_makes_no_sense(text: str, part: str) -> None:
-    if text:
-        refusal(MISMATCHED, "VMPARAM_vm_NICs", part, settings=NETWORKS, VMPARAM_vm_NICs=f'"{text}"')
-    else:
-        assert spec(NETWORKS, VMPARAM_vm_NICs='""').nics == ()
+    refusal(MISMATCHED, "VMPARAM_vm_NICs", part, settings=NETWORKS, VMPARAM_vm_NICs=f'"{text}"')
 
 
 def test_a_nic_needs_a_network_that_is_on_offer() -> None:
@@ -235,13 +222,8 @@ def test_an_unknown_wish_is_refused_by_its_name(name: str) -> None:
 
 
 def test_what_is_for_others_is_no_unknown_wish() -> None:
-    others = {
-        "VMPARAM_VM_NAME": '"x"',
-        "VMPARAM_No_Output_VM": "false",
-        "VMPARAM_Xen_Kernel": '"included"',
-        "VM_xen_ATTR_colour": '"blue"',
-    }
-    assert spec(**others).ignored == ()
+    others = {"VMPARAM_VM_NAME": '"x"', "VMPARAM_No_Output_VM": "false", "VMPARAM_Xen_Kernel": '"included"'}
+    assert spec(**others, VM_xen_ATTR_colour='"blue"').ignored == ()
 
 
 def test_an_administrators_script_may_know_other_wishes() -> None:

@@ -3,12 +3,14 @@
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs import own
 from vmgahp.config import Settings
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.resources import Resources
@@ -26,14 +28,8 @@ from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_p
         (b"  vmgahp-exit-code:\t7  \r\n", 7),
         (b"vmgahp-exit-code: 1\nvmgahp-exit-code: 2\n", 2),
         (b"vmgahp-exit-code: 1\nvmgahp-exit-code: 256\nvmgahp-exit-code: nonsense\n", 1),
-        (b"vmgahp-exit-code: -1\n", None),
-        (b"vmgahp-exit-code: 1.5\n", None),
-        (b"vmgahp-exit-code: 0003\n", None),
-        (b"vmgahp-exit-code: \xd9\xa3\n", None),
-        (b"vmgahp-exit-code:\n3\n", None),
-        (b'echo "vmgahp-exit-code: 3"\n', None),
-        (b"vmgahp-exit-code: 3 or so\n", None),
-        (b"", None),
+        *((b"vmgahp-exit-code:" + rest, None) for rest in (b" -1\n", b" 1.5\n", b" 0003\n", b" \xd9\xa3\n", b"\n3\n")),
+        *((text, None) for text in (b'echo "vmgahp-exit-code: 3"\n', b"vmgahp-exit-code: 3 or so\n", b"")),
         (b"vmgahp-exit-code: 3\n" + b"x" * CONSOLE_BYTES, None),
     ],
 )
@@ -78,6 +74,10 @@ class Vm:
         self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, settings, user, self.said.append)
 
 
+def exit_code_in(scratch: Path) -> object:
+    return json.loads((scratch / "vm_exit.json").read_text())["exit_code"]
+
+
 def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
@@ -96,7 +96,7 @@ def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Iden
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
     os.chown(scratch / "vm_console.log", user.uid, user.gid)
     Vm(scratch, user).resources.release()
-    assert json.loads((scratch / "vm_exit.json").read_text())["exit_code"] is None
+    assert exit_code_in(scratch) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -106,7 +106,7 @@ def test_a_console_that_the_user_may_not_read_says_nothing(scratch: Path, user: 
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").symlink_to(secret)
     vm.resources.release()
-    assert json.loads((scratch / "vm_exit.json").read_text())["exit_code"] is None
+    assert exit_code_in(scratch) is None
 
 
 def test_who_knows_first_how_it_ended_is_right(scratch: Path, user: Identity) -> None:
@@ -165,24 +165,34 @@ def notes(libexec: Path) -> list[str]:
     return (libexec.parent / "notes").read_text().splitlines()
 
 
-def configured(scratch: Path, user: Identity, text: str = STARTER) -> None:
+def configured(scratch: Path, text: str = STARTER) -> None:
     path = scratch / ".chirp.config"
     path.write_text(text)
     path.chmod(0o700)
-    if os.geteuid() == 0:
-        os.chown(path, user.uid, user.gid)
+    own(scratch, path)
 
 
-def test_the_starter_is_told_as_the_jobs_user(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch, user)
-    assert tell_starter(3, str(scratch), str(libexec), user) == ""
+@pytest.fixture
+def tell(scratch: Path, user: Identity, libexec: Path) -> Callable[..., str]:
+    """What is said when the starter is told of an exit code."""
+
+    def telling(code: int | None = 3, text: str = STARTER) -> str:
+        configured(scratch, text)
+        return tell_starter(code, str(scratch), str(libexec), user)
+
+    return telling
+
+
+def test_the_starter_is_told_as_the_jobs_user(
+    scratch: Path, user: Identity, libexec: Path, tell: Callable[..., str]
+) -> None:
+    assert tell() == ""
     who = f"{user.uid} {scratch}/.chirp.config"
     assert notes(libexec) == [f"{who} set_job_attr VMExitCode 3", f"{who} set_job_attr_delayed ChirpVMExitCode 3"]
 
 
-def test_without_a_code_none_of_an_earlier_run_stays(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch, user)
-    tell_starter(None, str(scratch), str(libexec), user)
+def test_without_a_code_none_of_an_earlier_run_stays(libexec: Path, tell: Callable[..., str]) -> None:
+    tell(None)
     assert [line.split()[-1] for line in notes(libexec)] == ["undefined", "undefined"]
 
 
@@ -194,50 +204,41 @@ def test_without_chirp_nothing_is_said(scratch: Path, user: Identity, libexec: P
 @pytest.mark.parametrize(
     "text",
     [
-        "10.0.0.1 80 abc\n",
-        "127.evil.example 80 abc\n",
-        "localhost 80 abc\n",
-        "127.0.0.1 80\n",
-        "127.0.0.1 80 abc def\n",
-        f"127.0.0.1 80 {'x' * 5000}\n",
-        "127.0.0.1 80 abc\n10.0.0.1 80 abc\n",
-        "\x00\xff",
+        *("10.0.0.1 80 abc\n", "127.evil.example 80 abc\n", "localhost 80 abc\n"),
+        *("127.0.0.1 80\n", "127.0.0.1 80 abc def\n", f"127.0.0.1 80 {'x' * 5000}\n"),
+        *("127.0.0.1 80 abc\n10.0.0.1 80 abc\n", "\x00\xff"),
     ],
 )
 def test_nobody_but_the_starter_of_this_machine_is_spoken_to(
-    scratch: Path, user: Identity, libexec: Path, text: str
+    libexec: Path, tell: Callable[..., str], text: str
 ) -> None:
-    configured(scratch, user, text)
-    assert "not as a starter writes it" in tell_starter(3, str(scratch), str(libexec), user)
+    assert "not as a starter writes it" in tell(text=text)
     assert notes(libexec) == []
 
 
-def test_a_failure_is_said_and_no_more(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch, user)
+def test_a_failure_is_said_and_no_more(libexec: Path, tell: Callable[..., str]) -> None:
     (libexec / "then").write_text("echo no such attribute >&2; exit 1\n")
-    assert tell_starter(3, str(scratch), str(libexec), user).endswith("no such attribute")
+    assert tell().endswith("no such attribute")
     assert len(notes(libexec)) == 2
 
 
-def test_one_of_the_two_is_enough(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch, user)
+def test_one_of_the_two_is_enough(libexec: Path, tell: Callable[..., str]) -> None:
     (libexec / "then").write_text('[ "$1" = set_job_attr_delayed ]\n')
-    assert tell_starter(3, str(scratch), str(libexec), user) == ""
+    assert tell() == ""
 
 
 def test_a_starter_that_does_not_answer_is_not_waited_for(
-    scratch: Path, user: Identity, libexec: Path, monkeypatch: pytest.MonkeyPatch
+    libexec: Path, tell: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exit_code, "CHIRP_SECONDS", 0.2)
-    configured(scratch, user)
     (libexec / "then").write_text("exec sleep 600\n")
-    assert "timed out" in tell_starter(3, str(scratch), str(libexec), user)
+    assert "timed out" in tell()
 
 
 def test_a_machine_without_condor_chirp_says_so(scratch: Path, user: Identity) -> None:
-    configured(scratch, user)
-    assert "condor_chirp is not there" in tell_starter(3, str(scratch), "/nowhere", user)
-    assert "condor_chirp is not there" in tell_starter(3, str(scratch), "", user)
+    configured(scratch)
+    for libexec in ("/nowhere", ""):
+        assert "condor_chirp is not there" in tell_starter(3, str(scratch), libexec, user)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_a_machine_without_condor_chirp_says_so(scratch: Path, user: Identity) -
     [("", True), (exit_code.POWERED_OFF, True), (exit_code.CRASHED, True), (exit_code.DESTROYED, False)],
 )
 def test_only_an_end_of_its_own_is_told(scratch: Path, user: Identity, libexec: Path, how: str, told: bool) -> None:
-    configured(scratch, user)
+    configured(scratch)
     vm = Vm(scratch, user, libexec)
     vm.resources.ended(how)
     vm.resources.release()
@@ -253,7 +254,7 @@ def test_only_an_end_of_its_own_is_told(scratch: Path, user: Identity, libexec: 
 
 
 def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch, user)
+    configured(scratch)
     vm = Vm(scratch, user, libexec)
     vm.resources.to_be_stopped()
     vm.resources.release()

@@ -2,23 +2,20 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
-from lxml import etree
 
 from tests import REPOSITORY
-from tests.domain.support import disk, spec
+from tests.domain.support import assert_golden, assert_of_libvirts_schema, disk, spec
 from tests.job.xen_jobs import CASES, HOST
 from tests.jobs import Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.spec import JobSpec, Nic
+from vmgahp.job.spec import Disk, JobSpec, Nic
 from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot
 
 GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
-SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 
 OWN = {
     "JobVMType": '"xen"',
@@ -134,12 +131,14 @@ def test_what_xml_cannot_say_is_refused(character: str) -> None:
 
 
 def test_a_partition_is_a_disk_by_itself() -> None:
-    settings = Settings({"VM_MEMORY": "1024"})
-    two = {"VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda2:r"'}
-    found = JobSpec.from_ad(ad(**OWN, **two), settings, Files(FILES))  # type: ignore[arg-type]
-    assert [(each.device, each.partition) for each in found.disks] == [("xvda", "1"), ("xvda", "2")]
+    def disks(text: str) -> tuple[Disk, ...]:
+        job = ad(**OWN, VMPARAM_vm_Disk=f'"{text}"')
+        return JobSpec.from_ad(job, Settings({"VM_MEMORY": "1024"}), Files(FILES)).disks  # type: ignore[arg-type]
+
+    found = disks("disk.img:xvda1:w,vmlinuz:xvda2:r")
+    assert [(each.device, each.partition) for each in found] == [("xvda", "1"), ("xvda", "2")]
     with pytest.raises(JobFault, match="twice"):
-        JobSpec.from_ad(ad(**{**OWN, "VMPARAM_vm_Disk": '"disk.img:xvda1:w,vmlinuz:xvda1:r"'}), settings, Files(FILES))  # type: ignore[arg-type]
+        disks("disk.img:xvda1:w,vmlinuz:xvda1:r")
 
 
 def test_user_networking_is_not_on_offer() -> None:
@@ -159,19 +158,11 @@ def test_user_networking_is_not_on_offer() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
-    made = domain_xen.build(*CASES[name], HOST) + "\n"
-    golden = GOLDEN / f"{name}.xml"
-    if request.config.getoption("--update-golden"):
-        golden.write_text(made)
-    assert made == golden.read_text()
+    assert_golden(domain_xen.build(*CASES[name], HOST), GOLDEN / f"{name}.xml", request)
     assert {path.stem for path in GOLDEN.glob("*.xml")} == set(CASES)
 
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize("name", CASES)
 def test_libvirts_schema_accepts_it(name: str) -> None:
-    if not SCHEMA.exists():
-        pytest.skip(f"libvirt's schema is not installed: {SCHEMA}")
-    schema = etree.RelaxNG(etree.parse(SCHEMA))
-    domain = etree.fromstring(domain_xen.build(*CASES[name], HOST))
-    assert schema.validate(domain), schema.error_log
+    assert_of_libvirts_schema(domain_xen.build(*CASES[name], HOST))

@@ -9,6 +9,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,17 @@ from tests import REPOSITORY
 PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
 
 
+def run(*command: str, **how: Any) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the sdist, and the wheel that was built from it."""
     directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY))
     return directory
 
 
@@ -43,12 +48,8 @@ def wheel(built: Path) -> Path:
 
 def sources(directory: str) -> set[str]:
     """The files of a directory of the clone that belong to it."""
-    found = (path for path in (REPOSITORY / directory).rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(REPOSITORY))
-        for path in found
-        if not {"__pycache__", "_build"} & set(path.parts) and path.suffix != ".pyc"
-    }
+    found = (path for path in (REPOSITORY / directory).rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(REPOSITORY)) for path in found if not {"__pycache__", "_build"} & set(path.parts)}
 
 
 def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -> None:
@@ -69,8 +70,7 @@ def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) ->
     assert package == sources("src")
     others = [name for name in names if not name.startswith("vmgahp/")]
     assert {name.partition("/")[0].rpartition(".")[2] for name in others} == {"data", "dist-info"}
-    scripts = {Path(name).name for name in others if ".data/scripts/" in name}
-    assert scripts == set(PROGRAMS)
+    assert {Path(name).name for name in others if ".data/scripts/" in name} == set(PROGRAMS)
     data = [name.partition(".data/data/")[2] for name in others if ".data/data/" in name]
     assert {name for name in data if not name.startswith("share/man/man1/")} == set()
     assert any(name.endswith("licenses/LICENSE") for name in others)
@@ -94,19 +94,18 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(wheel: Path, t
     if os.geteuid() == 0:
         environ |= {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
 
-    def run(*command: str) -> str:
-        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
     bin_ = where / "bin"
-    run(str(bin_ / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+
+    def out(program: str, *words: str) -> str:
+        return run(str(bin_ / program), *words, env=environ, cwd=tmp_path)
+
+    out("pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
     (tmp_path / "vmgahp.py").write_text("raise SystemExit('a file of the working directory was imported')\n")
     version = wheel.name.split("-")[1]
-    assert run(str(bin_ / "vmgahp"), "version").startswith(f"vmgahp {version} ")
-    assert run(str(bin_ / "condor_vm-gahp"), "-version").startswith(f"vmgahp {version} ")
-    assert 'PluginType = "FileTransfer"' in run(str(bin_ / "vmgahp-image-plugin"), "-classad")
-    assert 'VM_Type = "simulated"' in run(str(bin_ / "condor_vm-gahp"), "-f", "-M", "0", "vmtype", "simulated")
+    assert out("vmgahp", "version").startswith(f"vmgahp {version} ")
+    assert out("condor_vm-gahp", "-version").startswith(f"vmgahp {version} ")
+    assert 'PluginType = "FileTransfer"' in out("vmgahp-image-plugin", "-classad")
+    assert 'VM_Type = "simulated"' in out("condor_vm-gahp", "-f", "-M", "0", "vmtype", "simulated")
     for program in PROGRAMS:
         assert (bin_ / program).read_text().startswith(f"#!{bin_}/python")
 

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,16 +47,8 @@ def test_words_are_what_the_server_put_into_its_reply(words: list[str]) -> None:
 
 
 def test_a_result_is_waited_for(tmp_path: Path) -> None:
-    answers = (
-        "0 $VMGahpVersion 0.0.1 May 1 2007 Condor\\ VMGAHP $",
-        "1 S",
-        "4 S",
-        "1 S~R",
-        "1 S 1~1 0 7",
-        "1 R~S~R",
-        "1 S 1~2 0 STATUS=Running CPUTIME=1",
-    )
-    with serve(tmp_path, *answers) as client:
+    greeting, status = "0 $VMGahpVersion 0.0.1 May 1 2007 Condor\\ VMGAHP $", "1 S 1~2 0 STATUS=Running CPUTIME=1"
+    with serve(tmp_path, greeting, "1 S", "4 S", "1 S~R", "1 S 1~1 0 7", "1 R~S~R", status) as client:
         client.greeting()
         client.send_ad("A = 1", "B = 2", "C = 3")
         assert client.call("START", "kvm") == "7"
@@ -73,22 +66,18 @@ def test_results_of_other_requests_are_kept(tmp_path: Path) -> None:
         assert first.result == ["0", "one"]
 
 
-def test_a_failure_carries_the_word(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, "1 S~R", "1 S 1~1 1 VMGAHP_ERR_INTERNAL") as client,
-        pytest.raises(ProtocolError, match=r"START failed: VMGAHP_ERR_INTERNAL$"),
-    ):
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        (("1 S~R", "1 S 1~1 1 VMGAHP_ERR_INTERNAL"), r"START failed: VMGAHP_ERR_INTERNAL$"),
+        (("1 E",), "answered 'E'"),
+        (("1 S~S", "1 S 0"), "it was no R: 'S'"),
+    ],
+    ids=["a failure carries the word", "a refusal", "a server that speaks without being asked"],
+)
+def test_what_is_no_success_is_an_error(tmp_path: Path, answers: tuple[str, ...], error: str) -> None:
+    with serve(tmp_path, *answers) as client, pytest.raises(ProtocolError, match=error):
         client.call("START", "kvm")
-
-
-def test_a_refusal_is_an_error(tmp_path: Path) -> None:
-    with serve(tmp_path, "1 E") as client, pytest.raises(ProtocolError, match="answered 'E'"):
-        client.run("BOGUS", 1)
-
-
-def test_a_server_that_speaks_without_being_asked_is_an_error(tmp_path: Path) -> None:
-    with serve(tmp_path, "1 S~S", "1 S 0") as client, pytest.raises(ProtocolError, match="it was no R: 'S'"):
-        client.run("STATUS", 1)
 
 
 def test_silence_is_an_error_with_what_the_server_said_of_itself() -> None:
@@ -99,25 +88,23 @@ def test_silence_is_an_error_with_what_the_server_said_of_itself() -> None:
             client.read_line(timeout=0.1)
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_status() -> None:
-    with (
-        python("import sys; sys.exit('no such machine')") as client,
-        pytest.raises(ProtocolError, match=r"exit 1(?s:.)*no such machine"),
-    ):
-        client.greeting()
-
-
-def test_another_greeting_is_none() -> None:
-    with python("print('220 hello')") as client, pytest.raises(ProtocolError, match="not a greeting"):
-        client.greeting()
-
-
-def test_a_bad_end_is_an_error(tmp_path: Path) -> None:
-    with (
-        python("input(); print('S', flush=True); input(); exit(3)") as client,
-        pytest.raises(ProtocolError, match="exit status is 1"),
-    ):
-        client.quit()
+@pytest.mark.parametrize(
+    ("code", "act", "error"),
+    [
+        ("import sys; sys.exit('no such machine')", Client.greeting, r"exit 1(?s:.)*no such machine"),
+        ("print('220 hello')", Client.greeting, "not a greeting"),
+        ("input(); print('S', flush=True); input(); exit(3)", Client.quit, "exit status is 1"),
+        (
+            "import time; time.sleep(600)",
+            lambda client: client.write(b"\n" * (4 << 20), 0.1),
+            r"read nothing in 0\.1 s",
+        ),
+    ],
+    ids=["ends at once", "another greeting", "a bad end", "reads nothing"],
+)
+def test_a_server_that_does_not_do_its_part_is_an_error(code: str, act: Callable[[Client], object], error: str) -> None:
+    with python(code) as client, pytest.raises(ProtocolError, match=error):
+        act(client)
 
 
 def test_much_on_standard_error_holds_up_nobody() -> None:
@@ -132,14 +119,6 @@ def test_much_is_written_while_the_server_answers() -> None:
     with python("for _ in range(49999): print('S ' + input().strip(), flush=True)") as client:
         client.write(b"0123456789\r\n" * 49999)
         assert {client.read_line() for _ in range(49999)} == {"S 0123456789"}
-
-
-def test_a_server_that_reads_nothing_is_given_up() -> None:
-    with (
-        python("import time; time.sleep(600)") as client,
-        pytest.raises(ProtocolError, match=r"read nothing in 0\.1 s"),
-    ):
-        client.write(b"\n" * (4 << 20), timeout=0.1)
 
 
 def test_a_server_that_is_gone_no_longer_reads() -> None:

@@ -12,6 +12,18 @@ from vmgahp.metrics import Status
 from vmgahp.protocol import session, transcript, wire
 
 
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def started(client: Client) -> Client:
+    """A client whose VM 1 runs."""
+    client.started()
+    return client
+
+
 def test_the_recorded_conversation_gives_the_same_lines() -> None:
     """The reference's own recording, line for line; SUPPORT_VMS may name more types."""
     recorded = transcript.parse((TRANSCRIPTS / "protocol.txt").read_text())
@@ -63,36 +75,31 @@ def test_another_type_is_named_beside_the_classic_ones() -> None:
         "ünïcode",
     ],
 )
-def test_what_makes_no_sense_is_refused_with_one_line(line: str) -> None:
-    client = Client()
+def test_what_makes_no_sense_is_refused_with_one_line(client: Client, line: str) -> None:
     assert client.send(line) == ["E"]
     assert client.results() == []
 
 
-def test_bad_utf8_is_refused() -> None:
-    client = Client()
+def test_bad_utf8_is_refused(client: Client) -> None:
     client.session.receive(b"VERS\xffION\n", 0.0)
     assert client.read() == ["E"]
 
 
-def test_a_line_without_an_end_is_refused_once_when_it_ends() -> None:
-    client = Client()
+def test_a_line_without_an_end_is_refused_once_when_it_ends(client: Client) -> None:
     for _ in range(10):
         client.session.receive(b"x" * (1 << 20), 0.0)
     assert client.read() == []
     assert client.send("x", "VERSION")[0] == "E"
 
 
-def test_a_request_id_may_not_be_used_while_it_is_pending() -> None:
-    client = Client()
+def test_a_request_id_may_not_be_used_while_it_is_pending(client: Client) -> None:
     client.start(5)
     assert client.send("CONDOR_VM_STATUS 5 1") == ["E"]
     assert client.end() == ["R"]
     assert client.send("CONDOR_VM_STATUS 5 1") == ["S"]
 
 
-def test_requests_beyond_the_limit_are_refused_until_results_are_fetched() -> None:
-    client = Client()
+def test_requests_beyond_the_limit_are_refused_until_results_are_fetched(client: Client) -> None:
     for request_id in range(1, session.MAX_OUTSTANDING + 1):
         assert client.send(f"CONDOR_VM_STATUS {request_id} 1")[0] == "S"
     assert client.send("CONDOR_VM_STATUS 9999999 1") == ["E"]
@@ -100,28 +107,24 @@ def test_requests_beyond_the_limit_are_refused_until_results_are_fetched() -> No
     assert client.send("CONDOR_VM_STATUS 9999999 1")[0] == "S"
 
 
-def test_r_is_written_once_until_results_are_fetched() -> None:
-    client = Client()
+def test_r_is_written_once_until_results_are_fetched(client: Client) -> None:
     assert client.send("CONDOR_VM_STATUS 1 9", "CONDOR_VM_STATUS 2 9") == ["S", "R", "S"]
     assert client.results() == ["1 0 STATUS=Stopped", "2 0 STATUS=Stopped"]
     assert client.send("CONDOR_VM_STATUS 3 9") == ["S", "R"]
 
 
-def test_no_r_with_async_mode_off() -> None:
-    client = Client()
+def test_no_r_with_async_mode_off(client: Client) -> None:
     assert client.send("ASYNC_MODE_OFF", "CONDOR_VM_STATUS 1 9") == ["S", "S"]
     assert client.send("ASYNC_MODE_ON", "CONDOR_VM_STATUS 2 9") == ["S", "S", "R"]
 
 
-def test_everything_else_is_answered_while_a_start_goes_on() -> None:
-    client = Client()
+def test_everything_else_is_answered_while_a_start_goes_on(client: Client) -> None:
     client.start()
     assert client.send("VERSION", "RESULTS", "CONDOR_VM_STATUS 2 9") == ["S " + wire.GREETING.decode(), "S 0", "S", "R"]
     assert client.results() == ["2 0 STATUS=Stopped"]
 
 
-def test_a_failed_start_answers_the_word_of_the_fault_and_leaves_no_vm() -> None:
-    client = Client()
+def test_a_failed_start_answers_the_word_of_the_fault_and_leaves_no_vm(client: Client) -> None:
     client.start()
     client.end(errors.JobFault(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk is missing"))
     assert client.results() == ["1 1 VMGAHP_ERR_JOBCLASSAD_KVM_NO_DISK_PARAM"]
@@ -135,8 +138,7 @@ def test_a_start_for_another_type_than_the_servers_fails() -> None:
     assert client.results() == ["1 1 VMGAHP_ERR_NO_SUPPORTED_VM_TYPE"]
 
 
-def test_secrets_of_the_ad_are_not_logged() -> None:
-    client = Client()
+def test_secrets_of_the_ad_are_not_logged(client: Client) -> None:
     client.send("CLASSAD", 'ClaimId = "secret-1"', "TransferKey secret-2", 'broken"secret-3', "CLASSAD_END")
     client.send("CONDOR_VM_START 1 kvm", "secret-4")
     assert client.logged
@@ -147,21 +149,18 @@ def running(cpu: float = 0.0, **more: str) -> Status:
     return Status(lifecycle.RUNNING, cpu_seconds=cpu, vcpus=2, memory_kib=1024, max_memory_kib=2048, **more)
 
 
-def test_status_of_a_running_vm() -> None:
-    client = Client()
-    client.started()
-    client.now += 10
-    client.send("CONDOR_VM_STATUS 2 1")
-    client.end(running(5.0, mac="52:54:00:00:00:01", ip="192.168.122.7"))
-    assert client.results() == [
+def test_status_of_a_running_vm(started: Client) -> None:
+    started.now += 10
+    started.send("CONDOR_VM_STATUS 2 1")
+    started.end(running(5.0, mac="52:54:00:00:00:01", ip="192.168.122.7"))
+    assert started.results() == [
         "2 0 MAC=52:54:00:00:00:01 IP=192.168.122.7 STATUS=Running CPUUTILIZATION=0.250000 CPUTIME=5.000000 "
         "MEMORY=1024 MAXMEMORY=2048"
     ]
 
 
-def test_utilization_counts_from_the_start_and_is_never_more_than_all() -> None:
+def test_utilization_counts_from_the_start_and_is_never_more_than_all(client: Client) -> None:
     """A guest has used CPU before START is answered, and a first STATUS may come right after."""
-    client = Client()
     client.start()
     client.now += 4
     client.end()
@@ -175,15 +174,13 @@ def test_utilization_counts_from_the_start_and_is_never_more_than_all() -> None:
     assert shown == ["CPUUTILIZATION=0.125000", "CPUUTILIZATION=1.000000"]
 
 
-def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again() -> None:
-    client = Client()
-    client.started()
+def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again(started: Client) -> None:
     shown = []
     for cpu in (5.0, 7.0, 1.0, 2.0):
-        client.now += 10
-        client.send("CONDOR_VM_STATUS 2 1")
-        client.end(running(cpu))
-        shown.append(client.results()[0].split()[3:5])
+        started.now += 10
+        started.send("CONDOR_VM_STATUS 2 1")
+        started.end(running(cpu))
+        shown.append(started.results()[0].split()[3:5])
     assert shown == [
         ["CPUUTILIZATION=0.250000", "CPUTIME=5.000000"],
         ["CPUUTILIZATION=0.100000", "CPUTIME=7.000000"],
@@ -192,79 +189,66 @@ def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again() -> None:
     ]
 
 
-def test_a_suspended_vm_is_never_reported_as_stopped() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_STATUS 3 1")
-    assert [call.operation for call in client.calls] == [lifecycle.SUSPEND]
-    client.end()
-    client.end(Status(lifecycle.SUSPENDED))
-    assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended"]
+def test_a_suspended_vm_is_never_reported_as_stopped(started: Client) -> None:
+    started.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_STATUS 3 1")
+    assert [call.operation for call in started.calls] == [lifecycle.SUSPEND]
+    started.end()
+    started.end(Status(lifecycle.SUSPENDED))
+    assert started.results() == ["2 0 NULL", "3 0 STATUS=Suspended"]
 
 
-def test_the_soft_suspend_of_a_suspended_guest_needs_no_driver() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_SOFT_SUSPEND 2 1", "CONDOR_VM_SOFT_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
-    client.end()
-    client.end(Status(lifecycle.SOFT_SUSPENDED))
-    assert client.results() == ["2 0 NULL", "3 0 NULL", "4 0 STATUS=SoftSuspended"]
-    assert client.calls == []
+def test_the_soft_suspend_of_a_suspended_guest_needs_no_driver(started: Client) -> None:
+    started.send("CONDOR_VM_SOFT_SUSPEND 2 1", "CONDOR_VM_SOFT_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    started.end()
+    started.end(Status(lifecycle.SOFT_SUSPENDED))
+    assert started.results() == ["2 0 NULL", "3 0 NULL", "4 0 STATUS=SoftSuspended"]
+    assert started.calls == []
 
 
-def test_a_guest_that_powered_off_is_stopped_for_good() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_STATUS 2 1", "CONDOR_VM_GETPID 3 1", "CONDOR_VM_RESUME 4 1", "CONDOR_VM_STATUS 5 1")
-    client.end(Status(lifecycle.STOPPED))
-    assert client.calls == []
-    assert client.results() == [
+def test_a_guest_that_powered_off_is_stopped_for_good(started: Client) -> None:
+    started.send("CONDOR_VM_STATUS 2 1", "CONDOR_VM_GETPID 3 1", "CONDOR_VM_RESUME 4 1", "CONDOR_VM_STATUS 5 1")
+    started.end(Status(lifecycle.STOPPED))
+    assert started.calls == []
+    assert started.results() == [
         "2 0 STATUS=Stopped",
         "3 0 0",
         "4 1 VMGAHP_ERR_VM_INVALID_OPERATION",
         "5 0 STATUS=Stopped",
     ]
-    client.send("CONDOR_VM_STOP 6 1", "CONDOR_VM_STOP 7 1")
-    assert client.results() == ["6 0 NULL", "7 1 VMGAHP_ERR_VM_NOT_FOUND"]
+    started.send("CONDOR_VM_STOP 6 1", "CONDOR_VM_STOP 7 1")
+    assert started.results() == ["6 0 NULL", "7 1 VMGAHP_ERR_VM_NOT_FOUND"]
 
 
-def test_what_waits_behind_a_stop_finds_no_vm() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_STOP 2 1", "CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
-    client.end()
-    assert client.results() == ["2 0 NULL", "3 1 VMGAHP_ERR_VM_NOT_FOUND", "4 0 STATUS=Stopped"]
+def test_what_waits_behind_a_stop_finds_no_vm(started: Client) -> None:
+    started.send("CONDOR_VM_STOP 2 1", "CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    started.end()
+    assert started.results() == ["2 0 NULL", "3 1 VMGAHP_ERR_VM_NOT_FOUND", "4 0 STATUS=Stopped"]
 
 
-def test_a_failed_stop_keeps_the_vm() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_STOP 2 1")
-    client.end(errors.HypervisorFault("QEMU does not die"))
-    assert client.results() == ["2 1 VMGAHP_ERR_INTERNAL"]
-    assert 1 in client.session.vms
+def test_a_failed_stop_keeps_the_vm(started: Client) -> None:
+    started.send("CONDOR_VM_STOP 2 1")
+    started.end(errors.HypervisorFault("QEMU does not die"))
+    assert started.results() == ["2 1 VMGAHP_ERR_INTERNAL"]
+    assert 1 in started.session.vms
 
 
-def test_a_status_behind_a_long_save_is_answered_from_memory() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_STATUS 2 1")
-    client.end(running(1.0))
-    before = client.results()[0].partition(" ")[2]
-    assert client.session.next_deadline() is None
-    client.send("CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
-    assert client.session.next_deadline() == client.now + session.PATIENCE
-    client.session.expire(client.now + session.PATIENCE - 0.1)
-    assert client.results() == []
-    client.session.expire(client.now + session.PATIENCE)
-    assert client.results() == [f"4 {before}"]
-    assert client.session.next_deadline() == client.now + 280, "the save itself has the client's time"
-    client.end()
-    assert client.results() == ["3 0 NULL"]
+def test_a_status_behind_a_long_save_is_answered_from_memory(started: Client) -> None:
+    started.send("CONDOR_VM_STATUS 2 1")
+    started.end(running(1.0))
+    before = started.results()[0].partition(" ")[2]
+    assert started.session.next_deadline() is None
+    started.send("CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
+    assert started.session.next_deadline() == started.now + session.PATIENCE
+    started.session.expire(started.now + session.PATIENCE - 0.1)
+    assert started.results() == []
+    started.session.expire(started.now + session.PATIENCE)
+    assert started.results() == [f"4 {before}"]
+    assert started.session.next_deadline() == started.now + 280, "the save itself has the client's time"
+    started.end()
+    assert started.results() == ["3 0 NULL"]
 
 
-def test_what_takes_too_long_is_answered_before_the_client_gives_up() -> None:
-    client = Client()
+def test_what_takes_too_long_is_answered_before_the_client_gives_up(client: Client) -> None:
     client.session.request_timeout = 100.0
     client.started()
     client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_RESUME 3 1")
@@ -278,8 +262,7 @@ def test_what_takes_too_long_is_answered_before_the_client_gives_up() -> None:
     assert client.results() == ["4 0 STATUS=Suspended"], "the save continued, and its outcome is the truth"
 
 
-def test_a_vm_that_starts_too_late_is_stopped_again() -> None:
-    client = Client()
+def test_a_vm_that_starts_too_late_is_stopped_again(client: Client) -> None:
     client.start()
     client.session.expire(client.now + 399)
     assert client.results() == []
@@ -292,15 +275,13 @@ def test_a_vm_that_starts_too_late_is_stopped_again() -> None:
     assert client.session.vms == {}
 
 
-def test_a_checkpointed_vm_is_suspended_for_the_client() -> None:
-    client = Client()
-    client.started()
-    client.send("CONDOR_VM_CHECKPOINT 2 1", "CONDOR_VM_STATUS 3 1", "CONDOR_VM_RESUME 4 1")
-    client.end()
-    client.end(Status(lifecycle.SUSPENDED))
-    assert client.calls[0].state == lifecycle.CHECKPOINTED
-    client.end()
-    assert client.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
+def test_a_checkpointed_vm_is_suspended_for_the_client(started: Client) -> None:
+    started.send("CONDOR_VM_CHECKPOINT 2 1", "CONDOR_VM_STATUS 3 1", "CONDOR_VM_RESUME 4 1")
+    started.end()
+    started.end(Status(lifecycle.SUSPENDED))
+    assert started.calls[0].state == lifecycle.CHECKPOINTED
+    started.end()
+    assert started.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
 
 
 def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_is() -> None:

@@ -64,22 +64,18 @@ def test_lines_do_not_depend_on_how_bytes_arrive(data: bytes) -> None:
     assert lines_of(*(data[i : i + 1] for i in range(len(data)))) == lines_of(data)
 
 
-def test_an_endless_line_is_thrown_away_and_the_next_one_is_read() -> None:
+@pytest.mark.parametrize(
+    ("chunks", "rest"),
+    [([b"x" * (1 << 20)] * 10, b"x\n"), ([b"x" * wire.MAX_REQUEST + b"\\"], b"\nstill the same line\n")],
+    ids=["endless", "with an escaped newline"],
+)
+def test_too_long_a_line_is_thrown_away_and_the_next_one_is_read(chunks: list[bytes], rest: bytes) -> None:
     reader = wire.LineReader()
-    for _ in range(10):
-        reader.receive(b"x" * (1 << 20))
+    for chunk in chunks:
+        reader.receive(chunk)
         assert reader.next_line() is None
         assert len(reader._buffer) <= wire.MAX_REQUEST
-    reader.receive(b"x\nVERSION\n")
-    assert reader.next_line() is wire.TOO_LONG
-    assert reader.next_line() == b"VERSION"
-
-
-def test_an_escaped_newline_does_not_end_a_discarded_line() -> None:
-    reader = wire.LineReader()
-    reader.receive(b"x" * wire.MAX_REQUEST + b"\\")
-    assert reader.next_line() is None
-    reader.receive(b"\nstill the same line\nVERSION\n")
+    reader.receive(rest + b"VERSION\n")
     assert reader.next_line() is wire.TOO_LONG
     assert reader.next_line() == b"VERSION"
 
