@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import jobs
 from tests.images.support import read
+from tests.images.support import write as executable
 from vmgahp.errors import MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.iso import Unfit, write
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
@@ -24,15 +27,13 @@ def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None
     write(str(scratch), "seed.iso", "cidata", contents, user, most_bytes=1 << 20)
     assert read(scratch / "seed.iso") == contents
     assert read(scratch / "seed.iso", "joliet") == contents
-    label = (scratch / "seed.iso").read_bytes()[32768 + 40 : 32768 + 72]
-    assert label.rstrip() == b"cidata"
+    assert (scratch / "seed.iso").read_bytes()[32768 + 40 : 32768 + 72].rstrip() == b"cidata"
 
 
 def test_the_image_is_the_users_alone(scratch: Path, user: Identity) -> None:
     write(str(scratch), "seed.iso", "X", {"a": b"1"}, user, most_bytes=1 << 20)
     status = (scratch / "seed.iso").stat()
-    assert (status.st_uid, status.st_gid) == (user.uid, user.gid)
-    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (user.uid, user.gid, 0o600)
     assert os.listdir(scratch) == ["seed.iso"]
 
 
@@ -41,8 +42,7 @@ def test_what_is_secret_is_for_the_guests_root(scratch: Path, user: Identity, se
     write(str(scratch), "a.iso", "X", {"d/f": b"1"}, user, most_bytes=100, secret=secret)
     image = pycdlib.PyCdlib()
     image.open(str(scratch / "a.iso"))
-    record = image.get_record(rr_path="/d/f")
-    assert stat.S_IMODE(record.rock_ridge.get_file_mode()) == mode
+    assert stat.S_IMODE(image.get_record(rr_path="/d/f").rock_ridge.get_file_mode()) == mode
 
 
 def test_the_same_contents_make_the_same_bytes(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,7 @@ def test_the_same_contents_make_the_same_bytes(scratch: Path, user: Identity, mo
     os.utime(scratch / "c", (10**9, 10**9))
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     with open(scratch / "c", "rb") as file:
-        swapped = {"a/c": file.fileno(), "b": b"2"}
-        write(str(scratch), "two.iso", "X", swapped, user, most_bytes=1 << 20)
+        write(str(scratch), "two.iso", "X", {"a/c": file.fileno(), "b": b"2"}, user, most_bytes=1 << 20)
     made = (scratch / "one.iso").read_bytes()
     assert made == (scratch / "two.iso").read_bytes()
     assert made[32768 + 813 :].startswith(b"2000010100000000\0"), "and no hour of today's is in it"
@@ -113,16 +112,12 @@ def test_names_that_only_windows_confuses_are_told_apart(scratch: Path, user: Id
     assert len({name.lower() for name in joliet}) == 6
 
 
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
-
-
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5))
 @settings(max_examples=15)
 def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     directory = tmp_path_factory.mktemp("names")
-    me = Identity(os.getuid(), os.getgid())
     try:
-        write(str(directory), "a.iso", "X", contents, me, most_bytes=1 << 20)
+        write(str(directory), "a.iso", "X", contents, jobs.owner(directory), most_bytes=1 << 20)
     except Unfit:
         with pytest.raises(Unfit):
             iso.check_names(contents)
@@ -150,9 +145,7 @@ def test_the_jobs_files_are_read_with_the_rights_of_the_user(
         "    made(*rest)\n"
         "m._image = image; sys.exit(m._main())\n"
     )
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} {code}\n")
-    python.chmod(0o755)
+    python = executable(tmp_path / "python", f"#!/bin/sh\nexec {sys.executable} {code}\n", mode=0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
     [_, wrote] = notes.read_text().splitlines()
@@ -184,13 +177,13 @@ def test_a_full_disk_is_the_machines_fault(scratch: Path, user: Identity) -> Non
 def test_without_pycdlib_somebody_is_told_what_to_install(
     scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = tmp_path / "bare-python"  # one that finds this package and nothing else that was installed
-    source = Path(iso.__file__).parents[2]
-    bare.write_text(
-        f"#!/bin/sh\nshift\nPYTHONPATH={source} exec {sys.executable} -S -c "
-        '\'import runpy; runpy.run_module("vmgahp.images.iso", run_name="__main__")\'\n'
+    # one that finds this package and nothing else that was installed
+    bare = executable(
+        tmp_path / "bare-python",
+        f"#!/bin/sh\nshift\nPYTHONPATH={Path(iso.__file__).parents[2]} exec {sys.executable} -S -c "
+        '\'import runpy; runpy.run_module("vmgahp.images.iso", run_name="__main__")\'\n',
+        mode=0o755,
     )
-    bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
     with pytest.raises(MachineFault) as raised:
         write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,15 @@ def raw(scratch: Path, user: Identity) -> Path:
     return path
 
 
+def convert(raw: Path, image_format: str, user: Identity, **more: Any) -> Path:
+    other = raw.with_name("other")
+    qemu_img.convert(str(raw), "raw", str(other), image_format, user, seconds=60, **more)
+    return other
+
+
 @pytest.mark.parametrize("image_format", ["raw", "qcow2", "vmdk", "vdi", "vpc", "vhdx"])
 def test_there_and_back_nothing_is_lost(raw: Path, user: Identity, image_format: str) -> None:
-    other, back = raw.with_name("other"), raw.with_name("back")
-    qemu_img.convert(str(raw), "raw", str(other), image_format, user, seconds=60)
+    other, back = convert(raw, image_format, user), raw.with_name("back")
     qemu_img.convert(str(other), image_format, str(back), "raw", user, seconds=60)
     with back.open("rb") as file:
         assert file.read(raw.stat().st_size) == raw.read_bytes()
@@ -40,26 +46,22 @@ def test_there_and_back_nothing_is_lost(raw: Path, user: Identity, image_format:
 
 def test_progress_is_told_from_little_to_all(raw: Path, user: Identity) -> None:
     told: list[float] = []
-    target = str(raw.with_name("other.qcow2"))
-    qemu_img.convert(str(raw), "raw", target, "qcow2", user, seconds=60, progress=told.append)
+    convert(raw, "qcow2", user, progress=told.append)
     assert told == sorted(told)
     assert told[-1] == 100.0
 
 
 def test_options_are_those_of_the_new_format(raw: Path, user: Identity) -> None:
-    target = str(raw.with_name("other.vmdk"))
-    options = ["subformat=streamOptimized"]
-    qemu_img.convert(str(raw), "raw", target, "vmdk", user, seconds=60, options=options)
-    (found,) = qemu_img.info(target, "vmdk", user)
+    target = convert(raw, "vmdk", user, options=["subformat=streamOptimized"])
+    (found,) = qemu_img.info(str(target), "vmdk", user)
     assert found["format-specific"]["data"]["create-type"] == "streamOptimized"
     assert found["virtual-size"] == raw.stat().st_size
 
 
 def test_what_comes_out_too_large_is_given_up(raw: Path, user: Identity) -> None:
-    target = raw.with_name("other")
     with pytest.raises(qemu_img.TooLarge):
-        qemu_img.convert(str(raw), "raw", str(target), "qcow2", user, seconds=60, largest=MIB)
-    assert target.stat().st_size <= MIB
+        convert(raw, "qcow2", user, largest=MIB)
+    assert raw.with_name("other").stat().st_size <= MIB
 
 
 def test_what_it_will_take_is_measured_without_the_holes(raw: Path, user: Identity) -> None:
@@ -77,9 +79,7 @@ def test_an_overlay_and_its_chain(raw: Path, user: Identity) -> None:
 
 
 def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> None:
-    qcow2 = str(raw.with_name("disk.qcow2"))
-    qemu_img.convert(str(raw), "raw", qcow2, "qcow2", user, seconds=60)
-    (found,) = qemu_img.info(qcow2, "raw", user)
+    (found,) = qemu_img.info(str(convert(raw, "qcow2", user)), "raw", user)
     assert found["format"] == "raw"
     with pytest.raises(qemu_img.Refused, match="not in qcow2 format"):
         qemu_img.info(str(raw), "qcow2", user)
@@ -135,8 +135,7 @@ def test_one_that_hangs_is_killed(stand_in, tmp_path: Path) -> None:
     stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     with pytest.raises(qemu_img.TooSlow, match="after 1 s"):
         qemu_img.info("/dev/null", "raw", seconds=1)
-    pid = int((tmp_path / "pid").read_text())
-    assert not Path(f"/proc/{pid}").exists()
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
 def test_one_that_says_nonsense(stand_in) -> None:
@@ -151,15 +150,13 @@ def test_one_that_says_nonsense(stand_in) -> None:
 
 def test_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(qemu_img.NotInstalled) as caught:
-        qemu_img.info("/dev/null", "raw")
-    assert caught.value.program == "prlimit"
-    prlimit = shutil.which("prlimit", path=os.defpath)
-    assert prlimit
-    (tmp_path / "prlimit").symlink_to(prlimit)
-    with pytest.raises(qemu_img.NotInstalled) as caught:
-        qemu_img.info("/dev/null", "raw")
-    assert caught.value.program == "qemu-img"
+    for missing in ("prlimit", "qemu-img"):
+        with pytest.raises(qemu_img.NotInstalled) as caught:
+            qemu_img.info("/dev/null", "raw")
+        assert caught.value.program == missing
+        installed = shutil.which(missing, path=os.defpath)
+        assert installed
+        (tmp_path / missing).symlink_to(installed)
 
 
 def test_nothing_of_the_environment_reaches_it(stand_in, tmp_path: Path, monkeypatch) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies
 
 from tests import jobs
 from tests.conftest import JOB_UID, examples
-from tests.drivers.support import URI, Emulated
-from tests.lab.guest import BANNER, counts, make_guest, read_count
-from tests.lab.vmware import convert, count_on, vmware
+from tests.drivers.support import URI, WHO, Emulated
+from tests.lab.guest import BANNER, counts, make_guest
+from tests.lab.vmware import count_on, vmware
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
@@ -32,8 +32,8 @@ from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.testing.contract import DriverContract, Subject, until
 
-WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 MIB = 1 << 20
+TYPES = ("kvm", "xen", "vmrun", "script")
 
 
 class StandIn(SimulatedDriver):
@@ -69,7 +69,7 @@ class StandIn(SimulatedDriver):
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     """kvm, xen, vmrun and script are in memory."""
-    for vm_type in ("kvm", "xen", "vmrun", "script"):
+    for vm_type in TYPES:
         monkeypatch.setitem(vm_types.DRIVERS, vm_type, f"{__name__}:StandIn")
     monkeypatch.setattr(StandIn, "broken", set())
     monkeypatch.setattr(StandIn, "refuses", {})
@@ -78,15 +78,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
 
 
 LOG: list[str] = []
+_numbers = itertools.count(os.getpid() * 1000)
 
 
 def driver(types: str = "kvm, vmrun, script", vm_type: str = "any", **settings: str) -> AnyDriver:
     LOG.clear()
     values = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ANY_TYPES": types} | settings
     return AnyDriver(vm_type, Settings(values), WHO, LOG.append)
-
-
-_numbers = itertools.count(os.getpid() * 1000)
 
 
 def job(scratch: Path, disk: str | None = None, **more: str) -> JobAd:
@@ -124,6 +122,18 @@ def files(scratch: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in scratch.iterdir()}
 
 
+def refused(
+    wanted: JobAd, types: str = "kvm, vmrun, script", kind: type[errors.Fault] = JobFault, match: str = ".", **more: str
+) -> errors.Fault:
+    """The fault of a start, which leaves the directory as it was; `more` are settings."""
+    scratch = Path(wanted.working_dir())
+    before = files(scratch)
+    with pytest.raises(kind, match=match) as caught:
+        driver(types, **more).start(wanted)
+    assert files(scratch) == before
+    return caught.value
+
+
 # --- which type
 
 
@@ -155,32 +165,11 @@ def test_one_that_refuses_the_job_is_passed_over(scratch: Path, stand_ins: type[
 def test_a_proved_type_that_fails_is_the_machines_fault(
     scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = files(scratch)
-
     def fail(self: StandIn, job: JobAd) -> base.Machine:
         raise MachineFault("no memory left.", "buy some.")
 
     monkeypatch.setattr(StandIn, "start", fail)
-    with pytest.raises(MachineFault, match="no memory"):
-        driver("kvm, script").start(job(scratch))
-    assert files(scratch) == before
-
-
-@pytest.mark.parametrize(
-    ("types", "expected"),
-    [
-        ("vmrun", "vmrun"),
-        ("VMware", "vmrun"),
-        ("nothing, script", "script"),
-        ("script, any", "kvm"),
-        ("vmrun,kvm", "kvm"),
-    ],
-)
-def test_the_jobs_list(scratch: Path, stand_ins: type[StandIn], types: str, expected: str) -> None:
-    image(scratch / "disk.vmdk", "vmdk")
-    wanted = job(scratch, "disk.vmdk:vda:w:vmdk", VMPARAM_vm_Types=quote(types))
-    driver().start(wanted)
-    assert stand_ins.started[0][0] == expected
+    refused(job(scratch), "kvm, script", MachineFault, match="no memory")
 
 
 def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
@@ -188,8 +177,7 @@ def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
     wanted = job(scratch, JobVMType='"vmware, kvm"')
     found = base.find("vmware, kvm")
     assert found is AnyDriver
-    settings = Settings({"VM_MEMORY": "1024", "VM_TYPE": "KVM"})
-    found("vmware, kvm", settings, WHO, LOG.append).start(wanted)
+    found("vmware, kvm", Settings({"VM_MEMORY": "1024", "VM_TYPE": "KVM"}), WHO, LOG.append).start(wanted)
     assert stand_ins.started[0][0] == "kvm"
     settings = Settings({"VM_MEMORY": "1024", "VM_TYPE": "xen"})
     with pytest.raises(JobFault, match="xen: the job does not take it"):
@@ -211,32 +199,35 @@ def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
 def test_what_makes_no_sense_is_refused_by_name(
     scratch: Path, stand_ins: type[StandIn], attributes: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(JobFault, match=words) as caught:
-        driver().start(job(scratch, **attributes))
-    assert next(iter(attributes)) in caught.value.problem
+    assert next(iter(attributes)) in refused(job(scratch, **attributes), match=words).problem
     assert not stand_ins.started
 
 
 @pytest.mark.parametrize(
-    ("attributes", "expected"),
+    ("types", "attribute", "value", "expected"),
     [
-        ({"VMPARAM_vm_TPM": "true"}, "kvm"),
-        ({"VM_ATTR_Firmware": '"uefi"'}, "kvm"),
-        ({"VMPARAM_vm_TPM": "false"}, "vmrun"),
-        ({"VMPARAM_vm_TPM": "undefined"}, "vmrun"),
-        ({"VMPARAM_vm_Ignore_Unknown": "true"}, "vmrun"),
-        ({"VM_kvm_ATTR_TPM": "true"}, "vmrun"),
-        ({"VM_vmrun_ATTR_TPM": "true"}, "kvm"),
-        ({"JobVMVNCConsole": "true"}, "kvm"),
-        ({"VMPARAM_Libvirt_XML": '"mine.xml"'}, "kvm"),
-        ({"VMPARAM_Xen_Kernel": '"included"'}, "vmrun"),
+        ("kvm, vmrun, script", "VMPARAM_vm_Types", '"vmrun"', "vmrun"),
+        ("kvm, vmrun, script", "VMPARAM_vm_Types", '"VMware"', "vmrun"),
+        ("kvm, vmrun, script", "VMPARAM_vm_Types", '"nothing, script"', "script"),
+        ("kvm, vmrun, script", "VMPARAM_vm_Types", '"script, any"', "kvm"),
+        ("kvm, vmrun, script", "VMPARAM_vm_Types", '"vmrun,kvm"', "kvm"),
+        ("vmrun, kvm", "VMPARAM_vm_TPM", "true", "kvm"),
+        ("vmrun, kvm", "VM_ATTR_Firmware", '"uefi"', "kvm"),
+        ("vmrun, kvm", "VMPARAM_vm_TPM", "false", "vmrun"),
+        ("vmrun, kvm", "VMPARAM_vm_TPM", "undefined", "vmrun"),
+        ("vmrun, kvm", "VMPARAM_vm_Ignore_Unknown", "true", "vmrun"),
+        ("vmrun, kvm", "VM_kvm_ATTR_TPM", "true", "vmrun"),
+        ("vmrun, kvm", "VM_vmrun_ATTR_TPM", "true", "kvm"),
+        ("vmrun, kvm", "JobVMVNCConsole", "true", "kvm"),
+        ("vmrun, kvm", "VMPARAM_Libvirt_XML", '"mine.xml"', "kvm"),
+        ("vmrun, kvm", "VMPARAM_Xen_Kernel", '"included"', "vmrun"),
     ],
 )
-def test_a_wish_goes_to_a_type_that_grants_it(
-    scratch: Path, stand_ins: type[StandIn], attributes: dict[str, str], expected: str
+def test_the_jobs_list_holds_and_a_wish_goes_to_a_type_that_grants_it(
+    scratch: Path, stand_ins: type[StandIn], types: str, attribute: str, value: str, expected: str
 ) -> None:
     image(scratch / "disk.vmdk", "vmdk")
-    driver("vmrun, kvm").start(job(scratch, "disk.vmdk:vda:w:vmdk", **attributes))
+    driver(types).start(job(scratch, "disk.vmdk:vda:w:vmdk", **{attribute: value}))
     assert stand_ins.started[0][0] == expected
 
 
@@ -245,35 +236,27 @@ def test_where_no_type_will_do_it_is_the_jobs_fault_and_says_why_of_each(
 ) -> None:
     stand_ins.broken.add("kvm")
     image(scratch / "disk.vmdk", "vmdk")
-    before = files(scratch)
     wanted = job(scratch, "disk.vmdk:vda:w:vmdk", VMPARAM_vm_TPM="true", VMPARAM_vm_Types='"kvm, xen, vmrun"')
-    with pytest.raises(JobFault) as caught:
-        driver("script, vmrun, xen, kvm").start(wanted)
-    problem = caught.value.problem
-    assert "script: the job does not take it." in problem
-    assert "vmrun: it does not have VMPARAM_vm_TPM." in problem
-    assert "xen: it does not have VMPARAM_vm_TPM." in problem
-    assert "kvm: kvm is broken." in problem
-    assert caught.value.hint
-    assert files(scratch) == before
+    fault = refused(wanted, "script, vmrun, xen, kvm")
+    for vm_type in ("vmrun", "xen"):
+        assert f"{vm_type}: it does not have VMPARAM_vm_TPM." in fault.problem
+    assert "script: the job does not take it." in fault.problem
+    assert "kvm: kvm is broken." in fault.problem
+    assert fault.hint
 
 
 def test_where_no_type_works_it_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
     stand_ins.broken |= {"kvm", "xen", "vmrun", "script"}
-    with pytest.raises(MachineFault, match=r"kvm is broken.*script is broken") as caught:
-        driver("kvm, script").start(job(scratch))
-    assert caught.value.code not in errors.HOLD_CODES
+    fault = refused(job(scratch), "kvm, script", MachineFault, match=r"kvm is broken.*script is broken")
+    assert fault.code not in errors.HOLD_CODES
 
 
 def test_a_reason_that_all_types_have_is_told_once(scratch: Path, stand_ins: type[StandIn]) -> None:
-    with pytest.raises(JobFault) as caught:
-        driver("kvm, script").start(job(scratch, JobVMMemory="0"))
-    assert caught.value.problem == "JobVMMemory is not set."
+    assert refused(job(scratch, JobVMMemory="0"), "kvm, script").problem == "JobVMMemory is not set."
 
 
 def test_settings_that_make_no_sense(scratch: Path, stand_ins: type[StandIn]) -> None:
-    with pytest.raises(MachineFault, match="VM_ANY_TYPES has any"):
-        driver("kvm, any").start(job(scratch))
+    refused(job(scratch), "kvm, any", MachineFault, match="VM_ANY_TYPES has any")
     assert findings.first_bad(driver("kvm, any").survey(10**9).findings)
     # one that is not installed is only not proved
     driver("nobodys, kvm").start(job(scratch))
@@ -290,9 +273,6 @@ def test_the_machines_types_without_a_setting(tmp_path: Path, monkeypatch: pytes
     assert surveys.machine_types(Settings(more)) == ("kvm", "xen", "vmrun", "vsphere", "script")
     assert surveys.machine_types(Settings(more | {"VM_TYPE": "Qemu"})) == ("qemu",)
     assert surveys.machine_types(Settings({"VM_TYPE": "qemu", "VM_ANY_TYPES": "xen kvm"})) == ("xen", "kvm")
-
-
-TYPES = ("kvm", "xen", "vmrun", "script")
 
 
 @hypothesis.given(
@@ -330,16 +310,12 @@ def test_the_machine_offers_all_that_was_proved(stand_ins: type[StandIn]) -> Non
     stand_ins.broken.add("xen")
     found = probe.probe("any", driver().settings, driver("kvm, xen, vmrun"))
     assert found.trouble is None
-    attributes = found.attributes
-    assert attributes["VM_Type"] == "any"
-    assert attributes["VM_TYPES"] == "any,kvm,vmrun"
-    assert attributes["VM_any_ATTR_types"] == "kvm,vmrun"
-    assert attributes["VM_HYPERVISORS"] == "kvm,vmrun"
-    assert attributes["VM_Networking_Types"] == "nat,user,bridge"
-    assert attributes["VM_kvm_ATTR_version"] == "1.kvm"
-    assert attributes["VM_vmrun_ATTR_version"] == "1.vmrun"
-    assert attributes["Has_kvm"] is True
-    assert not [name for name in attributes if "xen" in name.lower()]
+    expected = {"VM_Type": "any", "VM_TYPES": "any,kvm,vmrun", "VM_Networking_Types": "nat,user,bridge"}
+    expected |= dict.fromkeys(("VM_any_ATTR_types", "VM_HYPERVISORS"), "kvm,vmrun")
+    expected |= {f"VM_{vm_type}_ATTR_version": f"1.{vm_type}" for vm_type in ("kvm", "vmrun")}
+    assert expected.items() <= found.attributes.items()
+    assert found.attributes["Has_kvm"] is True
+    assert not [name for name in found.attributes if "xen" in name.lower()]
     assert [finding.check for finding in found.findings if finding.verdict == findings.OFF] == ["xen: works"]
 
 
@@ -393,9 +369,7 @@ def test_a_format_is_what_the_job_says_or_name_and_header_agree_about(
         driver("kvm, script").start(wanted)
         assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == f"{name}:vda:w:{expected}"
         return
-    with pytest.raises(JobFault, match=expected) as caught:
-        driver("kvm, script").start(wanted)
-    assert caught.value.code == errors.INVALID_DISK_PARAM
+    assert refused(wanted, "kvm, script", match=expected).code == errors.INVALID_DISK_PARAM
 
 
 def test_what_is_no_disk_is_left_to_the_driver(scratch: Path, stand_ins: type[StandIn]) -> None:
@@ -489,21 +463,17 @@ def test_a_job_that_is_to_be_saved_gets_an_image_with_which_it_can(scratch: Path
 @pytest.mark.qemu
 def test_where_the_administrator_wants_no_conversions(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx")
-    with pytest.raises(JobFault, match="VM_ANY_CONVERT is false"):
-        driver("kvm, vmrun", VM_ANY_CONVERT="false").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+    wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
+    refused(wanted, "kvm, vmrun", match="VM_ANY_CONVERT is false", VM_ANY_CONVERT="false")
 
 
 @pytest.mark.qemu
-def test_an_image_elsewhere_is_converted_only_to_be_read(
-    scratch: Path, tmp_path_factory: pytest.TempPathFactory, stand_ins: type[StandIn]
-) -> None:
+def test_an_image_elsewhere_is_converted_only_to_be_read(scratch: Path, stand_ins: type[StandIn]) -> None:
     shared = scratch.parent / "shared"
     shared.mkdir(mode=0o755)
     disk = image(shared / "disk.vhdx", "vhdx", content=b"data")
-    with pytest.raises(JobFault, match="what the guest writes is to be in it"):
-        driver("kvm").start(job(scratch, f"{disk}:vda:w:vhdx"))
-    with pytest.raises(JobFault, match="other VMs use it"):
-        driver("kvm").start(job(scratch, f"{disk}:vda:rs:vhdx"))
+    refused(job(scratch, f"{disk}:vda:w:vhdx"), "kvm", match="what the guest writes is to be in it")
+    refused(job(scratch, f"{disk}:vda:rs:vhdx"), "kvm", match="other VMs use it")
     driver("kvm").start(job(scratch, f"{disk}:vda:r:vhdx"))
     assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "disk.vhdx.qcow2:vda:r:qcow2"
     assert content(scratch / "disk.vhdx.qcow2", "qcow2")[:4] == b"data"
@@ -516,19 +486,15 @@ def test_what_is_of_that_name_already_is_not_overwritten(scratch: Path, stand_in
         place = scratch / "disk.vhdx.qcow2"
         place.unlink(missing_ok=True)
         make(place)
-        with pytest.raises(JobFault, match=r"disk.vhdx.qcow2.*is there already"):
-            driver("kvm").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
+        refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm", match=r"disk.vhdx.qcow2.*is there already")
     assert place.is_symlink()
 
 
 @pytest.mark.qemu
 def test_a_start_that_fails_leaves_the_directory_as_it_was(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx")
-    before = files(scratch)
     stand_ins.refuses |= {"kvm": "not this", "vmrun": "nor that"}
-    with pytest.raises(JobFault, match=r"kvm: not this. vmrun: nor that."):
-        driver("kvm, vmrun").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
-    assert files(scratch) == before
+    refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm, vmrun", match=r"kvm: not this. vmrun: nor that.")
 
 
 @pytest.mark.qemu
@@ -543,12 +509,9 @@ def test_an_image_that_is_no_good_is_the_jobs_fault(scratch: Path, stand_ins: ty
         disk.write_bytes(b"vhdxfile" + bytes(MIB))
     else:
         os.truncate(disk, 200_000)
-    before = files(scratch)
-    with pytest.raises(JobFault) as caught:
-        driver("kvm").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
-    assert caught.value.code in (errors.BAD_IMAGE, errors.INVALID_DISK_PARAM)
-    assert "disk.vhdx" in caught.value.problem
-    assert files(scratch) == before
+    fault = refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm")
+    assert fault.code in (errors.BAD_IMAGE, errors.INVALID_DISK_PARAM)
+    assert "disk.vhdx" in fault.problem
 
 
 @pytest.mark.qemu
@@ -570,8 +533,7 @@ def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
         )
     disk = scratch / f"disk.{made_as}"
     own(disk)
-    with pytest.raises(JobFault):
-        driver("xen").start(job(scratch, f"{disk.name}:xvda:w:{made_as}", VMPARAM_Xen_Kernel='"included"'))
+    refused(job(scratch, f"{disk.name}:xvda:w:{made_as}", VMPARAM_Xen_Kernel='"included"'), "xen")
     assert not any(b"the machine's secret" in data for data in files(scratch).values())
 
 
@@ -586,10 +548,7 @@ def test_an_image_whose_content_is_another_file_is_not_converted(scratch: Path, 
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, disk, "1M"], check=True)
     other.write_bytes(b"somebody's data".ljust(MIB, b"."))
     own(disk)
-    before = files(scratch)
-    with pytest.raises(JobFault, match="keeps its data in another file"):
-        driver("vmrun").start(job(scratch, "disk.qcow2:sda:w"))
-    assert files(scratch) == before
+    refused(job(scratch, "disk.qcow2:sda:w"), "vmrun", match="keeps its data in another file")
 
 
 @pytest.mark.qemu
@@ -633,12 +592,8 @@ def test_room_is_looked_at_first(
 ) -> None:
     """Its lack is the machine's fault only where it has promised the room."""
     image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
-    before = files(small)
     more = {"RequestDisk": request_disk} if request_disk else {}
-    with pytest.raises(kind, match="has to be converted") as caught:
-        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", **more))
-    assert words in caught.value.hint
-    assert files(small) == before
+    assert words in refused(job(small, "disk.vhdx:vda:w:vhdx", **more), "kvm", kind, match="has to be converted").hint
 
 
 @pytest.mark.qemu
@@ -651,12 +606,9 @@ def test_a_file_system_that_is_full_all_the_same(
         for _ in range(16):
             filler.write(bytes(MIB))
             filler.flush()
-    before = files(small)
-    with pytest.raises(JobFault, match="No space left"):
-        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", RequestDisk="1024"))
-    with pytest.raises(MachineFault, match="No space left"):
-        driver("kvm").start(job(small, "disk.vhdx:vda:w:vhdx", RequestDisk="1024 * 1024"))
-    assert files(small) == before
+    for request_disk, kind in (("1024", JobFault), ("1024 * 1024", MachineFault)):
+        wanted = job(small, "disk.vhdx:vda:w:vhdx", RequestDisk=request_disk)
+        refused(wanted, "kvm", kind, match="No space left")
 
 
 @pytest.mark.qemu
@@ -671,10 +623,8 @@ def test_a_conversion_that_takes_too_long(
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("vmgahp.drivers.any.conversion.LEAST", 1.0)
     monkeypatch.setattr("vmgahp.drivers.any.conversion.STARTING", 1000.0)
-    before = files(scratch)
-    with pytest.raises(JobFault, match="could not be converted within"):
-        driver("kvm", VM_GAHP_REQ_TIMEOUT="1").start(job(scratch, "disk.vhdx:vda:w:vhdx"))
-    assert files(scratch) == before
+    wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
+    refused(wanted, "kvm", match="could not be converted within", VM_GAHP_REQ_TIMEOUT="1")
 
 
 # --- a job that comes back
@@ -699,14 +649,9 @@ def test_with_a_checkpoint_another_type_is_none(scratch: Path, stand_ins: type[S
     image(scratch / "disk.qcow2", "qcow2")
     wanted = job(scratch, "disk.qcow2:vda:w", JobVMCheckpoint="true")
     driver("kvm, script").start(wanted).destroy()
-    before = files(scratch)
-    with pytest.raises(JobFault, match="'kvm' before") as caught:
-        driver("script, xen").start(wanted)
-    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
+    assert refused(wanted, "script, xen", match="'kvm' before").code == errors.MISMATCHED_CHECKPOINT
     stand_ins.broken.add("kvm")
-    with pytest.raises(JobFault, match="kvm is broken"):
-        driver("script, kvm").start(wanted)
-    assert files(scratch) == before
+    refused(wanted, "script, kvm", match="kvm is broken")
     stand_ins.broken.clear()
     driver("script, kvm").start(wanted)
     assert stand_ins.started[-1][0] == "kvm"
@@ -749,23 +694,18 @@ def test_without_one_another_type_takes_the_image_that_was_written_to(scratch: P
 def test_a_choice_that_was_tampered_with(scratch: Path, stand_ins: type[StandIn], data: bytes) -> None:
     (scratch / choice.FILE).write_bytes(data)
     own(scratch / choice.FILE)
-    with pytest.raises(JobFault, match=choice.FILE) as caught:
-        driver().start(job(scratch))
-    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
-    assert (scratch / choice.FILE).read_bytes() == data
+    assert refused(job(scratch), match=choice.FILE).code == errors.MISMATCHED_CHECKPOINT
 
 
 def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> None:
     (scratch / choice.FILE).symlink_to("/etc/passwd")
-    with pytest.raises(JobFault, match=choice.FILE):
-        driver().start(job(scratch))
+    refused(job(scratch), match=choice.FILE)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a directory for somebody else")
 def test_a_scratch_directory_that_is_closed_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
     os.chown(scratch, 0, 0)
-    with pytest.raises(MachineFault, match=choice.FILE):
-        driver("kvm, script").start(job(scratch))
+    refused(job(scratch), "kvm, script", MachineFault, match=choice.FILE)
     assert not stand_ins.started
 
 
@@ -786,10 +726,10 @@ def test_a_disk_that_moves_on_after_a_periodic_checkpoint(
     shared = scratch.parent / "shared"
     shared.mkdir(mode=0o755)
     disk = image(shared / "disk.raw", "raw")
-    kernel = '"included"'
-    with pytest.raises(JobFault, match="periodic checkpoint"):
-        driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", JobVMCheckpoint="true", VMPARAM_Xen_Kernel=kernel))
-    driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", VMPARAM_Xen_Kernel=kernel))
+    more = {"VMPARAM_Xen_Kernel": '"included"'}
+    wanted = job(scratch, f"{disk}:xvda:w:raw", JobVMCheckpoint="true", **more)
+    refused(wanted, vm_type, match="periodic checkpoint")
+    driver(vm_type).start(job(scratch, f"{disk}:xvda:w:raw", **more))
 
 
 # --- kill, dry run, the server
@@ -823,14 +763,11 @@ def test_a_type_that_cannot_say_is_only_a_fault_where_nobody_has_the_vm(
     settings = Settings({"VM_MEMORY": "1024", "VM_ANY_TYPES": "nobodys, script"})
     startd = AnyDriver("any", settings, Identity(JOB_UID + 1, JOB_UID + 1), LOG.append)
     assert startd.kill(str(scratch)) is False, "the startd is another user"
-    written.write_text(written.read_text().replace("script", "nobodys"))
-    with pytest.raises(MachineFault, match="nobodys"):
-        driver("nobodys, script").kill(str(scratch))
-    written.write_text("nonsense")
-    with pytest.raises(MachineFault, match="nobodys"):
-        driver("nobodys, script").kill(str(scratch))
-    with pytest.raises(MachineFault, match="nobodys"):
-        driver("nobodys, script").kill("/nonexistent/dir_1")
+    for text in (written.read_text().replace("script", "nobodys"), "nonsense"):
+        written.write_text(text)
+        for directory in (str(scratch), "/nonexistent/dir_1"):
+            with pytest.raises(MachineFault, match="nobodys"):
+                driver("nobodys, script").kill(directory)
 
 
 @pytest.mark.qemu
@@ -850,31 +787,20 @@ def test_through_the_protocol(scratch: Path) -> None:
     with Peer(environ) as client:
         assert client.line().startswith("$VMGahpVersion")
         client.send_ad(*job(scratch).lines())
-        request = client.request("START", "any")
-        client.wait_for_r()
-        assert client.results() == [f"{request} 0 1"]
+        assert client.run("START", "any") == ["0", "1"]
         assert json.loads((scratch / choice.FILE).read_text())["vm_type"] == "simulated"
-        request = client.request("STATUS", 1)
-        client.wait_for_r()
-        assert "STATUS=Running" in client.results()[0]
+        assert "STATUS=Running" in client.run("STATUS", 1)
         # Of a type that leaves it open, a VM is resumed after a periodic checkpoint.
-        request = client.request("CHECKPOINT", 1)
-        client.wait_for_r()
-        assert client.results() == [f"{request} 0 NULL"]
-        request = client.request("STATUS", 1)
-        client.wait_for_r()
-        assert "STATUS=Running" in client.results()[0]
+        assert client.run("CHECKPOINT", 1) == ["0", "NULL"]
+        assert "STATUS=Running" in client.run("STATUS", 1)
 
 
 def test_a_job_of_one_type_that_does_not_take_it_is_held(scratch: Path) -> None:
     with Peer(environment("simulated", scratch)) as client:
         client.line()
         for types, answer in (('"kvm, xen"', "1"), ('"kvm, simulated"', "0")):
-            ad = job(scratch, JobVMType='"simulated"', VMPARAM_vm_Types=types)
-            client.send_ad(*ad.lines())
-            client.request("START", "simulated")
-            client.wait_for_r()
-            assert client.results()[0].split()[1] == answer
+            client.send_ad(*job(scratch, JobVMType='"simulated"', VMPARAM_vm_Types=types).lines())
+            assert client.run("START", "simulated")[0] == answer
     assert "VMPARAM_vm_Types" in (scratch / "vm_error.txt").read_text()
 
 
@@ -921,9 +847,18 @@ def console(scratch: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def run_to_its_end(machine: base.Machine) -> None:
-    until(lambda: machine.status().state == lifecycle.STOPPED, "the guest powers off")
-    machine.release()
+def guest(disk: Path, image_format: str, *, seconds: int | None, options: str = "") -> None:
+    """A disk of the job's with the guest that counts."""
+    raw = make_guest(disk.with_name("guest.raw"), seconds=seconds)
+    image(disk, image_format, content=raw.read_bytes(), options=options)
+    raw.unlink()
+
+
+def run_to_its_end(chosen: AnyDriver, wanted: JobAd) -> None:
+    with contextlib.closing(chosen):
+        machine = chosen.start(wanted)
+        until(lambda: machine.status().state == lifecycle.STOPPED, "the guest powers off")
+        machine.release()
 
 
 @pytest.mark.libvirt
@@ -937,13 +872,9 @@ def run_to_its_end(machine: base.Machine) -> None:
     ],
 )
 def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: str, used: str) -> None:
-    make_guest(scratch / "guest.raw", seconds=1)
     name = f"disk.{made_as}"
-    image(scratch / name, made_as, content=(scratch / "guest.raw").read_bytes(), options=options)
-    (scratch / "guest.raw").unlink()
-    chosen = driver("vmrun, qemu")
-    with contextlib.closing(chosen):
-        run_to_its_end(chosen.start(job(scratch, f"{name}:vda:w")))
+    guest(scratch / name, made_as, seconds=1, options=options)
+    run_to_its_end(driver("vmrun, qemu"), job(scratch, f"{name}:vda:w"))
     assert console(scratch).count(BANNER) == 1
     written, _, image_format = used.partition(":")
     assert content(scratch / written, image_format)[512:513] == b"1", "the guest's count"
@@ -955,23 +886,19 @@ def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: 
 def test_a_converted_guest_is_restored_by_the_same_type(scratch: Path) -> None:
     import libvirt
 
-    make_guest(scratch / "guest.raw", seconds=None)
-    image(scratch / "disk.vdi", "vdi", content=(scratch / "guest.raw").read_bytes())
-    (scratch / "guest.raw").unlink()
+    guest(scratch / "disk.vdi", "vdi", seconds=None)
     wanted = job(scratch, "disk.vdi:vda:w", JobVMCheckpoint="true")
 
     def count() -> int:
         return max(counts(console(scratch)), default=0)
 
-    first = driver("vmrun, qemu")
-    with contextlib.closing(first):
+    with contextlib.closing(driver("vmrun, qemu")) as first:
         machine = first.start(wanted)
         until(lambda: count() > 0, "it counts")
         machine.checkpoint()
         before = count()
         machine.stop()
-    second = driver("simulated, qemu")
-    with contextlib.closing(second):
+    with contextlib.closing(driver("simulated, qemu")) as second:
         machine = second.start(wanted)
         try:
             until(lambda: count() > before, "it counts on")
@@ -992,16 +919,10 @@ def test_a_converted_guest_is_restored_by_the_same_type(scratch: Path) -> None:
 )
 @pytest.mark.parametrize("made_as", ["qcow2", "vmdk"])
 def test_vmware_runs_a_job_that_says_nothing_of_vmware(scratch: Path, made_as: str) -> None:
-    make_guest(scratch / "guest.raw", seconds=1)
     name = f"disk.{made_as}"
-    image(scratch / name, made_as, content=(scratch / "guest.raw").read_bytes())
-    (scratch / "guest.raw").unlink()
+    guest(scratch / name, made_as, seconds=1)
     with vmware() as here:
-        chosen = driver("xen, vmrun", VMWARE_VMRUN=str(here.vmrun))
-        with contextlib.closing(chosen):
-            run_to_its_end(chosen.start(job(scratch, f"{name}:hda:w", VMPARAM_vm_Types='"vmware"')))
+        wanted = job(scratch, f"{name}:hda:w", VMPARAM_vm_Types='"vmware"')
+        run_to_its_end(driver("xen, vmrun", VMWARE_VMRUN=str(here.vmrun)), wanted)
     assert BANNER in console(scratch)
     assert count_on(scratch / ("disk.vmdk" if made_as == "vmdk" else "disk.qcow2.vmdk")) == 1
-
-
-__all__ = ["convert", "read_count"]

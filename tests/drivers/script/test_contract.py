@@ -58,6 +58,15 @@ class Scripted(Subject):
             for path in paths:
                 os.chown(path, self.identity.uid, self.identity.gid)
 
+    def job_beside_rubbish(self, suffix: str) -> JobAd:
+        """A job with a file that is no image and with a link to a file of the machine's."""
+        job = self.job(2)
+        garbage = Path(job.working_dir(), f"garbage.{suffix}")
+        garbage.write_bytes(b"no image at all" * 100)
+        self.own(garbage)
+        garbage.with_stem("link").symlink_to("/etc/passwd")
+        return job
+
 
 class VirtualBox(Scripted):
     def __init__(self, directory: Path, identity: Identity) -> None:
@@ -86,12 +95,7 @@ class VirtualBox(Scripted):
         return key_of(os.path.realpath(job.working_dir())) in [record["name"] for record in self.records()]
 
     def bad_jobs(self) -> dict[str, JobAd]:
-        job = self.job(2)
-        garbage = Path(job.working_dir(), "garbage.vmdk")
-        garbage.write_bytes(b"no disk at all" * 100)
-        self.own(garbage)
-        link = Path(job.working_dir(), "link.vmdk")
-        link.symlink_to("/etc/passwd")
+        job = self.job_beside_rubbish("vmdk")
         return {
             "no disk": self.changed(job, VMPARAM_vm_Disk=None),
             "a disk that is not there": self.changed(job, VMPARAM_vm_Disk='"nothing.vmdk:sda:w"'),
@@ -193,11 +197,8 @@ def pure_cgroups() -> Iterator[None]:
     here = Path.cwd()
     assert libc.unshare(CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
     try:
-        for command in (
-            "mount --make-rprivate /",
-            "umount --recursive /sys/fs/cgroup",
-            "mount -t cgroup2 none /sys/fs/cgroup",
-        ):
+        cgroup = "/sys/fs/cgroup"
+        for command in ("mount --make-rprivate /", f"umount --recursive {cgroup}", f"mount -t cgroup2 none {cgroup}"):
             subprocess.run(command.split(), check=True)
         yield
     finally:
@@ -214,14 +215,9 @@ class Podman(Scripted):
     def __init__(self, directory: Path, base: Path, image: Path, identity: Identity) -> None:
         base.chmod(0o1777)
         self.image = image
-        script = install(
-            directory,
-            "podman",
-            BASE=f"BASE={base}",
-            OPTIONS="OPTIONS='--ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024'",
-        )
-        super().__init__(directory, script, identity)
         self.base = base
+        options = "OPTIONS='--ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024'"
+        super().__init__(directory, install(directory, "podman", BASE=f"BASE={base}", OPTIONS=options), identity)
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
         for old in scratch.iterdir():
@@ -236,11 +232,7 @@ class Podman(Scripted):
         return (self.base / key_of(os.path.realpath(job.working_dir()))).exists()
 
     def bad_jobs(self) -> dict[str, JobAd]:
-        job = self.job(2)
-        garbage = Path(job.working_dir(), "garbage.tar")
-        garbage.write_bytes(b"no image at all" * 100)
-        self.own(garbage)
-        Path(job.working_dir(), "link.tar").symlink_to("/etc/passwd")
+        job = self.job_beside_rubbish("tar")
         return {
             "no image": self.changed(job, VM_podman_ATTR_image=None),
             "an image that is not there": self.changed(job, VM_podman_ATTR_image='"nothing.tar"'),
@@ -287,6 +279,5 @@ def podman_home() -> Iterator[Path]:
 class TestPodman(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, image: Path) -> Iterator[Subject]:
-        identity = owner(scratch)
-        with pure_cgroups(), podman_home() as base, Podman(scratch.parent, base, image, identity) as subject:
+        with pure_cgroups(), podman_home() as base, Podman(scratch.parent, base, image, owner(scratch)) as subject:
             yield subject

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import JOB_UID
+from tests.drivers.support import WHO
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -18,7 +19,7 @@ from vmgahp.drivers.script.driver import key_of
 from vmgahp.drivers.script.machine import ScriptMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
-from vmgahp.testing.contract import DriverContract, Subject
+from vmgahp.testing.contract import DriverContract, Subject, until
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="becoming another user takes root")
 
@@ -66,9 +67,8 @@ class Toy(Subject):
         self.script = directory / "toy"
         self.script.write_text(TOY.replace("$STATE", str(self.state)))
         self.script.chmod(0o755)
-        identity = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
         self.own = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "0", "VM_HYPERVISOR": "toy", "VM_SCRIPT": str(self.script)}
-        super().__init__(directory, Settings(self.own | settings), identity)
+        super().__init__(directory, Settings(self.own | settings), WHO)
 
     def odd(self, action: str, shell: str) -> None:
         """Let the script do something else from now on at this action."""
@@ -117,6 +117,21 @@ class TestContract(DriverContract):
         return toy
 
 
+def refused(toy: Toy, driver: ScriptDriver, what: str) -> errors.MachineFault:
+    """The machine's fault for which the toy's job does not start, and of which nothing is left."""
+    with pytest.raises(errors.MachineFault, match=what) as caught:
+        driver.start(toy.job())
+    assert not toy.exists(toy.job())
+    return caught.value
+
+
+def trouble(driver: ScriptDriver) -> findings.Finding:
+    """What a survey finds bad first."""
+    bad = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
+    assert bad is not None
+    return bad
+
+
 # Outcomes
 
 
@@ -146,11 +161,9 @@ def test_whatever_cannot_be_understood_is_the_machines_fault_and_leaves_nothing(
     toy: Toy, driver: ScriptDriver, shell: str, what: str
 ) -> None:
     toy.odd("start", f"echo running >$vm; {shell}")
-    with pytest.raises(errors.MachineFault, match=what) as caught:
-        driver.start(toy.job())
-    assert caught.value.code not in errors.HOLD_CODES
-    assert caught.value.hint
-    assert not toy.exists(toy.job())
+    fault = refused(toy, driver, what)
+    assert fault.code not in errors.HOLD_CODES
+    assert fault.hint
 
 
 def test_a_script_that_hangs_is_killed_with_what_it_started(toy: Toy) -> None:
@@ -159,16 +172,13 @@ def test_a_script_that_hangs_is_killed_with_what_it_started(toy: Toy) -> None:
     with pytest.raises(errors.MachineFault, match="did not end within 1 s"):
         machine.status()
     pid = int((toy.state / "pid").read_text())
-    end = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    status = Path(f"/proc/{pid}/stat")
+    until(lambda: not status.exists() or "Z" in status.read_text(), "what it started is killed")
     (toy.state / "odd.status").unlink()
 
 
 def test_not_implemented_is_the_clients_to_know(toy: Toy, driver: ScriptDriver) -> None:
-    job = toy.changed(toy.job(), JobVMCheckpoint="true")
-    machine = driver.start(job)
+    machine = driver.start(toy.changed(toy.job(), JobVMCheckpoint="true"))
     for action, call, word in (
         ("pause", machine.soft_suspend, errors.VM_NO_SUPPORT_SUSPEND),
         ("suspend", machine.suspend, errors.VM_NO_SUPPORT_SUSPEND),
@@ -207,21 +217,18 @@ def test_a_resumed_checkpoint_is_none_any_more(toy: Toy, driver: ScriptDriver) -
     machine = driver.start(job)
     machine.checkpoint()
     machine.resume(lifecycle.SUSPENDED)
-    scratch = Path(job.working_dir())
-    assert not (scratch / MANIFEST_FILE).exists()
+    assert not Path(job.working_dir(), MANIFEST_FILE).exists()
     machine.destroy()
-    assert not (scratch / "toy.saved").exists(), "nothing of it is sent back"
+    assert not Path(job.working_dir(), "toy.saved").exists(), "nothing of it is sent back"
 
 
 def test_a_modified_vm_runs_as_the_script_has_it_and_the_log_says_so(toy: Toy, driver: ScriptDriver) -> None:
-    toy.odd(
-        "start",
-        'echo running >$vm; echo \'{"outcome": "modified", "attributes": {"JobVMMemory": 48, "Toy": "a"}}\'; exit',
-    )
+    answer = '{"outcome": "modified", "attributes": {"JobVMMemory": 48, "Toy": "a"}}'
+    toy.odd("start", f"echo running >$vm; echo '{answer}'; exit")
     machine = driver.start(toy.job())
     assert machine.status().memory_kib == 48 << 10
-    assert any("- JobVMMemory = 64" in line for line in toy.log)
-    assert any("+ JobVMMemory = 48" in line for line in toy.log)
+    for change in ("- JobVMMemory = 64", "+ JobVMMemory = 48"):
+        assert any(change in line for line in toy.log)
     toy.odd("pause", f'cat "$VMGAHP_REQUEST" >{toy.state}/request; exit 0')
     machine.soft_suspend()
     request = json.loads((toy.state / "request").read_text())
@@ -242,9 +249,7 @@ def test_a_script_makes_no_vm_larger_and_nobody_elses(
 ) -> None:
     answer = json.dumps({"outcome": "modified", "attributes": attributes})
     toy.odd("start", f"echo running >$vm; echo '{answer}'; exit")
-    with pytest.raises(errors.MachineFault, match=what):
-        driver.start(toy.job())
-    assert not toy.exists(toy.job())
+    refused(toy, driver, what)
 
 
 @pytest.mark.parametrize(("end", "word"), [("destroy", "destroyed"), ("release", "gone")])
@@ -305,23 +310,20 @@ def test_it_runs_as_the_user_that_the_settings_say(toy: Toy) -> None:
     for word, uid in (("job", JOB_UID), ("root", 0), ("nobody", 65534)):
         (toy.state / "calls").unlink(missing_ok=True)
         toy.state.chmod(0o1777)
-        driver = toy.with_settings(VM_SCRIPT_USER=word)
-        driver.start(toy.job()).destroy()
+        toy.with_settings(VM_SCRIPT_USER=word).start(toy.job()).destroy()
         assert {line.split()[0] for line in toy.calls()} == {str(uid)}
         for left in toy.state.iterdir():
             left.unlink()
 
 
 @as_root
-def test_the_jobs_user_gets_neither_roots_groups_nor_its_rights(toy: Toy, driver: ScriptDriver) -> None:
-    toy.odd(
-        "start", f"{{ id -G; grep Cap /proc/self/status; ulimit -c; env; }} >{toy.state}/seen; echo running >$vm; exit"
-    )
-    os.environ["_CONDOR_TOY_SECRET"] = "hush"
-    try:
-        driver.start(toy.job())
-    finally:
-        del os.environ["_CONDOR_TOY_SECRET"]
+def test_the_jobs_user_gets_neither_roots_groups_nor_its_rights(
+    toy: Toy, driver: ScriptDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = "id -G; grep Cap /proc/self/status; ulimit -c; env"
+    toy.odd("start", f"{{ {look}; }} >{toy.state}/seen; echo running >$vm; exit")
+    monkeypatch.setenv("_CONDOR_TOY_SECRET", "hush")
+    driver.start(toy.job())
     seen = (toy.state / "seen").read_text()
     groups, inherited, _, effective = (line.split() for line in seen.splitlines()[:4])
     assert groups == [str(JOB_UID)]
@@ -357,10 +359,8 @@ def test_a_script_that_others_can_write_is_not_run(toy: Toy, driver: ScriptDrive
         theirs.symlink_to(toy.script.with_name("real"))
         os.chown(theirs, JOB_UID, JOB_UID, follow_symlinks=False)
         toy.script.symlink_to(theirs)
-    with pytest.raises(errors.MachineFault, match="VM_SCRIPT = "):
-        driver.start(toy.job())
-    finding = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
-    assert finding is not None
+    refused(toy, driver, "VM_SCRIPT = ")
+    trouble(driver)
     assert not (toy.state / "calls").exists()
     toy._jobs.clear()
 
@@ -377,13 +377,9 @@ def test_a_script_that_others_can_write_is_not_run(toy: Toy, driver: ScriptDrive
     ],
 )
 def test_settings_that_are_none_are_the_machines_fault(toy: Toy, settings: dict[str, str]) -> None:
-    driver = toy.with_settings(**settings)
-    name = next(iter(settings))
-    with pytest.raises(errors.MachineFault, match=name):
-        driver.start(toy.job())
-    bad = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
-    assert bad is not None
-    assert name in bad.seen
+    driver, name = toy.with_settings(**settings), next(iter(settings))
+    refused(toy, driver, name)
+    assert name in trouble(driver).seen
     assert not (toy.state / "calls").exists()
 
 
@@ -408,8 +404,7 @@ def test_a_dry_run_says_what_the_script_would_be_told(toy: Toy, driver: ScriptDr
 def test_the_machine_advertises_what_the_script_says(toy: Toy) -> None:
     driver = toy.with_settings(VM_NETWORKING="true", VM_NETWORKING_TYPE="nat, user")
     survey = driver.survey(time.monotonic() + 10)
-    assert survey.hypervisors == ["toy"]
-    assert survey.networking == ["nat"]
+    assert (survey.hypervisors, survey.networking) == (["toy"], ["nat"])
     assert survey.machine_attributes == {"VM_toy_ATTR_version": "1.0", "VM_toy_ATTR_cores": 8}
     expected = {"hypervisor": "toy", "soft_suspend": True, "suspend": True, "checkpoint": True, "networking": "nat"}
     assert expected.items() <= survey.attributes.items()
@@ -419,9 +414,7 @@ def test_the_machine_advertises_what_the_script_says(toy: Toy) -> None:
     assert not survey.attributes["soft_suspend"]
     assert "actions" in [finding.check for finding in survey.findings if finding.verdict == findings.OFF]
     toy.odd("probe", "echo 'the module is not loaded'; exit 65")
-    bad = findings.first_bad(driver.survey(time.monotonic() + 10).findings)
-    assert bad is not None
-    assert bad.seen.endswith("runs no VMs here: the module is not loaded")
+    assert trouble(driver).seen.endswith("runs no VMs here: the module is not loaded")
 
 
 # Checkpoints
@@ -511,9 +504,8 @@ def test_a_checkpoint_that_cannot_be_written_down_lets_the_vm_run_on(toy: Toy, d
 
 def test_a_late_clean_up_does_not_hit_the_next_vm(toy: Toy, driver: ScriptDriver) -> None:
     job = toy.job()
-    first = driver.start(job)
+    first, second = driver.start(job), driver.start(job)
     assert isinstance(first, ScriptMachine)
-    second = driver.start(job)
     assert isinstance(second, ScriptMachine)
     assert driver.kill(job.working_dir(), first.request.uuid) is False
     assert second.status().state == lifecycle.RUNNING
@@ -529,10 +521,7 @@ def test_the_vm_of_a_server_that_is_killed_is_destroyed(toy: Toy) -> None:
         assert toy.exists(job)
         peer.process.kill()
         peer.finish()
-    end = time.monotonic() + 60
-    while toy.exists(job):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not toy.exists(job), "it is destroyed")
 
 
 def test_the_life_of_a_vm_through_the_protocol(toy: Toy) -> None:
