@@ -6,30 +6,22 @@ import os
 import shutil
 import ssl
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests import jobs
 from tests.lab.vcsim import PASSWORD, USER, Vcsim
-from tests.peer import DAEMON, DEADLINE, Peer, environment
+from tests.peer import DEADLINE, Peer, daemon, environment
 from vmgahp.cli import KILL, PROBE
+from vmgahp.testing.contract import until
 
 MIB = 1 << 20
 MANIFEST = "vm_vsphere_checkpoint.json"
 CHECKPOINT = "JobVMCheckpoint = TRUE"
 CRITICAL, INTERNAL = "VMGAHP_ERR_CRITICAL", "VMGAHP_ERR_INTERNAL"
 NETWORKS = "nat = VM Network, bridge = DC0_DVPG0"
-
-
-def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Wait for a condition of the outside world that sends no event."""
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
-        time.sleep(0.02)
 
 
 class Server:
@@ -91,14 +83,16 @@ class Server:
         until(lambda: self.get(task, "info.state") in ("success", "error"), "the task ends")
         assert self.get(task, "info.state") == "success", self.get(task, "info.error")
 
-    def set(self, ref: Any, **values: object) -> None:
-        """The simulator's way to have a VM do something by itself: ``SET.`` and a property."""
+    def configure(self, ref: Any, **values: object) -> None:
+        """Extra configuration of a VM, such as our tags; two underscores in a name are a dot."""
         from pyVmomi import vim
 
-        options = [
-            vim.option.OptionValue(key=f"SET.{name.replace('__', '.')}", value=value) for name, value in values.items()
-        ]
+        options = [vim.option.OptionValue(key=name.replace("__", "."), value=value) for name, value in values.items()]
         self.wait(ref.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=options)))
+
+    def set(self, ref: Any, **values: object) -> None:
+        """The simulator's way to have a VM do something by itself: ``SET.`` and a property."""
+        self.configure(ref, **{f"SET.{name}": value for name, value in values.items()})
 
     def guest_powers_off(self, ref: Any) -> None:
         self.set(ref, runtime__powerState="poweredOff", summary__runtime__powerState="poweredOff")
@@ -113,6 +107,10 @@ class Server:
         store = self.sim.datastore()
         names = [str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()]
         return sorted(name for name in names if not name.startswith(("ha-host_VM", "DC0_")))
+
+    def left(self) -> tuple[dict[str, Any], list[str]]:
+        """What is there of ours: VMs and files."""
+        return self.jobs(), self.files()
 
 
 def write_disk(scratch: Path, name: str, content: bytes) -> None:
@@ -207,6 +205,12 @@ def status(peer: Peer, vm_id: int = 1) -> dict[str, str]:
     return dict(word.split("=", 1) for word in result[1:])
 
 
+def does(peer: Peer, *commands: str) -> None:
+    """These commands succeed, one after the other."""
+    for command in commands:
+        assert peer.run(command, 1) == ["0", "NULL"], command
+
+
 def powers_off(peer: Peer, server: Server, vm: Any = None) -> None:
     """The guest powers off, and its disks are downloaded."""
     server.guest_powers_off(vm or server.job())
@@ -223,8 +227,11 @@ class Lab:
         self.job = Job(scratch)
         self.quick = {"VSPHERE_RECONNECT_TIMEOUT": 1, "VSPHERE_TASK_TIMEOUT": 2}
 
+    def environ(self, scratch: Path | None = None, **more: object) -> dict[str, str]:
+        return environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more))
+
     def serve(self, scratch: Path | None = None, **more: object) -> Peer:
-        return Peer(environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more)))
+        return Peer(self.environ(scratch, **more))
 
     @contextmanager
     def running(
@@ -238,11 +245,17 @@ class Lab:
             if peer.process.returncode is None:
                 peer.quit()
 
+    @contextmanager
+    def watched(self, *more: str, **values: Any) -> Iterator[tuple[Peer, Server, Any]]:
+        """`running`, with the server and the job's VM there."""
+        with self.running(*more, **values) as peer:
+            server = self.server()
+            yield peer, server, server.job()
+
     def vacate(self) -> Server:
         """Run the job, checkpoint it and stop it: the server, where the checkpoint waits."""
         with self.running(CHECKPOINT) as peer:
-            assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-            assert peer.run("STOP", 1) == ["0", "NULL"]
+            does(peer, "CHECKPOINT", "STOP")
         return self.server()
 
     def server(self) -> Server:
@@ -263,19 +276,11 @@ class Lab:
         return directory
 
     def killing(self, directory: Path | str, *more: str, **values: object) -> subprocess.CompletedProcess[str]:
-        environ = environment("vsphere", self.scratch, **settings(self.sim, self.password, **values))
-        command = [*DAEMON, "-f", "-t", "-M", str(KILL), "vmtype", "vsphere", "match", str(directory), *more]
-        return subprocess.run(
-            command, env=environ, cwd="/", capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        return daemon(self.environ(**values), KILL, "vmtype", "vsphere", "match", str(directory), *more)
 
     def probe(self, **values: object) -> tuple[dict[str, str], str]:
         """The attributes that the startd would read, and what was said on standard error."""
-        environ = environment("vsphere", self.scratch, **settings(self.sim, self.password, **values))
-        command = [*DAEMON, "-f", "-t", "-M", str(PROBE), "vmtype", "vsphere"]
-        ended = subprocess.run(
-            command, env=environ, cwd="/", capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        ended = daemon(self.environ(**values), PROBE, "vmtype", "vsphere")
         pairs = (line.split(" = ", 1) for line in ended.stdout.splitlines())
         return {name: value.strip('"') for name, value in pairs}, ended.stderr
 

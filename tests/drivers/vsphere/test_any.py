@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.drivers.vsphere.simulator import Lab, settings, status, until
+from tests.drivers.vsphere.simulator import Lab, powers_off, settings
 from tests.peer import DEADLINE, Peer, environment
 
 pytestmark = [
@@ -34,13 +34,11 @@ def test_a_disk_and_no_vmx(lab: Lab, image_format: str, home: str) -> None:
         assert peer.run("START", "any") == ["0", "1"]
         server = lab.server()
         vm = server.job()
-        assert server.get(vm, "config.hardware.memoryMB") == 64
-        assert server.get(vm, "config.guestId") == "otherGuest64"
+        assert [server.get(vm, f"config.{name}") for name in ("hardware.memoryMB", "guestId")] == [64, "otherGuest64"]
         (extent,) = server.directory(vm).glob("disk-*-flat.vmdk")
         assert extent.read_bytes() == content
         extent.write_bytes(b"g" * len(content))
-        server.guest_powers_off(vm)
-        until(lambda: status(peer)["STATUS"] == "Stopped", "the VM has stopped")
+        powers_off(peer, server, vm)
         peer.quit()
     back = ["qemu-img", "convert", "-f", "vmdk", "-O", "raw", lab.scratch / home, raw]
     subprocess.run(back, check=True, timeout=DEADLINE)

@@ -12,21 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.simulator import (
-    CHECKPOINT,
-    CRITICAL,
-    MANIFEST,
-    MIB,
-    VMX,
-    Job,
-    Lab,
-    powers_off,
-    start,
-    status,
-    until,
-)
+from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, does, powers_off, status
 from tests.lab.vcsim import Vcsim
 from tests.peer import DEADLINE
+from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.vsphere
 
@@ -38,32 +27,22 @@ BIG = os.urandom(MIB) * 8
 
 def test_a_job_runs_to_its_own_end(both: Lab) -> None:
     kind = "bridge" if both.sim.model == "vpx" else "nat"
-    with both.serve(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge") as peer:
-        start(
-            peer,
-            both.job,
-            "JobVMNetworking = TRUE",
-            f'JobVMNetworkingType = "{kind}"',
-            'JobVM_MACADDR = "00:50:56:01:02:03"',
-        )
-        server = both.server()
-        vm = server.job()
+    more = ["JobVMNetworking = TRUE", f'JobVMNetworkingType = "{kind}"', 'JobVM_MACADDR = "00:50:56:01:02:03"']
+    with both.watched(*more, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge") as (peer, server, vm):
         assert server.get(vm, "name").startswith(both.job.name)
-        assert server.get(vm, "config.hardware.memoryMB") == 64
-        assert server.get(vm, "config.hardware.numCPU") == 2
-        assert server.get(vm, "config.guestId") == "ubuntu64Guest"
-        assert server.get(vm, "config.version") == "vmx-13"
+        wanted = {"hardware.memoryMB": 64, "hardware.numCPU": 2, "guestId": "ubuntu64Guest", "version": "vmx-13"}
+        assert {name: server.get(vm, f"config.{name}") for name in wanted} == wanted
         devices = {
             type(device).__name__.rpartition(".")[2]: device for device in server.get(vm, "config.hardware.device")
         }
-        assert devices["VirtualDisk"].capacityInKB == 1024
-        assert devices["VirtualDisk"].controllerKey == devices["VirtualLsiLogicController"].key
-        assert devices["VirtualVmxnet3"].macAddress == "00:50:56:01:02:03"
+        disk, card = devices["VirtualDisk"], devices["VirtualVmxnet3"]
+        assert (disk.capacityInKB, disk.controllerKey) == (1024, devices["VirtualLsiLogicController"].key)
+        assert card.macAddress == "00:50:56:01:02:03"
         if both.sim.model == "vpx":
             assert server.get(vm, "resourcePool") != server.get(server.vms()["DC0_H0_VM0"], "resourcePool")
-            assert devices["VirtualVmxnet3"].backing.port.portgroupKey
+            assert card.backing.port.portgroupKey
         else:
-            assert devices["VirtualVmxnet3"].backing.deviceName == "VM Network"
+            assert card.backing.deviceName == "VM Network"
         assert (server.directory(vm) / "disk-scsi0-0-flat.vmdk").read_bytes() == both.job.content
         assert "VMFS" in (server.directory(vm) / "disk-scsi0-0.vmdk").read_text()
 
@@ -75,9 +54,9 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
             summary__quickStats__hostMemoryUsage=48,
         )
         seen = status(peer)
-        assert seen["STATUS"] == "Running"
-        assert (seen["MAC"], seen["IP"]) == ("00:50:56:01:02:03", "10.1.2.3")
-        assert (seen["MEMORY"], seen["MAXMEMORY"]) == (str(48 * 1024), str(64 * 1024))
+        told = {"STATUS": "Running", "MAC": "00:50:56:01:02:03", "IP": "10.1.2.3"}
+        told |= {"MEMORY": str(48 * 1024), "MAXMEMORY": str(64 * 1024)}
+        assert {name: seen[name] for name in told} == told
         until(lambda: float(status(peer)["CPUTIME"]) > 0, "CPU time is counted")
         assert peer.run("GETPID", 1) == ["0", "0"]
 
@@ -86,22 +65,19 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         # From this answer on the starter sends the files away.
         assert both.job.disk() == b"written by the guest".ljust(MIB, b"\0")
         assert (both.scratch / "disk-flat.vmdk").stat().st_uid == both.scratch.stat().st_uid
-        assert server.jobs() == {}
-        assert server.files() == []
+        assert server.left() == ({}, [])
         ours = ["vm_exit.json", "vm_metrics.jsonl"]
         assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx", *ours]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        log = peer.quit()
-    assert "downloading disk.vmdk: done, 1.0 MiB" in log
+        does(peer, "STOP")
+        assert "downloading disk.vmdk: done, 1.0 MiB" in peer.quit()
 
 
 def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
-    with lab.running() as peer:
-        server = lab.server()
-        (server.directory(server.job()) / "disk-scsi0-0-flat.vmdk").write_bytes(BIG[::-1])
+    with lab.watched() as (peer, server, vm):
+        (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(BIG[::-1])
         lab.sim.tell("at GET hold 3000000")
-        server.guest_powers_off(server.job())
+        server.guest_powers_off(vm)
         assert status(peer)["STATUS"] == "Running"
         lab.sim.reached("GET")
         for _ in range(3):
@@ -116,7 +92,7 @@ def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
 def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
     lab.job = Job(lab.scratch, BIG)
     with lab.running() as peer:
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        does(peer, "STOP")
         log = peer.quit()
     for what in ("uploading disk.vmdk", "downloading disk.vmdk"):
         assert f"{what}: 8.0 MiB to go" in log
@@ -126,9 +102,7 @@ def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
 
 @pytest.mark.parametrize("tools", [True, False], ids=["with Tools", "without Tools"])
 def test_stop_shuts_the_guest_down_and_downloads_its_disks(both: Lab, tools: bool) -> None:
-    with both.running() as peer:
-        server = both.server()
-        vm = server.job()
+    with both.watched() as (peer, server, vm):
         if tools:
             server.set(vm, guest__toolsRunningStatus="guestToolsRunning")
         (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"e" * MIB)
@@ -138,49 +112,37 @@ def test_stop_shuts_the_guest_down_and_downloads_its_disks(both: Lab, tools: boo
             assert result == ["0", "NULL"], "a guest that shuts down need not be powered off"
         else:
             assert result[0] == "1", "without Tools it can only be powered off"
-            assert peer.run("STOP", 1) == ["0", "NULL"]
-        assert both.job.disk() == b"e" * MIB
-        assert server.jobs() == {}
-        assert server.files() == []
+            does(peer, "STOP")
+        assert (both.job.disk(), *server.left()) == (b"e" * MIB, {}, [])
 
 
 def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
-    with lab.running() as peer:
-        server = lab.server()
-        server.set(server.job(), guest__toolsRunningStatus="guestToolsRunning")
+    with lab.watched() as (peer, server, vm):
+        server.set(vm, guest__toolsRunningStatus="guestToolsRunning")
         lab.sim.tell("at ShutdownGuest fail ToolsUnavailable")
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        does(peer, "STOP")
         assert server.jobs() == {}
         assert "cannot be asked to shut down" in peer.quit()
 
 
 def test_quit_destroys_the_vm(both: Lab) -> None:
-    with both.running() as peer:
-        server = both.server()
+    with both.watched() as (peer, server, _):
         peer.quit()
-        assert server.jobs() == {}
-        assert server.files() == []
-        assert both.job.disk() == both.job.content
+        assert (both.job.disk(), *server.left()) == (both.job.content, {}, [])
 
 
 def test_a_job_without_output_leaves_nothing_to_send(lab: Lab) -> None:
-    with lab.running("VMPARAM_No_Output_VM = TRUE") as peer:
-        server = lab.server()
+    with lab.watched("VMPARAM_No_Output_VM = TRUE") as (peer, server, _):
         powers_off(peer, server)
-        assert list(lab.scratch.iterdir()) == []
-        assert server.jobs() == {}
+        assert (list(lab.scratch.iterdir()), server.jobs()) == ([], {})
         assert "downloading" not in peer.quit()
 
 
-def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
-    other = both.other_scratch()
-    second = Job(other)
-    with both.serve() as one, both.serve(other) as two:
-        start(one, both.job)
-        start(two, second)
-        server = both.server()
+def test_two_jobs_at_once(both: Lab) -> None:
+    second = Job(both.other_scratch())
+    with both.watched() as (one, server, mine), both.running(job=second) as two:
+        assert server.tags(mine)["name"] == both.job.name
         assert sorted(server.tags(vm)["name"] for vm in server.jobs().values()) == sorted([both.job.name, second.name])
-        (mine,) = (vm for vm in server.jobs().values() if server.tags(vm)["name"] == both.job.name)
         server.guest_powers_off(mine)
         until(lambda: status(one)["STATUS"] == "Stopped", "the first has stopped")
         assert status(two)["STATUS"] == "Running"
@@ -196,10 +158,8 @@ def test_two_jobs_at_once(both: Lab, tmp_path: Path) -> None:
 )
 def test_a_name_with_odd_characters(lab: Lab, user: str) -> None:
     escaped = user.replace('"', '\\"')
-    with lab.running(f'User = "{escaped}"') as peer:
-        server = lab.server()
-        (name, vm) = next(iter(server.jobs().items()))
-        assert len(name) <= 80
+    with lab.watched(f'User = "{escaped}"') as (peer, server, vm):
+        assert len(server.get(vm, "name")) <= 80
         assert server.tags(vm)["name"] == f"{user.replace('@', '_')}_{lab.job.cluster}.0"
         assert server.directory(vm).parent == lab.sim.datastore()
         powers_off(peer, server, vm)
@@ -213,9 +173,7 @@ def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
         shutil.move(lab.scratch / name, shared / name)
     shared.chmod(0o755)
     more = [f'VMPARAM_VMware_Dir = "{shared}"', "VMPARAM_VMware_Transfer = FALSE", "VMPARAM_VMware_SnapshotDisk = TRUE"]
-    with lab.running(*more) as peer:
-        server = lab.server()
-        vm = server.job()
+    with lab.watched(*more) as (peer, server, vm):
         (server.directory(vm) / "disk-scsi0-0-flat.vmdk").write_bytes(b"s" * MIB)
         powers_off(peer, server, vm)
         assert (shared / "disk-flat.vmdk").read_bytes() == lab.job.content
@@ -240,17 +198,14 @@ def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat
     command = ["qemu-img", "convert", "-f", "raw", "-O", "vmdk", "-o", f"subformat={subformat}"]
     subprocess.run([*command, raw, lab.scratch / "disk.vmdk"], check=True, timeout=DEADLINE)
     lab.job.own()
-    with lab.serve() as peer:
-        names = ",".join(path.name for path in lab.scratch.glob("disk*"))
-        start(peer, lab.job, f'VMPARAM_VMware_VMDK_Files = "{names}"')
-        server = lab.server()
-        disk = server.directory(server.job()) / "disk-scsi0-0-flat.vmdk"
+    names = ",".join(path.name for path in lab.scratch.glob("disk*"))
+    with lab.watched(f'VMPARAM_VMware_VMDK_Files = "{names}"') as (peer, server, vm):
+        disk = server.directory(vm) / "disk-scsi0-0-flat.vmdk"
         assert disk.read_bytes() == raw.read_bytes()
         disk.write_bytes(b"g" * (2 * MIB))
         powers_off(peer, server)
         assert _content(lab.scratch / "disk.vmdk") == b"g" * (2 * MIB)
         assert not list(lab.scratch.glob(".*"))
-        peer.quit()
 
 
 def test_images_and_serial_ports(lab: Lab) -> None:
@@ -271,18 +226,12 @@ serial1.fileName = "/dev/ttyS0"
     (lab.scratch / "machine.vmx").write_text(VMX + more)
     (lab.scratch / "tools.iso").write_bytes(b"iso")
     lab.job.own()
-    with lab.running() as peer:
-        server = lab.server()
-        vm = server.job()
-        backings = {
-            device.backing.fileName
-            for device in server.get(vm, "config.hardware.device")
-            if hasattr(device.backing, "fileName")
-        }
+    with lab.watched() as (peer, server, vm):
+        backings = [device.backing for device in server.get(vm, "config.hardware.device")]
+        files = {backing.fileName for backing in backings if hasattr(backing, "fileName")}
         directory = server.get(vm, "config.files.vmPathName").rpartition("/")[0]
-        assert backings == {
-            f"{directory}/{name}" for name in ("disk-scsi0-0.vmdk", "cdrom-ide1-0.iso", "serial-serial0.txt")
-        }
+        names = ("disk-scsi0-0.vmdk", "cdrom-ide1-0.iso", "serial-serial0.txt")
+        assert files == {f"{directory}/{name}" for name in names}
         assert (server.directory(vm) / "cdrom-ide1-0.iso").read_bytes() == b"iso"
         (server.directory(vm) / "serial-serial0.txt").write_text("login:")
         powers_off(peer, server, vm)
@@ -294,14 +243,11 @@ serial1.fileName = "/dev/ttyS0"
 
 
 def test_suspend_and_resume(both: Lab) -> None:
-    with both.running() as peer:
-        server = both.server()
-        vm = server.job()
+    with both.watched() as (peer, server, vm):
         assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
-        assert server.power(vm) == "suspended"
-        assert status(peer) == {"STATUS": "Suspended"}
-        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        does(peer, "SUSPEND")
+        assert (server.power(vm), status(peer)) == ("suspended", {"STATUS": "Suspended"})
+        does(peer, "RESUME")
         assert server.power(vm) == "poweredOn"
         # The job has not asked for checkpoints.
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
@@ -309,14 +255,12 @@ def test_suspend_and_resume(both: Lab) -> None:
 
 
 def test_a_checkpoint_restarts_on_another_machine(both: Lab) -> None:
-    with both.running(CHECKPOINT) as peer:
-        server = both.server()
-        vm = server.job()
+    with both.watched(CHECKPOINT) as (peer, server, vm):
         name = server.get(vm, "name")
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        does(peer, "CHECKPOINT")
         assert server.power(vm) == "poweredOff"
         (tree,) = server.get(vm, "snapshot").rootSnapshotList
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        does(peer, "STOP")
     assert list(server.jobs()) == [name], "the checkpoint waits on the server"
     tags = server.tags(vm)
     assert (tags["state"], tags["directory"], tags["host"]) == ("saved", "", "")
@@ -339,46 +283,37 @@ def test_a_checkpoint_restarts_on_another_machine(both: Lab) -> None:
 
 
 def test_a_suspended_guest_is_checkpointed(lab: Lab) -> None:
-    with lab.running(CHECKPOINT) as peer:
-        server = lab.server()
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        (tree,) = server.get(server.job(), "snapshot").rootSnapshotList
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
+        does(peer, "SUSPEND", "CHECKPOINT")
+        (tree,) = server.get(vm, "snapshot").rootSnapshotList
         assert tree.state == "poweredOn", "a snapshot has the memory of a guest that runs"
 
 
 def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
-    with lab.running(CHECKPOINT) as peer:
-        server = lab.server()
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
         lab.sim.tell("at CreateSnapshot_Task fail NoDiskSpace")
         assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
-        assert server.power(server.job()) == "poweredOn"
-        assert status(peer)["STATUS"] == "Running"
+        assert (server.power(vm), status(peer)["STATUS"]) == ("poweredOn", "Running")
         lab.sim.tell("at ReconfigVM_Task fail RestrictedVersion")
         assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
-        assert server.power(server.job()) == "poweredOn"
+        assert server.power(vm) == "poweredOn"
         assert not (lab.scratch / MANIFEST).exists()
 
 
 def test_periodic_checkpoints(lab: Lab) -> None:
-    with lab.running(CHECKPOINT) as peer:
-        server = lab.server()
-        vm = server.job()
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
         seen = []
         for _ in range(2):
-            assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+            does(peer, "CHECKPOINT")
             seen.append(json.loads((lab.scratch / MANIFEST).read_text())["snapshot"])
             # The next STATUS says that the files have been sent away.
-            assert status(peer)["STATUS"] == "Running"
-            assert server.power(vm) == "poweredOn"
+            assert (status(peer)["STATUS"], server.power(vm)) == ("Running", "poweredOn")
         assert seen[0] != seen[1]
         names = [tree.name for tree in server.get(vm, "snapshot").rootSnapshotList]
         assert names == [seen[1]], "the one before is in nobody's spool directory any more"
         # The daemon is told to end, and the job will come back with the manifest of its last checkpoint.
-    assert server.power(vm) == "poweredOff"
-    assert server.tags(vm)["state"] == "saved"
-    elsewhere = lab.other_scratch()
-    with lab.running(CHECKPOINT, scratch=elsewhere):
+    assert (server.power(vm), server.tags(vm)["state"]) == ("poweredOff", "saved")
+    with lab.running(CHECKPOINT, scratch=lab.other_scratch()):
         assert server.job() == vm
 
 
@@ -386,13 +321,10 @@ def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
     server = lab.vacate()
     victim = server.job()
     elsewhere = lab.other_scratch()
-    thief = Job(elsewhere)
-    with lab.running(CHECKPOINT, job=thief) as peer:
-        assert server.power(victim) == "poweredOff"
-        assert server.tags(victim)["state"] == "saved"
+    with lab.running(CHECKPOINT, job=Job(elsewhere)) as peer:
+        assert (server.power(victim), server.tags(victim)["state"]) == ("poweredOff", "saved")
         assert (elsewhere / f"{MANIFEST}.refused").exists()
-        log = peer.quit()
-    assert "it is another job's" in log
+        assert "it is another job's" in peer.quit()
     assert list(server.jobs().values()) == [victim]
 
 
@@ -420,37 +352,30 @@ def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:
     lost = server.job()
     other = lab.other_scratch()
     (other / MANIFEST).unlink()
-    with lab.running(job=Job(other)) as peer:
+    with lab.running(job=Job(other)):
         assert lost in server.jobs().values()
-        peer.quit()
-    from pyVmomi import vim
-
-    option = vim.option.OptionValue(key="vmgahp.expires", value="1")
-    server.wait(lost.ReconfigVM_Task(vim.vm.ConfigSpec(extraConfig=[option])))
+    server.configure(lost, vmgahp__expires="1")
     with lab.running(job=Job(other)) as peer:
         assert lost not in server.jobs().values()
         assert "has waited for its job for too long" in peer.quit()
 
 
 def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_anew(lab: Lab) -> None:
-    with lab.running(CHECKPOINT) as peer:
-        server = lab.server()
-        vm = server.job()
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
+        does(peer, "SUSPEND")
         server.wait(vm.PowerOffVM_Task())
-        assert peer.run("RESUME", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
-        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"]
+        for command in ("RESUME", "CHECKPOINT"):
+            assert peer.run(command, 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"], command
         assert server.power(vm) == "poweredOff"
         until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are downloaded")
 
 
 def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:
-    with lab.running() as peer:
-        server = lab.server()
-        server.wait(server.job().SuspendVM_Task())
+    with lab.watched() as (peer, server, vm):
+        server.wait(vm.SuspendVM_Task())
         assert status(peer) == {"STATUS": "Suspended"}
-        assert peer.run("RESUME", 1) == ["0", "NULL"]
-        assert server.power(server.job()) == "poweredOn"
+        does(peer, "RESUME")
+        assert server.power(vm) == "poweredOn"
 
 
 def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: Path, password: Path) -> None:
@@ -482,9 +407,7 @@ def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: P
 def test_a_vm_that_writes_to_another_disk_than_the_uploaded_one_is_not_taken_for_good(lab: Lab) -> None:
     from pyVmomi import vim
 
-    with lab.running() as peer:
-        server = lab.server()
-        vm = server.job()
+    with lab.watched() as (peer, server, vm):
         (disk,) = (one for one in server.get(vm, "config.hardware.device") if hasattr(one, "capacityInKB"))
         remove = vim.vm.device.VirtualDeviceSpec(operation="remove", device=disk)
         server.wait(vm.ReconfigVM_Task(vim.vm.ConfigSpec(deviceChange=[remove])))

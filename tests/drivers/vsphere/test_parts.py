@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from pyVmomi import vim, vmodl
 
 from tests.drivers.vsphere.simulator import VMX, Job
-from tests.jobs import owner
+from tests.jobs import of_lines, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import VsphereDriver, annotations, config_spec, deploy, faults, hardware
 from vmgahp.drivers.vsphere.annotations import Tag
 from vmgahp.drivers.vsphere.credentials import Access
 from vmgahp.drivers.vsphere.inventory import network_map
-from vmgahp.job.ad import JobAd
 from vmgahp.job.vmx import Vmx
-
-BASE = {"VM_MEMORY": "1024"}
 
 
 @pytest.fixture
@@ -30,10 +27,8 @@ def job(scratch: Path) -> Job:
 
 def looked_at(job: Job, *more: str) -> str:
     """What a dry run says of the job, without any server. Raises `errors.Fault`."""
-    identity = owner(job.scratch)
-    pairs = [pair for line in job.ad(*more) if (pair := JobAd.parse_line(line))]
-    log: list[str] = []
-    return VsphereDriver("vsphere", Settings(BASE), identity, log.append).describe(JobAd(pairs))
+    driver = VsphereDriver("vsphere", Settings({"VM_MEMORY": "1024"}), owner(job.scratch), print)
+    return driver.describe(of_lines(*job.ad(*more)))
 
 
 def refusal(job: Job, *more: str) -> errors.JobFault:
@@ -117,10 +112,6 @@ def test_a_disk_split_into_pieces_is_converted(job: Job) -> None:
 # The .vmx
 
 
-def with_vmx(job: Job, text: str) -> None:
-    (job.scratch / "machine.vmx").write_text(text)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -137,12 +128,12 @@ def with_vmx(job: Job, text: str) -> None:
     ],
 )
 def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
-    with_vmx(job, text)
+    (job.scratch / "machine.vmx").write_text(text)
     assert said in refusal(job).problem
 
 
 def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
-    with_vmx(job, VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
+    (job.scratch / "machine.vmx").write_text(VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
     assert "disk disk.vmdk" in looked_at(job)
 
 
@@ -244,6 +235,10 @@ def test_a_configuration_fault_for_want_of_room_is_not_the_jobs() -> None:
 # Settings and tags
 
 
+def access(host: str) -> Access:
+    return Access.from_settings(Settings({"VSPHERE_HOST": host, "VSPHERE_USER": "u", "VSPHERE_PASSWORD_FILE": "/p"}))
+
+
 @pytest.mark.parametrize(
     ("text", "host", "port"),
     [
@@ -254,16 +249,14 @@ def test_a_configuration_fault_for_want_of_room_is_not_the_jobs() -> None:
     ],
 )
 def test_the_address_of_the_server(text: str, host: str, port: int) -> None:
-    values = {"VSPHERE_HOST": text, "VSPHERE_USER": "u", "VSPHERE_PASSWORD_FILE": "/p"}
-    access = Access.from_settings(Settings(values))
-    assert (access.host, access.port) == (host, port)
+    found = access(text)
+    assert (found.host, found.port) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["esx1:", "esx1:x", "esx1:99999", ":443", "https://esx1", "esx1/sdk"])
 def test_what_is_no_address(text: str) -> None:
-    values = {"VSPHERE_HOST": text, "VSPHERE_USER": "u", "VSPHERE_PASSWORD_FILE": "/p"}
     with pytest.raises(errors.MachineFault, match="VSPHERE_HOST"):
-        Access.from_settings(Settings(values))
+        access(text)
 
 
 def test_the_network_map() -> None:
@@ -287,5 +280,5 @@ def test_a_tag_is_read_as_it_was_written() -> None:
     older = tag._replace(state=annotations.SAVED).options()
     assert Tag.read([*older, *tag.options()]) == tag, "the last of a key counts"
     assert Tag.read(None) is None
-    assert Tag.read([vim.option.OptionValue(key="vmgahp.id", value="x")]) is None
-    assert Tag.read([vim.option.OptionValue(key="guestinfo.vmgahp.id", value="x")]) is None
+    for key in ("vmgahp.id", "guestinfo.vmgahp.id"):
+        assert Tag.read([vim.option.OptionValue(key=key, value="x")]) is None
