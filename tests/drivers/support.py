@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import JOB_UID
@@ -12,11 +13,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import Subject
 
 URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
-
-
 TEST_URI = "test:///default"
-
-
 ANY = {
     "VM_MEMORY": "1024",
     "VM_STOP_TIMEOUT": "1",
@@ -25,8 +22,6 @@ ANY = {
     "VM_NETWORKING": "true",
     "VM_NETWORKING_TYPE": "nat, user",
 }
-
-
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 
 
@@ -34,6 +29,7 @@ class Emulated(Subject):
     """libvirt with QEMU, and the guest of a boot sector that counts."""
 
     vm_type = "qemu"
+    uri = URI
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
         disk = scratch / "guest.img"
@@ -46,7 +42,7 @@ class Emulated(Subject):
     def exists(self, job: JobAd) -> bool:
         import libvirt
 
-        with contextlib.closing(libvirt.open(URI)) as connection:
+        with contextlib.closing(libvirt.open(self.uri)) as connection:
             return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
 
     def bad_jobs(self) -> dict[str, JobAd]:
@@ -69,10 +65,11 @@ class Emulated(Subject):
         return max(counts(console.read_bytes()), default=0) if console.exists() else 0
 
 
-class AnyHypervisor(Subject):
+class AnyHypervisor(Emulated):
     """libvirt's own test hypervisor, which is in this process: for any that VM_LIBVIRT_DOMAIN_TYPE can name."""
 
     vm_type = "libvirt"
+    uri = TEST_URI
     suspend = False
     checkpoint = False
     has_guest = False
@@ -84,20 +81,21 @@ class AnyHypervisor(Subject):
             os.chown(path, WHO.uid, WHO.gid)
         return {"VMPARAM_vm_Disk": '"guest.img:vda:w:raw"'}
 
-    def exists(self, job: JobAd) -> bool:
-        import libvirt
-
-        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
-            return job.vm_name() in [domain.name() for domain in connection.listAllDomains()]
-
-    def bad_jobs(self) -> dict[str, JobAd]:
-        return Emulated.bad_jobs(self)  # type: ignore[arg-type]
-
     def unfit(self) -> Settings:
         return Settings(ANY | {"VM_LIBVIRT_DOMAIN_TYPE": "lxc"})
 
     def power_off(self, job: JobAd) -> None:
         import libvirt
 
-        with contextlib.closing(libvirt.open(TEST_URI)) as connection:
+        with contextlib.closing(libvirt.open(self.uri)) as connection:
             connection.lookupByName(job.vm_name()).shutdown()
+
+
+@contextlib.contextmanager
+def any_hypervisor(scratch: Path) -> Iterator[AnyHypervisor]:
+    """The subject, with a connection: the domains of the test hypervisor live as long as one does."""
+    import libvirt
+
+    with contextlib.closing(libvirt.open(TEST_URI)), AnyHypervisor(scratch.parent, Settings(ANY), WHO) as subject:
+        assert isinstance(subject, AnyHypervisor)
+        yield subject

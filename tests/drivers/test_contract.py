@@ -1,13 +1,14 @@
 """The shipped contract suite against the drivers that are here, and against one that comes from elsewhere."""
 
-import contextlib
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.support import ANY, TEST_URI, WHO, AnyHypervisor, Emulated
+from tests.drivers.support import WHO, Emulated, any_hypervisor
 from vmgahp import errors, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers import base
@@ -44,11 +45,7 @@ class Simulated(Subject):
 class TestAnyHypervisor(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path) -> Iterator[Subject]:
-        import libvirt
-
-        # Its domains live as long as a connection does.
-        held = contextlib.closing(libvirt.open(TEST_URI))
-        with held, AnyHypervisor(scratch.parent, Settings(ANY), WHO) as subject:
+        with any_hypervisor(scratch) as subject:
             yield subject
 
 
@@ -113,9 +110,6 @@ def test_what_is_no_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_suite_itself_is_not_of_the_server() -> None:
     """A daemon must not need pytest."""
-    import subprocess
-    import sys
-
     code = "import sys, vmgahp.daemon.server, vmgahp.drivers.libvirt, vmgahp.commands.doctor; "
     code += "sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,12 +1,12 @@
 """Fixtures of tests with real guests on libvirt and QEMU."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import jobs
 from tests.drivers.libvirt.support import NETWORK_XML, URI, Job
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def connection() -> Iterator["libvirt.virConnect"]:
 def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
     made = Job(scratch, connection)
     yield made
-    domain = made.domain()
-    if domain is not None:
+    if (domain := made.domain()) is not None:
         domain.destroy()
 
 
@@ -39,8 +38,7 @@ def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
 def elsewhere(scratch: Path) -> Path:
     other = scratch.parent / "dir_2"
     other.mkdir()
-    if os.getuid() == 0:
-        os.chown(other, scratch.stat().st_uid, scratch.stat().st_gid)
+    jobs.own(scratch, other)
     return other
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from ipaddress import IPv4Network
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as etree
 
 from tests import jobs
+from tests.domain.support import SCRIPTED
 from tests.lab.guest import make_guest
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class Job:
             return (self.scratch / CONSOLE).read_text()
         return ""
 
+    def live(self) -> etree.Element:
+        return etree.fromstring(self.domain().XMLDesc())
+
+    def exit_file(self) -> dict[str, object]:
+        path = self.scratch / EXIT
+        assert path.stat().st_uid == self.scratch.stat().st_uid
+        found = json.loads(path.read_text())
+        assert isinstance(found, dict)
+        return found
+
 
 PATIENCE = 3 * DEADLINE
 """Seconds for what an emulated guest does in a few, on a machine that is busy."""
@@ -84,11 +95,28 @@ def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
     return Peer(environment(vm_type, job.scratch, **settings))
 
 
-def start(peer: Peer, job: Job, *more: str) -> None:
-    assert peer.line().startswith("$VMGahpVersion")
+@contextlib.contextmanager
+def greeted(job: Job, **settings: object) -> Iterator[Peer]:
+    """A server that nothing was asked of; it is told to quit at the end, where the test has not ended it."""
+    with serving(job, **settings) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        yield peer
+        if peer.process.returncode is None:
+            peer.quit()
+
+
+def answers(peer: Peer, job: Job, expected: list[str], *more: str) -> None:
+    """What START with the job's ad ends with."""
     peer.send_ad(*job.ad(*more))
     result = peer.run("START", "kvm")
-    assert result == ["0", "1"], f"{result}\n{peer.end_by(signal.SIGTERM)}"
+    assert result == expected, f"{result}\n{peer.end_by(signal.SIGTERM)}"
+
+
+def done(peer: Peer, *operations: str) -> None:
+    """Requests of the first VM that have to succeed, one after the other."""
+    for operation in operations:
+        result = peer.run(operation, 1)
+        assert result == ["0", "NULL"], f"{operation}: {result}\n{peer.end_by(signal.SIGTERM)}"
 
 
 def words_of(status: list[str]) -> dict[str, str]:
@@ -97,44 +125,30 @@ def words_of(status: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def running(job: Job, *more: str, **settings: object) -> Iterator[Peer]:
-    """A server that has started the job's VM; it is told to quit at the end, where the test has not ended it."""
-    with serving(job, **settings) as peer:
-        start(peer, job, *more)
+    """A server that has started the job's VM."""
+    with greeted(job, **settings) as peer:
+        answers(peer, job, ["0", "1"], *more)
         yield peer
-        if peer.process.returncode is None:
-            peer.quit()
 
 
 def run_to_its_end(peer: Peer, job: Job) -> dict[str, object]:
     """Wait for the guest to power itself off: what the exit file says."""
     until(lambda: job.domain() is None, "the guest powers itself off")
     assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    return exit_file(job)
-
-
-def exit_file(job: Job) -> dict[str, object]:
-    path = job.scratch / EXIT
-    assert path.stat().st_uid == job.scratch.stat().st_uid
-    found = json.loads(path.read_text())
-    assert isinstance(found, dict)
-    return found
+    return job.exit_file()
 
 
 CHECKPOINT = {"vm_checkpoint.mem", "vm_checkpoint.json"}
-
-
 WANTS = "JobVMCheckpoint = true"
 
 
 def vacate(job: Job, *more: str, **settings: object) -> None:
     """What condor_starter does with a job that must go: CHECKPOINT, STATUS, STOP, QUIT."""
-    with serving(job, **settings) as peer:
-        start(peer, job, WANTS, *more)
+    with running(job, WANTS, *more, **settings) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"], peer.end_by(signal.SIGTERM)
+        done(peer, "CHECKPOINT")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
+        done(peer, "STOP")
 
 
 def moved(job: Job, scratch: Path) -> None:
@@ -149,12 +163,6 @@ def moved(job: Job, scratch: Path) -> None:
 
 
 CRITICAL = "VMGAHP_ERR_CRITICAL"
-
-
-def greeted(job: Job, **settings: object) -> Peer:
-    peer = serving(job, **settings)
-    assert peer.line().startswith("$VMGahpVersion")
-    return peer
 
 
 def state(scratch: Path) -> dict[str, tuple[object, ...]]:
@@ -173,9 +181,7 @@ def left_behind(name: str, pid: int) -> list[str]:
     """What of a VM is still there: its guardian, its QEMU, and its console's socket."""
     from vmgahp.host.runtime_dir import ROOT_BASE
 
-    found = []
-    if os.path.isdir(ROOT_BASE):
-        found = [path for path in os.listdir(ROOT_BASE) if f"-{pid}-" in path]
+    found = [path.name for path in Path(ROOT_BASE).glob(f"*-{pid}-*")]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -190,9 +196,7 @@ def left_behind(name: str, pid: int) -> list[str]:
 def refused_cleanly(peer: Peer, job: Job, word: str, *more: str, explained: bool = True) -> str:
     """A START that fails as it should and leaves nothing; the text of vm_error.txt."""
     before = state(job.scratch)
-    peer.send_ad(*job.ad(*more))
-    result = peer.run("START", "kvm")
-    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
+    answers(peer, job, ["1", word], *more)
     assert job.domain() is None
     until(lambda: not left_behind(job.name, peer.process.pid), "all of it to go")
     assert state(job.scratch) == before
@@ -204,11 +208,11 @@ def refused_cleanly(peer: Peer, job: Job, word: str, *more: str, explained: bool
     return text
 
 
-def runs(peer: Peer, job: Job) -> None:
+def runs(peer: Peer, job: Job, *more: str) -> None:
     """A START that succeeds, on a server that has seen others fail."""
-    peer.send_ad(*job.ad())
+    peer.send_ad(*job.ad(*more))
     result = peer.run("START", "kvm")
-    assert result[0] == "0", f"{result}\n{peer.end_by(15)}"
+    assert result[0] == "0", f"{result}\n{peer.end_by(signal.SIGTERM)}"
     assert peer.run("STATUS", result[1])[-5] == "STATUS=Running"
 
 
@@ -226,25 +230,17 @@ MAC, OTHER_MAC = own_mac(0), own_mac(1)
 ASKS = ("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
 
 
-def live(job: Job) -> etree.Element:
-    domain = job.domain()
-    return etree.fromstring(domain.XMLDesc())
-
-
 def refused(job: Job, code: str, *more: str, **settings: object) -> str:
     """A START that is refused with `code`; what vm_error.txt says."""
     with greeted(job, **settings) as peer:
-        peer.send_ad(*job.ad(*more))
-        assert peer.run("START", "kvm") == ["1", code]
+        answers(peer, job, ["1", code], *more)
         assert job.domain() is None
-        peer.quit()
     return (job.scratch / "vm_error.txt").read_text()
 
 
 def evict(peer: Peer) -> None:
     """What condor_starter does with a job that must go."""
-    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-    assert peer.run("STOP", 1) == ["0", "NULL"]
+    done(peer, "CHECKPOINT", "STOP")
     peer.quit()
 
 
@@ -267,12 +263,34 @@ def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDr
     from vmgahp.drivers.libvirt import LibvirtDriver
 
     options = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
-    owner = job.scratch.stat()
-    driver = LibvirtDriver(
-        "kvm",
-        config.load(environment("kvm", job.scratch, **options)),
-        Identity(owner.st_uid or 54321, owner.st_gid or 54321),
-        log.append,
-    )
-    pairs = [JobAd.parse_line(line) for line in job.ad(*(settings.get("ad", ())))]  # type: ignore[misc]
-    return driver, JobAd([pair for pair in pairs if pair])
+    made = config.load(environment("kvm", job.scratch, **options))
+    ad = jobs.of_lines(*job.ad(*(settings.get("ad", ()))))  # type: ignore[misc]
+    return LibvirtDriver("kvm", made, jobs.owner(job.scratch), log.append), ad
+
+
+@contextlib.contextmanager
+def another_vm(
+    connection: "libvirt.virConnect", name: str, devices: str = "", flags: int = 0
+) -> Iterator["libvirt.virDomain"]:
+    """A VM that is nobody's job, destroyed at the end."""
+    xml = SCRIPTED.format(memory=32, vcpus=1, devices=devices)
+    made = connection.createXML(xml.replace("<name>x<", f"<name>{name}<"), flags)
+    try:
+        yield made
+    finally:
+        made.destroy()
+
+
+@contextlib.contextmanager
+def mounted(directory: Path, options: str) -> Iterator[Path]:
+    """A small file system of its own."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def nic_xml(mac: str) -> str:
+    return f"<interface type='user'><mac address='{mac}'/></interface>"

@@ -4,25 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import libvirt
 import pytest
 
 from tests.commands.doctor.support import Ad, Condor, as_root, pool, snapshot
-from tests.drivers.libvirt.support import (
-    CHECKPOINT,
-    WANTS,
-    Job,
-    moved,
-    refused,
-    run_to_its_end,
-    running,
-    serving,
-    start,
-    until,
-)
+from tests.drivers.libvirt.support import CHECKPOINT, WANTS, Job, done, moved, refused, run_to_its_end, running, until
 from tests.jobs import owner
 from tests.lab.guest import SECTOR, copying_sector, counts, make_guest, read_count
 from tests.peer import daemon, environment
@@ -66,13 +54,9 @@ def images(scratch: Path) -> Images:
 
 
 @pytest.fixture
-def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
-    made = Job(scratch, connection)
-    made.disk.unlink()
-    yield made
-    domain = made.domain()
-    if domain is not None:
-        domain.destroy()
+def job(job: Job) -> Job:
+    job.disk.unlink()
+    return job
 
 
 def names(directory: Path) -> set[str]:
@@ -109,17 +93,13 @@ def test_two_jobs_run_on_one_image_at_once(
     make_guest(images.base, seconds=None)
     other = Job(elsewhere, connection)
     other.disk.unlink()
-    with serving(job, **images.settings) as peer, serving(other, **images.settings) as second:
-        start(peer, job, ON_IMAGE)
-        start(second, other, ON_IMAGE)
+    with running(job, ON_IMAGE, **images.settings) as peer, running(other, ON_IMAGE, **images.settings) as second:
         for each in (job, other):
             until(lambda each=each: "2\n" in each.console(), "both count")
         assert read_count(images.base) == 0
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        done(peer, "STOP")
         assert second.run("STATUS", 1)[1] == "STATUS=Running"
-        assert second.run("STOP", 1) == ["0", "NULL"]
-        peer.quit()
-        second.quit()
+        done(second, "STOP")
     assert read_count(other.scratch / LAYER) >= 2
 
 
@@ -140,8 +120,7 @@ def test_a_job_that_cannot_start_leaves_no_disk_that_was_made_for_it(job: Job, i
 
 def test_an_image_whose_layer_is_gone_holds_the_job_and_is_not_offered(job: Job, images: Images) -> None:
     top = images.directory / "top.qcow2"
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(images.base), "-F", "raw", str(top)]
-    subprocess.run(command, check=True)
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", images.base, "-F", "raw", top], check=True)
     images.say(images.path.read_text() + '[top]\npath = "top.qcow2"\nformat = "qcow2"\n')
     on_top = 'VMPARAM_vm_Disk = "catalog:top:hda:w"'
     with running(job, on_top, **images.settings) as peer:
@@ -167,8 +146,7 @@ def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(
     more = (WANTS, ON_IMAGE, 'VMPARAM_vm_Data_Disk = "vdb:64M"', 'VMPARAM_vm_Data_Files = "in.csv"')
     with running(job, *more, **images.settings) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        done(peer, "CHECKPOINT", "STOP")
     assert names(job.scratch) >= {*CHECKPOINT, LAYER, "vm_catalog.json", "vdb-data.qcow2"}
     assert "vm_data_files.iso" not in names(job.scratch)
     shutil.copyfile(images.base, copies.base)
@@ -189,8 +167,7 @@ def test_a_job_that_comes_back_has_its_layer_on_the_image_whatever_its_header_sa
         with running(job, ON_IMAGE, **images.settings) as peer:
             inodes.add(layer.stat().st_ino)
             run_to_its_end(peer, job)
-        command = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", str(layer)]
-        subprocess.run(command, check=True)
+        subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", layer], check=True)
     assert len(inodes) == 1
     assert job.console().count("vmgahp guest done") == 2
 
@@ -268,8 +245,7 @@ def test_the_doctor_shows_images_and_describes_a_job_without_making_its_disks(
     pool: Condor, images: Images, scratch: Path
 ) -> None:
     ad = Ad(scratch)
-    files = ad.directory / "in.csv"
-    files.write_text("a,b")
+    (ad.directory / "in.csv").write_text("a,b")
     path = ad.write(
         'VMPARAM_vm_Disk = "catalog:counter:vda:w"',
         'VMPARAM_vm_Data_Disk = "vdb:1G"',
@@ -277,17 +253,11 @@ def test_the_doctor_shows_images_and_describes_a_job_without_making_its_disks(
     )
     images.say(images.path.read_text() + 'description = "It counts"\n[gone]\npath = "gone"\nformat = "raw"\n')
     before = snapshot(ad.directory)
-    done = doctor.examine(pool.environ(VM_TYPE="qemu", **images.settings), job=path)
-    shown = {
-        finding.check: finding
-        for title, found in done.sections
-        for finding in found
-        if title == "The catalog of images"
-    }
-    assert shown["images"].seen == "counter"
+    examined = doctor.examine(pool.environ(VM_TYPE="qemu", **images.settings), job=path)
+    shown = {finding.check: finding for finding in dict(examined.sections)["The catalog of images"]}
+    assert (shown["images"].seen, shown["image gone"].verdict) == ("counter", OFF)
     assert (shown["image counter"].verdict, shown["image counter"].seen) == (OK, "It counts")
-    assert shown["image gone"].verdict == OFF
-    assert done.trial is not None
+    assert examined.trial is not None
     for name in (LAYER.replace("hda", "vda"), "base.raw", "vdb-data.qcow2", "vm_data_files.iso"):
-        assert name in done.trial.description, (done.trial.description, done.trial.findings)
+        assert name in examined.trial.description, (examined.trial.description, examined.trial.findings)
     assert snapshot(ad.directory) == before

@@ -1,9 +1,11 @@
 """Whose fault an error is: the tables, row by row, and the real thing on libvirt and QEMU."""
 
+import ast
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import libvirt
@@ -18,18 +20,22 @@ from tests.drivers.libvirt.support import (
     OTHER_MAC,
     USER_NETWORK,
     Job,
+    another_vm,
+    answers,
     greeted,
+    mounted,
+    nic_xml,
     refused_cleanly,
     running,
     runs,
 )
 from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
+from tests.protocol.support import Client
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.fault_rules import Rule
-from vmgahp.drivers.libvirt import fault_table, faults, qemu_log
-from vmgahp.host.job_user import Identity
+from vmgahp.drivers.libvirt import fault_table, faults, host_checks, qemu_log
 from vmgahp.images import backing
 from vmgahp.job.spec import JobSpec
 
@@ -66,8 +72,7 @@ def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
     error = Said(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
     assert faults.classify(error) is rule
     fault = faults.from_libvirt(error, "starting a VM")
-    assert type(fault) is rule.fault
-    assert fault.code == rule.code
+    assert (type(fault), fault.code) == (rule.fault, rule.code)
     assert rule.hint in fault.render()
     assert rule.example[2] in fault.problem
 
@@ -91,8 +96,7 @@ def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
 @pytest.mark.parametrize("number", [0, 999, None])
 def test_a_code_that_nobody_knows_is_the_hypervisors(number: int | None) -> None:
     fault = faults.from_libvirt(Said(number, None, "what nobody has ever said"), "starting a VM")
-    assert type(fault) is errors.HypervisorFault
-    assert fault.code == errors.INTERNAL
+    assert (type(fault), fault.code) == (errors.HypervisorFault, errors.INTERNAL)
 
 
 def test_a_name_that_this_libvirt_does_not_have_is_skipped() -> None:
@@ -181,8 +185,6 @@ def test_the_page_shows_the_tables(request: pytest.FixtureRequest) -> None:
     "module", ["daemon/probe.py", "drivers/libvirt/survey.py", "drivers/libvirt/other_hypervisors.py"]
 )
 def test_every_finding_of_the_probe_is_in_the_table(module: str) -> None:
-    import ast
-
     names = {check.name for check in fault_cases.OF_THE_MACHINE}
     for node in ast.walk(ast.parse((SOURCES / module).read_text())):
         if isinstance(node, ast.Call) and node.args:
@@ -229,10 +231,8 @@ def spoil(scratch: Path) -> None:
 def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Check, images_of_all_kinds: Path) -> None:
     if os.getuid() != 0 and "secret" in check.example[0] and os.access(images_of_all_kinds / "secret.img", os.R_OK):
         pytest.skip("this user may read everything")
-    owner = images_of_all_kinds.stat()
-    identity = Identity(owner.st_uid or 54321, owner.st_gid or 54321)
-    options = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
-    settings = config.load(environment("kvm", images_of_all_kinds, **options))
+    identity = jobs.owner(images_of_all_kinds)
+    settings = config.load(environment("kvm", images_of_all_kinds, **USER_NETWORK))
     ad = jobs.BASE | {"VMPARAM_vm_Disk": '"guest.img:hda:w:raw"'}
     job = jobs.ad(ad, images_of_all_kinds, **dict(line.split(" = ", 1) for line in check.example))
 
@@ -283,12 +283,7 @@ def test_the_log_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path, mo
 
 
 def test_a_log_that_comes_late_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "vm.log"
-
-    def write() -> None:
-        path.write_text(LOG.format(first="other", last=UUID, words=LOCKED))
-
-    timer = threading.Timer(0.2, write)
+    timer = threading.Timer(0.2, (tmp_path / "vm.log").write_text, [LOG.format(first="other", last=UUID, words=LOCKED)])
     timer.start()
     assert "lock" in qemu_log.last_words("vm", UUID, [str(tmp_path)])
     timer.join()
@@ -315,8 +310,6 @@ def test_every_class_of_fault_is_walked() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -> None:
-    from tests.protocol.support import Client
-
     client = Client()
     client.start()
     client.end(fault)
@@ -326,8 +319,6 @@ def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -
 
 @pytest.mark.parametrize("lines", [[], ['JobVMType = "kvm"'], ['JobVMType = "xen"', 'VM_WORKING_DIR = "/s"']])
 def test_a_start_that_makes_no_sense_answers_no_null(lines: list[str]) -> None:
-    from tests.protocol.support import Client
-
     client = Client()
     client.send("CLASSAD", *lines, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
     (result,) = client.results()
@@ -335,8 +326,6 @@ def test_a_start_that_makes_no_sense_answers_no_null(lines: list[str]) -> None:
 
 
 def test_a_start_that_takes_too_long_answers_no_null() -> None:
-    from tests.protocol.support import Client
-
     client = Client()
     client.start()
     client.session.expire(client.now + 10000)
@@ -376,8 +365,7 @@ def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(jo
         for disk, word, named in SPOILED.values():
             assert named in refused_cleanly(peer, job, word, f'VMPARAM_vm_Disk = "{disk}"')
         for memory in (0, -5, 1 << 40):
-            text = refused_cleanly(peer, job, errors.NO_MEMORY_PARAM, f"JobVMMemory = {memory}")
-            assert "vm_memory" in text
+            assert "vm_memory" in refused_cleanly(peer, job, errors.NO_MEMORY_PARAM, f"JobVMMemory = {memory}")
         runs(peer, job)
         log = peer.quit()
     assert log.count("Hint: ") == len(SPOILED) + 3
@@ -408,9 +396,7 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(job: Job, connection:
 
 def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
     """A START that fails while another VM of the same directory runs on."""
-    peer.send_ad(*job.ad(*more))
-    result = peer.run("START", "kvm")
-    assert result == ["1", word], f"{result}\n{peer.end_by(15)}"
+    answers(peer, job, ["1", word], *more)
     assert job.domain() is None
     return (job.scratch / "vm_error.txt").read_text()
 
@@ -422,10 +408,8 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
     job.own(job.scratch / "other.img")
     disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
     with running(job, *ASKS, **USER_NETWORK) as peer:
-        text = refused_beside(peer, other, MISMATCHED, *ASKS, disk)
-        assert f"JobVM_MACADDR = {MAC}" in text
-        peer.send_ad(*other.ad(ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"', disk))
-        assert peer.run("START", "kvm")[0] == "0", "another address will do"
+        assert f"JobVM_MACADDR = {MAC}" in refused_beside(peer, other, MISMATCHED, *ASKS, disk)
+        runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"', disk)  # another address will do
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         assert job.name in peer.quit(), "the log names the other VM"
 
@@ -433,24 +417,13 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
 @pytest.mark.libvirt
 def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(job: Job, connection: "libvirt.virConnect") -> None:
     """Of two starts at once, each of which finds the other."""
-    from vmgahp.drivers.libvirt import host_checks
-
-    xml = """<domain type='qemu'><name>{}</name><memory unit='MiB'>32</memory><os><type>hvm</type></os>
-        <devices><interface type='user'><mac address='{}'/></interface></devices></domain>"""
-    made = []
-    try:
-        for number in (1, 2):
-            name = f"{job.name}-{number}"
-            made.append(connection.createXML(xml.format(name, MAC), libvirt.VIR_DOMAIN_START_PAUSED))
-        first, later = (domain.ID() for domain in made)
-        host_checks.require_free_mac(connection, MAC, print, first)
+    vm = partial(another_vm, connection, devices=nic_xml(MAC), flags=libvirt.VIR_DOMAIN_START_PAUSED)
+    with vm(f"{job.name}-1") as first, vm(f"{job.name}-2") as later:
+        host_checks.require_free_mac(connection, MAC, print, first.ID())
         with pytest.raises(errors.JobFault):
-            host_checks.require_free_mac(connection, MAC, print, later)
+            host_checks.require_free_mac(connection, MAC, print, later.ID())
         with pytest.raises(errors.JobFault):
             host_checks.require_free_mac(connection, MAC, print)
-    finally:
-        for domain in made:
-            domain.destroy()
 
 
 @pytest.mark.libvirt
@@ -463,7 +436,6 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
             text = refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
             assert name in text
             assert "virsh net-start" in text
-            peer.quit()
     finally:
         network.undefine()
 
@@ -490,12 +462,9 @@ def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Jo
 @pytest.fixture
 def small(scratch: Path) -> Iterator[Path]:
     """A scratch directory that is a small file system of its own."""
-    directory = scratch.parent / "small"
-    directory.mkdir()
     options = f"size=4m,mode=755,uid={scratch.stat().st_uid},gid={scratch.stat().st_gid}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], check=True)
-    yield directory
-    subprocess.run(["umount", "-l", directory], check=True)
+    with mounted(scratch.parent / "small", options) as directory:
+        yield directory
 
 
 @pytest.mark.libvirt
@@ -518,4 +487,3 @@ def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
     place = job.scratch.parent / "no-socket"
     with greeted(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
         assert "start libvirtd" in refused_cleanly(peer, job, CRITICAL)
-        peer.quit()

@@ -4,13 +4,12 @@ import os
 import re
 import signal
 import stat
-import subprocess
 from pathlib import Path
 
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import Job, evict, exit_file, live, moved, refused, run_to_its_end, running, until
+from tests.drivers.libvirt.support import Job, done, evict, mounted, moved, refused, run_to_its_end, running, until
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest
@@ -34,64 +33,46 @@ def put(job: Job, name: str, content: str) -> None:
 # The exit code
 
 
-def test_the_last_line_of_the_console_is_the_exit_code(job: Job) -> None:
-    make_guest(job.disk, seconds=1, last_words="vmgahp-exit-code: 3")
-    with running(job) as peer:
+@pytest.mark.parametrize(
+    ("earlier", "says", "settings", "code"),
+    [
+        pytest.param("", "vmgahp-exit-code: 3", {}, 3, id="the last line of the console"),
+        pytest.param("", "", {}, None, id="a guest that says nothing"),
+        pytest.param("", "vmgahp-exit-code: 7", {"VM_CONSOLE_LOG_MAX": "20"}, 7, id="behind the console file's limit"),
+        pytest.param("vmgahp-exit-code: 9\n", "", {}, None, id="a code of an earlier run"),
+    ],
+)
+def test_the_exit_code(job: Job, earlier: str, says: str, settings: dict[str, str], code: int | None) -> None:
+    if earlier:
+        put(job, "vm_console.log", earlier)
+    make_guest(job.disk, seconds=2, last_words=says)
+    with running(job, **settings) as peer:
         peer.run("STATUS", 1)
         found = run_to_its_end(peer, job)
-        log = peer.quit()
-    assert (found["exit_code"], found["source"], found["ended_by"]) == (3, "console", "powered off")
-    assert "exit code" not in log, "without chirp there is nothing to say"
+        assert "exit code" not in peer.quit(), "without chirp there is nothing to say"
+    assert not settings or "exit-code" not in job.console()
+    source = "console" if code else None
+    assert (found["exit_code"], found["source"], found["ended_by"]) == (code, source, "powered off")
 
 
-def test_a_guest_that_says_nothing_has_no_exit_code(job: Job) -> None:
-    make_guest(job.disk, seconds=1)
+@pytest.mark.parametrize("before", [[], ["SUSPEND"]], ids=["running", "suspended"])
+def test_a_stopped_vm_was_destroyed(job: Job, before: list[str]) -> None:
     with running(job) as peer:
-        found = run_to_its_end(peer, job)
-    assert (found["exit_code"], found["source"], found["ended_by"]) == (None, None, "powered off")
-
-
-def test_the_code_is_found_behind_the_console_files_limit(job: Job) -> None:
-    make_guest(job.disk, seconds=2, last_words="vmgahp-exit-code: 7")
-    with running(job, VM_CONSOLE_LOG_MAX="20") as peer:
-        found = run_to_its_end(peer, job)
-    assert "exit-code" not in job.console()
-    assert found["exit_code"] == 7
-
-
-def test_a_code_of_an_earlier_run_is_not_this_ones(job: Job) -> None:
-    put(job, "vm_console.log", "vmgahp-exit-code: 9\n")
-    make_guest(job.disk, seconds=1)
-    with running(job) as peer:
-        found = run_to_its_end(peer, job)
-    assert found["exit_code"] is None
-
-
-def test_a_stopped_vm_was_destroyed(job: Job) -> None:
-    with running(job) as peer:
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        assert exit_file(job)["ended_by"] == "destroyed"
-
-
-def test_a_suspended_vm_that_is_stopped_was_destroyed(job: Job) -> None:
-    with running(job) as peer:
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        done(peer, *before)
         assert not (job.scratch / "vm_exit.json").exists()
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        assert exit_file(job)["ended_by"] == "destroyed"
+        done(peer, "STOP")
+        assert job.exit_file()["ended_by"] == "destroyed"
 
 
 def test_a_killed_qemu_is_a_crash(job: Job) -> None:
     with running(job) as peer:
-        pid = int(peer.run("GETPID", 1)[1])
-        os.kill(pid, signal.SIGKILL)
+        os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
 
 
 def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:
     with running(job) as peer:
-        domain = job.domain()
-        domain.destroy()
+        job.domain().destroy()
         assert run_to_its_end(peer, job)["ended_by"] == "destroyed by somebody else"
 
 
@@ -117,17 +98,15 @@ def test_vm_no_output_vm_takes_the_exit_file_too(job: Job) -> None:
 def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> None:
     more = ("VMPARAM_vm_Exit_Port = true", "JobVMCheckpoint = true")
     with running(job, *more) as peer:
-        assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
-        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert job.live().find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        done(peer, "SUSPEND", "RESUME")
         until(lambda: len(counts(job.console())) > 1, "the guest counts on")
         evict(peer)
     moved(job, elsewhere)
     with running(job, *more) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        assert live(job).find("devices/channel/target[@name='org.vmgahp.exit']") is not None
-        log = peer.quit()
-    assert "continues from its saved memory" in log, log
+        assert job.live().find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        assert "continues from its saved memory" in peer.quit()
 
 
 # cloud-init's drive
@@ -145,23 +124,21 @@ def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
         }
         status = (job.scratch / SEED).stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, job.scratch.stat().st_uid)
-        drive = live(job).find(f"devices/disk[source='{SEED}']") or next(
-            disk for disk in live(job).findall("devices/disk") if disk.find("source").get("file", "").endswith(SEED)
+        drive = job.live().find(f"devices/disk[source='{SEED}']") or next(
+            disk for disk in job.live().findall("devices/disk") if disk.find("source").get("file", "").endswith(SEED)
         )
         assert drive.find("target").get("dev") == "hdb", "as the disk of the job, hda, is an IDE disk"
         assert drive.get("device") == "cdrom"
         assert drive.find("readonly") is not None
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        done(peer, "STOP")
         assert not (job.scratch / SEED).exists()
-        log = peer.quit()
-    assert "geheim" not in log
+        assert "geheim" not in peer.quit()
 
 
 def test_a_start_that_fails_leaves_none(job: Job) -> None:
     put(job, "user-data", "#cloud-config\n")
     (job.scratch / "guest.img").write_bytes(b"")
-    more = (USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
-    refused(job, "VMGAHP_ERR_BAD_IMAGE", *more)
+    refused(job, "VMGAHP_ERR_BAD_IMAGE", USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
     assert not (job.scratch / SEED).exists()
 
 
@@ -176,8 +153,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
     moved(job, elsewhere)
     with running(job, *more) as peer:
         assert (job.scratch / SEED).read_bytes() == before
-        log = peer.quit()
-    assert "continues from its saved memory" in log, log
+        assert "continues from its saved memory" in peer.quit()
 
 
 @pytest.mark.parametrize(
@@ -245,10 +221,8 @@ def test_without_a_port_the_console_is_believed(linux: Job) -> None:
 def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
     put(linux, "user-data", "#!/bin/sh\nyes x | head -c 1000000 > /dev/virtio-ports/org.vmgahp.exit\n")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
-        found = run_to_its_end(peer, linux)
-        log = peer.quit()
-    assert found["exit_code"] is None
-    assert "more to its exit port than is read" in log
+        assert run_to_its_end(peer, linux)["exit_code"] is None
+        assert "more to its exit port than is read" in peer.quit()
 
 
 # Pictures
@@ -257,7 +231,7 @@ def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
 def test_a_guest_that_does_not_listen_leaves_a_picture(job: Job) -> None:
     with running(job, "JobVMVNCConsole = true") as peer:
         until(lambda: counts(job.console()), "the guest counts")
-        assert peer.run("STOP", 1) == ["0", "NULL"]
+        done(peer, "STOP")
         log = peer.quit()
     [picture] = job.scratch.glob("vm_screenshot.*")
     assert picture.stat().st_uid == job.scratch.stat().st_uid
@@ -279,16 +253,14 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
         log = peer.quit()
     assert linux.domain() is None
     assert list(linux.scratch.glob("vm_screenshot.*"))
-    assert exit_file(linux)["ended_by"] == "crashed"
+    assert linux.exit_file()["ended_by"] == "crashed"
     assert "the guest has panicked" in log
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file system that is full")
 def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
     full = linux.scratch.parent / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", full], check=True)
-    try:
+    with mounted(full, "size=1m,mode=755"):
         image = full / "big.img"
         image.touch()
         os.truncate(image, 4 << 20)
@@ -301,10 +273,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
             until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED, "the disk has no room")
             assert peer.run("STATUS", 1)[1] == "STATUS=SoftSuspended"
             assert list(linux.scratch.glob("vm_screenshot.*"))
-            log = peer.quit()
-    finally:
-        subprocess.run(["umount", "-l", full], check=True)
-    assert "paused by an error of a disk" in log
+            assert "paused by an error of a disk" in peer.quit()
 
 
 @pytest.mark.parametrize(("settings", "more"), [({}, ()), ({"VM_SCREENSHOT": False}, ("JobVMVNCConsole = true",))])
@@ -312,23 +281,20 @@ def test_no_picture_is_taken_of_what_shows_nothing_or_is_not_to(
     job: Job, settings: dict[str, object], more: tuple[str, ...]
 ) -> None:
     with running(job, *more, **settings) as peer:
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        log = peer.quit()
+        done(peer, "STOP")
+        assert "its screenshot" not in peer.quit()
     assert not list(job.scratch.glob("vm_screenshot.*"))
-    assert "its screenshot" not in log
 
 
 def test_a_picture_that_is_too_large_is_not_kept(
-    connection: "libvirt.virConnect", scratch: Path, monkeypatch: pytest.MonkeyPatch
+    connection: "libvirt.virConnect", scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a domain of libvirt's own test hypervisor, which shows a picture of 8 KiB."""
     monkeypatch.setattr(screenshot, "MOST_BYTES", 100)
     said: list[str] = []
-    status = scratch.stat()
     way = LibvirtConnection("test:///default", said.append)
     try:
         uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
-        user = Identity(status.st_uid, status.st_gid)
         screenshot.Screenshot(way, "test", uuid, str(scratch), user, said.append).take()
     finally:
         way.close()
@@ -341,7 +307,6 @@ def test_a_display_that_cannot_be_had_holds_nothing_up(job: Job) -> None:
     for suffix in ("png", "ppm"):
         (job.scratch / f"vm_screenshot.{suffix}").mkdir()
     with running(job, "JobVMVNCConsole = true") as peer:
-        assert peer.run("STOP", 1) == ["0", "NULL"]
-        log = peer.quit()
-    assert "its screenshot cannot be taken" in log
+        done(peer, "STOP")
+        assert "its screenshot cannot be taken" in peer.quit()
     assert job.domain() is None

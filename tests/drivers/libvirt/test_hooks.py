@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree as etree
 
 import libvirt
 import pytest
@@ -16,13 +15,17 @@ from tests.drivers.libvirt.support import (
     CRITICAL,
     MAC,
     OTHER_MAC,
+    USER_NETWORK,
     WANTS,
     Job,
+    another_vm,
     driver_for,
     greeted,
     moved,
+    nic_xml,
     refused_cleanly,
     running,
+    runs,
     until,
     vacate,
     words_of,
@@ -43,7 +46,6 @@ __all__ = ["ad", "pool"]
 
 EXAMPLES = REPOSITORY / "config" / "policy"
 NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
-OFFERS = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
 
 
 @pytest.fixture
@@ -69,20 +71,21 @@ def example(directory: Path, name: str, old: str, new: str) -> Path:
     return path
 
 
-def live(job: Job) -> etree.Element:
-    domain = job.domain()
-    return etree.fromstring(domain.XMLDesc())
+def capped(directory: Path) -> tuple[Path, Path]:
+    """Two of the examples, with a cap that the job exceeds."""
+    return (
+        example(directory, "cap-memory.xsl", '"512"', '"48"'),
+        example(directory, "add-watchdog.xsl", "i6300esb", "i6300esb"),
+    )
 
 
 def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> None:
     stages = (
-        example(policies, "cap-memory.xsl", '"512"', '"48"'),
-        example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
+        *capped(policies),
         stage(policies, f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\''),
     )
-    policy = ", ".join(map(str, stages))
-    with running(job, *NETWORK, VM_POLICY=policy, **OFFERS) as peer:
-        domain = live(job)
+    with running(job, *NETWORK, VM_POLICY=", ".join(map(str, stages)), **USER_NETWORK) as peer:
+        domain = job.live()
         assert domain.findtext("memory") == str(48 << 10)
         assert domain.find("devices/watchdog").get("model") == "i6300esb"
         assert [nic.get("address") for nic in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
@@ -108,21 +111,15 @@ def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Pat
     )
     with greeted(job, VM_POLICY=good) as peer:
         assert "one CPU is enough" in refused_cleanly(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
-        assert job.domain() is None
-        peer.send_ad(*job.ad())
-        assert peer.run("START", "kvm")[0] == "0"
-        peer.quit()
+        runs(peer, job)
     with greeted(job, VM_POLICY=no) as peer:
         assert f"VM_POLICY, stage 1 ({no}) failed with exit status 7" in refused_cleanly(peer, job, CRITICAL)
-        peer.quit()
 
 
 def test_requirements_hold_the_job_of_any_driver(job: Job) -> None:
     with greeted(job, VM_POLICY_REQUIREMENTS='JobVMMemory < 64 || User == "bob@lab"') as peer:
         assert "VM_POLICY_REQUIREMENTS" in refused_cleanly(peer, job, MISMATCHED)
-        peer.send_ad(*job.ad("JobVMMemory = 48"))
-        assert peer.run("START", "kvm")[0] == "0"
-        peer.quit()
+        runs(peer, job, "JobVMMemory = 48")
 
 
 @pytest.mark.parametrize(
@@ -142,17 +139,13 @@ def test_a_policy_that_gives_more_or_makes_no_sense_is_the_machines_fault(
         text = refused_cleanly(peer, job, CRITICAL)
         assert f"VM_POLICY = {path}" in text
         assert named in text
-        assert job.domain() is None
-        peer.quit()
 
 
 def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> None:
     wrong = 'VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"'
     for path in (stage(policies, "exec cat"), policies / "missing"):
-        word = "VMGAHP_ERR_BAD_IMAGE"
         with greeted(job, VM_POLICY=path) as peer:
-            refused_cleanly(peer, job, word, wrong)
-            peer.quit()
+            refused_cleanly(peer, job, "VMGAHP_ERR_BAD_IMAGE", wrong)
 
 
 @pytest.mark.parametrize("wrong", ["<sound model='nonsense'/>", ""])
@@ -163,8 +156,7 @@ def test_what_no_policy_has_touched_is_not_its_fault(
     build = domain_xml.build
     monkeypatch.setattr(domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>"))
     bad = stage(policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\"")
-    log: list[str] = []
-    driver, described = driver_for(job, log, VM_POLICY=bad)
+    driver, described = driver_for(job, [], VM_POLICY=bad)
     with pytest.raises(errors.Fault) as caught:
         driver.start(described)
     driver.close()
@@ -185,21 +177,15 @@ def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
     brought.write_text("<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>")
     job.own(brought)
     mine = 'VMPARAM_Libvirt_XML = "domain.xml"'
-    with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **OFFERS) as peer:
+    with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **USER_NETWORK) as peer:
         assert "VM_POLICY_REQUIREMENTS" in refused_cleanly(peer, job, MISMATCHED, mine)
-        peer.send_ad(*job.ad())
-        assert peer.run("START", "kvm")[0] == "0"
-        peer.quit()
+        runs(peer, job)
 
 
 def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsewhere: Path, policies: Path) -> None:
     make_guest(job.disk, seconds=5)
     hook = stage(policies, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
-    stages = (
-        example(policies, "cap-memory.xsl", '"512"', '"48"'),
-        example(policies, "add-watchdog.xsl", "i6300esb", "i6300esb"),
-    )
-    settings = {"VM_POLICY": ",".join(map(str, stages)), "VM_MAC_HOOK": hook, **OFFERS}
+    settings = {"VM_POLICY": ",".join(map(str, capped(policies))), "VM_MAC_HOOK": hook, **USER_NETWORK}
     vacate(job, *NETWORK, **settings)
     moved(job, elsewhere)
     with running(job, WANTS, *NETWORK, **settings) as peer:
@@ -217,16 +203,15 @@ def test_a_checkpoint_does_not_get_round_a_policy_that_has_come_since(
     vacate(job)
     moved(job, elsewhere)
     with running(job, WANTS, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
-        assert live(job).findtext("memory") == str(48 << 10)
-        log = peer.quit()
-    assert "memory (MiB) is 64" in log
+        assert job.live().findtext("memory") == str(48 << 10)
+        assert "memory (MiB) is 64" in peer.quit()
     assert job.console().count("vmgahp guest up") >= 1
 
 
 def test_a_hooks_address_is_the_cards(job: Job, policies: Path) -> None:
     hook = stage(policies, f"echo {MAC}")
-    with running(job, *NETWORK, VM_MAC_HOOK=hook, **OFFERS) as peer:
-        assert live(job).find("devices/interface/mac").get("address") == MAC
+    with running(job, *NETWORK, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
+        assert job.live().find("devices/interface/mac").get("address") == MAC
         assert f"VM_MAC_HOOK ({hook}) gives {job.name} the MAC address {MAC}" in peer.quit()
 
 
@@ -234,27 +219,16 @@ def test_a_hooks_address_that_is_taken_is_the_machines_fault(
     job: Job, policies: Path, connection: "libvirt.virConnect", scratch: Path
 ) -> None:
     hook = stage(policies, f"echo {MAC}")
-    xml = (
-        f"<domain type='qemu'><name>{job.name}-other</name><memory unit='MiB'>32</memory><os><type>hvm</type></os>"
-        f"<devices><interface type='user'><mac address='{MAC}'/></interface></devices></domain>"
-    )
-    other = connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
-    try:
-        with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
-            assert f"VM_MAC_HOOK = {hook}" in refused_cleanly(peer, job, CRITICAL, *NETWORK)
-            assert job.domain() is None
-            mine = refused_cleanly(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
-            assert f"{MAC}" in mine
-            peer.quit()
-    finally:
-        other.destroy()
+    other = another_vm(connection, f"{job.name}-other", nic_xml(MAC), libvirt.VIR_DOMAIN_START_PAUSED)
+    with other, greeted(job, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
+        assert f"VM_MAC_HOOK = {hook}" in refused_cleanly(peer, job, CRITICAL, *NETWORK)
+        assert MAC in refused_cleanly(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
 
 
 def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
     hook = stage(policies, f"echo {MAC}")
-    with greeted(job, VM_MAC_HOOK=hook, **OFFERS) as peer:
+    with greeted(job, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
         assert "two NICs" in refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
-        peer.quit()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes bridges")
@@ -263,8 +237,8 @@ def test_example_force_bridge(job: Job, policies: Path) -> None:
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
     try:
         subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
-        with running(job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **OFFERS):
-            assert live(job).find("devices/interface/source").get("bridge") == bridge
+        with running(job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **USER_NETWORK):
+            assert job.live().find("devices/interface/source").get("bridge") == bridge
     finally:
         subprocess.run(["ip", "link", "delete", bridge], check=False)
 
@@ -283,15 +257,9 @@ driver = find("qemu")("qemu", settings, Identity(os.getuid() or 54321, os.getgid
 print(driver.describe(JobAd(lines)).splitlines()[0])
 print([name for name in sys.modules if name.startswith(("vmgahp.hooks.policy", "lxml", "classad2"))])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        input="\n".join(job.ad()),
-        env=environment("qemu", job.scratch),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ['<domain type="qemu">', "[]"]
+    command = [sys.executable, "-c", text]
+    said = subprocess.check_output(command, input="\n".join(job.ad()), env=environment("qemu", job.scratch), text=True)
+    assert said.splitlines() == ['<domain type="qemu">', "[]"]
 
 
 @as_root
@@ -303,10 +271,9 @@ class TestDoctor:
         told = policies / "told"
         keep = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; exec cat', "keep")
         hook = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; echo {MAC}', "hook")
-        settings = {"VM_POLICY": f"{cap}, {keep}", "VM_MAC_HOOK": hook, **OFFERS}
-        trial = tried(
-            pool, ad.write(*NETWORK, "JobVMVNCConsole = true"), offers(VM_Networking_Types="user"), **settings
-        )
+        settings = {"VM_POLICY": f"{cap}, {keep}", "VM_MAC_HOOK": hook, **USER_NETWORK}
+        path = ad.write(*NETWORK, "JobVMVNCConsole = true")
+        trial = tried(pool, path, offers(VM_Networking_Types="user"), **settings)
         assert {finding.verdict for finding in trial.findings} == {OK}
         assert '<memory unit="MiB">40</memory>' in trial.description
         assert MAC in trial.description

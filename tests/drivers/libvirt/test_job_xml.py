@@ -10,18 +10,16 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import MAC
-from tests.drivers.support import Emulated
+from tests.drivers.support import WHO, Emulated
 from tests.lab.guest import make_guest
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on, until
 
 pytestmark = pytest.mark.libvirt
 
 ROOT = os.getuid() == 0
-WHO = Identity(54321, 54321) if ROOT else Identity(os.getuid(), os.getgid())
 
 PLAIN = """<domain type='kvm'><memory unit='MiB'>64</memory><vcpu>1</vcpu>{0}<devices>
 <disk type='file' device='disk'><driver name='qemu' type='raw' cache='writeback'/><source file='/submit/guest.img'/>
@@ -150,8 +148,7 @@ def copies() -> list[Path]:
 
 def make_kernel(path: Path, text: bytes) -> None:
     """A multiboot kernel (its specification, version 0.6.96, chapter 3.1) that writes to the serial port."""
-    base, flags = 0x100000, 1 << 16
-    magic = 0x1BADB002
+    base, flags, magic = 0x100000, 1 << 16, 0x1BADB002
     header = struct.pack("<8I", magic, flags, -(magic + flags) & 0xFFFFFFFF, base, base, 0, 0, base + 32)
     # mov esi, text; mov ecx, length; mov dx, 0x3f8; rep outsb; hlt; jmp to the hlt
     code = b"\xbe" + struct.pack("<I", base + 32 + 19) + b"\xb9" + struct.pack("<I", len(text))
@@ -195,8 +192,7 @@ def test_a_dry_run_copies_nothing(subject: WithXml) -> None:
 
 def test_a_guest_that_ends_by_itself(subject: WithXml) -> None:
     job = subject.with_xml()
-    disk = Path(job.working_dir(), "guest.img")
-    make_guest(disk, seconds=1)
+    make_guest(Path(job.working_dir(), "guest.img"), seconds=1)
     machine = subject.driver().start(job)
     until(lambda: machine.status().state == lifecycle.STOPPED, "it powers itself off")
     machine.release()

@@ -10,16 +10,15 @@ import pytest
 from tests.drivers.libvirt.support import BRIDGE, LEASED, MAC, NETWORK_NAME, Job, network_ad, refused, running, words_of
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
+from vmgahp.errors import MISMATCHED
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")]
 
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
-    with running(
-        job, *network_ad("nat"), VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=NETWORK_NAME
-    ) as peer:
-        domain = job.domain()
-        assert f"network='{NETWORK_NAME}'" in domain.XMLDesc()
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+    with running(job, *network_ad("nat"), **settings) as peer:
+        assert f"network='{NETWORK_NAME}'" in job.domain().XMLDesc()
         words = words_of(peer.run("STATUS", 1))
         assert words["MAC"] == MAC
         assert "IP" not in words
@@ -48,10 +47,4 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
 
 
 def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
-    refused(
-        job,
-        "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT",
-        *network_ad("bridge"),
-        VM_NETWORKING=True,
-        VM_NETWORKING_TYPE="user",
-    )
+    refused(job, MISMATCHED, *network_ad("bridge"), VM_NETWORKING=True, VM_NETWORKING_TYPE="user")

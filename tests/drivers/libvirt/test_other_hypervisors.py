@@ -13,8 +13,8 @@ from time import monotonic
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import words_of
-from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated
+from tests.drivers.libvirt.support import done, words_of
+from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated, any_hypervisor
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -27,27 +27,19 @@ from vmgahp.testing.contract import goes_on
 
 @pytest.fixture
 def subject(scratch: Path) -> Iterator[AnyHypervisor]:
-    # The domains of the test hypervisor live as long as a connection does.
-    held = contextlib.closing(libvirt.open(TEST_URI))
-    with held, AnyHypervisor(scratch.parent, Settings(ANY), WHO) as made:
-        assert isinstance(made, AnyHypervisor)
+    with any_hypervisor(scratch) as made:
         yield made
 
 
 def survey(**settings: str) -> Survey:
-    driver = LibvirtDriver("libvirt", Settings(ANY | settings), WHO, lambda _line: None)
-    try:
+    with contextlib.closing(LibvirtDriver("libvirt", Settings(ANY | settings), WHO, lambda _line: None)) as driver:
         return driver.survey(monotonic() + 60)
-    finally:
-        driver.close()
 
 
 def test_what_the_probe_says_of_it() -> None:
     found = survey()
     assert findings.first_bad(found.findings) is None
-    assert found.hypervisors == ["test"]
-    assert found.vm_types == ["libvirt"]
-    assert found.networking == ["nat"]
+    assert (found.hypervisors, found.vm_types, found.networking) == (["test"], ["libvirt"], ["nat"])
     verdicts = {finding.check: finding.verdict for finding in found.findings}
     assert verdicts == {"libvirt": findings.OK, "network nat": findings.OK, "network user": findings.OFF}
     assert found.attributes["suspend"] is found.attributes["checkpoint"] is False
@@ -159,9 +151,7 @@ def test_the_daemon_with_it(subject: AnyHypervisor) -> None:
         assert peer.run("START", "libvirt") == ["0", "1"], peer.end_by(signal.SIGTERM)
         assert words_of(peer.run("STATUS", 1))["STATUS"] == "Running"
         assert peer.run("GETPID", 1) == ["0", "0"]
-        assert peer.run("SOFT_SUSPEND", 1)[0] == "0"
-        assert peer.run("RESUME", 1)[0] == "0"
-        assert peer.run("STOP", 1)[0] == "0"
+        done(peer, "SOFT_SUSPEND", "RESUME", "STOP")
         assert "Traceback" not in peer.quit()
 
 
@@ -179,8 +169,7 @@ def test_emulation_may_be_chosen_for_the_type_libvirt(scratch: Path) -> None:
             assert "<domain type='qemu'" in connection.lookupByName(job.vm_name()).XMLDesc()
         machine.destroy()
         found = subject.driver().survey(monotonic() + 60)
-        assert found.hypervisors == ["qemu"]
-        assert found.vm_types == ["libvirt", "qemu"]
+        assert (found.hypervisors, found.vm_types) == (["qemu"], ["libvirt", "qemu"])
         assert "kvm" not in {finding.check for finding in found.findings}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, Job, network_ad, running, until
+from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, WANTS, Job, done, network_ad, running, until
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -38,9 +38,7 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
         until(lambda: counts(job.console()), "the guest counts")
         until(lambda: samples(job.scratch) and writes(samples(job.scratch)[-1]) > 0, "its writes are seen")
         first = samples(job.scratch)[-1]
-        assert first["state"] == "Running"
-        assert first["max_memory_kib"] == 64 * 1024
-        assert first["vcpus"] == 1
+        assert (first["state"], first["max_memory_kib"], first["vcpus"]) == ("Running", 64 * 1024, 1)
         assert float(str(first["cpu_seconds"])) > 0
         until(
             lambda: (
@@ -49,20 +47,20 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
             ),
             "they grow",
         )
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        done(peer, "SUSPEND")
         saved = lines(job.scratch)[-1]
         assert (saved["event"], saved["state"]) == ("suspend", "Suspended")
         assert int(str(saved["bytes"])) > 100_000
         before = samples(job.scratch)[-1]
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        done(peer, "RESUME")
         resumed = next(number for number, line in enumerate(lines(job.scratch)) if line.get("event") == "resume")
         assert "event" in lines(job.scratch)[resumed - 1], "nothing is used while it is suspended"
         until(lambda: writes(samples(job.scratch)[-1]) > writes(before), "its writes continue from where they were")
         for then, now in zip(samples(job.scratch), samples(job.scratch)[1:], strict=False):
             assert float(str(now["cpu_seconds"])) >= float(str(then["cpu_seconds"]))
             assert writes(now) >= writes(then)
-        assert peer.run("SOFT_SUSPEND", 1) == ["0", "NULL"]
+        done(peer, "SOFT_SUSPEND")
         until(lambda: samples(job.scratch)[-1]["state"] == "SoftSuspended", "a paused guest is seen as one")
     assert lines(job.scratch)[-1]["event"] == "end"
     assert (job.scratch / NAME).stat().st_uid == job.scratch.stat().st_uid
@@ -70,11 +68,11 @@ def test_a_guest_that_counts_on_its_disk(job: Job) -> None:
 
 @pytest.mark.libvirt
 def test_a_checkpoint_takes_the_figures_along(job: Job) -> None:
-    with running(job, "JobVMCheckpoint = true", VM_METRICS_INTERVAL=1) as peer:
+    with running(job, WANTS, VM_METRICS_INTERVAL=1) as peer:
         until(lambda: samples(job.scratch) and writes(samples(job.scratch)[-1]) > 0, "its writes are seen")
-        assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+        done(peer, "CHECKPOINT")
     before = samples(job.scratch)[-1]
-    with running(job, "JobVMCheckpoint = true", VM_METRICS_INTERVAL=1) as peer:
+    with running(job, WANTS, VM_METRICS_INTERVAL=1) as peer:
         until(lambda: len(samples(job.scratch)) and samples(job.scratch)[-1] != before, "a reading")
         after = samples(job.scratch)[-1]
         assert writes(after) >= writes(before) > 0
@@ -114,7 +112,7 @@ def test_top_shows_it(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert (row["scratch"], row["max_memory_kib"]) == (str(job.scratch), 64 * 1024)
         assert float(str(row["cpu_percent"])) > 0
         assert float(str(row["age"])) >= 0
-        assert peer.run("SUSPEND", 1) == ["0", "NULL"]
+        done(peer, "SUSPEND")
         row = top()
         assert (row["source"], row["state"], row["cpu_percent"]) == ("metrics", "Suspended", None)
 
