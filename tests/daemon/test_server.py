@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import simulated_ad
 from tests.peer import DEADLINE, Peer, environment
 from tests.protocol.recordings import TRANSCRIPTS, play_exactly
+from vmgahp import errors
 from vmgahp.daemon import server
 from vmgahp.protocol import transcript, wire
 
@@ -162,6 +163,20 @@ def test_a_reader_that_stops_reading_is_not_read_from(peer: Peer) -> None:
     with open(f"/proc/{peer.process.pid}/status") as status:
         resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
     assert resident < 64 << 10, "KiB"
+
+
+def test_a_refusal_before_the_settings_are_read_is_explained_too(scratch: Path) -> None:
+    settings = scratch.parent / "settings"
+    os.mkfifo(settings)
+    with Peer(environment("simulated", scratch) | {"VMGAHP_CONFIG": str(settings)}) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch, 'VMPARAM_vm_Types = "kvm, xen"'))
+        request = peer.request("START", "simulated")
+        peer.pump(0.5)  # a server that did not wait for its settings would say R by now
+        settings.write_text("")
+        peer.wait_for_r()
+        assert peer.results() == [f"{request} 1 {errors.MISMATCHED}"]
+        assert "VMPARAM_vm_Types" in (scratch / "vm_error.txt").read_text()
 
 
 def test_garbage_is_answered_and_survived(peer: Peer) -> None:

@@ -337,6 +337,8 @@ class Server:
         """Leave the reason of a failed START where the job's owner can find it."""
         assert call.job is not None
         directory = call.job.string("VM_WORKING_DIR")
+        with self._configuring:  # a job may be refused before it is known who its user is
+            pass
         if self._identity is None or not directory:
             return
         try:
