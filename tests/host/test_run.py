@@ -116,6 +116,13 @@ def test_where_and_with_what_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert plain_environment()["PATH"] == os.environ["PATH"]
 
 
+def test_a_directory_is_nothing_that_the_shell_reads(tmp_path: Path) -> None:
+    odd = tmp_path / "-a; touch owned; $(touch owned) 'b\" c"
+    odd.mkdir()
+    assert sh("pwd; umask", directory=str(odd), umask=0o27).out.decode() == f"{odd}\n0027\n"
+    assert not list(odd.iterdir())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_as_another_user() -> None:
     user = Identity(12345, 12346)

@@ -103,8 +103,9 @@ def run(
         words += [_find("setpriv", environ), *_as_user(user, groups)]
     words += [_find(argv[0], environ), *argv[1:]]
     if directory:
-        enter = f"cd {directory} && " + (f"umask {umask:o} && " if umask >= 0 else "")
-        words = ["/bin/sh", "-c", enter + 'exec "$@"', "sh", *words]
+        # The directory is an argument of the shell's and never a part of what it reads.
+        mask = f"umask {umask:o} && " if umask >= 0 else ""
+        words = ["/bin/sh", "-c", f'cd -- "$1" && shift && {mask}exec "$@"', "sh", directory, *words]
     child = _Child(words, environ, pass_fds)
     try:
         status = child.listen(stdin, end, longest, until, grace)
