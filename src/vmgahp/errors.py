@@ -5,7 +5,11 @@ answers (``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cp
 the job on hold, every other word takes the whole machine out of the VM universe until somebody repairs
 it. So a fault is raised by whom it blames, and the class makes sure that the word agrees: a `JobFault`
 can only carry a code that holds the job, a `MachineFault` never does.
+
+An OSError blames nobody by itself: whose it is, `is_machines` says.
 """
+
+import errno
 
 PREFIX = "VMGAHP_ERR_"
 
@@ -116,3 +120,29 @@ class HypervisorFault(MachineFault):
 
     def __init__(self, problem: str, hint: str = "", code: str = INTERNAL) -> None:
         super().__init__(problem, hint, code)
+
+
+_OF_THIS_PROCESS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS))
+"""This machine has run out of what a system call needs, whatever file was asked for."""
+
+_OF_A_FILE_SYSTEM = frozenset(
+    (
+        *(errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EUCLEAN),
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
+        *(errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    )
+)
+"""A file system is full, read-only, damaged, or its server is away. Every other errno is the job's: ENOENT, EACCES,
+EPERM, EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and their like say what the job has named or left there, and EDQUOT
+that its user has had enough: a quota is there so that one user harms no others, as a machine taken out of service
+would."""
+
+
+def is_machines(error: OSError, *, in_scratch: bool = True) -> bool:
+    """Whether the machine is to blame for an error about a file of the job's, and not the job.
+
+    HTCondor has made the scratch directory, so its file system is the machine's. With `in_scratch` false the job has
+    named a full path, and with it a file system: one that fails there is the job's, or any job could take the machine
+    out of service by naming a dead one. Only what this process itself lacks is the machine's then too.
+    """
+    return error.errno in _OF_THIS_PROCESS or (in_scratch and error.errno in _OF_A_FILE_SYSTEM)

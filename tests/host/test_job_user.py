@@ -168,6 +168,17 @@ def test_no_symbolic_link_is_followed(user, place, scratch):
     assert not (scratch / "gone").is_symlink()
 
 
+def test_a_lease_of_another_process_is_not_taken_for_a_lack_of_this_machine(user, scratch):
+    leased = put(scratch / "leased", mode=0o666)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # what the kernel tells the holder
+    try:
+        with leased.open("rb+") as held:
+            fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            assert refused(user.open_scratch, str(scratch), "leased", os.O_RDONLY) == errno.EBUSY
+    finally:
+        signal.signal(signal.SIGIO, before)
+
+
 def test_what_is_no_regular_file_is_refused_without_waiting(user, scratch):
     os.mkfifo(scratch / "fifo")
     (scratch / "dir").mkdir()
@@ -176,9 +187,9 @@ def test_what_is_no_regular_file_is_refused_without_waiting(user, scratch):
     for path in scratch.iterdir():
         path.chmod(0o777)
     assert refused(user.open_scratch, str(scratch), "fifo", os.O_RDONLY) == errno.EPERM
-    assert refused(user.open_scratch, str(scratch), "fifo", os.O_WRONLY) == errno.ENXIO
+    assert refused(user.open_scratch, str(scratch), "fifo", os.O_WRONLY) == errno.EPERM
     assert refused(user.open_scratch, str(scratch), "fifo", os.O_RDWR) == errno.EPERM
-    assert refused(user.open_scratch, str(scratch), "socket", os.O_RDONLY) == errno.ENXIO
+    assert refused(user.open_scratch, str(scratch), "socket", os.O_RDONLY) == errno.EPERM
     assert refused(user.open_scratch, str(scratch), "dir", os.O_RDONLY) == errno.EISDIR
     assert refused(user.open_scratch, str(scratch), "dir", os.O_RDWR) == errno.EISDIR
     listener.close()

@@ -239,7 +239,15 @@ def _open_named(path: bytes, flags: int) -> int:
 
 
 def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
-    fd = os.open(path, flags, mode, dir_fd=dir_fd)
+    try:
+        fd = os.open(path, flags, mode, dir_fd=dir_fd)
+    except OSError as error:
+        # What the user can bring about must not look like what this machine lacks (`vmgahp.errors.is_machines`).
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+            raise OSError(errno.EPERM, "it is not a regular file") from None
+        if error.errno == errno.EAGAIN:
+            raise OSError(errno.EBUSY, "another process has a lease on it") from None
+        raise
     kind = os.fstat(fd).st_mode
     if S_ISREG(kind):
         return fd
