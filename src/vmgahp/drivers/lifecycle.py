@@ -1,0 +1,469 @@
+"""The life of a VM, the same for every driver: a START in five steps, one state, one end.
+
+A driver says how its hypervisor does each thing; when it is done, what comes before and after, and what a failure
+leaves behind is decided here. `vmgahp.lifecycle.TRANSITIONS` is the table of what may follow what, as for the session.
+"""
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from vmgahp import errors, lifecycle
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.drivers.base import Deadlines, Driver, Logger, Machine
+from vmgahp.drivers.resources import Resources
+from vmgahp.job.ad import JobAd
+from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
+from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
+from vmgahp.metrics import Status
+
+Plan = TypeVar("Plan")
+AnyMachine = TypeVar("AnyMachine", bound="ManagedMachine")
+
+END = "END"
+"""What is done to a VM that is being ended; no operation of a client's."""
+
+OVERRULE_SECONDS = 15.0
+"""How long an end waits for the operation that it overrules; less than the server waits for the end
+(`vmgahp.daemon.server.DESTROY_DEADLINE`)."""
+
+OVERRULE_INTERVAL = 0.5
+"""Seconds between two attempts to end the guest of an operation that is still under way: it may make one meanwhile."""
+
+POINTS = {
+    "plan.looked": "the job is read, its files are looked at, nothing is changed",
+    "clear.done": "what an earlier start left is gone",
+    "prepare.guarded": "the guardian watches",
+    "prepare.done": "disks and sockets are made",
+    "launch.made": "the guest exists, its CPUs stand still",
+    "launch.runs": "the guest runs",
+    "keep.done": "the VM is the server's",
+    "pause.begun": "a SOFT_SUSPEND has begun",
+    "pause.done": "the guest's CPUs stand still",
+    "unpause.begun": "the RESUME of a paused guest has begun",
+    "unpause.done": "the guest runs again",
+    "save.begun": "the guest's memory is about to be written",
+    "save.written": "the memory image is whole, under its partial name",
+    "save.named": "the memory image has its name, the guest is gone",
+    "checkpoint.begun": "a CHECKPOINT has begun",
+    "checkpoint.saved": "its memory image is in place",
+    "checkpoint.written": "its manifest is in place",
+    "restore.begun": "the RESUME of a saved guest has begun",
+    "restore.made": "the guest exists again, its CPUs stand still",
+    "restore.set_aside": "the checkpoint is none any more, for the disks are about to change",
+    "restore.runs": "the guest runs again",
+    "end.begun": "nothing else is done to the VM any more",
+    "end.asked": "the guest was asked to power off",
+    "end.gone": "the guest was seen gone",
+    "end.released": "what belonged to the VM is tidied up, and its guardian dismissed",
+}
+"""The named points of a life, and what has happened there."""
+
+
+def reached(point: str) -> None:
+    """A life has come to this of the `POINTS`. Tests put a function of their own here, and stop the world."""
+
+
+class ManagedMachine(Machine):
+    """One VM, whose driver fills in how each thing is done to it."""
+
+    no_checkpoint = "the job does not ask for it with vm_checkpoint"
+    """Why the VM cannot be checkpointed, in the form of "because …"; empty where it can."""
+
+    def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
+        self.name = name
+        self.resources = resources
+        self.deadlines = deadlines
+        self.log = log
+        self.state: State = STARTING
+        self._doing = lifecycle.START
+        """The operation under way, `END`, or empty."""
+        self._overruled = False
+        """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
+        self._turn = threading.Condition()
+        self._lost: errors.Fault | None = None
+
+    # What a driver fills in
+
+    @abstractmethod
+    def look(self) -> Status:
+        """How a VM is that runs or is paused; STOPPED where it is gone. Raises `errors.Fault`."""
+
+    @abstractmethod
+    def ask_to_power_off(self) -> None:
+        """Ask the guest, which may be paused, to power off, and return. Raises `errors.Fault`."""
+
+    @abstractmethod
+    def wait_until_off(self, seconds: float) -> bool:
+        """Wait until the guest has powered itself off, or `seconds` are over, or `overruled`; whether it has."""
+
+    @abstractmethod
+    def end_guest(self) -> None:
+        """End the guest at once, whatever is being done to it; when this returns it was seen gone.
+
+        One that does not exist is success, so this may be called again and from two threads. Raises `errors.Fault`.
+        """
+
+    def pause(self) -> None:
+        """Stop the guest's CPUs. Raises `errors.Fault`."""
+        raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be paused by its driver.")
+
+    def unpause(self) -> None:
+        """Let a paused guest run. Raises `errors.Fault`."""
+        raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
+
+    def save(self, operation: str) -> None:
+        """Write the memory of a guest that runs or is paused to where a SUSPEND, or a CHECKPOINT, has it.
+
+        When this returns the guest is gone and its memory is safe. On any exception the guest is as before, or it is
+        reported `lost`. It takes the `step` "save.written", where it can.
+        """
+        raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
+
+    def keep_saved(self) -> None:
+        """A SUSPENDED VM is checkpointed: have its memory where a CHECKPOINT has it. Raises `errors.Fault`."""
+
+    def write_manifest(self) -> None:
+        """Write down what the checkpoint of a saved VM consists of. Raises `errors.Fault`."""
+        raise NotImplementedError
+
+    def restore(self, before_it_runs: Callable[[], None]) -> None:
+        """Let a saved guest continue; `before_it_runs` is called once, when nothing but that is left to be done.
+
+        Where it fails the VM is saved as before, with no guest. Raises `errors.Fault`.
+        """
+        raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
+
+    def set_aside(self) -> None:
+        """The guest of a checkpoint is about to run and its disks to change: the checkpoint is none any more."""
+
+    def put_back(self) -> None:
+        """The guest of a checkpoint that was `set_aside` has not run after all."""
+
+    def forget_saved(self) -> None:
+        """Remove the saved memory of a VM that needs it no more; what fails is logged."""
+
+    # What a driver may ask
+
+    @property
+    def overruled(self) -> bool:
+        """Whether the VM is to end, and what is under way to stop."""
+        return self._overruled
+
+    def step(self, point: str) -> None:
+        """What is under way has come to this point. Raises `errors.ClientFault` where the VM is to end."""
+        reached(point)
+        if self._overruled:
+            raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is being ended.")
+
+    def started(self) -> None:
+        """The guest runs: what follows is done by clients."""
+        self.state = RUNNING
+        self._over_with_it()
+
+    def report_lost(self, problem: str, hint: str) -> errors.Fault:
+        """The guest is gone and its work with it, by nobody's will: no STATUS says that it has stopped, which would
+        mean that the job is done. The fault is to be raised."""
+        self._lost = errors.HypervisorFault(problem, hint)
+        return self._lost
+
+    # What the server asks
+
+    def status(self) -> Status:
+        if self.state is STOPPED:
+            return Status(STOPPED)
+        if self._lost is not None:
+            raise self._lost
+        if self.state in (SUSPENDED, CHECKPOINTED):
+            return Status(SUSPENDED)
+        return self.look()
+
+    def soft_suspend(self) -> None:
+        with self._under_way(lifecycle.SOFT_SUSPEND, "pause"):
+            self.pause()
+
+    def suspend(self) -> None:
+        with self._under_way(lifecycle.SUSPEND, "save"):
+            self.save(lifecycle.SUSPEND)
+
+    def resume(self, state: str) -> None:
+        saved = self.state in (SUSPENDED, CHECKPOINTED)
+        with self._under_way(lifecycle.RESUME, "restore" if saved else "unpause"):
+            if saved:
+                self._restore()
+            else:
+                self.unpause()
+
+    def checkpoint(self) -> None:
+        if self.no_checkpoint:
+            raise errors.ClientFault(
+                errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed: {self.no_checkpoint}."
+            )
+        before = self.state
+        with self._under_way(lifecycle.CHECKPOINT, "checkpoint"):
+            if before is SUSPENDED:
+                self.keep_saved()
+            else:
+                reached("save.begun")
+                self.save(lifecycle.CHECKPOINT)
+                self.state = SUSPENDED
+            try:
+                self.step("checkpoint.saved")
+                self.write_manifest()
+            except BaseException:
+                self._go_back_to(before)
+                raise
+
+    def stop(self) -> None:
+        self.resources.to_be_stopped()
+        if self.state in (RUNNING, SOFT_SUSPENDED) and self._lost is None:
+            try:
+                with self._under_way(lifecycle.STOP):
+                    self._ask()
+            except errors.Fault as fault:
+                self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
+        self.destroy()
+
+    def destroy(self) -> None:
+        if not self._take_over():
+            return
+        try:
+            reached("end.begun")
+            if self.state not in (SUSPENDED, CHECKPOINTED):
+                self.resources.ended(DESTROYED)
+            self.end_guest()
+            self._tidy()
+        except BaseException:
+            self._overruled = False  # it lives on, and is as it was
+            raise
+        finally:
+            self._over_with_it()
+
+    def undo(self) -> None:
+        """Destroy what a start that failed has left: now, or by the guardian where that fails."""
+        self._over_with_it()
+        try:
+            self.destroy()
+        except errors.Fault as fault:
+            self.log(f"{self.name} is left to its guardian: {fault.problem}")
+            self.resources.leave_to_guardian()
+
+    def release(self) -> None:
+        if self._take_over():
+            try:
+                self._tidy()
+            finally:
+                self._over_with_it()
+
+    # How it is done
+
+    @contextmanager
+    def _under_way(self, operation: str, points: str = "") -> Iterator[None]:
+        """Carry out an operation, alone; its success leads where the table says. Raises `errors.ClientFault`."""
+        with self._turn:
+            outcome = lifecycle.TRANSITIONS.get((self.state, operation))
+            if outcome is None or self._doing or self._overruled or self._lost:
+                word = errors.VM_NOT_FOUND if self.state is STOPPED or self._overruled else errors.VM_INVALID_OPERATION
+                raise errors.ClientFault(word, f"{self.name} is {self._doing or self.state}: it has no {operation}.")
+            self._doing = operation
+        try:
+            if points:
+                self.step(f"{points}.begun")
+            yield
+            if operation != lifecycle.STOP:
+                self.state = outcome
+            if points:
+                reached(_LAST_POINTS[points])
+        finally:
+            self._over_with_it()
+
+    def _over_with_it(self) -> None:
+        with self._turn:
+            self._doing = ""
+            self._turn.notify_all()
+
+    def _ask(self) -> None:
+        self.ask_to_power_off()
+        self.step("end.asked")
+        if self.wait_until_off(self.deadlines.stop):
+            self.resources.ended(POWERED_OFF_WHEN_ASKED)
+        elif not self._overruled:
+            self.log(f"{self.name} has not powered off in {self.deadlines.stop:g} s: destroying it")
+            self.not_powered_off()
+
+    def not_powered_off(self) -> None:
+        """The guest has not heard, or not obeyed, and is about to be destroyed."""
+
+    def _restore(self) -> None:
+        is_checkpoint = self.state is CHECKPOINTED
+
+        def before_it_runs() -> None:
+            self.step("restore.made")
+            if is_checkpoint:
+                self.set_aside()
+            self.step("restore.set_aside")
+
+        try:
+            self.restore(before_it_runs)
+        except BaseException:
+            if is_checkpoint:
+                self.put_back()
+            raise
+        self.state = RUNNING
+        self.forget_saved()
+
+    def _go_back_to(self, before: State) -> None:
+        """A checkpoint was not written down: the VM is again what it was, unless it is to end."""
+        if before is SUSPENDED or self._overruled:
+            return
+        try:
+            self.restore(lambda: None)
+            self.state = RUNNING
+            self.forget_saved()
+            if before is SOFT_SUSPENDED:
+                self.pause()
+                self.state = SOFT_SUSPENDED
+        except errors.Fault as fault:
+            self.log(f"{self.name} stays saved after a checkpoint that failed: {fault.problem}")
+
+    def _take_over(self) -> bool:
+        """Be the one who ends the VM, when whatever is under way has stopped; False where it has ended.
+
+        Raises `errors.MachineFault` where that does not stop.
+        """
+        with self._turn:
+            self._overruled = True
+            self._turn.notify_all()
+        latest = time.monotonic() + OVERRULE_SECONDS
+        while True:
+            with self._turn:
+                if self.state is STOPPED:
+                    return False
+                if not self._doing:
+                    self._doing = END
+                    return True
+                doing = self._doing
+            if time.monotonic() >= latest:
+                raise errors.HypervisorFault(
+                    f"{self.name} cannot be ended: its {doing} has not stopped in {OVERRULE_SECONDS:g} s.",
+                    "its guardian ends it when the server is gone; see why the hypervisor does not answer.",
+                )
+            if doing != END:
+                try:
+                    self.end_guest()  # what it waits for may be the guest
+                except errors.Fault as fault:
+                    self.log(f"{self.name}, in the middle of its {doing}: {fault.problem}")
+            with self._turn:
+                self._turn.wait_for(lambda: not self._doing or self.state is STOPPED, OVERRULE_INTERVAL)
+
+    def _tidy(self) -> None:
+        """The guest is gone, or saved: release what belonged to the VM."""
+        reached("end.gone")
+        kept = self.state is CHECKPOINTED
+        if self.state is SUSPENDED:
+            self.resources.ended(DESTROYED)
+            self.forget_saved()
+        self.before_release()
+        self.state = STOPPED
+        self.resources.release(kept=kept)
+        reached("end.released")
+
+    def before_release(self) -> None:
+        """The VM has ended: say how, where nobody has yet, and let go of what watched it."""
+
+
+_LAST_POINTS = {
+    "pause": "pause.done",
+    "unpause": "unpause.done",
+    "save": "save.named",
+    "checkpoint": "checkpoint.written",
+    "restore": "restore.runs",
+}
+
+
+class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
+    """A driver whose START reads as five calls; each is a step that a driver fills in."""
+
+    def start(self, job: JobAd) -> Machine:
+        try:
+            plan = self.plan(job)
+            reached("plan.looked")
+            self.clear(plan)
+            reached("clear.done")
+            try:
+                return self._carry_out(plan)
+            except Unusable as unusable:
+                return self._carry_out(self.without_checkpoint(plan, unusable))
+        except errors.Fault as fault:
+            explained = self.explain(job, fault)
+            if explained is fault:
+                raise
+            raise explained from fault
+
+    def describe(self, job: JobAd) -> str:
+        return self.show(self.plan(job))
+
+    @abstractmethod
+    def plan(self, job: JobAd) -> Plan:
+        """Read the job, look at its files and at this machine: all that will be done, and nothing done yet.
+
+        Raises `errors.Fault`.
+        """
+
+    @abstractmethod
+    def show(self, plan: Plan) -> str:
+        """The plan in words, such as the domain XML. Changes nothing. Raises `errors.Fault`."""
+
+    @abstractmethod
+    def clear(self, plan: Plan) -> None:
+        """Remove what an earlier start of this job has left behind. Raises `errors.Fault`."""
+
+    @abstractmethod
+    def prepare(self, plan: Plan, resources: Resources) -> AnyMachine:
+        """Make what the VM needs, each with its removal in `resources`, and post its guardian.
+
+        Raises `errors.Fault`, OSError where the machine is out of resources, and `Unusable`.
+        """
+
+    @abstractmethod
+    def launch(self, machine: AnyMachine, plan: Plan) -> None:
+        """Have the guest run, new or from its checkpoint. Raises as `prepare` does."""
+
+    @abstractmethod
+    def keep(self, machine: AnyMachine, plan: Plan) -> None:
+        """The guest runs: set up what accompanies it until its end. Raises `errors.Fault` and OSError."""
+
+    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> Plan:
+        """The plan without its checkpoint, which has turned out to be of no use. Raises `errors.JobFault`."""
+        raise NotImplementedError
+
+    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
+        """The fault of a start as the job's owner is to read it."""
+        return fault
+
+    def _carry_out(self, plan: Plan) -> AnyMachine:
+        """Prepare, launch, keep; on any exception nothing of the VM is left."""
+        resources = Resources(self.log)
+        machine: AnyMachine | None = None
+        try:
+            machine = self.prepare(plan, resources)
+            reached("prepare.done")
+            self.launch(machine, plan)
+            reached("launch.runs")
+            self.keep(machine, plan)
+            machine.started()
+        except BaseException as error:
+            if machine is None:
+                resources.release()
+            else:
+                machine.undo()
+            if isinstance(error, OSError):
+                raise errors.MachineFault(
+                    f"The machine is out of resources: {error}.", "see what is scarce."
+                ) from error
+            raise
+        reached("keep.done")
+        return machine
