@@ -20,7 +20,7 @@ from vmgahp.daemon.sampler import Sampler
 from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
-from vmgahp.metrics import Metrics, Totals
+from vmgahp.metrics import Metrics, Totals, Usage
 from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
 from vmgahp.protocol.calls import Call, Vm
 from vmgahp.testing.contract import until
@@ -66,6 +66,31 @@ def test_a_counter_that_goes_down_has_begun_anew() -> None:
     totals.sample(reading(10.0, 100))
     line = totals.sample(reading(10.5, 30))
     assert (line["cpu_seconds"], written(line)) == (10.5, 130)
+
+
+def test_a_figure_that_the_hypervisor_does_not_know_is_the_last_one_known() -> None:
+    usage = Usage(100.0)
+    assert [usage.read(raw) for raw in (None, 10.0, None, 11.0)] == [100.0, 110.0, 110.0, 111.0]
+
+
+def test_what_was_saved_is_kept_however_far_its_successor_has_counted() -> None:
+    usage = Usage()
+    usage.read(10.0)
+    usage.carry()
+    assert usage.seconds == 10.0
+    assert usage.read(12.0) == 22.0
+
+
+@given(st.lists(st.one_of(st.none(), st.just("carry"), st.floats(0, 1e6)), max_size=30))
+def test_what_was_used_never_goes_down(readings: list[float | str | None]) -> None:
+    usage = Usage()
+    for raw in readings:
+        before = usage.seconds
+        if isinstance(raw, str):
+            usage.carry()
+        else:
+            assert usage.read(raw) == usage.seconds
+        assert usage.seconds >= before
 
 
 def test_a_restart_goes_on_from_the_last_line_of_the_earlier_life() -> None:

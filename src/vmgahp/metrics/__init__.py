@@ -56,47 +56,54 @@ class Metrics(NamedTuple):
                         yield (kind, name, what), value
 
 
-class Counters:
-    """Adds up counters that begin anew now and then: no total ever goes down."""
+class Usage:
+    """One figure of what a VM has used, such as its seconds of CPU, and the only place that keeps it from going down.
 
-    __slots__ = ("_before", "_last")
+    Readings are what the hypervisor has counted since its process of the guest began. Where one is lower than the one
+    before, the counting has begun anew; who knows that it does says so with `carry`, for it may soon be past the old
+    reading. One thread reads at a time; `seconds` can be asked for by any.
+    """
 
-    def __init__(self, before: Mapping[Key, Number] | None = None) -> None:
-        self._before = dict(before or {})
-        self._last: dict[Key, Number] = {}
+    __slots__ = ("_before", "_last", "seconds")
 
-    def total(self, key: Key, raw: Number) -> Number:
-        """All that a counter has counted, which shows `raw` now."""
-        if raw < self._last.get(key, 0):
-            self._begin_anew(key)
-        self._last[key] = raw
-        return self._before.get(key, 0) + raw
+    def __init__(self, before: float = 0) -> None:
+        """`before` is what an earlier life had used, by its checkpoint."""
+        self.seconds = self._before = before
+        """All of it, as of the last reading."""
+        self._last: float = 0
 
-    def begin_anew(self) -> None:
-        """Every counter begins anew, whether or not it shows less than before."""
-        for key in tuple(self._last):
-            self._begin_anew(key)
+    def read(self, raw: float | None) -> float:
+        """All of it, after a reading; None is one that the hypervisor does not know, as of a guest that is ending."""
+        if raw is not None:
+            if raw < self._last:
+                self.carry()
+            self._last = raw
+            # A sum may be rounded to less than was said before.
+            self.seconds = max(self.seconds, self._before + raw)
+        return self.seconds
 
-    def _begin_anew(self, key: Key) -> None:
-        self._before[key] = self._before.get(key, 0) + self._last.pop(key)
+    def carry(self) -> None:
+        """The process has ended, or the guest was saved: what it has used remains, and the next one counts from 0."""
+        self._before, self._last = self.seconds, 0
 
 
 class Totals:
     """Adds a VM's readings up over suspends, restores and restarts."""
 
-    __slots__ = ("_counters", "_run")
+    __slots__ = ("_run", "_used")
 
     def __init__(self, earlier: Mapping[str, object] | None = None) -> None:
         """`earlier` is the last sample of the VM's earlier life, as it was read back: the job's own word."""
-        self._counters = Counters(dict(_counters_of(earlier or {})))
+        self._used = {key: Usage(before) for key, before in _counters_of(earlier or {})}
         self._run = ""
 
     def sample(self, metrics: Metrics) -> dict[str, object]:
         """The line for a reading."""
         if metrics.run != self._run:
-            self._counters.begin_anew()
+            for usage in self._used.values():
+                usage.carry()
         self._run = metrics.run
-        return _line(metrics, {key: self._counters.total(key, raw) for key, raw in metrics.counters()})
+        return _line(metrics, {key: self._used.setdefault(key, Usage()).read(raw) for key, raw in metrics.counters()})
 
 
 class Accounting:
@@ -107,25 +114,22 @@ class Accounting:
     guest's vCPUs' now.
     """
 
-    __slots__ = ("_counters", "_reported_cpu", "_reported_time")
+    __slots__ = ("_asked", "_usage")
 
     def __init__(self, now: float) -> None:
-        self._counters = Counters()
-        self._reported_cpu: Number = 0.0
-        self._reported_time = now
+        self._usage = Usage()
+        self._asked = now
 
     def account(self, raw_seconds: float, vcpus: int, now: float) -> tuple[float, float]:
         """(CPUUTILIZATION, CPUTIME in seconds) for a raw counter of `raw_seconds` read at `now`."""
-        # The sum of what came before may be rounded to less than was reported.
-        total = max(self._counters.total(("cpu_seconds",), raw_seconds), self._reported_cpu)
-        wall = (now - self._reported_time) * max(vcpus, 1)
-        utilization = min(1.0, (total - self._reported_cpu) / wall) if wall > 0 else 0.0
-        self._reported_cpu = total
-        self._reported_time = now
-        return utilization, total
+        before = self._usage.seconds
+        used = self._usage.read(raw_seconds) - before
+        wall = (now - self._asked) * max(vcpus, 1)
+        self._asked = now
+        return min(1.0, used / wall) if wall > 0 else 0.0, self._usage.seconds
 
 
-def _line(metrics: Metrics, totals: Mapping[Key, Number]) -> dict[str, object]:
+def _line(metrics: Metrics, totals: Mapping[Key, float]) -> dict[str, object]:
     line: dict[str, object] = {
         "time": round(metrics.time, 3),
         "state": metrics.state,
