@@ -109,6 +109,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "uefi-secure": (spec(devices=Devices(firmware="uefi-secure", tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "exit-port": (spec(devices=Devices(exit_port=True)), host(exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
+    "panic": (spec(), host(panic="isa")),
     "share": (spec(devices=Devices(share="/scratch/share")), host(dac_label="+54321:+64055")),
     "aarch64": (
         spec(memory_mib=256, disks=ODD_DISKS[:3], vnc=True, devices=Devices(arch="aarch64", tpm=True)),

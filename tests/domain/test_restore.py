@@ -192,6 +192,13 @@ def test_the_order_of_the_devices_is_the_saved_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("saved", ["", "<panic model='isa'><address type='isa' iobase='0x505'/></panic>"])
+def test_a_vm_that_was_saved_without_a_panic_device_goes_on_without(saved: str) -> None:
+    ours = domain_xml.build(spec(), host(panic="isa"))
+    assert len(result(with_device(saved), ours).findall("devices/panic/address")) == bool(saved)
+    assert len(result(with_device(saved), ours).findall("devices/panic")) == bool(saved)
+
+
 def test_a_second_time_gives_the_same() -> None:
     once = reconcile(SAVED, OURS)
     assert reconcile(once, OURS) == once

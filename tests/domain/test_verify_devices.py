@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as etree
 
 import pytest
@@ -172,6 +173,25 @@ def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> No
     with pytest.raises(errors.JobFault, match=r"aarch64.*VM_ALLOW_EMULATION"):
         capabilities.type_for(foreign, "kvm", settings())
     assert [capabilities.arch_of(each) for each in (foreign, own, spec())] == ["aarch64", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("arch", "domain_type", "version", "model"),
+    [
+        ("", "kvm", 0, "isa"),
+        ("x86_64", "qemu", 0, "isa"),
+        ("aarch64", "qemu", 9_001_000, "pvpanic"),
+        ("aarch64", "qemu", 9_000_000, ""),
+        ("", "xen", 0, ""),
+        ("", "test", 0, ""),
+    ],
+)
+def test_a_guest_has_the_panic_device_of_its_machine(
+    on_x86: None, arch: str, domain_type: str, version: int, model: str
+) -> None:
+    libvirtd = SimpleNamespace(call=lambda ask: ask(SimpleNamespace(getLibVersion=lambda: version)))
+    wanted = spec(devices=Devices(arch=arch))
+    assert capabilities.panic_model(wanted, domain_type, libvirtd) == model  # type: ignore[arg-type]
 
 
 def test_the_architectures_of_guests(on_x86: None) -> None:

@@ -30,6 +30,9 @@ ACPI_PM1A_CONTROL = 0x604
 ACPI_SLEEP_NOW = 0x2000
 """SLP_EN with sleep type 0, which is S5 (soft off) there."""
 
+PVPANIC = 0x505
+"""The port of pvpanic on the ISA bus; its bit 0 is a panic (QEMU's docs/specs/pvpanic)."""
+
 BANNER = "vmgahp guest up"
 DONE = "vmgahp guest done"
 WRITE_FAILED = "vmgahp guest cannot write its disk"
@@ -234,6 +237,22 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
     c.text("banner", BANNER)
     c.text("done", DONE)
     c.text("failed", WRITE_FAILED)
+    return c.sector()
+
+
+def panicking_sector() -> bytes:
+    """A guest that says by the panic device of a PC, QEMU's pvpanic, that its kernel has panicked, and spins on."""
+    c = _Code()
+    c.begin()
+    c.refer("BE", "banner", "abs16")  # mov si,banner
+    c.refer("E8", "print", "rel16")  # call print
+    c.emit("BA")  # mov dx,PVPANIC
+    c.word(PVPANIC)
+    c.emit("B001 EE")  # mov al,1; out dx,al
+    c.label("spin")
+    c.refer("EB", "spin", "rel8")  # jmp spin
+    c.print_routine()
+    c.text("banner", BANNER)
     return c.sector()
 
 

@@ -50,6 +50,8 @@ class Host(NamedTuple):
     """Unix socket on which swtpm listens for a guest that has a TPM."""
     exit_socket: str = ""
     """Unix socket that listens for the exit code of a guest that has a port for it."""
+    panic: str = ""
+    """The model of the device by which a guest's kernel says that it has panicked; empty for none."""
 
 
 def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) -> None:
@@ -68,6 +70,8 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
         _vnc(devices, host, machine)
     if spec.devices.tpm:
         _tpm(devices, host, machine)
+    if host.panic:
+        etree.SubElement(devices, "panic", model=host.panic)
     if spec.devices.share:
         _share(devices, spec.devices.share)
 

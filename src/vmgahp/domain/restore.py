@@ -292,9 +292,10 @@ def _take_devices(theirs: etree._Element, domain: etree._Element) -> None:
             added.add(key)
             made.append(_merge(device, _added(device, has)))
     for our in left:
-        if our.tag not in ("emulator", "console"):
+        if our.tag not in ("emulator", "console", "panic"):
             raise SavedMismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
-    ours[:] = [*left, *made]
+    # Releases before this one gave a VM no panic device, and it goes on without.
+    ours[:] = [*(our for our in left if our.tag != "panic"), *made]
 
 
 def _is_pair(saved: tuple[str, ...], our: tuple[str, ...]) -> bool:

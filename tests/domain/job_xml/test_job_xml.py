@@ -83,7 +83,9 @@ class Job:
         settings = Settings(machine or MACHINE)
         ad = job_xml.load(self.ad(text, **attributes), settings, WHO)
         spec = JobSpec.from_ad(ad, settings, WHO)
-        host = domain_xml.Host("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c")
+        host = domain_xml.Host(
+            "00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c", panic="isa"
+        )
         ours = domain_xml.build(spec, host)
         if not isinstance(ad, job_xml.JobAdWithXml):
             return etree.fromstring(ours)
@@ -140,6 +142,14 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
     assert display.get("listen") == "127.0.0.1"
     for tag in ("controller", "input", "channel", "video", "rng", "watchdog", "memballoon", "panic"):
         assert made.find(f"devices/{tag}") is not None, tag
+
+
+@pytest.mark.parametrize(
+    ("own", "models"), [("", ["isa"]), ("<panic model='isa'/>", ["isa"]), ("<panic model='hyperv'/>", ["hyperv"])]
+)
+def test_a_panic_device_of_its_own_stands_for_ours(job: Job, own: str, models: list[str]) -> None:
+    made = job.domain(a_domain(DISK + own))
+    assert [panic.get("model") for panic in made.iterfind("devices/panic")] == models
 
 
 def test_a_job_without_xml_is_left_alone(job: Job) -> None:

@@ -9,11 +9,23 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import Job, done, evict, mounted, moved, refused, run_to_its_end, running, until
+from tests.drivers.libvirt.support import (
+    WANTS,
+    Job,
+    done,
+    driver_for,
+    evict,
+    mounted,
+    moved,
+    refused,
+    run_to_its_end,
+    running,
+    until,
+)
 from tests.images.support import read
 from tests.lab import linux_guest
-from tests.lab.guest import counts, make_guest
-from vmgahp.drivers.libvirt import screenshot
+from tests.lab.guest import counts, make_guest, panicking_sector
+from vmgahp.drivers.libvirt import capabilities, screenshot
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.host.job_user import Identity
 
@@ -68,6 +80,38 @@ def test_a_killed_qemu_is_a_crash(job: Job) -> None:
     with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
+
+
+def panics(job: Job) -> None:
+    """Let the job's guest be one that panics."""
+    with open(job.disk, "r+b") as disk:
+        disk.write(panicking_sector())
+
+
+def test_a_panic_ends_the_job(job: Job) -> None:
+    panics(job)
+    with running(job) as peer:
+        assert run_to_its_end(peer, job)["ended_by"] == "crashed"
+        assert "the guest has panicked" in peer.quit()
+
+
+def test_a_checkpoint_of_a_vm_without_a_panic_device_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As earlier releases have made them."""
+    log: list[str] = []
+    driver, ad = driver_for(job, log, ad=(WANTS,))
+    monkeypatch.setattr(capabilities, "PANIC_MODELS", {})
+    machine = driver.start(ad)
+    until(lambda: counts(job.console()), "the guest counts")
+    machine.checkpoint()
+    machine.stop()
+    monkeypatch.undo()
+    machine = driver.start(ad)
+    try:
+        assert job.live().find("devices/panic") is None
+        assert any("continues from its saved memory" in line for line in log)
+    finally:
+        machine.destroy()
+        driver.close()
 
 
 def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:

@@ -251,7 +251,7 @@ _DEVICES = Allowed(
         "tpm": Allowed(
             {"model": r"tpm-tis|tpm-crb"}, {"backend": Allowed({"type": r"emulator", "version": r"2\.0"}), **_PLACE}
         ),
-        "panic": Allowed({"model": r"isa|hyperv|pseries"}, _PLACE, most=2),
+        "panic": Allowed({"model": r"isa|pvpanic|hyperv|pseries"}, _PLACE, most=2),
     },
 )
 

@@ -53,6 +53,8 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
         _interface(interface, asked)
     _serial(devices, job)
     _tpm(devices, job)
+    if job.find("devices/panic") is not None:
+        _drop(devices, "panic")
     for asked in job.iterfind("devices/*"):
         if asked.tag in OUR_DEVICES:
             continue

@@ -21,6 +21,10 @@ from vmgahp.job.spec import JobSpec
 MACHINES = {ARM: "virt", X86: "q35"}
 """The machine type whose firmwares are asked about, by architecture."""
 
+PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
+"""The panic device of an architecture's machines, and the first libvirt that knows it. Those of s390x and pseries
+have one of their own."""
+
 
 def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
     """The domain type for the architecture that the job wants: only an emulator runs another one than the machine's.
@@ -107,6 +111,15 @@ def require(
             f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
             "require a machine that has it (VM_kvm_ATTR_firmware).",
         )
+
+
+def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
+    """The panic device that the guest gets; empty where there is none for its machine."""
+    arch = spec.devices.arch or os.uname().machine
+    if not other_hypervisors.is_qemu(domain_type) or arch not in PANIC_MODELS:
+        return ""
+    model, since = PANIC_MODELS[arch]
+    return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
 
 
 def has_tpm() -> bool:

@@ -96,6 +96,7 @@ class Describer:
             passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
             arch=capabilities.arch_of(spec),
             tpm_socket=self._listen_as_tpm(spec, label, resources),
+            panic=capabilities.panic_model(spec, domain_type, self._connection),
             exit_socket=self._listen_to_exit_port(spec, label, resources),
         )
         xml = job_xml.describe(job, build.build(spec, host), resources, self.identity)
