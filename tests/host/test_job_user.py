@@ -5,6 +5,7 @@ import errno
 import fcntl
 import gc
 import os
+import resource
 import signal
 import socket
 import stat
@@ -127,6 +128,76 @@ def test_a_file_is_made_read_and_written_as_the_user(user, scratch):
     fd = user.open_scratch(str(scratch), "new", os.O_RDONLY)
     assert (os.read(fd, 10), os.get_inheritable(fd), os.get_blocking(fd)) == (b"text", False, True)
     os.close(fd)
+
+
+ON_A_FILE_SYSTEM_OF_ITS_OWN = """
+import os, subprocess, sys
+from vmgahp.errors import MachineFault
+from vmgahp.host.job_user import Identity
+
+place, state, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=64k,mode=700,uid={uid}", "none", place], check=True)
+user = Identity(uid, uid)
+user.write_scratch(place, "there", b"text")
+if state == "read-only":
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+else:
+    with open(place + "/large", "wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+for attempt in (
+    lambda: user.write_scratch(place, "new", b"x" * 8192),
+    lambda: user.open_scratch(place, "there", os.O_RDWR),
+    lambda: user.rename_scratch(place, "there", "here"),
+    lambda: user.unlink_scratch(place, "there"),
+    lambda: user.open_named(place + "/there", os.O_RDWR),
+):
+    try:
+        attempt()
+    except MachineFault as fault:
+        print("MachineFault", fault.problem.rpartition(": ")[2])
+    except OSError as error:
+        print("OSError", error.strerror)
+    else:
+        print("done")
+"""
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("state", "outcomes"),
+    [
+        # The job itself has named the full path: any other machine may have it read-only too.
+        ("read-only", [*["MachineFault Read-only file system."] * 4, "OSError Read-only file system"]),
+        ("full", ["MachineFault No space left on device.", *["done"] * 3, "OSError No such file or directory"]),
+    ],
+)
+def test_a_scratch_file_system_that_fails_is_the_machines(scratch, state, outcomes):
+    command = [sys.executable, "-c", ON_A_FILE_SYSTEM_OF_ITS_OWN, scratch, state, str(JOB_UID)]
+    done = subprocess.run(["unshare", "--mount", *command], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == outcomes
+
+
+def test_a_lack_of_descriptors_is_the_machines(user, scratch):
+    file = put(scratch / "there")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    calls = (
+        lambda: user.open_scratch(str(scratch), "there", os.O_RDONLY),
+        lambda: user.open_named(str(file), os.O_RDONLY),
+        lambda: user.check_access(str(file), write=False),
+    )
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        for call in calls:
+            with pytest.raises(MachineFault, match="Too many open files"):
+                call()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_the_kernel_says_is_passed_on(user, scratch):

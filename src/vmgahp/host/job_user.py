@@ -28,7 +28,7 @@ from _thread import allocate_lock, get_ident
 from stat import S_ISDIR, S_ISREG
 from sys import byteorder
 
-from vmgahp.errors import MachineFault
+from vmgahp.errors import MachineFault, is_machines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _fork_lock = allocate_lock()
 _unreaped: list[int] = []
 
 
-class _Hung(MachineFault):
+class Hung(MachineFault):
     """A file system did not answer in time."""
 
 
@@ -121,10 +121,12 @@ class Identity:
         `name` is relative, without ``..``. No component of it may be a symbolic link: OSError ELOOP, or
         ENOTDIR where the link stands for a directory. What is no regular file (a FIFO, a device, a socket) is
         refused with EPERM, a directory with EISDIR, a bad name with EINVAL; everything else is the kernel's
-        own OSError. The descriptor is close-on-exec. Raises `MachineFault` where the file system hangs.
+        own OSError. The descriptor is close-on-exec.
+
+        Raises `MachineFault` where the file system hangs, or fails, or this machine lacks something
+        (`vmgahp.errors.is_machines`): an OSError is always about what the job has named or left there.
         """
-        parts = _components(name)
-        return self._run(_open_beneath, _encode(directory), parts, flags, mode)
+        return self._in_scratch(directory, name, _open_beneath, _encode(directory), _components(name), flags, mode)
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
         """Replace the file `name` below `directory` by one with `data`, all or nothing, as the user.
@@ -133,7 +135,7 @@ class Identity:
         """
         parts = _components(name)
         temporary = b".%s.%d.%d.tmp" % (parts[-1][:200], os.getpid(), get_ident())
-        self._run(_write_beneath, _encode(directory), parts, temporary, data, mode)
+        self._in_scratch(directory, name, _write_beneath, _encode(directory), parts, temporary, data, mode)
 
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
         """Give a file below `directory` another name, as the user; what had that name is replaced.
@@ -141,16 +143,16 @@ class Identity:
         With `replace` false that is a FileExistsError; only the user's own processes could still put a file
         of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
-        self._run(_rename_beneath, _encode(directory), _components(old), _components(new), replace)
+        names = _components(old), _components(new)
+        self._in_scratch(directory, old, _rename_beneath, _encode(directory), *names, replace)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` below `directory` as the user; none being there is success.
 
         Raises as `open_scratch`; a symbolic link is removed itself.
         """
-        parts = _components(name)
         try:
-            self._run(_unlink_beneath, _encode(directory), parts)
+            self._in_scratch(directory, name, _unlink_beneath, _encode(directory), _components(name))
         except FileNotFoundError:
             return
 
@@ -160,7 +162,7 @@ class Identity:
         Symbolic links are followed: this is for full paths that the job names on a file system of many
         machines, where the user's own rights are the limit. Files of the kernel's own (``/proc``, ``/sys``,
         ``/dev``) are refused. A file system that does not answer is a reason too, not a fault of this
-        machine: a job can name a path that hangs.
+        machine: a job can name a path that hangs. Raises `MachineFault` where this machine lacks something.
         """
         if not path.startswith("/"):
             return "it is not a full path"
@@ -168,17 +170,28 @@ class Identity:
             os.close(self.open_named(path, os.O_RDWR if write else os.O_RDONLY))
         except OSError as error:
             return f"{error.strerror}, for uid {self.uid} and {'writing' if write else 'reading'}"
-        except _Hung as fault:
+        except Hung as fault:
             return fault.problem
         return None
 
     def open_named(self, path: str, flags: int) -> int:
         """Open the regular file of a full path as the user, as `check_access` does; returns a descriptor.
 
-        Raises OSError, and `MachineFault` where the file system hangs.
+        Raises OSError, and `MachineFault` where the file system hangs or this machine lacks something.
         """
         flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        return self._run(_open_named, _encode(path), flags)
+        try:
+            return self._run(_open_named, _encode(path), flags)
+        except OSError as error:
+            _blame(error, path, in_scratch=False)
+            raise
+
+    def _in_scratch(self, directory: str, name: str, operation: "Operation", *arguments: object) -> int:
+        try:
+            return self._run(operation, *arguments)
+        except OSError as error:
+            _blame(error, os.path.join(directory, name), in_scratch=True)
+            raise
 
     def _run(self, operation: "Operation", *arguments: object) -> int:
         if not self.switching:
@@ -197,6 +210,15 @@ def _id(environ: "Mapping[str, str]", name: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _LARGEST_ID:
         raise MachineFault(f"{name} = {text[:50]!r} is not a user or group id.", f"set {name} to a number.")
     return int(text)
+
+
+def _blame(error: OSError, path: str, *, in_scratch: bool) -> None:
+    """Raise `MachineFault` for an error that is not about what the job has named or left there."""
+    if is_machines(error, in_scratch=in_scratch):
+        raise MachineFault(
+            f"This machine has failed at {path}: {error.strerror}.",
+            "see that the file system of EXECUTE is well, and look at the limits on memory and open files.",
+        ) from error
 
 
 def _encode(path: str) -> bytes:
@@ -360,11 +382,11 @@ def _run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argum
         ours.settimeout(DEADLINE)
         try:
             # Not socket.recv_fds: that of Python 3.11 loses its flags.
-            message, passed, _, _ = ours.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            message, passed, flags, _ = ours.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             _reap(pid)
-            raise _Hung(
+            raise Hung(
                 f"A file system did not answer uid {uid} within {DEADLINE:.0f} seconds.",
                 "look at the file systems of the scratch directory and of the disks that the job names.",
             ) from None
@@ -372,6 +394,8 @@ def _run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argum
         ours.close()
         theirs.close()
     _gone(pid, 0)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     for _, _, data in passed:
         return int.from_bytes(data[:4], byteorder)
     number, _, text = message.partition(b" ")
