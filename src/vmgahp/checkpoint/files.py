@@ -19,6 +19,9 @@ SAMPLE_ENDS, SAMPLE_SIZE, SAMPLES = 1 << 20, 64 << 10, 32
 however large, in 5 ms from the page cache and in a few dozen seeks from a disk. One of up to 4 MiB is looked
 at as a whole."""
 
+RESTARTING = ".restarting"
+"""What the name of a manifest ends in while its guest is being restored."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CHUNK = 1 << 20
 
@@ -104,6 +107,27 @@ def write(identity: Identity, directory: str, name: str, data: bytes, parse: Cal
     """Write the manifest `name`, all or nothing. Raises OSError, and `Invalid` for one that `parse` would not take."""
     parse(data)
     identity.write_scratch(directory, name, data)
+
+
+def begin_restart(identity: Identity, directory: str, name: str) -> None:
+    """Set the good manifest `name` aside while its guest is restored: from here on its disks may change.
+
+    Raises `errors.MachineFault`.
+    """
+    try:
+        identity.rename_scratch(directory, name, name + RESTARTING)
+    except OSError as error:
+        raise errors.MachineFault(
+            f"{name} cannot be set aside in {directory}: {error.strerror}.", "check the file system of EXECUTE."
+        ) from error
+
+
+def put_back(identity: Identity, directory: str, name: str) -> None:
+    """Undo `begin_restart`: the guest has not run. Raises OSError, and `errors.MachineFault`."""
+    try:
+        identity.rename_scratch(directory, name + RESTARTING, name)
+    except FileNotFoundError:
+        return
 
 
 def read(top: Fields, where: str, most: int) -> tuple[CheckpointFile, ...]:

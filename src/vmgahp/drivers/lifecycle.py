@@ -107,6 +107,12 @@ class ManagedMachine(Machine):
         One that does not exist is success, so this may be called again and from two threads. Raises `errors.Fault`.
         """
 
+    def look_at_saved(self) -> None:
+        """See that the memory of a SUSPENDED VM is where it was saved. Raises what `report_lost` says, where not."""
+
+    def clear_up(self) -> None:
+        """The guest has ended by itself: remove what is left of it with the hypervisor. A fault of it is logged."""
+
     def pause(self) -> None:
         """Stop the guest's CPUs. Raises `errors.Fault`."""
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be paused by its driver.")
@@ -177,6 +183,8 @@ class ManagedMachine(Machine):
             return Status(STOPPED)
         if self._lost is not None:
             raise self._lost
+        if self.state is SUSPENDED:
+            self.look_at_saved()
         if self.state in (SUSPENDED, CHECKPOINTED):
             return Status(SUSPENDED)
         return self.look()
@@ -222,7 +230,7 @@ class ManagedMachine(Machine):
         if self.state in (RUNNING, SOFT_SUSPENDED) and self._lost is None:
             try:
                 with self._under_way(lifecycle.STOP):
-                    self._ask()
+                    self._ask_and_wait()
             except errors.Fault as fault:
                 self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
         self.destroy()
@@ -254,6 +262,10 @@ class ManagedMachine(Machine):
     def release(self) -> None:
         if self._take_over():
             try:
+                try:
+                    self.clear_up()
+                except errors.Fault as fault:
+                    self.log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
                 self._tidy()
             finally:
                 self._over_with_it()
@@ -285,7 +297,7 @@ class ManagedMachine(Machine):
             self._doing = ""
             self._turn.notify_all()
 
-    def _ask(self) -> None:
+    def _ask_and_wait(self) -> None:
         self.ask_to_power_off()
         self.step("end.asked")
         if self.wait_until_off(self.deadlines.stop):

@@ -499,6 +499,61 @@ def test_a_checkpoint_that_cannot_be_written_down_lets_the_vm_run_on(toy: Toy, d
         machine.checkpoint()
 
 
+def test_a_checkpoint_is_none_while_its_guest_is_started(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
+    """Who dies meanwhile leaves disks that have moved on, and no checkpoint that says otherwise."""
+    seen = toy.state / "seen"
+    toy.odd("start", f'ls -A "$VMGAHP_DIRECTORY" >{seen}')
+    driver.start(saved)
+    assert MANIFEST_FILE not in seen.read_text().split()
+    assert not list(Path(saved.working_dir()).glob(f"{MANIFEST_FILE}*"))
+
+
+@pytest.mark.parametrize("state", ["suspended", "running"])
+def test_a_resume_that_fails_can_be_tried_again(toy: Toy, driver: ScriptDriver, state: str) -> None:
+    job = toy.changed(toy.job(), JobVMCheckpoint="true")
+    machine = driver.start(job)
+    machine.checkpoint()
+    toy.odd("resume", f"echo {state} >$vm; exit 1")
+    if state == "suspended":
+        with pytest.raises(errors.MachineFault, match="exit status 1"):
+            machine.resume(lifecycle.SUSPENDED)
+        assert machine.status().state == lifecycle.SUSPENDED
+        assert Path(job.working_dir(), MANIFEST_FILE).exists()
+        (toy.state / "odd.resume").unlink()
+    machine.resume(lifecycle.SUSPENDED)
+    assert machine.status().state == lifecycle.RUNNING
+    assert not list(Path(job.working_dir()).glob(f"{MANIFEST_FILE}*"))
+
+
+@pytest.mark.parametrize("operation", ["status", "resume"])
+def test_a_suspended_vm_that_has_vanished_has_not_done_its_job(toy: Toy, driver: ScriptDriver, operation: str) -> None:
+    machine = driver.start(toy.job())
+    machine.suspend()
+    toy.power_off(toy.job())
+    toy.odd("resume", "[ -e $vm ] || exit 1")
+    with pytest.raises(errors.HypervisorFault, match="there is no such VM any more"):
+        machine.status() if operation == "status" else machine.resume(lifecycle.SUSPENDED)
+    with pytest.raises(errors.HypervisorFault):
+        machine.status()
+    machine.stop()
+    assert machine.status().state == lifecycle.STOPPED
+
+
+def test_a_suspend_that_was_not_answered_and_done_is_done(toy: Toy, driver: ScriptDriver) -> None:
+    machine = driver.start(toy.job())
+    toy.odd("suspend", "echo suspended >$vm; exit 1")
+    machine.suspend()
+    assert machine.status().state == lifecycle.SUSPENDED
+
+
+def test_the_kill_mode_keeps_a_checkpoint(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
+    """The server of a checkpointed VM may be killed, and then its guardian ends the VM."""
+    driver.start(saved).checkpoint()
+    driver.kill(saved.working_dir())
+    assert Path(saved.working_dir(), "toy.saved").exists()
+    driver.start(saved).destroy()
+
+
 # The end of a server
 
 

@@ -87,9 +87,27 @@ class ScriptCheckpoints(NamedTuple):
                 CANNOT_SAVE,
             ) from error
 
+    def exists(self) -> bool:
+        """Whether there is a manifest, and so a VM that was saved and has not continued."""
+        try:
+            return files.load(self.identity, self.directory, MANIFEST_FILE) is not None
+        except (OSError, errors.Fault):
+            return True  # nobody knows, and what is kept can still be removed
+
+    def begin_restart(self) -> None:
+        """The guest is about to continue and its disks to change: no later START restores this checkpoint."""
+        files.begin_restart(self.identity, self.directory, MANIFEST_FILE)
+
+    def put_back(self) -> None:
+        """The guest has not continued after all; a failure is logged."""
+        try:
+            files.put_back(self.identity, self.directory, MANIFEST_FILE)
+        except (OSError, errors.Fault) as error:
+            self.log(f"{MANIFEST_FILE} cannot be put back: {error}")
+
     def discard(self) -> None:
-        """The guest continues and its disks change: the manifest of its checkpoint is obsolete."""
-        scratch.forget(self.identity, self.directory, self.log, MANIFEST_FILE)
+        """The guest has continued: the manifest of its checkpoint is obsolete."""
+        scratch.forget(self.identity, self.directory, self.log, MANIFEST_FILE, MANIFEST_FILE + files.RESTARTING)
 
 
 def _parse(data: bytes) -> ScriptRestart:

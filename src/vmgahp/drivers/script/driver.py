@@ -4,10 +4,12 @@ import os
 import uuid as uuids
 
 from vmgahp import errors
-from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.drivers.base import Survey
+from vmgahp.drivers.lifecycle import ManagedDriver, reached
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
-from vmgahp.drivers.script.machine import ScriptMachine, refused
+from vmgahp.drivers.script.machine import ScriptMachine, ScriptPlan, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -16,39 +18,52 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
 
-class ScriptDriver(Driver):
+class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     """VM type script: whatever VM_SCRIPT drives."""
 
-    # The contract
+    # A start
 
-    def start(self, job: JobAd) -> Machine:
+    def plan(self, job: JobAd) -> ScriptPlan:
         spec = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         checkpoints = ScriptCheckpoints(self.identity, spec.directory, self.log)
         restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
-        request = self._request(spec, script, restart)
-        self._clear_leftovers(script, request, job)
-        machine = ScriptMachine(spec, script, checkpoints, request, job, self.deadlines(self._seconds()), self.log)
-        machine.cpu_before = restart.cpu_seconds if restart else 0.0
-        try:
-            machine.resources.guardian = self.post_guardian(spec.directory, request.uuid)
-            self._power_on(machine, script, request, job)
-        except OSError as error:
-            self._undo(machine)
-            raise errors.MachineFault(f"The machine is out of resources: {error}.", "see what is scarce.") from error
-        except BaseException:
-            self._undo(machine)
-            raise
-        checkpoints.discard()  # from here on the disks change
-        self.record_end(machine.resources, spec.name, spec.directory, machine.cpu_seconds, spec.no_output_vm)
-        self.log(f"started {spec.name} ({request.key}) by {script.path}")
-        return machine
+        return ScriptPlan(spec, job, script, self._request(spec, script, restart), restart, checkpoints)
 
-    def describe(self, job: JobAd) -> str:
-        spec = ScriptSpec.from_ad(job, self.settings)
-        script = self._program(self.identity)
-        request = self._request(spec, script, None)._replace(uuid="")
-        return request.document(job.public()).decode()
+    def show(self, plan: ScriptPlan) -> str:
+        return plan.request._replace(uuid="").document(plan.job.public()).decode()
+
+    def clear(self, plan: ScriptPlan) -> None:
+        leftover = plan.request._replace(action=protocol.DESTROY, uuid="", keep=plan.request.restart)
+        if self._destroy(plan.script, leftover, plan.job):
+            self.log(f"{plan.request.key} still ran from an earlier start: it was destroyed")
+        if plan.restart is None:
+            plan.checkpoints.discard()
+
+    def prepare(self, plan: ScriptPlan, resources: Resources) -> ScriptMachine:
+        resources.guardian = self.post_guardian(plan.spec.directory, plan.request.uuid)
+        reached("prepare.guarded")
+        return ScriptMachine(plan, resources, self.deadlines(self._seconds()), self.log)
+
+    def launch(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
+        """A script starts a VM and restores one in the same way: the guest runs at once."""
+        if plan.restart is None:
+            self._power_on(machine, plan)
+            return
+        machine.set_aside()
+        try:
+            self._power_on(machine, plan)
+        except BaseException:
+            machine.put_back()
+            raise
+        plan.checkpoints.discard()
+
+    def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
+        spec = plan.spec
+        self.record_end(machine.resources, spec.name, spec.directory, machine.cpu_seconds, spec.no_output_vm)
+        self.log(f"started {spec.name} ({plan.request.key}) by {plan.script.path}")
+
+    # The contract
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
@@ -63,6 +78,8 @@ class ScriptDriver(Driver):
             directory=directory,
             uid=owner.uid,
             gid=owner.gid,
+            # What is written down is not run: it waits for its job, which goes where its files go.
+            keep=ScriptCheckpoints(owner, directory, self.log).exists(),
         )
         return self._destroy(script, request, None)
 
@@ -71,7 +88,7 @@ class ScriptDriver(Driver):
 
         return survey(self.vm_type, self.settings, self.identity, self.log, end)
 
-    # A start
+    # How it is done
 
     def _seconds(self) -> float:
         return self.settings.timeout(10, "VM_SCRIPT_TIMEOUT")
@@ -98,21 +115,16 @@ class ScriptDriver(Driver):
             note=restart.note if restart else "",
         )
 
-    def _clear_leftovers(self, script: Program, request: ScriptRequest, job: JobAd) -> None:
-        """Whatever an earlier server left behind under this key, but not a checkpoint's files."""
-        leftover = request._replace(action=protocol.DESTROY, uuid="", keep=request.restart)
-        if self._destroy(script, leftover, job):
-            self.log(f"{request.key} still ran from an earlier start: it was destroyed")
-
     def _destroy(self, script: Program, request: ScriptRequest, job: JobAd | None) -> bool:
         answer = script.call(request, job, self._seconds())
         if answer.outcome != protocol.DONE:
             raise refused(answer, script, request.action)
         return answer.fields.get("existed") is not False
 
-    def _power_on(self, machine: ScriptMachine, script: Program, request: ScriptRequest, job: JobAd) -> None:
+    def _power_on(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
-        answer = script.call(request, job, self.deadlines(self._seconds()).memory)
+        script, request = plan.script, plan.request
+        answer = script.call(request, plan.job, machine.deadlines.memory)
         if answer.outcome == protocol.REJECTED:
             reason = answer.reason or "it gives no reason"
             raise errors.JobFault(
@@ -122,9 +134,9 @@ class ScriptDriver(Driver):
             )
         if answer.outcome == protocol.NOT_IMPLEMENTED:
             raise refused(answer, script, request.action)
-        machine.started(answer)
+        machine.powered_on(answer)
         if answer.outcome == protocol.MODIFIED:
-            self._accept(machine, script, job, answer)
+            self._accept(machine, script, plan.job, answer)
 
     def _accept(self, machine: ScriptMachine, script: Program, job: JobAd, answer: Answer) -> None:
         """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
@@ -144,13 +156,6 @@ class ScriptDriver(Driver):
         for line in protocol.difference(job, answer.attributes):
             self.log(f"{before.name}: {clean(line)[: protocol.LONGEST_TEXT]}")
         machine.change(spec, ad)
-
-    def _undo(self, machine: ScriptMachine) -> None:
-        """Nothing of a start that failed is left, but the checkpoint that it was to restore."""
-        try:
-            machine.undo()
-        except errors.Fault as fault:
-            self.log(f"a start failed, and its VM cannot be cleared: {fault.problem}")
 
 
 def key_of(directory: str) -> str:

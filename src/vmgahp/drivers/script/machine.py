@@ -2,19 +2,21 @@
 
 import re
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Deadlines, Logger, Machine
+from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
+from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, ScriptRequest
 from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import proc
 from vmgahp.job.ad import JobAd
-from vmgahp.job.exit_code import DESTROYED
-from vmgahp.metrics import Status
+from vmgahp.metrics import Status, Usage
 
 POLL = 0.5
 """Seconds between two looks at a guest that was asked to power off."""
@@ -25,45 +27,47 @@ _STATES = {
     protocol.SUSPENDED: lifecycle.SUSPENDED,
     protocol.STOPPED: lifecycle.STOPPED,
 }
+_WORDS = {state: word for word, state in _STATES.items()} | {
+    lifecycle.STARTING: protocol.RUNNING,
+    lifecycle.CHECKPOINTED: protocol.SUSPENDED,
+}
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
-class ScriptMachine(Machine):
+class ScriptPlan(NamedTuple):
+    """A START as it will be carried out."""
+
+    spec: ScriptSpec
+    job: JobAd
+    script: Program
+    request: ScriptRequest
+    restart: ScriptRestart | None
+    checkpoints: ScriptCheckpoints
+
+
+class ScriptMachine(ManagedMachine):
     """A VM by its key."""
 
-    def __init__(
-        self,
-        spec: ScriptSpec,
-        script: Program,
-        checkpoints: ScriptCheckpoints,
-        request: ScriptRequest,
-        job: JobAd,
-        deadlines: Deadlines,
-        log: Logger,
-    ) -> None:
-        self.name = spec.name
-        self.spec = spec
-        self.request = request
+    def __init__(self, plan: ScriptPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
+        super().__init__(plan.spec.name, resources, deadlines, log)
+        self.spec = plan.spec
+        self.request = plan.request
         """The start; every later request is like it."""
-        self.resources = Resources(log)
-        self.cpu_before = 0.0
-        """Seconds of CPU that the guest had used before its checkpoint."""
-        self._script = script
-        self._checkpoints = checkpoints
-        self._job = job
-        self._deadlines = deadlines
-        self._log = log
-        self._state = protocol.RUNNING
+        if self.spec.checkpoint:
+            self.no_checkpoint = ""
+        self._script = plan.script
+        self._checkpoints = plan.checkpoints
+        self._job = plan.job
+        self._usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._pid = 0
         self._asks_pid = True
-        self._cpu_seconds = 0.0
-        self._keep = False
-        self._gone = False
+        self._saved: Answer | None = None
+        """What the script answered to the last CHECKPOINT."""
 
     # What the driver says
 
-    def started(self, answer: Answer) -> None:
+    def powered_on(self, answer: Answer) -> None:
         """What the script answered to the start."""
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
@@ -73,34 +77,37 @@ class ScriptMachine(Machine):
         self.spec, self._job = spec, job
         self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)
 
-    def undo(self) -> None:
-        """The start has failed: destroy whatever has the key, but not the checkpoint that it was to restore.
-
-        A start that was cut off may not have come to putting its uuid on the VM.
-        """
-        self._keep = self.request.restart
-        self.request = self.request._replace(uuid="")
-        self.destroy()
-
     # What the server asks
 
-    def status(self) -> Status:
-        if self._gone:
-            return Status(lifecycle.STOPPED)
-        answer = self._ask(protocol.STATUS, self._deadlines.usual)
-        if answer.outcome != protocol.DONE:
-            raise refused(answer, self._script, protocol.STATUS)
-        self._state = answer.text("state")
-        if self._state == protocol.STOPPED:
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self._usage.seconds
+
+    def pid(self) -> int:
+        if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
+            return 0
+        if not self._pid and self._asks_pid:
+            answer = self._call(protocol.PID)
+            self._asks_pid = answer.outcome == protocol.DONE
+            self._pid = answer.integer("pid")
+        return self._pid if self._is_the_users() else 0
+
+    # The life
+
+    def look(self) -> Status:
+        answer = self._look()
+        state = answer.text("state")
+        if state == protocol.STOPPED:
             return Status(lifecycle.STOPPED)
         self._pid = answer.integer("pid") or self._pid
         told = answer.number("cpu_seconds")
-        self._cpu_seconds = self.cpu_before + (self._process_seconds() if told is None else told)
+        if told is None and self._is_the_users():
+            told = proc.cpu_seconds(self._pid)
         memory = self.spec.memory_mib << 10
         mac, ip = answer.text("mac").lower() or self.spec.mac, answer.text("ip")
         return Status(
-            _STATES[self._state],
-            cpu_seconds=self._cpu_seconds,
+            _STATES[state],
+            cpu_seconds=self._usage.read(told),
             vcpus=self.spec.vcpus,
             memory_kib=answer.integer("memory_kib") or memory,
             max_memory_kib=answer.integer("max_memory_kib") or memory,
@@ -109,111 +116,107 @@ class ScriptMachine(Machine):
             ip=ip if _ADDRESS.fullmatch(ip) else "",
         )
 
-    def cpu_seconds(self) -> float:
-        """What the guest had used when it was last looked at."""
-        return self._cpu_seconds
+    def look_at_saved(self) -> None:
+        if self._look().text("state") == protocol.STOPPED:
+            raise self._saved_is_lost()
 
-    def pid(self) -> int:
-        if self._gone or self._state in (protocol.SUSPENDED, protocol.STOPPED):
-            return 0
-        if not self._pid and self._asks_pid:
-            answer = self._ask(protocol.PID, self._deadlines.usual)
-            self._asks_pid = answer.outcome == protocol.DONE
-            self._pid = answer.integer("pid")
-        return self._pid if self._is_the_users(self._pid) else 0
+    def ask_to_power_off(self) -> None:
+        if self.state is lifecycle.SOFT_SUSPENDED:
+            self._do(protocol.UNPAUSE, errors.VM_INVALID_OPERATION)
+        self._do(protocol.STOP, errors.VM_INVALID_OPERATION)
 
-    def stop(self) -> None:
-        self.resources.to_be_stopped()
-        if not self._gone and self._state not in (protocol.SUSPENDED, protocol.STOPPED):
-            try:
-                if self._state == protocol.PAUSED:
-                    self._do(protocol.UNPAUSE, self._deadlines.usual, errors.VM_INVALID_OPERATION)
-                end = time.monotonic() + self._deadlines.stop
-                answer = self._ask(protocol.STOP, self._deadlines.usual)
-                if answer.outcome == protocol.DONE:
-                    while self.status().state != lifecycle.STOPPED and time.monotonic() < end:
-                        time.sleep(min(POLL, max(0.0, end - time.monotonic())))
-                else:
-                    self._log(f"{self.name} cannot be asked to power off: {answer.reason or answer.outcome}")
-            except errors.Fault as fault:
-                self._log(f"{self.name} cannot be asked to power off: {fault.problem}")
-        self.destroy()
+    def wait_until_off(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not (gone := self._seen() == protocol.STOPPED) and not self.overruled and time.monotonic() < end:
+            time.sleep(min(POLL, max(0.0, end - time.monotonic())))
+        return gone
 
-    def destroy(self) -> None:
-        self.resources.ended(DESTROYED)
-        if not self._gone:
-            self._end()
-            self._gone = True
-        self.release()
-
-    def release(self) -> None:
-        if not self.resources.begin_release():
-            return
-        if not self._gone:
-            try:
-                self._end()
-            except errors.Fault as fault:
-                self._log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
-            self._gone = True
-        self.resources.release(kept=self._keep)
-
-    def soft_suspend(self) -> None:
-        self._do(protocol.PAUSE, self._deadlines.usual, errors.VM_NO_SUPPORT_SUSPEND)
-        self._state = protocol.PAUSED
-
-    def suspend(self) -> None:
-        self._do(protocol.SUSPEND, self._deadlines.memory, errors.VM_NO_SUPPORT_SUSPEND)
-        self._state = protocol.SUSPENDED
-
-    def resume(self, state: str) -> None:
-        if state == lifecycle.SOFT_SUSPENDED:
-            self._do(protocol.UNPAUSE, self._deadlines.usual, errors.VM_INVALID_OPERATION)
-        else:
-            # From here on the disks change, and what is written down of them is wrong.
-            self._checkpoints.discard()
-            self._keep = False
-            self._do(protocol.RESUME, self._deadlines.memory, errors.VM_INVALID_OPERATION)
-        self._state = protocol.RUNNING
-
-    def checkpoint(self) -> None:
-        if not self.spec.checkpoint and not self._gone:
-            raise errors.ClientFault(
-                errors.VM_NO_SUPPORT_CHECKPOINT,
-                f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
+    def end_guest(self) -> None:
+        """Destroy the VM and make sure of it: the script's word alone is not enough."""
+        answer = self._call(protocol.DESTROY)
+        if answer.outcome != protocol.DONE:
+            raise refused(answer, self._script, protocol.DESTROY)
+        answer = self._call(protocol.STATUS)
+        left = answer.text("state")
+        if answer.outcome == protocol.DONE and left != protocol.STOPPED:
+            raise errors.MachineFault(
+                f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}.",
+                "end the VM by hand, and see why the script did not.",
             )
-        answer = self._do(protocol.CHECKPOINT, self._deadlines.memory, errors.VM_NO_SUPPORT_CHECKPOINT)
-        self._state = protocol.SUSPENDED
+
+    def clear_up(self) -> None:
+        self.end_guest()
+
+    def pause(self) -> None:
+        self._do(protocol.PAUSE, errors.VM_NO_SUPPORT_SUSPEND)
+
+    def unpause(self) -> None:
+        self._do(protocol.UNPAUSE, errors.VM_INVALID_OPERATION)
+
+    def save(self, operation: str) -> None:
+        action, word = protocol.SUSPEND, errors.VM_NO_SUPPORT_SUSPEND
+        if operation == lifecycle.CHECKPOINT:
+            action, word = protocol.CHECKPOINT, errors.VM_NO_SUPPORT_CHECKPOINT
         try:
-            self._checkpoints.write(
-                self.spec, self.request.hypervisor, self._cpu_seconds, answer.words("files"), answer.text("note")
-            )
-        except errors.Fault:
-            try:
-                self.resume(lifecycle.SUSPENDED)
-            except errors.Fault as fault:
-                self._log(f"{self.name} stays suspended after a checkpoint that failed: {fault.problem}")
-            raise
-        self._keep = True
+            self._saved = self._do(action, word)
+        except errors.MachineFault as fault:
+            if self._seen() != protocol.SUSPENDED:
+                raise
+            self.log(f"{self.name} is saved, although {fault.problem}")
+            self._saved = None
+        self._usage.carry()
+
+    def keep_saved(self) -> None:
+        self._saved = self._do(protocol.CHECKPOINT, errors.VM_NO_SUPPORT_CHECKPOINT)
+
+    def write_manifest(self) -> None:
+        made = self._saved
+        files, note = (made.words("files"), made.text("note")) if made else ([], "")
+        self._checkpoints.write(self.spec, self.request.hypervisor, self._usage.seconds, files, note)
+
+    def restore(self, before_it_runs: Callable[[], None]) -> None:
+        before_it_runs()
+        try:
+            self._do(protocol.RESUME, errors.VM_INVALID_OPERATION)
+        except errors.Fault as fault:
+            seen = self._seen()
+            if seen == protocol.STOPPED:
+                raise self._saved_is_lost() from fault
+            if seen != protocol.RUNNING:
+                raise
+            self.log(f"{self.name} runs again, although {fault.problem}")
+
+    def set_aside(self) -> None:
+        self._checkpoints.begin_restart()
+
+    def put_back(self) -> None:
+        self._checkpoints.put_back()
+
+    def forget_saved(self) -> None:
+        self._checkpoints.discard()
 
     # What helps
 
-    def _ask(self, action: str, seconds: float) -> Answer:
-        request = self.request._replace(
-            action=action, state=self._state, keep=self._keep and action == protocol.DESTROY, restart=False
-        )
-        return self._script.call(request, self._job, seconds)
+    def _call(self, action: str) -> Answer:
+        long = action in (protocol.SUSPEND, protocol.RESUME, protocol.CHECKPOINT)
+        request = self.request._replace(action=action, state=_WORDS[self.state], restart=False)
+        if action == protocol.DESTROY:
+            starting = self.state is lifecycle.STARTING
+            # A start that was cut off may not have come to putting its uuid on the VM.
+            uuid = "" if starting else request.uuid
+            keep = self.request.restart if starting else self.state is lifecycle.CHECKPOINTED
+            request = request._replace(uuid=uuid, keep=keep)
+        return self._script.call(request, self._job, self.deadlines.memory if long else self.deadlines.usual)
 
-    def _do(self, action: str, seconds: float, word: str) -> Answer:
+    def _do(self, action: str, word: str) -> Answer:
         """What a script need not know how to do, and may refuse. Raises `errors.ClientFault` with the word."""
-        if self._gone:
-            raise self._not_found()
         try:
-            answer = self._ask(action, seconds)
+            answer = self._call(action)
         except errors.MachineFault as fault:
-            if self._has_ended():
+            if self._seen() == protocol.STOPPED:
                 raise self._not_found() from fault
             raise
-        if answer.outcome == protocol.REJECTED and self._has_ended():
+        if answer.outcome == protocol.REJECTED and self._seen() == protocol.STOPPED:
             raise self._not_found()
         if answer.outcome != protocol.DONE:
             reason = answer.reason or f"{action} is {answer.outcome}"
@@ -222,37 +225,33 @@ class ScriptMachine(Machine):
             )
         return answer
 
-    def _has_ended(self) -> bool:
-        """Whether the guest has powered itself off meanwhile, which is nobody's fault."""
+    def _look(self) -> Answer:
+        answer = self._call(protocol.STATUS)
+        if answer.outcome != protocol.DONE:
+            raise refused(answer, self._script, protocol.STATUS)
+        return answer
+
+    def _seen(self) -> str:
+        """The state that the script sees; empty where it does not say."""
         try:
-            return self.status().state == lifecycle.STOPPED
+            return self._look().text("state")
         except errors.Fault:
-            return False
+            return ""
 
     def _not_found(self) -> errors.ClientFault:
+        """A guest that has powered itself off meanwhile is nobody's fault."""
         return errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
 
-    def _end(self) -> None:
-        """Destroy the VM and make sure of it: the script's word alone is not enough."""
-        answer = self._ask(protocol.DESTROY, self._deadlines.usual)
-        if answer.outcome != protocol.DONE:
-            raise refused(answer, self._script, protocol.DESTROY)
-        answer = self._ask(protocol.STATUS, self._deadlines.usual)
-        left = answer.text("state")
-        if answer.outcome == protocol.DONE and left != protocol.STOPPED:
-            raise errors.MachineFault(
-                f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}.",
-                "end the VM by hand, and see why the script did not.",
-            )
+    def _saved_is_lost(self) -> errors.Fault:
+        return self.report_lost(
+            f"{self.name} was suspended, and {SETTING} ({self._script.path}) says that there is no such VM any more.",
+            "see who has removed it; the job has to run again.",
+        )
 
-    def _is_the_users(self, pid: int) -> bool:
-        """Whether there is such a process, and of the script's user: HTCondor measures and may signal it."""
-        uid = proc.uid(pid)
-        return pid > 1 and uid is not None and self._script.user.uid in (0, uid)
-
-    def _process_seconds(self) -> float:
-        """The CPU time of the VM's process, for a script that does not count it itself."""
-        return proc.cpu_seconds(self._pid) if self._is_the_users(self._pid) else 0.0
+    def _is_the_users(self) -> bool:
+        """Whether the pid is a process of the script's user: HTCondor measures and may signal it."""
+        uid = proc.uid(self._pid)
+        return self._pid > 1 and uid is not None and self._script.user.uid in (0, uid)
 
 
 def refused(answer: Answer, script: Program, action: str) -> errors.MachineFault:
