@@ -10,6 +10,8 @@ PRIVATE_ATTRIBUTES = frozenset(
 PRIVATE_PREFIX = "_condor_priv"
 """Every attribute whose name starts so is a secret (``ClassAdAttributeIsPrivateV2``, same file)."""
 
+MAC = r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}"
+"""The MAC address of one NIC: unicast, not zero, in lower case."""
 
 _ENVIRONMENT = ("environment", "env")
 _HIDDEN_IN_LOGS = (*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, *_ENVIRONMENT)

@@ -13,25 +13,10 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
+from vmgahp.domain.compare import equal, is_added, memory, row_of, says, value
+from vmgahp.domain.model import OTHER, Side
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec
-
-ADDED: Mapping[str, Mapping[str, str]] = {
-    "emulator": {},
-    "controller": {"type": r"usb|pci|ide|sata|scsi|virtio-serial|fdc|ccid|isa"},
-    "input": {"type": r"mouse|keyboard", "bus": r"ps2|usb"},
-    "memballoon": {"model": r"virtio(-non)?(-transitional)?|none"},
-    "audio": {"type": r"none"},
-    "watchdog": {"model": r"itco", "action": r"reset|none|poweroff|shutdown"},
-    "hub": {"type": r"usb"},
-    "panic": {"model": r"pseries|s390"},
-    "nvram": {},
-    "video": {},
-}
-"""What libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``), by
-the form of its attributes: the chip set's controllers, mouse and keyboard, the balloon, silence; the watchdog
-of q35; a hub where USB ports run out; on other architectures a panic notifier and the firmware's memory. A
-display adapter is added to a VM with graphics only."""
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 """KiB to which libvirt rounds the memory up, where it is not a MiB."""
@@ -39,26 +24,6 @@ MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 _INTERFACE_TYPES = {"nat": "network", "bridge": "bridge", "user": "user"}
 _OF_A_NETWORK = ("network", "bridge", "direct")
 """The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
-
-_KNOWN_BY = ("type", "mode", "device", "model", "bus", "index", "name", "listen", "accessmode")
-"""The attributes that tell devices of a kind apart, where they are asked for."""
-
-_SIDES: Mapping[str, tuple[str, ...]] = {
-    "disk": ("source", "target"),
-    "interface": ("mac", "source"),
-    "hostdev": ("source",),
-    "serial": ("source",),
-    "parallel": ("source",),
-    "console": ("source",),
-    "channel": ("source", "target"),
-    "filesystem": ("source", "target"),
-    "redirdev": ("source",),
-    "graphics": ("listen",),
-    "rng": ("backend",),
-    "tpm": ("backend",),
-    "shmem": ("server",),
-}
-"""Devices that have a side on the host, and the elements that say which: these must be there as asked."""
 
 
 class Mismatch(Exception):
@@ -125,8 +90,8 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
             less.append(f"its {what} is {actual}, and the job asks for {expected}")
     # NUMA cells and DIMMs change the sum, and are not ours.
     whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
-    if whole and _memory(domain) != _rounded(_asked_memory(wanted)):
-        found.append(f"its memory (KiB) is {_memory(domain)}, and {_asked_memory(wanted)} was asked for")
+    if whole and _memory(domain) != _rounded(_memory(wanted)):
+        found.append(f"its memory (KiB) is {_memory(domain)}, and {_memory(wanted)} was asked for")
     if _vcpus(domain) != _vcpus(wanted):
         found.append(f"its number of CPUs is {_vcpus(domain)}, and {_vcpus(wanted)} was asked for")
     _finish(found + _compare_rest(domain, wanted))
@@ -157,16 +122,11 @@ def _finish(found: Sequence[str]) -> None:
 
 
 def _memory(domain: etree.Element) -> int:
-    """Live XML always has KiB."""
-    return int(domain.findtext("memory") or 0)
-
-
-def _asked_memory(wanted: etree.Element) -> int:
-    """KiB, rounded up, from any of libvirt's units (https://libvirt.org/formatdomain.html#memory-allocation)."""
-    unit = _of(wanted, "memory", "unit") or "KiB"
-    scale = 1000 if len(unit) == 2 and unit[1] == "B" else 1024
-    power = "KMGTPE".find(unit[0].upper()) + 1 if unit not in ("b", "bytes") else 0
-    return -(-_memory(wanted) * int(scale**power) // 1024)
+    """KiB, rounded up."""
+    try:
+        return -(-memory(domain.find("memory")) // 1024)
+    except ValueError as error:
+        raise Mismatch([str(error)]) from error
 
 
 def _vcpus(domain: etree.Element) -> int:
@@ -185,9 +145,9 @@ def _compare_disks(domain: etree.Element, wanted: Mapping[str, _Disk]) -> list[s
     found = []
     seen = set()
     for element in domain.iterfind("devices/disk"):
-        device = _of(element, "target", "dev")
+        device = value(element, "target", "dev")
         if device in seen or device not in wanted:
-            found.append(f"it has a disk {device} ({_of(element, 'source', 'file')}) that the job does not ask for")
+            found.append(f"it has a disk {device} ({value(element, 'source', 'file')}) that the job does not ask for")
         else:
             actual, expected = _disk(element), wanted[device]
             for what, now, then in zip(_Disk._fields, actual, expected, strict=True):
@@ -202,12 +162,12 @@ def _disk(element: etree.Element) -> _Disk:
     backing = []
     store = element.find("backingStore")
     while store is not None and store.find("source") is not None:
-        backing.append((_of(store, "source", "file"), _of(store, "format", "type")))
+        backing.append((value(store, "source", "file"), value(store, "format", "type")))
         store = store.find("backingStore")
     read_only = element.find("readonly") is not None or element.get("device") == "cdrom"
     return _Disk(
-        _of(element, "source", "file"),
-        _of(element, "driver", "type"),
+        value(element, "source", "file"),
+        value(element, "driver", "type"),
         read_only,
         tuple(backing),
         element.find("shareable") is not None,
@@ -227,11 +187,11 @@ def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
         kinds = _kinds(_INTERFACE_TYPES[nic.networking_type])
         if interface.get("type") not in kinds:
             found.append(f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}")
-        if nic.mac and _of(interface, "mac", "address").lower() != nic.mac:
-            found.append(f"its MAC address is {_of(interface, 'mac', 'address')}, and the job's is {nic.mac}")
-        if _of(interface, "model", "type") != nic.model:
-            found.append(f"its interface is of the model {_of(interface, 'model', 'type')}, and not {nic.model}")
-        if (_of(interface, "link", "state") != "down") != nic.link_up:
+        if nic.mac and value(interface, "mac", "address").lower() != nic.mac:
+            found.append(f"its MAC address is {value(interface, 'mac', 'address')}, and the job's is {nic.mac}")
+        if value(interface, "model", "type") != nic.model:
+            found.append(f"its interface is of the model {value(interface, 'model', 'type')}, and not {nic.model}")
+        if (value(interface, "link", "state") != "down") != nic.link_up:
             found.append(f"the cable of its interface is {'out' if nic.link_up else 'in'}, and should not be")
     return found
 
@@ -242,7 +202,7 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
         ("CPU topology", "cpu/topology", ("sockets", "cores", "threads")),
         ("architecture", "os/type", ("arch",)),
     ):
-        actual, expected = ([_of(each, path, name) for name in names] for each in (domain, wanted))
+        actual, expected = ([value(each, path, name) for name in names] for each in (domain, wanted))
         if any(then and now != then for now, then in zip(actual, expected, strict=True)):
             found.append(f"its {what} is {' '.join(actual)}, and {' '.join(expected)} was asked for")
     uefi = wanted.find("os[@firmware='efi']") is not None or wanted.find("os/loader") is not None
@@ -273,10 +233,10 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
     live, left = (
         [device for device in each.iterfind("devices/*") if device.tag not in but] for each in (domain, wanted)
     )
-    return found + _compare_devices(live, left)
+    return found + _compare_devices(live, left, domain.get("type", ""))
 
 
-def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element]) -> list[str]:
+def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element], domain_type: str) -> list[str]:
     """Every live device has one that was asked for, each of which stands for one, or is one that libvirt adds."""
     found = []
     asked_for = {device.tag for device in left}
@@ -288,9 +248,15 @@ def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element]) -
             left.remove(pair)
         elif device.tag in derived and any(_same_end(device, port) for port in ports):
             derived.discard(device.tag)
-        elif not _is_added(device, asked_for):
+        elif not _needs_no_asking(device, asked_for) or not is_added(device, domain_type):
             found.append(f"it has a device that was not asked for, {_name(device)}")
-    return found + [f"{_name(asked)} was asked for, and it is not there" for asked in left if asked.tag in _SIDES]
+    return found + [f"{_name(asked)} was asked for, and it is not there" for asked in left if _ends(asked)]
+
+
+def _needs_no_asking(device: etree.Element, asked_for: Container[str]) -> bool:
+    """Whether libvirt may have added it: a display adapter to graphics, an emulator where none was named."""
+    needed = {"video": "graphics" in asked_for, "emulator": "emulator" not in asked_for}
+    return needed.get(device.tag, True)
 
 
 def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
@@ -299,75 +265,44 @@ def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
         return False
     if device.tag == "emulator":
         return (device.text or "").strip() == (asked.text or "").strip()
-    if device.tag == "interface":
-        if device.get("type") not in _kinds(asked.get("type", "")):
-            return False
-    elif not all(_same(device.get(name, ""), asked.get(name, "")) for name in _KNOWN_BY if name in asked.attrib):
+    if device.tag == "interface" and device.get("type") not in _kinds(asked.get("type", "")):
         return False
+    rows = {**OTHER.attributes, **row_of(asked).attributes}
+    for name, said in asked.items():
+        matters = name in rows and rows[name].side & (Side.IDENTITY | Side.HOST)
+        if matters and device.tag != "interface" and not equal(device.get(name, ""), said):
+            return False
     if device.tag == "disk":
         now, then = _disk(device), _disk(asked)
-        if then.format not in ("", now.format) or then.read_only > now.read_only:
+        if then.format not in ("", now.format):
             return False
         if asked.find("backingStore") is not None and now.backing != then.backing:
             return False
     return all(
-        any(_says(now, then) for now in device.findall(path))
-        for path in _SIDES.get(device.tag, ())
-        for then in asked.findall(path)
+        any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
     )
+
+
+def _ends(device: etree.Element) -> list[str]:
+    """The elements of a device that say what of the host it reaches: these must be there as asked."""
+    return [tag for tag, below in row_of(device).children.items() if below.side & Side.HOST]
 
 
 def _kinds(kind: str) -> tuple[str, ...]:
     return _OF_A_NETWORK if kind == "network" else (kind,)
 
 
-def _says(now: etree.Element, then: etree.Element) -> bool:
-    """Whether an element of the live domain says all that the one which was asked for says."""
-    text = (then.text or "").strip()
-    return (
-        (not text or _same((now.text or "").strip(), text))
-        and all(_same(now.get(name, ""), value) for name, value in then.items() if value)
-        and all(any(_says(below, part) for below in now.findall(part.tag)) for part in then if part.tag != "seclabel")
-    )
-
-
-def _same(now: str, then: str) -> bool:
-    """libvirt writes numbers, MAC addresses and paths in a form of its own."""
-    if now.lower() == then.lower():
-        return not (now.startswith("/") and now != then)
-    if now.startswith("/"):
-        return os.path.normpath(now) == os.path.normpath(then)
-    try:
-        return int(now, 0) == int(then, 0)
-    except ValueError:
-        return False
-
-
-def _is_added(device: etree.Element, asked_for: Container[str]) -> bool:
-    forms = ADDED.get(device.tag)
-    if forms is None or (device.tag == "video" and "graphics" not in asked_for):
-        return False
-    if device.tag == "emulator" and "emulator" in asked_for:
-        return False
-    return all(re.fullmatch(form, device.get(name, "")) for name, form in forms.items())
-
-
 def _same_end(device: etree.Element, port: etree.Element) -> bool:
     """The first serial port is a console as well, and of a console without a port libvirt makes one."""
     ends = device.findall("source")
     return device.get("type") == port.get("type") and all(
-        any(_says(now, then) for now in ends) for then in port.findall("source")
+        any(says(now, then) for now in ends) for then in port.findall("source")
     )
-
-
-def _of(element: etree.Element, path: str, name: str) -> str:
-    found = element.find(path)
-    return "" if found is None else found.get(name, "")
 
 
 def _name(device: etree.Element) -> str:
     """A device as people know it: ``disk vda /scratch/disk.img``, ``hostdev subsystem usb``."""
     words = [device.tag, *(device.get(name, "") for name in ("mode", "type", "model", "name"))]
     for path in ("target", "source"):
-        words += [_of(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")]
+        words += [value(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")]
     return " ".join(word for word in words if word)

@@ -291,7 +291,6 @@ class LibvirtDriver(Driver):
 
         def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
-            live = self._without_additions(live)
             if not authors:
                 self._verify(live, xml, spec, chains)
             elif less := verify.against_script(live, xml, spec):
@@ -345,10 +344,6 @@ class LibvirtDriver(Driver):
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         return restart.description(ours, self._connection.uri)
-
-    def _without_additions(self, live: str) -> str:
-        """A live domain without what libvirt adds to any of this hypervisor's, where `verify` does not know it."""
-        return live
 
     def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
         verify.against_job(live, asked, spec, chains)

@@ -42,10 +42,6 @@ _AS_ASKED = ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline")
 """What a guest boots by: in the live XML it must be as in ours."""
 
 
-_ADDED = ("controller[@type='xenbus']", "input[@bus='xen']", "memballoon[@model='xen']")
-"""What libvirt adds to any Xen guest, and which reaches nothing of the host."""
-
-
 class _Ground(NamedTuple):
     """What a guest stands on beside its XML."""
 
@@ -201,14 +197,6 @@ class XenDriver(LibvirtDriver):
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
-
-    def _without_additions(self, live: str) -> str:
-        domain = etree.fromstring(live)
-        for devices in domain.findall("devices"):
-            for path in _ADDED:
-                for device in devices.findall(path):
-                    devices.remove(device)
-        return etree.tostring(domain, encoding="unicode")
 
     def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
         less = verify.against_script(live, asked, spec)
