@@ -118,6 +118,14 @@ def test_who_knows_first_how_it_ended_is_right(scratch: Path, user: Identity) ->
     assert json.loads((scratch / "vm_exit.json").read_text())["ended_by"] == "crashed"
 
 
+def test_the_end_was_when_it_was_seen_and_not_when_it_is_written_down(scratch: Path, user: Identity) -> None:
+    vm = Vm(scratch, user)
+    vm.resources.ended(exit_code.POWERED_OFF, 1793448000.0)
+    vm.resources.ended(exit_code.GONE, 1793449000.0)
+    vm.resources.release()
+    assert json.loads((scratch / "vm_exit.json").read_text())["ended"] == "2026-10-31T12:00:00+00:00"
+
+
 def test_a_checkpoint_that_waits_is_no_end(scratch: Path, user: Identity) -> None:
     Vm(scratch, user).resources.release(kept=True)
     assert not (scratch / "vm_exit.json").exists()

@@ -81,6 +81,17 @@ def test_what_was_saved_is_kept_however_far_its_successor_has_counted() -> None:
     assert usage.read(12.0) == 22.0
 
 
+def test_what_somebody_else_has_read_is_taken_where_it_is_more() -> None:
+    usage = Usage(100.0)
+    usage.read(10.0)
+    usage.at_least(9.0)
+    assert usage.seconds == 110.0
+    usage.at_least(12.0)
+    assert usage.seconds == 112.0
+    assert usage.read(11.0) == 112.0, "it has not begun anew"
+    assert usage.read(13.0) == 113.0
+
+
 @given(st.lists(st.one_of(st.none(), st.just("carry"), st.floats(0, 1e6)), max_size=30))
 def test_what_was_used_never_goes_down(readings: list[float | str | None]) -> None:
     usage = Usage()

@@ -29,10 +29,12 @@ class ExitRecord:
     ) -> None:
         """For the VM `name`, which runs from now on, in the scratch `directory`.
 
-        `cpu_seconds` says what it had used when it was last looked at.
+        `cpu_seconds` says what it has used, as far as is known.
         """
         self.how = ""
         """How it ended, once somebody knows: one of the words in `vmgahp.job.exit_code`."""
+        self.ended_at = 0.0
+        """When, in seconds since 1970; 0: when it is written down."""
         self.tells = True
         """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
         self.port: Callable[[], bytes] | None = None
@@ -73,7 +75,7 @@ class ExitRecord:
             exit_code=code,
             source=source,
             began=self._began,
-            ended=time.time(),
+            ended=self.ended_at or time.time(),
             cpu_seconds=self._cpu_seconds() or None,
         )
 

@@ -54,7 +54,7 @@ class Ending(NamedTuple):
     """When it was started, or restarted from a checkpoint, on this machine: seconds since 1970."""
     ended: float
     cpu_seconds: float | None
-    """What it had used when it was last looked at; None where it never was."""
+    """What it is known to have used; None where it was never looked at."""
 
 
 POWERED_OFF = "powered off"

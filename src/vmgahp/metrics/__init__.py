@@ -82,6 +82,10 @@ class Usage:
             self.seconds = max(self.seconds, self._before + raw)
         return self.seconds
 
+    def at_least(self, raw: float) -> None:
+        """Another thread has read the same counter, nobody knows whether before or after the last reading."""
+        self.seconds = max(self.seconds, self._before + raw)
+
     def carry(self) -> None:
         """The process has ended, or the guest was saved: what it has used remains, and the next one counts from 0."""
         self._before, self._last = self.seconds, 0

@@ -73,6 +73,11 @@ class Watch:
         """It stopped because its memory was written to a file."""
         self.how = ""
         """How it stopped, by itself or by others: a word of `vmgahp.job.exit_code`; empty where no event said so."""
+        self.ended_at = 0.0
+        """When it stopped, in seconds since 1970; 0 where no event said so."""
+        self.ending: Callable[[], None] = lambda: None
+        """Called as soon as the guest is known to have powered off or crashed, when its process may still be there.
+        It makes no call to libvirt."""
         self.disk_error = False
         """An error of a disk has paused it; cleared by who looks at what it shows."""
         self.ours = False
@@ -238,6 +243,8 @@ class LibvirtConnection:
         watch = self._watches.get(domain.UUIDString())
         if watch is None:
             return
+        if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN or event in _GONE_EVENTS:
+            watch.ending()
         if not watch.ours or event == libvirt.VIR_DOMAIN_EVENT_CRASHED:
             cause = _CAUSES.get((event, detail))
             if cause is not None:
@@ -248,12 +255,14 @@ class LibvirtConnection:
             watch.gone.clear()
             watch.was_saved = False
             watch.how = ""
+            watch.ended_at = 0.0
         elif (event, detail) == _DISK_ERROR:
             watch.disk_error = True
         elif event in _GONE_EVENTS:
             watch.was_saved = (event, detail) == _SAVED
             # A crash comes before the stop that follows from it.
             watch.how = watch.how or _HOW.get((event, detail), "")
+            watch.ended_at = watch.ended_at or time.time()
             watch.gone.set()
 
     def _lost(self, connection: libvirt.virConnect, error: libvirt.libvirtError) -> bool:
