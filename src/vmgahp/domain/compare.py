@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER, Attribute, Element, Side
+from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER, Element, Side
 
 
 def row_of(device: etree.Element) -> Element:
@@ -19,19 +19,20 @@ def value(element: etree.Element, path: str, name: str, default: str = "") -> st
     return default if found is None else found.get(name, default)
 
 
-def attributes(row: Element, path: str = "") -> Iterator[tuple[str, str, Attribute]]:
-    """Path, name and row of the attributes of an element and of those in it, but for its place in the guest."""
+def elements(row: Element, path: str = "") -> Iterator[tuple[str, Element]]:
+    """Paths and rows of an element and of all in it, but for its place in the guest."""
     for tag, below in row.children.items():
         if tag != "address":
-            yield from attributes(below, f"{path}/{tag}".lstrip("/"))
-    yield from ((path, name, attribute) for name, attribute in row.attributes.items())
+            yield from elements(below, f"{path}/{tag}".lstrip("/"))
+    yield path, row
 
 
 def known_by(device: etree.Element) -> tuple[str, ...]:
     """By what a device is known: its kind, and what tells it from others of its kind."""
     known = [
         value(device, path, name, attribute.default)
-        for path, name, attribute in attributes(row_of(device))
+        for path, row in elements(row_of(device))
+        for name, attribute in row.attributes.items()
         if attribute.side is Side.IDENTITY
     ]
     return (device.tag, *known)
@@ -87,6 +88,6 @@ def memory(element: etree.Element | None) -> int:
     number, unit = (element.text or "").strip(), element.get("unit") or "KiB"
     scale = re.fullmatch(r"(?i)(?:b|bytes?)|([kmgtpe])(|ib|b)", unit, re.ASCII)
     if not scale or not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
-        raise ValueError(f"{number[:40]!a} {unit[:40]!a} is no amount of memory")
+        raise ValueError(f"{number[:40]!a} is no amount of memory, in the unit {unit[:40]!a}")
     power = "kmgtpe".index(scale[1].lower()) + 1 if scale[1] else 0
     return int(number) * int((1000 if (scale[2] or "").lower() == "b" else 1024) ** power)

@@ -71,6 +71,11 @@ class Element(NamedTuple):
     new: bool = False
     """Whether this package gives it to VMs that had none when they were saved by an earlier release."""
 
+    def filled(self) -> dict[str, str]:
+        """What libvirt fills in of a device that is known already, by form."""
+        attributes = self.attributes.items()
+        return {name: each.filled for name, each in attributes if each.filled and each.side is not Side.IDENTITY}
+
 
 def row(
     attributes: Mapping[str, Attribute | str] | None = None,
@@ -129,12 +134,11 @@ ADDRESSES: Mapping[str, tuple[str, ...]] = {
 }
 """Where a device is in the guest, by the kinds of places, none of which is the host's."""
 
-_PLACE = {
-    "address": row(
-        {name: _filled(_HEX) for names in ADDRESSES.values() for name in names}
-        | {"type": "|".join(ADDRESSES), "multifunction": _filled(_ON), "port": _filled(_PORTS)}
-    )
-}
+ADDRESS = row(
+    {name: _filled(_HEX) for names in ADDRESSES.values() for name in names}
+    | {"type": "|".join(ADDRESSES), "multifunction": _filled(_ON), "port": _filled(_PORTS)}
+)
+_PLACE = {"address": ADDRESS}
 _BOOT = row({"order": NUMBER})
 
 _DISK = row(
