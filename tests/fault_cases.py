@@ -116,6 +116,8 @@ OF_THE_MACHINE = (
     _machine("network bridge", "the bridge is missing, or down"),
     _machine("network user", "neither passt nor slirp works"),
     _machine("the scratch directory", "the job's user may not enter or write it"),
+    _machine("the scratch directory", "its file system is full, read-only, or fails"),
+    _machine("this daemon", "no thread, process or open file is left for a request"),
     _machine("the domain's name", "a persistent domain has it"),
     _machine("qemu-img", "not installed"),
     _machine("VM_SHARE_SCRATCH", "neither none nor 9p"),

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmgahp.cli import KILL, PROBE, SERVE
@@ -35,8 +35,10 @@ def environment(vm_type: str, scratch: Path, **settings: object) -> dict[str, st
 class Peer(Client):
     """Starts the daemon and talks to it as condor_starter does."""
 
-    def __init__(self, environ: Mapping[str, str], *, cwd: Path | None = None) -> None:
-        super().__init__([*DAEMON, "-f", "-t", "-M", str(SERVE)], environ, cwd or environ["VMGAHP_WORKING_DIR"])
+    def __init__(self, environ: Mapping[str, str], *, cwd: Path | None = None, through: Sequence[str] = ()) -> None:
+        """`through` is a command that becomes the daemon, which its last arguments are."""
+        command = [*through, *DAEMON, "-f", "-t", "-M", str(SERVE)]
+        super().__init__(command, environ, cwd or environ["VMGAHP_WORKING_DIR"])
 
     def line(self, timeout: float = DEADLINE) -> str:
         """The next line that is no R."""

@@ -1,8 +1,12 @@
 """The whole daemon as a process, with the simulated hypervisor: pipes, signals, workers, the end."""
 
+import contextlib
+import json
 import os
 import select
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,14 @@ def start(peer: Peer, scratch: Path, *more: str) -> list[str]:
     """Send a job ad and START the VM: the result."""
     peer.send_ad(*simulated_ad(scratch, *more))
     return peer.run("START", "simulated")
+
+
+def beside(scratch: Path) -> Path:
+    """The scratch directory of another job."""
+    made = scratch.parent / "dir_2"
+    made.mkdir()
+    os.chown(made, scratch.stat().st_uid, scratch.stat().st_gid)
+    return made
 
 
 def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
@@ -73,7 +85,7 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
     assert start(peer, scratch, f'Simulated_SUSPEND_Gate = "{save_gate}"') == ["0", "1"]
     before = peer.run("STATUS", 1)
     saving = peer.request("SUSPEND", 1)
-    peer.send_ad(*simulated_ad(scratch, "ProcId = 4", f'Simulated_START_Gate = "{start_gate}"'))
+    peer.send_ad(*simulated_ad(beside(scratch), "ProcId = 4", f'Simulated_START_Gate = "{start_gate}"'))
     starting = peer.request("START", "simulated")
     assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
     assert peer.results() == []
@@ -113,6 +125,62 @@ def test_vm_error_is_not_written_through_a_link(peer: Peer, scratch: Path) -> No
     start(peer, scratch, 'Simulated_Fault = "job"')
     assert victim.read_text() == "precious"
     peer.quit()
+
+
+def test_the_reason_of_an_earlier_start_does_not_go_home_with_the_job(peer: Peer, scratch: Path) -> None:
+    assert start(peer, scratch, 'Simulated_Fault = "job"')[0] == "1"
+    assert (scratch / server.ERROR_FILE).exists()
+    assert start(peer, scratch) == ["0", "2"]
+    assert not (scratch / server.ERROR_FILE).exists()
+    peer.quit()
+
+
+def test_something_else_of_that_name_holds_up_no_start(peer: Peer, scratch: Path) -> None:
+    (scratch / server.ERROR_FILE).mkdir()
+    assert start(peer, scratch) == ["0", "1"]
+    assert server.ERROR_FILE in peer.quit()
+
+
+def test_two_vms_do_not_share_a_scratch_directory(peer: Peer, scratch: Path) -> None:
+    gate = scratch.parent / "start"
+    peer.send_ad(*simulated_ad(scratch, f'Simulated_START_Gate = "{gate}"'))
+    first = peer.request("START", "simulated")
+    same = scratch.parent / "other" / ".." / scratch.name
+    (scratch.parent / "other").mkdir()
+    assert start(peer, same, "ProcId = 4") == ["1", errors.VM_INVALID_OPERATION]
+    assert not (scratch / server.ERROR_FILE).exists(), "it would go home with the first VM's job"
+    gate.touch()
+    peer.wait_for_r()
+    assert peer.results() == [f"{first} 0 1"]
+    assert start(peer, scratch, "ProcId = 4") == ["1", errors.VM_INVALID_OPERATION]
+    assert start(peer, beside(scratch), "ProcId = 4") == ["0", "4"]
+    assert peer.run("STOP", 1) == ["0", "NULL"]
+    assert start(peer, scratch) == ["0", "5"]
+    assert str(scratch) in peer.quit()
+
+
+def test_a_directory_is_free_again_when_its_guest_is_gone_or_has_not_started(peer: Peer, scratch: Path) -> None:
+    assert start(peer, scratch, "Simulated_Lifetime = 1") == ["0", "1"]
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    assert start(peer, scratch, 'Simulated_Fault = "job"')[0] == "1"
+    assert start(peer, scratch) == ["0", "3"]
+    peer.quit()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize(
+    ("options", "word"), [("ro", errors.CRITICAL), ("size=4k", errors.INVALID_DISK_PARAM)], ids=["read-only", "full"]
+)
+def test_a_scratch_file_system_that_fails_does_not_hold_the_job(scratch: Path, options: str, word: str) -> None:
+    uid = scratch.stat().st_uid
+    script = f'mount -t tmpfs -o uid={uid},mode=755 none "$0" && mount -o remount,{options} "$0" || exit 1'
+    fill = 'head -c 1M /dev/zero > "$0/large" 2>/dev/null; ' if options != "ro" else ""
+    through = ["unshare", "--mount", "sh", "-c", f'{script}; {fill}exec "$@"', str(scratch)]
+    with Peer(environment("simulated", scratch), through=through) as peer:
+        peer.line()
+        assert start(peer, scratch, 'Simulated_Fault = "job"') == ["1", word]
+        assert start(peer, beside(scratch), 'Simulated_Fault = "job"') == ["1", errors.INVALID_DISK_PARAM]
+        peer.quit()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
@@ -163,6 +231,102 @@ def test_a_reader_that_stops_reading_is_not_read_from(peer: Peer) -> None:
     with open(f"/proc/{peer.process.pid}/status") as status:
         resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
     assert resident < 64 << 10, "KiB"
+
+
+def test_the_end_of_input_is_seen_where_nobody_reads_the_replies(peer: Peer) -> None:
+    assert peer.process.stdin is not None
+    sent = 0
+    while select.select([], [peer.process.stdin], [], 1.0)[1]:
+        try:
+            sent += os.write(peer.process.stdin.fileno(), b"COMMANDS\r\n" * 400)
+        except BlockingIOError:
+            continue
+        assert sent < 8 << 20, "the server takes requests without end"
+    peer.process.stdin.close()
+    assert peer.process.wait(DEADLINE) == 0
+
+
+def peak(peer: Peer) -> int:
+    """KiB that the server has had at most."""
+    with open(f"/proc/{peer.process.pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+
+
+def test_an_ad_of_a_million_short_lines_costs_little_memory_and_log(peer: Peer, scratch: Path) -> None:
+    peer.send("CLASSAD")
+    assert peer.line() == "S"
+    before = peak(peer)
+    for line in *simulated_ad(scratch), *["a=1\n" * 100_000, "nonsense\n" * 100_000] * 5:
+        peer.send(line)
+    assert peer.ask("CLASSAD_END") == "S"
+    assert peak(peer) - before < 24 << 10, "KiB"
+    assert peer.run("START", "simulated") == ["0", "1"]
+    assert len(peer.quit()) < 4096
+
+
+# Where no thread can be started
+
+
+LIMITED_UID = 54777
+"""Of nobody else: the kernel counts all processes and threads of a user, and lets root have as many as it likes."""
+
+AS_LIMITED = ("setpriv", f"--reuid={LIMITED_UID}", f"--regid={LIMITED_UID}", "--clear-groups")
+
+
+@contextlib.contextmanager
+def limited(scratch: Path, *before: str) -> Iterator[Peer]:
+    """A server of a user to whom a limit on processes applies, with the rights to read this installation."""
+    rights = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    with Peer(environment("simulated", scratch), through=[*AS_LIMITED, *rights, *before]) as peer:
+        peer.line()
+        yield peer
+
+
+def limit(peer: Peer, threads: int) -> None:
+    subprocess.run([*AS_LIMITED, "prlimit", f"--pid={peer.process.pid}", f"--nproc={threads}:"], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with a limit")
+def test_a_request_that_no_thread_can_carry_out_gets_a_fault_and_the_server_lives_on(scratch: Path) -> None:
+    with limited(scratch) as peer:
+        assert start(peer, scratch) == ["0", "1"]
+        limit(peer, 1)
+        assert peer.run("STATUS", 1) == ["1", errors.CRITICAL]
+        assert start(peer, beside(scratch), "ProcId = 4") == ["1", errors.CRITICAL]
+        assert peer.run("STOP", 1) == ["1", errors.CRITICAL]
+        limit(peer, 1000)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert start(peer, scratch.parent / "dir_2", "ProcId = 4") == ["0", "3"]
+        limit(peer, 1)
+        assert "Traceback" not in peer.quit()
+    for directory in (scratch, scratch.parent / "dir_2"):
+        ends = [json.loads(line) for line in (directory / "vm_metrics.jsonl").read_text().splitlines()]
+        assert ends[-1]["reason"] == "the server has ended: QUIT received", "its VM was destroyed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with a limit")
+def test_the_settings_are_read_where_no_thread_can_be_started(scratch: Path) -> None:
+    with limited(scratch, "prlimit", "--nproc=1:") as peer:
+        assert start(peer, scratch) == ["1", errors.CRITICAL]
+        limit(peer, 1000)
+        assert start(peer, scratch) == ["0", "2"]
+        peer.quit()
+
+
+# The settings
+
+
+def test_quit_does_not_wait_for_the_settings(scratch: Path) -> None:
+    settings = scratch.parent / "settings"
+    os.mkfifo(settings)
+    with Peer(environment("simulated", scratch) | {"VMGAHP_CONFIG": str(settings)}) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        peer.request("START", "simulated")
+        peer.send("QUIT")
+        assert peer.line(server.DESTROY_DEADLINE / 2) == "S"
+        peer.finish()
+        assert peer.process.returncode == 0
 
 
 def test_a_refusal_before_the_settings_are_read_is_explained_too(scratch: Path) -> None:

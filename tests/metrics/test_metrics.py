@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -301,6 +302,31 @@ def test_a_failure_is_told_with_its_reason(scratch: Path, user: Identity) -> Non
     (failed,) = [line for line in found if line.get("event") == "suspend"]
     assert "The disk is full." in str(failed["error"])
     assert "state" not in failed
+
+
+def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity) -> None:
+    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
+    sampler.before(save)
+    machine.found = time.time() - 3600, machine.status()
+    sampler.before(save)
+    sampler.end(machine, "enough")
+    assert [line["cpu_seconds"] for line in lines(scratch) if "cpu_seconds" in line] == [0.5, 1.0]
+
+
+def test_where_no_thread_can_be_started_figures_are_kept_from_the_next_operation_on(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        sampler, machine, save = sampled(scratch, user, SimulatedMachine)
+        sampler.before(save)
+    assert events(scratch) == ["start"]
+    sampler.done(save, None, time.monotonic(), machine)
+    until(lambda: any("cpu_seconds" in line for line in lines(scratch)), "figures")
+    sampler.end(machine, "enough")
 
 
 def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, user: Identity) -> None:

@@ -145,6 +145,22 @@ def test_secrets_of_the_ad_are_not_logged(client: Client) -> None:
     assert "secret" not in " ".join(client.logged)
 
 
+def test_an_ad_has_a_limit_of_lines_and_what_is_skipped_is_logged_once(client: Client) -> None:
+    client.send("CLASSAD", *AD, "nonsense", "1x = 2", "more nonsense")
+    client.session.receive(b"a = 1\n" * session.MAX_AD_LINES, client.now)
+    client.send("last = 1", "CLASSAD_END", "CONDOR_VM_START 1 kvm")
+    (call,) = client.calls
+    assert call.job is not None
+    assert call.job.expression("a") == "1"
+    assert call.job.expression("last") is None
+    assert [text for text in client.logged if "skipped" in text] == [
+        "skipped 2 bad lines of the job ad",
+        f"skipped {len(AD) + 2} attributes of the job ad: it has more than {session.MAX_AD_LINES} lines or "
+        f"{session.MAX_AD} bytes",
+        "skipped 1 bad lines of the job ad",
+    ]
+
+
 def running(cpu: float = 0.0, **more: str) -> Status:
     return Status(lifecycle.RUNNING, cpu_seconds=cpu, vcpus=2, memory_kib=1024, max_memory_kib=2048, **more)
 

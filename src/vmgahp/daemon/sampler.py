@@ -14,7 +14,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Machine
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
-from vmgahp.metrics import Status, Totals
+from vmgahp.metrics import Metrics, Status, Totals
 from vmgahp.metrics.file import MetricsFile
 from vmgahp.protocol.calls import Call
 
@@ -52,8 +52,8 @@ class _Watched:
         """When it is to be read, by the monotonic clock."""
         self.readings = 0
         """How often it was read."""
-        self.last = 0.0
-        """When the figures of the last line were true."""
+        self.last: Metrics | None = None
+        """What the last line says. What is new is seen by it and not by its time: a clock can be set back."""
         self.failing = ""
 
 
@@ -77,7 +77,7 @@ class Sampler:
             return
         with self._changed:
             watched = self._vms.get(call.vm.id)
-            if watched is None:
+            if watched is None or self._thread is None:
                 return
             goal = watched.readings + 1
             watched.due = 0.0
@@ -85,7 +85,7 @@ class Sampler:
             self._changed.wait_for(lambda: watched.readings >= goal, BEFORE_WAIT)
 
     def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
-        """An operation that began at `began` (seconds since 1970) has been carried out, or has failed.
+        """An operation that began at `began`, by the monotonic clock, has been carried out, or has failed.
 
         Raises nothing: the client waits for its answer.
         """
@@ -106,7 +106,7 @@ class Sampler:
             return
         if call.operation not in EVENTS:
             return
-        line: dict[str, object] = {"event": EVENTS[call.operation], "seconds": round(max(0.0, time.time() - began), 3)}
+        line: dict[str, object] = {"event": EVENTS[call.operation], "seconds": round(time.monotonic() - began, 3)}
         if call.operation == lifecycle.START:
             line |= {"name": watched.machine.name, "pid": os.getpid()}
         if isinstance(outcome, errors.Fault):
@@ -121,6 +121,7 @@ class Sampler:
         self._write(watched, line)
         with self._changed:
             watched.due = 0.0
+            self._start_thread()
             self._changed.notify_all()
 
     def end(self, machine: Machine, reason: str) -> None:
@@ -136,9 +137,18 @@ class Sampler:
         file = MetricsFile(self._identity, call.job.working_dir(), self._limit, self._log.always)
         with self._changed:
             self._vms[call.vm.id] = _Watched(machine, file)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-                self._thread.start()
+
+    def _start_thread(self) -> None:
+        """Have a thread, or none where none can be started now: the next operation tries again."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._log.always(f"no figures of VMs are kept for now: {error}")
+        else:
+            self._thread = thread
 
     def _end(self, watched: _Watched, line: dict[str, object]) -> None:
         self._write(watched, line)
@@ -188,8 +198,8 @@ class Sampler:
             self._fails(watched, f"an unexpected {type(error).__name__}: {error}")
             return
         watched.failing = ""
-        if metrics is not None and metrics.time > watched.last:
-            watched.last = metrics.time
+        if metrics is not None and metrics != watched.last:
+            watched.last = metrics
             watched.file.add(watched.totals.sample(metrics))
 
     def _fails(self, watched: _Watched, why: str) -> None:

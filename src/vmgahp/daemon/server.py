@@ -5,6 +5,7 @@ session to a thread of its own. A thread puts its outcome on a list and wakes th
 pipe. So a save that takes minutes holds up nothing but its own VM.
 """
 
+import errno
 import os
 import select
 import signal
@@ -47,6 +48,9 @@ FLUSH_DEADLINE = 2.0
 ERROR_FILE = "vm_error.txt"
 """In the scratch directory: why a START failed, in plain words."""
 
+_HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
+"""Events of an input that nobody can write to any more."""
+
 
 class Server:
     """One client, one conversation, any number of VMs."""
@@ -60,6 +64,9 @@ class Server:
         self._output = bytearray()
         self._machines: dict[int, Machine] = {}
         self._job_ad_files: dict[int, JobAdFile] = {}
+        self._directories: dict[int, str] = {}
+        """The scratch directory of each VM that has not ended: no two share one."""
+        self._directories_lock = allocate_lock()
         self._threads: dict[Call, threading.Thread] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
         self._ending = False
@@ -88,7 +95,10 @@ class Server:
         """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status."""
         self._catch_signals()
         self._configuring.acquire()
-        start_new_thread(self._configure, ())
+        try:
+            start_new_thread(self._configure, ())
+        except RuntimeError:  # no thread can be started now: the client waits until the settings are read
+            self._configure()
         while not (self.session.quitting or self._why_end):
             self._turn()
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
@@ -113,7 +123,10 @@ class Server:
             if descriptor == self._wake_read:
                 self._drain_wakes()
             elif descriptor == STDIN:
-                self._read()
+                if self._watched[0]:
+                    self._read()
+                elif events & _HUNG_UP:
+                    self._why_end = "the client closed our input and does not read its replies"
             elif not events & select.POLLOUT:
                 self._why_end = "the client no longer reads"
         if not self._configuring.locked():
@@ -132,10 +145,8 @@ class Server:
         wanted = len(self._output) < OUTPUT_LIMIT, bool(self._output)
         if wanted == self._watched:
             return
-        if wanted[0] and not self._watched[0]:
-            self._poller.register(STDIN, select.POLLIN)
-        elif not wanted[0] and self._watched[0]:
-            self._poller.unregister(STDIN)  # with no event asked for, its end would still be reported
+        # A client that reads nothing may be gone: the end of the input is seen while no input is wanted.
+        self._poller.modify(STDIN, select.POLLIN if wanted[0] else select.POLLRDHUP)
         self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
         self._watched = wanted
 
@@ -205,6 +216,7 @@ class Server:
             if call.operation == lifecycle.STOP and not isinstance(outcome, errors.Fault):
                 self._machines.pop(call.vm.id, None)
                 self._job_ad_files.pop(call.vm.id, None)
+                self._directories.pop(call.vm.id, None)
             self.session.finished(call, outcome, now)
 
     def _begin(self, call: Call) -> None:
@@ -212,7 +224,15 @@ class Server:
 
         thread = threading.Thread(target=self._work, args=(call,), name=f"vm{call.vm.id}-{call.operation}", daemon=True)
         self._threads[call] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            fault = errors.MachineFault(
+                f"{call.operation} cannot be carried out: {error}.",
+                "look at the limits on processes of HTCondor's user and of this machine's control groups.",
+            )
+            self._outcomes.append((call, fault))
+            self._wake()
 
     # What the threads do
 
@@ -223,7 +243,8 @@ class Server:
             self._identity = Identity.from_environ(self._environ)
             self.log.open(self._settings, to_stderr=self._to_stderr)
             self._request_timeout = float(max(1, self._settings.integer("VM_GAHP_REQ_TIMEOUT")))
-        except errors.Fault as fault:
+        except Exception as error:  # noqa: BLE001 - without an outcome every START would wait for ever
+            fault = error if isinstance(error, errors.Fault) else errors.MachineFault(f"No settings: {error!r}.")
             self._configuration_fault = fault
             self.log.open(config.Settings(), to_stderr=True)
             self.log.always(fault.render())
@@ -235,7 +256,7 @@ class Server:
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
-        began = time.time()
+        began = time.monotonic()
         try:
             outcome = self._perform(call)
         except errors.Fault as fault:
@@ -249,7 +270,8 @@ class Server:
                 "this is a defect of the server: please report it with the log.",
             )
         if call.operation == lifecycle.START and isinstance(outcome, errors.Fault):
-            self._explain(call, outcome)
+            outcome = self._explain(call, outcome)
+            self._directories.pop(call.vm.id, None)
         if self._sampler is not None:
             self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
@@ -268,6 +290,7 @@ class Server:
                 machine.found = time.time(), report
                 if report.state == lifecycle.STOPPED:
                     machine.release()
+                    self._directories.pop(call.vm.id, None)
                 return report
             case lifecycle.GETPID:
                 assert self._settings is not None
@@ -288,6 +311,7 @@ class Server:
 
     def _start(self, call: Call) -> None:
         assert call.job is not None
+        self._claim_directory(call)
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         if call.job.expression("VMPARAM_vm_Types") is not None:
             from vmgahp.job import accepted_types
@@ -295,6 +319,10 @@ class Server:
             accepted_types.require(call.job)
         driver = self._get_driver()
         assert self._settings is not None
+        assert self._identity is not None
+        from vmgahp.host import scratch  # before the first reply it would cost too much
+
+        scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
         if self._settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
@@ -302,13 +330,28 @@ class Server:
         machine = driver.start(call.job)
         self._machines[call.vm.id] = machine
         if self._ending:
-            machine.destroy()
+            self._destroy(machine)
+
+    def _claim_directory(self, call: Call) -> None:
+        """See that no other VM has the scratch directory: each would overwrite what the other saves and prints."""
+        assert call.job is not None
+        directory = os.path.realpath(call.job.working_dir())
+        with self._directories_lock:
+            if directory in self._directories.values():
+                raise errors.ClientFault(
+                    errors.VM_INVALID_OPERATION,
+                    f"VM_WORKING_DIR = {directory} is the scratch directory of another VM of this server.",
+                    "give each VM a scratch directory of its own.",
+                )
+            self._directories[call.vm.id] = directory
 
     def _get_driver(self) -> "Driver":
         with self._configuring:
             pass
         if self._configuration_fault is not None:
             raise self._configuration_fault
+        if self._ending:
+            raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
         with self._driver_lock:
             if self._driver is None:
                 from vmgahp.drivers import base
@@ -333,18 +376,28 @@ class Server:
             self.log.always(fault.render())
             return None
 
-    def _explain(self, call: Call, fault: errors.Fault) -> None:
-        """Leave the reason of a failed START where the job's owner can find it."""
-        assert call.job is not None
-        directory = call.job.string("VM_WORKING_DIR")
+    def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
+        """Leave the reason of a failed START where the job's owner can find it.
+
+        The fault is the machine's and not the job's where that cannot be done because the scratch directory's file
+        system fails: whatever was wrong with a file of the job's then says nothing about the job.
+        """
         with self._configuring:  # a job may be refused before it is known who its user is
             pass
-        if self._identity is None or not directory:
-            return
+        directory = self._directories.get(call.vm.id)
+        if self._identity is None or directory is None:
+            return fault
         try:
             self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
-        except (errors.Fault, OSError) as error:
+        except errors.MachineFault as failure:
+            self.log.always(f"could not write {ERROR_FILE}: {failure.problem}")
+            # A job that was refused can have filled the file system itself.
+            full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno == errno.ENOSPC
+            if isinstance(fault, errors.JobFault) and not full:
+                return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
+        except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
+        return fault
 
     # The end
 
@@ -353,14 +406,26 @@ class Server:
         import threading
 
         self._ending = True
+        if self._identity is None:
+            return  # without settings there is no driver, and no START goes on from here
         end = time.monotonic() + DESTROY_DEADLINE
         workers = list(self._threads.values())
+        without_thread = []
         for machine in list(self._machines.values()):
             thread = threading.Thread(
                 target=self._destroy, args=(machine,), name=f"destroy-{machine.name}", daemon=True
             )
-            thread.start()
-            workers.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be started now
+                without_thread.append(machine)
+            else:
+                workers.append(thread)
+        for machine in without_thread:
+            if time.monotonic() < end:
+                self._destroy(machine)
+            else:
+                self.log.always(f"no time is left to destroy {machine.name}; the guardian takes over")
         for thread in workers:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():

@@ -35,8 +35,9 @@ REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
 """Seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
 (``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``)."""
 
-MAX_AD = 16 << 20
-"""Bytes of one job ad; what comes beyond is skipped."""
+MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
+"""Bytes and lines of one job ad, which has a few hundred lines; what comes beyond is skipped. Each line costs some
+hundred bytes, however short it is."""
 
 MAX_OUTSTANDING = 4096
 """Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
@@ -68,6 +69,8 @@ class Session:
         self._last_vm_id = 0
         self._ad: list[str] | None = None
         self._ad_size = 0
+        self._bad_lines = self._lines_beyond = 0
+        """Of the ad that comes in: how many are skipped as malformed, and for want of room."""
         self._in_ad = False
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
@@ -203,7 +206,7 @@ class Session:
     def _do_classad(self) -> None:
         self._in_ad = True
         self._ad = []
-        self._ad_size = 0
+        self._ad_size = self._bad_lines = self._lines_beyond = 0
         self._accept()
 
     def _do_classad_end(self) -> None:
@@ -214,17 +217,26 @@ class Session:
         if len(line) == len(_END) and line.upper() == _END:
             self._in_ad = False
             self._accept()
+            self._tell_skipped()
             return
         assert self._ad is not None
         self._ad_size += len(line)
         name, equals, _ = line.partition(b"=")
         if line is wire.TOO_LONG or b"\0" in line or not equals or not name.strip():
-            # The line itself is not shown: it may be a damaged secret.
-            self._log(f"skipped a bad line of {len(line)} bytes in the job ad")
-        elif self._ad_size > MAX_AD:
-            self._log(f"skipped an attribute of the job ad: the ad is larger than {MAX_AD} bytes")
+            self._bad_lines += 1
+        elif self._ad_size > MAX_AD or len(self._ad) >= MAX_AD_LINES:
+            self._lines_beyond += 1
         else:
             self._ad.append(line.decode("utf-8", "surrogateescape"))
+
+    def _tell_skipped(self) -> None:
+        """One line of the log for all that were skipped; they themselves are not shown: they may be damaged secrets."""
+        if self._bad_lines:
+            self._log(f"skipped {self._bad_lines} bad lines of the job ad")
+        if self._lines_beyond:
+            most = f"{MAX_AD_LINES} lines or {MAX_AD} bytes"
+            self._log(f"skipped {self._lines_beyond} attributes of the job ad: it has more than {most}")
+        self._bad_lines = self._lines_beyond = 0
 
     def _vm_request(self, operation: str, words: list[bytes], now: float) -> None:
         request_id = _number(words[1]) if len(words) == 3 else None
@@ -266,13 +278,9 @@ class Session:
             return
         from vmgahp.job.ad import JobAd
 
-        pairs = []
-        for line in self._ad:
-            pair = JobAd.parse_line(line)
-            if pair is None:
-                self._log(f"skipped a bad line of {len(line)} characters in the job ad")
-            else:
-                pairs.append(pair)
+        pairs = [pair for line in self._ad if (pair := JobAd.parse_line(line)) is not None]
+        self._bad_lines = len(self._ad) - len(pairs)
+        self._tell_skipped()
         job = JobAd(pairs)
         job_type = job.string("JobVMType")
         if job.string("VM_WORKING_DIR") is None or job_type is None:
