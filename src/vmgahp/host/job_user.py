@@ -215,10 +215,8 @@ def _id(environ: "Mapping[str, str]", name: str) -> int:
 def _blame(error: OSError, path: str, *, in_scratch: bool) -> None:
     """Raise `MachineFault` for an error that is not about what the job has named or left there."""
     if is_machines(error, in_scratch=in_scratch):
-        raise MachineFault(
-            f"This machine has failed at {path}: {error.strerror}.",
-            "see that the file system of EXECUTE is well, and look at the limits on memory and open files.",
-        ) from error
+        hint = "see that the file system of EXECUTE is well, and look at the limits on memory and open files."
+        raise MachineFault(f"This machine has failed at {path}: {error.strerror}.", hint) from error
 
 
 def _encode(path: str) -> bytes:

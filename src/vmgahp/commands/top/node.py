@@ -28,7 +28,7 @@ DEADLINE = 5.0
 LONGEST = 200
 
 
-class Usage(NamedTuple):
+class Reading(NamedTuple):
     """What a VM had used at one moment, summed up over its disks and its NICs, in bytes."""
 
     time: float
@@ -63,7 +63,7 @@ class VmRow:
     age: float | None = None
     """Seconds since its start here."""
 
-    def rate(self, then: Usage | None, now: Usage | None) -> None:
+    def rate(self, then: Reading | None, now: Reading | None) -> None:
         """Fill in what it uses, from two moments of one run."""
         if then is None or now is None or now.time <= then.time:
             return
@@ -90,7 +90,7 @@ class Node:
         self._execute = execute or settings.string("EXECUTE")
         self._uri = settings.string("VM_LIBVIRT_URI")
         self._connection: LibvirtConnection | None = None
-        self._meters: dict[str, tuple[Meter, str, Usage | None]] = {}
+        self._meters: dict[str, tuple[Meter, str, Reading | None]] = {}
         self._files: dict[str, _File] = {}
 
     def look(self) -> Look:
@@ -215,8 +215,8 @@ class _File:
         self._name = ""
         self._state = ""
         self._sample: dict[str, object] = {}
-        self._before: Usage | None = None
-        self._now: Usage | None = None
+        self._before: Reading | None = None
+        self._now: Reading | None = None
         self._offset = -1
 
     def read(self) -> None:
@@ -254,7 +254,7 @@ class _File:
             disks = _sum(line.get("block"), "read_bytes", "write_bytes")
             nics = _sum(line.get("network"), "rx_bytes", "tx_bytes")
             self._before = self._now
-            self._now = Usage(float(when), float(line["cpu_seconds"]), *disks, *nics)  # type: ignore[arg-type]
+            self._now = Reading(float(when), float(line["cpu_seconds"]), *disks, *nics)  # type: ignore[arg-type]
 
     def row(self, now: float) -> VmRow | None:
         """Its VM, unless it is over."""
@@ -278,9 +278,9 @@ def is_vm_name(name: str) -> bool:
     return "_" in name and all(word.isascii() and word.isdigit() for word in (cluster, proc))
 
 
-def _usage(metrics: Metrics) -> Usage:
+def _usage(metrics: Metrics) -> Reading:
     disks, nics = (_sum(metrics.block, "read_bytes", "write_bytes"), _sum(metrics.network, "rx_bytes", "tx_bytes"))
-    return Usage(metrics.time, metrics.cpu_seconds, *disks, *nics)
+    return Reading(metrics.time, metrics.cpu_seconds, *disks, *nics)
 
 
 def _sum(devices: object, one: str, other: str) -> tuple[float, float]:
