@@ -115,12 +115,18 @@ class _Code:
         self.emit("C3")  # ret
 
 
-def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = False, last_words: str = "") -> bytes:
+def boot_sector(
+    seconds: int | None = 3,
+    power_off: bool = True,
+    busy: bool = False,
+    last_words: str = "",
+    ticks: int = TICKS_PER_COUNT,
+) -> bytes:
     """The guest's boot sector: 512 bytes of 16-bit code for the BIOS.
 
-    It counts about once a second, up to `seconds` or for ever (None), and then powers off, or with
-    `power_off` false halts for good; `last_words` are a line that it prints before that. Between two
-    counts it sleeps, or with `busy` spins, which gives CPUUTILIZATION something to see.
+    It counts about once a second, or every so many `ticks` of the BIOS, up to `seconds` or for ever (None), and then
+    powers off, or with `power_off` false halts for good; `last_words` are a line that it prints before that. Between
+    two counts it sleeps, or with `busy` spins, which gives CPUUTILIZATION something to see.
     """
     if seconds is not None and not 1 <= seconds <= 0xFFFF:
         raise ValueError("the guest counts in 16 bits: seconds must be 1 to 65535, or None for ever")
@@ -143,7 +149,7 @@ def boot_sector(seconds: int | None = 3, power_off: bool = True, busy: bool = Fa
     c.emit("A1")  # mov ax,[BIOS_TICKS]
     c.word(BIOS_TICKS)
     c.emit("89C2 29DA 83FA")  # mov dx,ax; sub dx,bx; cmp dx,
-    c.emit(f"{TICKS_PER_COUNT:02X}")
+    c.emit(f"{ticks:02X}")
     c.refer("72", "wait", "rel8")  # jb wait
     c.emit("89C3 45")  # mov bx,ax; inc bp
 
@@ -264,12 +270,13 @@ def make_guest(
     power_off: bool = True,
     busy: bool = False,
     last_words: str = "",
+    ticks: int = TICKS_PER_COUNT,
 ) -> Path:
     """Write a bootable disk of `size` bytes with the guest in its first sector."""
     path = Path(path)
     raw = path if format == "raw" else path.with_name(path.name + ".raw")
     with open(raw, "wb") as disk:
-        disk.write(boot_sector(seconds, power_off, busy, last_words))
+        disk.write(boot_sector(seconds, power_off, busy, last_words, ticks))
         disk.truncate(size)
     if format != "raw":
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", format, raw, path], check=True)

@@ -43,11 +43,11 @@ def default_root() -> Path:
     return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "trixie"
 
 
-def why_not() -> str:
-    """Why no namespace can be made here; empty where it can."""
+def why_not(*, pool: bool = True) -> str:
+    """Why no namespace can be made here, over the root of the `pool` or over this system's own; empty where it can."""
     if os.geteuid() != 0:
-        return "the pool needs root"
-    if not (default_root() / "etc/vmgahp-pool-root").exists():
+        return "a namespace needs root"
+    if pool and not (default_root() / "etc/vmgahp-pool-root").exists():
         return f"there is no pool root in {default_root()} (scripts/pool-root builds it)"
     missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
@@ -183,8 +183,8 @@ class Namespace:
 
     # ---- services -------------------------------------------------------------------------------
 
-    def start_libvirt(self) -> None:
-        """virtlogd and libvirtd, as on a machine without systemd."""
+    def configure_libvirt(self) -> None:
+        """What libvirtd and its QEMUs need to run in a namespace."""
         # Inside a container sudo's own limit for core files is final, and libvirt, which allows them to QEMU by
         # default, could start none.
         with open(self.path("/etc/libvirt/qemu.conf"), "a") as settings:
@@ -196,6 +196,10 @@ class Namespace:
         # it is reached by D-Bus, which a namespace has not.
         with open(self.path("/etc/libvirt/libvirtd.conf"), "a") as settings:
             settings.write('auth_unix_ro = "none"\n')
+
+    def start_libvirt(self) -> None:
+        """virtlogd and libvirtd, as on a machine without systemd."""
+        self.configure_libvirt()
         self.run("virtlogd", "-d")
         self.run("libvirtd", "-d")
         wait_until(

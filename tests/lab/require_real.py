@@ -15,7 +15,7 @@ from collections.abc import Generator
 
 import pytest
 
-REAL = ("libvirt", "podman", "pool", "qemu", "vsphere", "xen")
+REAL = ("faults", "libvirt", "podman", "pool", "qemu", "vsphere", "xen")
 
 
 def takes_root(reason: object, uid: int) -> bool:

@@ -1,0 +1,47 @@
+"""The daemon, which asks at every point of a VM's life whether it may go on: ``launcher.py SOCKET ARGUMENT…``.
+
+It is condor_vm-gahp and nothing else, but for two things: `vmgahp.drivers.lifecycle.reached` asks whoever listens
+at the socket, and waits for an answer or for the end of the connection; and what waits for a hypervisor that does not
+answer waits for a third of the time, so that a day has room for hundreds of faults.
+"""
+
+import importlib
+import socket
+import sys
+
+SHORTER = {
+    ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_INTERVAL"): 1,
+    ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_COUNT"): 4,
+    ("vmgahp.drivers.libvirt.connection", "RECONNECT_DEADLINE"): 5.0,
+    ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 5.0,
+    ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 7.0,
+    ("vmgahp.protocol.session", "START_EXTRA"): 5.0,
+    ("vmgahp.drivers.base", "LEAST_LONG_SECONDS"): 10,
+}
+"""Module, constant: seconds, or what libvirt counts."""
+
+
+def ask(path: str, point: str) -> None:
+    """Say that a life has come to this point, and wait for leave."""
+    try:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(path)
+            asked.sendall(point.encode() + b"\n")
+            asked.recv(1)
+    except OSError:
+        return  # nobody wants to know any more
+
+
+def main(path: str, arguments: list[str]) -> int:
+    """Run the daemon; its exit status."""
+    for (module, name), value in SHORTER.items():
+        setattr(importlib.import_module(module), name, value)
+    lifecycle = importlib.import_module("vmgahp.drivers.lifecycle")
+    lifecycle.reached = lambda point: ask(path, point)  # type: ignore[attr-defined]
+    from vmgahp import cli
+
+    return cli.daemon(["condor_vm-gahp", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

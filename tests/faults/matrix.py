@@ -1,0 +1,173 @@
+"""All cases on several machines at once, and the page of what came of them."""
+
+import json
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests import REPOSITORY
+from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
+from tests.lab.namespace import LAB, LabError, Namespace
+
+MACHINES = 6
+"""Most of a case is waiting."""
+
+LONGEST = 300.0
+"""Seconds for a case, with all that is looked at after it."""
+
+PAGE = REPOSITORY / "docs" / "explanation" / "reliability.md"
+BEGIN, END = "<!-- tried -->\n", "<!-- end of tried -->"
+
+
+class Machine:
+    """A namespace over this very system, with a libvirtd of its own and a worker in it."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._namespace = Namespace(directory, root="/")
+        self._worker: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._namespace.__enter__()
+        try:
+            self._namespace.configure_libvirt()
+            self._worker = self._namespace.popen(
+                *("env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", "tests.faults.worker", LAB),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        except BaseException:
+            self._namespace.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._namespace.close()
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        self._worker.wait()
+        self._worker.stdin.close()
+        self._worker.stdout.close()
+
+    def ask(self, what: dict[str, object], seconds: float = LONGEST) -> Verdict:
+        """Have something tried. Raises `LabError` where nothing comes of it."""
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        print(json.dumps(what), file=self._worker.stdin, flush=True)
+        if not select.select([self._worker.stdout], [], [], seconds)[0]:
+            raise LabError(f"nothing came of it in {seconds:.0f} s")
+        line = self._worker.stdout.readline()
+        if not line:
+            raise LabError("its worker has ended")
+        return Verdict(*json.loads(line))
+
+    def try_case(self, case: Case) -> Verdict:
+        return self.ask({"case": case})
+
+    def try_random(self, seed: int, seconds: float) -> Verdict:
+        return self.ask({"random": [seed, seconds]}, seconds + LONGEST)
+
+
+def try_all(
+    tasks: Iterable[Callable[[Machine], Verdict]], machines: int, heard: Callable[[Verdict], None]
+) -> list[Verdict]:
+    """Try everything, on as many machines at once; `heard` is told of each verdict, in one thread at a time."""
+    waiting: queue.SimpleQueue[Callable[[Machine], Verdict]] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    found: list[Verdict] = []
+    lock = threading.Lock()
+
+    def note(verdict: Verdict) -> None:
+        with lock:
+            found.append(verdict)
+            heard(verdict)
+
+    def work() -> None:
+        while not waiting.empty():
+            with tempfile.TemporaryDirectory(prefix="vmgahp-faults.") as directory, Machine(directory) as machine:
+                try:
+                    while True:
+                        note(waiting.get_nowait()(machine))
+                except queue.Empty:
+                    return
+                except LabError as error:  # the case is lost, and its machine with it
+                    note(Verdict("harness", "", "", True, [str(error)], 0.0, ""))
+
+    threads = [threading.Thread(target=work) for _ in range(machines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def try_matrix(machines: int, only: str, heard: Callable[[Verdict], None]) -> list[Verdict]:
+    """Every case whose words have `only` in them."""
+    cases = [case for case in all_cases() if only in str(case)]
+    # The longest first: what waits for hung processes waits beside the others.
+    cases.sort(key=lambda case: "SIGSTOP" not in case.fault)
+    return try_all([lambda machine, case=case: machine.try_case(case) for case in cases], machines, heard)  # type: ignore[misc]
+
+
+def try_random(machines: int, seed: int, seconds: float, heard: Callable[[Verdict], None]) -> list[Verdict]:
+    """A random story on each machine."""
+    seeds = range(seed, seed + machines)
+    return try_all(
+        [lambda machine, seed=seed: machine.try_random(seed, seconds) for seed in seeds],  # type: ignore[misc]
+        machines,
+        heard,
+    )
+
+
+def tables(matrix: list[Verdict], random: list[Verdict], seconds: float) -> str:
+    """What was tried, and what of it survived, as the page shows it."""
+    tried = [verdict for verdict in matrix if verdict.tried]
+    lost = [verdict for verdict in tried if verdict.lost]
+    lines = [
+        f"{len(tried)} faults were tried in {seconds / 60:.0f} minutes, {time.strftime('%-d %B %Y', time.gmtime())}; "
+        f"{len(tried) - len(lost)} were survived, {len(lost)} were not.",
+        "",
+        "| during | " + " | ".join(FAULTS) + " |",
+        "|---" * (len(FAULTS) + 1) + "|",
+    ]
+    for operation in OPERATIONS:
+        cells = []
+        for fault in FAULTS:
+            here = [verdict for verdict in tried if (verdict.operation, verdict.fault) == (operation, fault)]
+            cells.append(f"{sum(not verdict.lost for verdict in here)} of {len(here)}" if here else "")
+        lines.append(f"| {operation} | " + " | ".join(cells) + " |")
+    lines += ["", "What was lost:", ""]
+    lines += [f"- {verdict.operation}, {verdict.point}, {verdict.fault}: {'; '.join(verdict.lost)}" for verdict in lost]
+    if not lost:
+        lines += ["- nothing"]
+    if random:
+        steps = sum(int(verdict.fault.split(" ")[0]) for verdict in random)
+        taken = max(verdict.seconds for verdict in random)
+        lines += [
+            "",
+            f"Random sequences of all operations and faults: {steps} operations in {taken / 60:.0f} minutes on "
+            f"{len(random)} machines; {sum(bool(verdict.lost) for verdict in random)} ended in a loss.",
+        ]
+        lines += [f"- {verdict.point}: {'; '.join(verdict.lost)}" for verdict in random if verdict.lost]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(text: str) -> None:
+    """Put the tables into the page."""
+    head, begin, rest = PAGE.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    assert begin
+    assert end
+    PAGE.write_text(head + BEGIN + "\n" + text + "\n" + END + tail)

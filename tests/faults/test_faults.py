@@ -1,0 +1,127 @@
+"""Faults at the points of a VM's life: a dozen by day, all of them in scripts/test --all."""
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import launcher
+from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
+from tests.faults.matrix import MACHINES, Machine, tables, try_matrix, try_random
+from tests.faults.rows import ROWS
+from tests.lab.namespace import why_not
+from vmgahp.drivers import lifecycle
+
+BY_DAY = [
+    Case("START", "launch.made", "daemon: SIGKILL"),
+    Case("START", "prepare.done", "libvirtd: SIGTERM"),
+    Case("START from a checkpoint", "launch.made", "daemon: SIGTERM"),
+    Case("SUSPEND", "save.begun", "libvirtd: SIGSTOP"),
+    Case("SUSPEND", "save.written", "daemon: QUIT"),
+    Case("RESUME of a saved VM", "restore.made", "QEMU: SIGKILL"),
+    Case("CHECKPOINT", "checkpoint.saved", "disk: full"),
+    Case("CHECKPOINT", "checkpoint.written", "daemon: SIGKILL"),
+    Case("STOP", "end.asked", "QEMU: SIGSTOP"),
+    Case("SIGTERM", "end.begun", "libvirtd: SIGKILL"),
+]
+ROWS_BY_DAY = ["libvirtd: SIGTERM when the image of a CHECKPOINT is whole", "the second START of a live job"]
+
+NOT_YET = {
+    "libvirtd: SIGTERM when the image": "the image is removed, and STATUS says Stopped",
+    "libvirtd: SIGKILL when the image of a SUSPEND": "a guest that libvirt has resumed itself cannot be resumed",
+    "at restore.": "libvirt's VMs have no points yet; after an end the guest runs on, after a SIGKILL the job is held",
+    "the second START": "it takes the first one's guest for an orphan",
+    "a START on a read-only": "QEMU's word for it holds the job",
+    "the STOP of": "virDomainDestroy waits behind the call that hangs",
+    "leftovers": "they stay",
+    "two VMs": "they overwrite each other's memory images",
+}
+"""The beginning of a row, or a part of it -> what is still lost."""
+
+RANDOM_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    if reason := why_not(pool=False):
+        pytest.skip(reason)
+    with Machine(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+def survived(verdict: Verdict) -> None:
+    assert verdict.lost == [], verdict.log
+    assert verdict.tried, f"{verdict.point} was not reached, or nothing was there to fail"
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("case", BY_DAY, ids=str)
+def test_a_fault_is_survived(machine: Machine, case: Case) -> None:
+    survived(machine.try_case(case))
+
+
+def row_of(name: str) -> object:
+    reasons = [reason for part, reason in NOT_YET.items() if part in name]
+    return pytest.param(name, marks=[pytest.mark.xfail(reason=reason, strict=True) for reason in reasons])
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("row", [row_of(row) for row in ROWS_BY_DAY])
+def test_a_mended_fault_stays_mended(machine: Machine, row: str) -> None:
+    survived(machine.ask({"row": row}))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("row", [row_of(row) for row in ROWS if row not in ROWS_BY_DAY])
+def test_every_mended_fault_stays_mended(machine: Machine, row: str) -> None:
+    survived(machine.ask({"row": row}))
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(3000)
+def test_every_fault_at_every_point_is_survived() -> None:
+    if reason := why_not(pool=False):
+        pytest.skip(reason)
+    found = try_matrix(MACHINES, "", print)
+    assert [verdict for verdict in found if verdict.lost or not verdict.tried] == []
+    assert len(found) == len(all_cases())
+
+
+@pytest.mark.faults
+def test_any_sequence_of_operations_and_faults_is_survived() -> None:
+    if reason := why_not(pool=False):
+        pytest.skip(reason)
+    assert [verdict for verdict in try_random(MACHINES, 1, RANDOM_SECONDS, print) if verdict.lost] == []
+
+
+# The harness
+
+
+def test_every_point_of_a_life_is_tried() -> None:
+    assert {point for points in OPERATIONS.values() for point in points} == set(lifecycle.POINTS)
+
+
+def test_there_are_at_least_five_hundred_faults() -> None:
+    assert len(set(all_cases())) == len(all_cases()) >= 500
+
+
+@pytest.mark.parametrize(("module", "name"), launcher.SHORTER)
+def test_what_is_shortened_is_there(module: str, name: str) -> None:
+    pytest.importorskip("libvirt")
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_tables_say_what_was_lost() -> None:
+    lost = Verdict("SUSPEND", "save.begun", "disk: full", True, ["the guest"], 1.0, "")
+    untried = Verdict("SUSPEND", "save.begun", "disk: read-only", False, [], 1.0, "")
+    other = Verdict("SUSPEND", "save.named", "disk: full", True, [], 1.0, "")
+    text = tables(
+        [lost, untried, other], [Verdict("random", "seed 7", "12 steps", True, ["a request"], 60.0, "")], 90.0
+    )
+    [row] = [line for line in text.splitlines() if line.startswith("| SUSPEND |")]
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
+        "1 of 2" if fault == "disk: full" else "" for fault in FAULTS
+    ]
+    assert "- SUSPEND, save.begun, disk: full: the guest\n" in text
+    assert "12 operations in 1 minutes on 1 machines; 1 ended in a loss." in text
+    assert "- seed 7: a request\n" in text
