@@ -55,6 +55,7 @@ def survived(verdict: Verdict) -> None:
 
 
 @pytest.mark.libvirt
+@pytest.mark.xfail(reason="libvirt's VMs have no points yet", strict=True)
 @pytest.mark.parametrize("case", BY_DAY, ids=str)
 def test_a_fault_is_survived(machine: Machine, case: Case) -> None:
     survived(machine.try_case(case))
