@@ -347,6 +347,13 @@ def test_a_display_adapter_needs_a_display() -> None:
     assert "video" in refused(saved, domain_xml.build(spec(vnc=False), host()))
 
 
+def test_a_display_adapter_that_the_job_asks_for_need_not_be_one_that_libvirt_adds() -> None:
+    saved = changed("<model type='cirrus' vram='16384' heads='1' primary='yes'/>", "<model type='ramfb'/>")
+    assert "'ramfb'" in refused(saved)
+    ours = OURS.replace("</devices>", '<video><model type="ramfb"/></video></devices>')
+    assert result(saved, ours).find("devices/video/model").get("type") == "ramfb"
+
+
 def test_a_device_that_the_job_has_now_and_had_not() -> None:
     more = (*DISKS, disk("/scratch/new.img", "vdc"))
     assert "no disk vdc" in refused(SAVED, domain_xml.build(spec(disks=more), host()))

@@ -33,7 +33,7 @@ def known_by(device: etree.Element) -> tuple[str, ...]:
         value(device, path, name, attribute.default)
         for path, row in elements(row_of(device))
         for name, attribute in row.attributes.items()
-        if attribute.side is Side.IDENTITY
+        if Side.IDENTITY in attribute.side
     ]
     return (device.tag, *known)
 

@@ -74,7 +74,7 @@ class Element(NamedTuple):
     def filled(self) -> dict[str, str]:
         """What libvirt fills in of a device that is known already, by form."""
         attributes = self.attributes.items()
-        return {name: each.filled for name, each in attributes if each.filled and each.side is not Side.IDENTITY}
+        return {name: each.filled for name, each in attributes if each.filled and Side.IDENTITY not in each.side}
 
 
 def row(
@@ -296,7 +296,7 @@ _RNG = row(
 )
 
 _TPM = row(
-    {"model": _known(r"tpm-tis|tpm-crb")},
+    {"model": Attribute(r"tpm-tis|tpm-crb", Side.IDENTITY | Side.GUEST)},
     {"backend": _end({"type": _host(r"emulator"), "version": _host(r"2\.0")}), **_PLACE},
 )
 

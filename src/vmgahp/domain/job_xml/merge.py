@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from copy import deepcopy
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.job_xml.allow_list import KEPT, OUR_DEVICES, WHOLE
+from vmgahp.domain.compare import value
+from vmgahp.domain.model import DEVICES, Element, Side
 
-_OF_A_DISK = ("serial", "wwn", "vendor", "product", "blockio", "address")
-_OF_A_CARD = ("address",)
+_OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
+"""Devices that this package makes itself: of a job's own disks and interfaces the guest's side is taken over."""
+
+_WHOLE = ("features", "cpu", "clock", "pm", "on_poweroff", "on_reboot", "on_crash", "iothreads", "currentMemory")
+"""Elements of the domain that are the job's where it has them; of ours stays what `_KEPT` says."""
+
+_KEPT = ("topology", "smm")
+"""Parts of our CPU and features that the ad asks for: the topology of VMPARAM_vm_Topology, what secure boot needs."""
 
 _ORDER = (
     *("name", "uuid", "title", "description", "maxMemory", "memory", "currentMemory", "memoryBacking"),
@@ -28,10 +35,10 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     `boot_files` are the paths of the job's kernel and initrd, by their elements' names, where it has them.
     """
     domain = etree.fromstring(ours)
-    for tag in WHOLE:
+    for tag in _WHOLE:
         element = job.find(tag)
         if element is not None:
-            kept = [part for part in domain.iterfind(f"{tag}/*") if part.tag in KEPT]
+            kept = [part for part in domain.iterfind(f"{tag}/*") if part.tag in _KEPT]
             taken = _replace(domain, element)
             taken.extend(part for part in kept if taken.find(part.tag) is None)
     _operating_system(domain, job, boot_files)
@@ -42,21 +49,20 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
         for device in devices:
             _drop(device, "boot")
     for asked in job.iterfind("devices/disk"):
-        target = asked.find("target")
-        name = "" if target is None else target.get("dev", "").lower()
+        name = value(asked, "target", "dev").lower()
         for disk in devices.iterfind("disk"):
-            made = disk.find("target")
-            if made is not None and made.get("dev") == name:
-                _disk(disk, asked)
-    # Both are in the order of the job's XML.
-    for interface, asked in zip(devices.iterfind("interface"), job.iterfind("devices/interface"), strict=False):
-        _interface(interface, asked)
-    _serial(devices, job)
-    _tpm(devices, job)
+            if value(disk, "target", "dev") == name:
+                _take(disk, asked, DEVICES["disk"])
+                if asked.get("device") in ("disk", "cdrom"):
+                    disk.set("device", asked.get("device", ""))
+    # Both are in the order of the job's XML; of a serial port and a TPM there is one.
+    for tag in ("interface", "serial", "tpm"):
+        for device, asked in zip(devices.iterfind(tag), job.iterfind(f"devices/{tag}"), strict=False):
+            _take(device, asked, DEVICES[tag])
     if job.find("devices/panic") is not None:
         _drop(devices, "panic")
     for asked in job.iterfind("devices/*"):
-        if asked.tag in OUR_DEVICES:
+        if asked.tag in _OUR_DEVICES:
             continue
         for same in devices.findall(asked.tag):
             if asked.tag == "controller" and _known_by(same) == _known_by(asked):
@@ -87,12 +93,12 @@ def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Map
     ours, theirs = domain.find("os"), job.find("os")
     if ours is None or theirs is None:
         return
-    for name, value in theirs.items():
-        ours.set(name, value)
+    for name, said in theirs.items():
+        ours.set(name, said)
     kind, wanted = ours.find("type"), theirs.find("type")
     if kind is not None and wanted is not None:
-        for name, value in wanted.items():
-            kind.set(name, value)
+        for name, said in wanted.items():
+            kind.set(name, said)
     for element in theirs:
         if element.tag == "type":
             continue
@@ -104,50 +110,14 @@ def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Map
         ours.append(made)
 
 
-def _disk(disk: etree.Element, asked: etree.Element) -> None:
-    """The guest's side of a disk; the image, its format and whether it can be written stay ours."""
-    if asked.get("device") in ("disk", "cdrom"):
-        disk.set("device", asked.get("device", ""))
-    driver, wanted = disk.find("driver"), asked.find("driver")
-    if driver is not None and wanted is not None:
-        for name, value in wanted.items():
-            if name not in ("name", "type"):
-                driver.set(name, value)
-    target, place = disk.find("target"), asked.find("target")
-    if target is not None and place is not None:
-        for name, value in place.items():
-            if name != "dev":
-                target.set(name, value)
-    boot = asked.find("boot")
-    if boot is not None:
-        _replace(disk, boot)
-    for element in asked:
-        if element.tag in _OF_A_DISK:
-            _replace(disk, element)
-
-
-def _interface(interface: etree.Element, asked: etree.Element) -> None:
-    for element in asked:
-        if element.tag in ("model", "link", "boot", *_OF_A_CARD):
-            _replace(interface, element)
-
-
-def _tpm(devices: etree.Element, job: etree.Element) -> None:
-    """The guest's side of a TPM; which program emulates it is ours to say."""
-    ours, asked = devices.find("tpm"), job.find("devices/tpm")
-    if ours is None or asked is None:
-        return
-    for name, value in asked.items():
-        ours.set(name, value)
-    for element in asked:
-        if element.tag == "address":
-            _replace(ours, element)
-
-
-def _serial(devices: etree.Element, job: etree.Element) -> None:
-    """The guest's side of the serial port; whereto it writes is ours."""
-    ours, asked = devices.find("serial"), job.find("devices/serial")
-    if ours is None or asked is None:
-        return
-    for element in asked:
-        _replace(ours, element)
+def _take(ours: etree.Element, asked: etree.Element, row: Element) -> None:
+    """Let one of our devices, or a part of it, have the guest's side of the job's; the host's side stays ours."""
+    for name, said in asked.items():
+        if Side.GUEST in row.attributes[name].side and Side.HOST not in row.attributes[name].side:
+            ours.set(name, said)
+    for part in asked:
+        below, mine = row.children[part.tag], ours.find(part.tag)
+        if below.side is Side.GUEST and all(each.side is not Side.HOST for each in below.attributes.values()):
+            _replace(ours, part)
+        elif mine is not None:
+            _take(mine, part, below)
