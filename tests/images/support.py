@@ -11,6 +11,7 @@ from tests import jobs
 from tests.jobs import Files
 from vmgahp.config import Settings
 from vmgahp.job.disks import Disk
+from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
@@ -64,7 +65,7 @@ def resolved(
     made: Settings, disks: str = "catalog:a:vda:w", files: Files | None = None, **attributes: str
 ) -> tuple[Disk, ...]:
     ad = jobs.ad(VMPARAM_vm_Disk=f'"{disks}"', **attributes)
-    return JobSpec.from_ad(ad, made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
+    return find(JobSpec.parse(ad, made), made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
 
 
 def _every_file(made: Settings) -> list[str]:

@@ -18,6 +18,7 @@ from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
 from vmgahp.images import catalog
 from vmgahp.images.catalog import CatalogEntry, Image
+from vmgahp.job.catalog_disks import backing_of
 from vmgahp.job.data_disks import refuse
 from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
@@ -210,11 +211,11 @@ def test_a_layer_of_an_image_must_be_the_administrators_too(place: Path) -> None
     top = place / "top"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(top)], check=True)
     image, who = Image("a", str(top), "qcow2"), Identity(os.getuid(), os.getgid())
-    [layer] = provision.of_image(image, who)
+    [layer] = backing_of(image, who)
     assert (layer.path, layer.format, layer.known_as) == (str(base), "raw", "catalog:a+1")
     base.chmod(0o666)
     with pytest.raises(JobFault, match="written to by others"):
-        provision.of_image(image, who)
+        backing_of(image, who)
 
 
 def test_a_check_that_was_late_keeps_no_machine_out() -> None:
@@ -357,7 +358,7 @@ def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
 def test_domains_that_this_package_does_not_describe_to_qemu(place: Path, domain_type: str, script: str) -> None:
     made = one(place)
     ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
-    spec = JobSpec.from_ad(ad, made, Files(shared=[str(place / "a")]))  # type: ignore[arg-type]
+    spec = JobSpec.parse(ad, made)
     provision.require_possible(spec, "kvm", made)
     values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
     with pytest.raises(JobFault, match="cannot give it:"):
@@ -365,15 +366,10 @@ def test_domains_that_this_package_does_not_describe_to_qemu(place: Path, domain
 
 
 @pytest.mark.parametrize("option", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
-def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
+def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     """A START that fails with a word of the machine's would take it out of service for everybody."""
-    (scratch / "disk.img").touch()
-    (scratch / "in.csv").write_text("1\n")
-    (scratch / "user-data").write_text("#cloud-config\n")
     name, _, value = option.partition(" = ")
-    spec = JobSpec.from_ad(jobs.ad(scratch=scratch, **{name: value}), PLAIN, Identity(os.getuid(), os.getgid()))
+    spec = JobSpec.parse(jobs.ad(**{name: value}), PLAIN)
     provision.require_possible(spec, "kvm", PLAIN)
     monkeypatch.setattr("vmgahp.images.iso.can_write", lambda: False)
     with pytest.raises(JobFault, match="pycdlib") as raised:
@@ -385,7 +381,7 @@ def test_a_container_without_disks_gets_none_made(place: Path) -> None:
     """Its script would not know of it: what the job asks for is never left out in silence."""
     made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
     ad = jobs.ad(VMPARAM_vm_Disk="undefined", VMPARAM_vm_Data_Disk='"vdb:1G"')
-    spec = JobSpec.from_ad(ad, made, Files(), diskless=True)  # type: ignore[arg-type]
+    spec = JobSpec.parse(ad, made, diskless=True)
     with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
         provision.require_possible(spec, "lxc", made)
 

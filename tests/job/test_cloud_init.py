@@ -41,7 +41,7 @@ class Directory:
         return {"VM_WORKING_DIR": f'"{self.path}"', **{names[name]: text for name, text in options.items()}}
 
     def spec(self, **options: str) -> JobSpec:
-        return support.spec(MACHINE, self.user, **self.attributes(options))
+        return support.found(MACHINE, self.user, **self.attributes(options))
 
     def refused(self, *parts: str, settings: Settings = MACHINE, **options: str) -> None:
         attributes = self.attributes(options)

@@ -13,10 +13,11 @@ from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.checkpoint import store as checkpoint
 from vmgahp.checkpoint.manifest import DiskState
-from vmgahp.drivers.libvirt.provision import RECORD, Provision, chains
+from vmgahp.drivers.libvirt.provision import RECORD, Provision
 from vmgahp.errors import JobFault
 from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.catalog import Image
+from vmgahp.job.look import backing_files
 from vmgahp.job.spec import JobSpec
 
 pytestmark = pytest.mark.qemu
@@ -47,6 +48,9 @@ class Place:
 
     def files(self, *names: str) -> JobSpec:
         return self.with_disk("vm_data_files.iso", "sda", kind="cdrom", writable=False, files=names)
+
+    def chains(self, wanted: JobSpec) -> dict[str, tuple[BackingFile, ...]]:
+        return {disk.path: backing_files(disk, str(self.scratch), self.who) for disk in wanted.disks}
 
     def make(self, wanted: JobSpec) -> Provision:
         made = Provision(str(self.scratch), self.who)
@@ -91,12 +95,12 @@ def test_an_overlay_and_its_record(place: Place) -> None:
 
 def test_backing_files_are_known_before_and_after(place: Place) -> None:
     wanted = {str(place.scratch / LAYER): (BackingFile(str(place.base), "raw", "catalog:a"),)}
-    assert chains(place.spec(), place.who) == wanted
+    assert place.chains(place.spec()) == wanted
     place.make(place.spec())
-    assert chains(place.spec(), place.who) == wanted
-    assert chains(place.data(1 << 20), place.who) == {}
+    assert place.chains(place.spec()) == wanted
+    assert place.chains(place.data(1 << 20)) == {str(place.scratch / "data.qcow2"): ()}
     place.make(place.data(1 << 20))
-    assert chains(place.data(1 << 20), place.who) == {str(place.scratch / "data.qcow2"): ()}
+    assert place.chains(place.data(1 << 20)) == {str(place.scratch / "data.qcow2"): ()}
 
 
 def test_what_was_made_is_undone_and_what_was_there_is_not(place: Place) -> None:
@@ -172,7 +176,7 @@ def test_a_header_is_not_followed(place: Place) -> None:
     layer = place.scratch / LAYER
     qemu_img("rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", layer)
     place.make(place.spec())
-    assert chains(place.spec(), place.who)[str(layer)] == (BackingFile(str(place.base), "raw", "catalog:a"),)
+    assert place.chains(place.spec())[str(layer)] == (BackingFile(str(place.base), "raw", "catalog:a"),)
 
 
 def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> None:
@@ -180,7 +184,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     place.make(place.spec())
 
     def state(wanted: JobSpec) -> list[DiskState]:
-        return list(checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, chains(wanted, place.who)))
+        return list(checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, place.chains(wanted)))
 
     here = state(place.spec())
     assert here[0].backing[0].path == "catalog:a"

@@ -13,10 +13,9 @@ from tests.jobs import Files, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job.data_disks import data_disks
-from vmgahp.job.disks import Disk
+from vmgahp.job.data_disks import files, requests
+from vmgahp.job.disks import Disk, DiskRequest
 from vmgahp.job.options import Options
-from vmgahp.job.spec import JobAd
 
 __all__ = ["place"]
 
@@ -24,18 +23,16 @@ __all__ = ["place"]
 MACHINE = Settings({"VM_MEMORY": "1024"})
 
 
-def made_of(attribute: str, others: tuple[Disk, ...] = (), identity: object = None) -> tuple[Disk, ...]:
-    ad = jobs.of_lines('JobVMType = "kvm"', attribute)
-    return data_disks(Options(ad), others, identity or Files(), "/scratch")  # type: ignore[arg-type]
+def made_of(attribute: str, others: tuple[DiskRequest, ...] = ()) -> tuple[DiskRequest, ...]:
+    return requests(Options(jobs.of_lines('JobVMType = "kvm"', attribute)), others)
 
 
-def data_files(scratch: Path, text: str) -> tuple[str, ...]:
-    options = Options(JobAd([("VMPARAM_vm_Data_Files", f'"{text}"')]))
-    [disk] = data_disks(options, (), owner(scratch), str(scratch))
-    return disk.files
+def data_files(text: str, identity: object, directory: object = "/scratch") -> tuple[str, ...]:
+    [request] = made_of(f'VMPARAM_vm_Data_Files = "{text}"')
+    return files(request, identity, str(directory))  # type: ignore[arg-type]
 
 
-def data_disk(text: str) -> tuple[Disk, ...]:
+def data_disk(text: str) -> tuple[DiskRequest, ...]:
     return made_of(f'VMPARAM_vm_Data_Disk = "{text}"')
 
 
@@ -50,7 +47,8 @@ def data_disk(text: str) -> tuple[Disk, ...]:
     ],
 )
 def test_a_data_disk(text: str, device: str, size: int, name: str, image_format: str) -> None:
-    assert data_disk(text) == (Disk(f"/scratch/{name}", device, "", True, image_format, True, "disk", size=size),)
+    wanted = DiskRequest(text.strip(), name, device, "", True, image_format, "disk", size=size, made=True)
+    assert data_disk(text) == (wanted,)
 
 
 def test_several_data_disks() -> None:
@@ -90,16 +88,16 @@ def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
 
 
 def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:
+    attribute = {"VMPARAM_vm_Data_Files": '"in.csv, params.txt,in.csv"'}
     names = ("in.csv", "params.txt")
-    other = Disk("/scratch/x", "sda", "", True, "raw", True, "disk")
-    [disk] = made_of('VMPARAM_vm_Data_Files = "in.csv, params.txt,in.csv"', (other,), Files(names))
+    _, disk = resolved(MACHINE, "x:sda:w", Files(("x", *names)), **attribute)
     assert disk == Disk("/scratch/vm_data_files.iso", "sdb", "", False, "raw", True, "cdrom", files=names)
 
 
 @pytest.mark.parametrize("bad", [errno.ENOENT, errno.ELOOP, errno.EPERM, errno.EACCES])
 def test_a_file_that_cannot_be_opened_is_named(bad: int) -> None:
     with pytest.raises(JobFault, match=re.escape(os.strerror(bad))) as caught:
-        made_of('VMPARAM_vm_Data_Files = "in.csv"', identity=Files(bad={"in.csv": bad}))
+        data_files("in.csv", Files(bad={"in.csv": bad}))
     assert '"in.csv"' in caught.value.problem.replace("'", '"')
 
 
@@ -111,10 +109,10 @@ def test_the_files_of_a_directory_and_no_links(scratch: Path) -> None:
     (scratch / "params/up").symlink_to("/")
     (scratch / "elsewhere").symlink_to("/etc")
     (scratch / "empty").mkdir()
-    assert data_files(scratch, "params/") == ("params/b", "params/deep/a")
+    assert data_files("params/", owner(scratch), scratch) == ("params/b", "params/deep/a")
     for name in ("elsewhere", "elsewhere/hostname", "params/link", "empty", "/etc/hostname", "..", "params/../.."):
         with pytest.raises(JobFault, match="VMPARAM_vm_Data_Files"):
-            data_files(scratch, name)
+            data_files(name, owner(scratch), scratch)
 
 
 @AS_ROOT
@@ -124,7 +122,7 @@ def test_a_directory_is_looked_at_as_the_jobs_user(scratch: Path) -> None:
     (closed / "secret").write_text("1")
     closed.chmod(0o700)
     with pytest.raises(JobFault, match="Permission denied"):
-        data_files(scratch, "open")
+        data_files("open", owner(scratch), scratch)
 
 
 def test_too_many_files(scratch: Path) -> None:
@@ -132,5 +130,5 @@ def test_too_many_files(scratch: Path) -> None:
     for number in range(501):
         (scratch / "many" / str(number)).touch()
     with pytest.raises(JobFault, match="501 files") as caught:
-        data_files(scratch, "many")
+        data_files("many", owner(scratch), scratch)
     assert "archive" in caught.value.hint

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.job.support import refusal, spec
+from tests.job.support import found, refusal, spec
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -98,13 +98,13 @@ def test_without_a_list_there_is_the_classic_nic() -> None:
     [("rs", False, True), ("ws", True, True), ("rws", True, True), ("RWS", True, True), ("w", True, False)],
 )
 def test_a_shared_disk(permission: str, writable: bool, shared: bool) -> None:
-    (disk,) = spec(VMPARAM_vm_Disk=f'"disk.img:vda:{permission}:raw"').disks
+    (disk,) = found(VMPARAM_vm_Disk=f'"disk.img:vda:{permission}:raw"').disks
     assert disk == Disk("/scratch/disk.img", "vda", "", writable, "raw", True, "disk", shared)
 
 
 def test_only_a_raw_image_can_have_several_writers() -> None:
     refusal(BAD_DISK, "qcow2", "several writers", VMPARAM_vm_Disk='"disk.img:vda:ws:qcow2"')
-    assert spec(VMPARAM_vm_Disk='"disk.img:vda:rs:qcow2"').disks[0].shared
+    assert spec(VMPARAM_vm_Disk='"disk.img:vda:rs:qcow2"').requests[0].shared
 
 
 @pytest.mark.parametrize("permission", ["s", "sw", "wss", "x"])
@@ -115,10 +115,10 @@ def test_no_permission(permission: str) -> None:
 def test_a_checkpoint_and_other_writers_contradict_each_other() -> None:
     files = Files(shared=("/nfs/book.img",))
     disk = '"disk.img:vda:w,/nfs/book.img:vdb:ws"'
-    assert spec(files=files, VMPARAM_vm_Disk=disk).disks[1].shared
+    assert found(files=files, VMPARAM_vm_Disk=disk).disks[1].shared
     refusal(BAD_DISK, "/nfs/book.img", "JobVMCheckpoint", files=files, VMPARAM_vm_Disk=disk, JobVMCheckpoint="true")
     own = '"disk.img:vda:ws,/nfs/book.img:vdb:rs"'
-    assert spec(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").checkpoint
+    assert found(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").checkpoint
 
 
 # --- firmware, architecture, topology, TPM, share

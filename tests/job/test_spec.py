@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.job.support import found as found_spec
 from tests.job.support import refusal, spec
 from tests.jobs import GOOD, MACHINE, Files, ad
 from vmgahp import errors
@@ -16,7 +17,9 @@ from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
 from vmgahp.job import ad as job_ad
 from vmgahp.job.ad import literal, quote
-from vmgahp.job.spec import Disk, JobAd, JobSpec
+from vmgahp.job.disks import Disk, DiskRequest
+from vmgahp.job.look import find
+from vmgahp.job.spec import JobAd, JobSpec
 from vmgahp.text import has_control
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)
@@ -201,7 +204,8 @@ def test_the_least_that_a_job_can_say():
         working_dir="/scratch",
         memory_mib=512,
         vcpus=1,
-        disks=(Disk("/scratch/disk.img", "vda", "", True, "raw", True, "disk"),),
+        disks=(),
+        requests=(DiskRequest("disk.img:vda:w", "disk.img", "vda", "", True, "raw", "disk"),),
         nics=(),
         vnc=False,
         checkpoint=False,
@@ -325,7 +329,7 @@ def test_a_mac_without_a_network_does_not_matter():
 
 
 def disks(text, files=None):
-    return spec(files=files, VMPARAM_vm_Disk=quote(text)).disks
+    return found_spec(files=files, VMPARAM_vm_Disk=quote(text)).disks
 
 
 def test_disks_of_all_kinds():
@@ -379,7 +383,7 @@ def test_a_missing_disk_attribute_holds_the_job():
     ],
 )
 def test_a_wrong_disk_holds_the_job(text, part):
-    fault = refusal(errors.INVALID_DISK_PARAM, "VMPARAM_vm_Disk", VMPARAM_vm_Disk=f'"{text}"')
+    fault = refusal(errors.INVALID_DISK_PARAM, "VMPARAM_vm_Disk", files=Files(), VMPARAM_vm_Disk=f'"{text}"')
     assert part in fault.problem + fault.hint
 
 
@@ -421,7 +425,7 @@ def test_no_ad_raises_anything_but_a_fault(changes):
     pairs = [pair for name, text in {**GOOD, **changes}.items() if (pair := JobAd.parse_line(f"{name} = {text}"))]
     found = None
     with contextlib.suppress(Fault):
-        found = JobSpec.from_ad(JobAd(pairs), MACHINE, Files())
+        found = find(JobSpec.parse(JobAd(pairs), MACHINE), MACHINE, Files())
     if found is not None:
         assert 32 <= found.memory_mib <= 1024
         assert found.disks
@@ -439,7 +443,7 @@ def test_with_real_files_as_the_jobs_user(scratch, user):
         os.chown(path, uid, uid)
     (scratch / "link").symlink_to("/etc/shadow")
     place = quote(str(scratch))
-    found = spec(files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk='"mine:vda:w,readable:vdb:r"')
+    found = found_spec(files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk='"mine:vda:w,readable:vdb:r"')
     assert [disk.path for disk in found.disks] == [f"{scratch}/mine", f"{scratch}/readable"]
     for text in ("roots:vda:r", "readable:vda:w", "link:vda:r", "/etc/shadow:vda:r", "/dev/zero:vda:r"):
         refusal(errors.INVALID_DISK_PARAM, files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk=f'"{text}"')

@@ -12,7 +12,8 @@ from tests.jobs import Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.spec import Disk, JobSpec, Nic
+from vmgahp.job.disks import DiskRequest
+from vmgahp.job.spec import JobSpec, Nic
 from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot
 
 GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
@@ -28,8 +29,8 @@ FILES = ("disk.img", "vmlinuz", "initrd.img")
 
 
 def boot(settings: dict[str, str] | None = None, files: object = None, **changes: str | None) -> XenBoot:
-    job = ad(**{**OWN, **changes})
-    return XenBoot.from_ad(job, Settings(settings or {}), files or Files(FILES))
+    asked = XenBoot.parse(ad(**{**OWN, **changes}), Settings(settings or {}))
+    return asked.look("/scratch", files or Files(FILES))  # type: ignore[arg-type]
 
 
 def refused(word: str, *parts: str, **changes: object) -> None:
@@ -131,9 +132,9 @@ def test_what_xml_cannot_say_is_refused(character: str) -> None:
 
 
 def test_a_partition_is_a_disk_by_itself() -> None:
-    def disks(text: str) -> tuple[Disk, ...]:
+    def disks(text: str) -> tuple[DiskRequest, ...]:
         job = ad(**OWN, VMPARAM_vm_Disk=f'"{text}"')
-        return JobSpec.from_ad(job, Settings({"VM_MEMORY": "1024"}), Files(FILES)).disks  # type: ignore[arg-type]
+        return JobSpec.parse(job, Settings({"VM_MEMORY": "1024"})).requests
 
     found = disks("disk.img:xvda1:w,vmlinuz:xvda2:r")
     assert [(each.device, each.partition) for each in found] == [("xvda", "1"), ("xvda", "2")]
@@ -146,7 +147,7 @@ def test_user_networking_is_not_on_offer() -> None:
     networks = settings.networking_types(domain_xen.NETWORKS)
 
     def networking_of(**changes: str) -> str:
-        return JobSpec.from_ad(ad(**changes), settings, Files(), networks=networks).networking_type  # type: ignore[arg-type]
+        return JobSpec.parse(ad(**changes), settings, networks=networks).networking_type
 
     assert networking_of(JobVMNetworking="true") == "nat"
     with pytest.raises(JobFault, match="JobVMNetworkingType"):

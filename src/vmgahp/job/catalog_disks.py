@@ -1,41 +1,29 @@
 """What ``catalog:<name>`` in vm_disk stands for on this machine."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.catalog import SETTING, Catalog, read
-from vmgahp.job.disks import DISK, Disk
+from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.images.catalog import SETTING, Catalog, Image, read, trust
+from vmgahp.job.disks import DISK, Disk, DiskRequest
 
 MOST_NAMED = 20
 """Names of images that a sentence lists."""
 
 
 def resolve(
-    disks: Sequence[Disk], settings: Settings, identity: Identity, working_dir: str, memory_mib: int
-) -> tuple[Disk, ...]:
-    """The disks of a job, some of them of the catalog, with the images in place of their names.
-
-    A disk that can be written is an overlay of the job's own, in its scratch directory; any other is the image itself.
-    Raises `JobFault`, also where the image or the catalog must be repaired by the administrator: other jobs can run.
-    """
-    try:
-        catalog = read(settings)
-    except MachineFault as fault:
-        name = next((disk.image.name for disk in disks if disk.image), "")
-        raise _refused(name, "this machine's catalog of images cannot be used", fault.problem) from fault
-    return tuple(
-        disk if disk.image is None else _resolve(disk, disk.image.name, catalog, identity, working_dir, memory_mib)
-        for disk in disks
-    )
-
-
-def _resolve(
-    disk: Disk, name: str, catalog: Catalog | None, identity: Identity, working_dir: str, memory_mib: int
+    request: DiskRequest, catalog: Catalog | None, identity: Identity, working_dir: str, memory_mib: int
 ) -> Disk:
+    """The disk that a request for an image of the catalog means.
+
+    One that can be written is an overlay of the job's own, in its scratch directory; any other is the image itself.
+    Raises `JobFault`, also where the image must be repaired by the administrator: other jobs can run.
+    """
+    name = request.image
     if catalog is None:
         raise _refused(name, f"this machine has no catalog of images ({SETTING})")
     try:
@@ -53,11 +41,34 @@ def _resolve(
     reason = identity.check_access(entry.path, False)
     if reason is not None:
         raise _refused(name, "its user may not read that image on this machine", f"{entry.path}: {reason}.")
-    kind = "cdrom" if entry.kind == "cdrom" else disk.kind
-    if not disk.writable or kind == "cdrom":
-        return disk._replace(path=entry.path, format=entry.format, writable=False, kind=kind, image=entry.image)
-    file = f"{disk.device}-{name}.qcow2"
-    return disk._replace(path=os.path.join(working_dir, file), format="qcow2", transferred=True, image=entry.image)
+    kind = "cdrom" if entry.kind == "cdrom" else request.kind
+    overlay = request.writable and kind != "cdrom"
+    path = os.path.join(working_dir, f"{request.device}-{name}.qcow2") if overlay else entry.path
+    image_format = "qcow2" if overlay else entry.format
+    partition = request.partition
+    return Disk(path, request.device, partition, overlay, image_format, overlay, kind, image=entry.image)
+
+
+def load(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:
+    """The catalog of the machine, None where no request is for an image of it. Raises `JobFault`."""
+    name = next((request.image for request in requests if request.image), "")
+    if not name:
+        return None
+    try:
+        return read(settings)
+    except MachineFault as fault:
+        raise _refused(name, "this machine's catalog of images cannot be used", fault.problem) from fault
+
+
+def backing_of(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
+    """The backing files of an image of the catalog, which must be the administrator's too. Raises `JobFault`."""
+    try:
+        chain = backing_chain(image.path, image.format, identity)
+        for file in chain:
+            trust(image.name, file.path)
+    except errors.Fault as fault:
+        raise unusable(image.name, fault) from fault
+    return tuple(file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1))
 
 
 def unusable(name: str, fault: errors.Fault) -> JobFault:

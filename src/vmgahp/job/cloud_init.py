@@ -22,7 +22,7 @@ from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import Disk, free_device
+from vmgahp.job.disks import DiskRequest, free_device
 from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import has_control
 
@@ -30,6 +30,9 @@ SEED_FILE = "vm_cidata.iso"
 LABEL = "cidata"
 LARGEST = 1 << 20
 """Bytes of each of the files; clouds allow some 16 or 64 KiB."""
+
+_FILES = (USER_DATA, META_DATA, NETWORK_CONFIG)
+"""The options that name the files, in the order of the fields of `Seed`."""
 
 _CLOUD_INIT = (
     *(b"#cloud-config", b"#cloud-boothook", b"#include", b"#part-handler", b"#!", b"## template: jinja"),
@@ -53,11 +56,13 @@ class Seed(NamedTuple):
     instance: str
     """The instance-id, where the job brings no meta-data."""
     host_name: str
+    said: tuple[str, ...] = ()
+    """How the job names each of the files, for sentences to people."""
 
 
-def wanted(options: Options, ad: JobAd, identity: Identity) -> Seed | None:
-    """What the job wants to tell cloud-init, checked; None for nothing. Raises `JobFault`."""
-    names = {option: options.string(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)}
+def wanted(options: Options, ad: JobAd) -> Seed | None:
+    """What the job wants to tell cloud-init; None for nothing. Raises `JobFault`."""
+    names = {option: options.string(option) for option in _FILES}
     if not names[USER_DATA]:
         for option in (META_DATA, NETWORK_CONFIG):
             if names[option]:
@@ -68,18 +73,13 @@ def wanted(options: Options, ad: JobAd, identity: Identity) -> Seed | None:
                 )
         return None
     for option, path in names.items():
-        if not path:
-            continue
         # condor_submit leaves paths of the submit machine as they are.
-        names[option] = os.path.basename(path)
-        data = _read(options, option, names[option], ad.working_dir(), identity)
-        if option == USER_DATA:
-            _check_user_data(options, data)
-        elif option == META_DATA and not _INSTANCE_ID.search(data):
+        name = names[option] = os.path.basename(path)
+        if path and (not name or name == SEED_FILE or has_control(name)):
             raise options.refused(
                 option,
-                "the file has no instance-id, without which cloud-init takes every boot for the same VM's",
-                "add a line such as instance-id: run-7, or leave the attribute out: then both are made.",
+                "it is not a name of a file for it",
+                'write the name of a transferred file, such as "user-data".',
             )
     name = ad.vm_name()
     return Seed(
@@ -88,16 +88,31 @@ def wanted(options: Options, ad: JobAd, identity: Identity) -> Seed | None:
         network_config=names[NETWORK_CONFIG],
         instance=ad.string("GlobalJobId") or name,
         host_name=_host_name(name),
+        said=tuple(options.shown(option) for option in _FILES),
     )
 
 
-def drive(seed: Seed | None, disks: Sequence[Disk], working_dir: str) -> tuple[Disk, ...]:
+def look(seed: Seed, working_dir: str, identity: Identity) -> None:
+    """Make sure that the files are there, and such that cloud-init takes them. Raises `JobFault`."""
+    for said, option, name in zip(seed.said, _FILES, seed[:3], strict=True):
+        if not name:
+            continue
+        data = _read(said, name, working_dir, identity)
+        if option == USER_DATA:
+            _check_user_data(said, data)
+        elif option == META_DATA and not _INSTANCE_ID.search(data):
+            raise _refused(
+                said,
+                "the file has no instance-id, without which cloud-init takes every boot for the same VM's",
+                "add a line such as instance-id: run-7, or leave the attribute out: then both are made.",
+            )
+
+
+def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
     """The drive with the seed, behind the job's `disks`. Raises `JobFault`."""
-    if seed is None:
-        return ()
     device = free_device(disks)
     if device:
-        return (Disk(os.path.join(working_dir, SEED_FILE), device, "", False, "raw", True, "cdrom"),)
+        return DiskRequest("", SEED_FILE, device, "", False, "raw", "cdrom", made=True)
     raise JobFault(
         errors.INVALID_DISK_PARAM,
         f"VMPARAM_vm_Disk leaves no device for a drive, and VMPARAM_vm_{USER_DATA} needs one.",
@@ -143,28 +158,22 @@ def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
         identity.unlink_scratch(working_dir, SEED_FILE)
 
 
-def _read(options: Options, option: str, name: str, working_dir: str, identity: Identity) -> bytes:
-    if not name or name == SEED_FILE or has_control(name):
-        raise options.refused(
-            option, "it is not a name of a file for it", 'write the name of a transferred file, such as "user-data".'
-        )
+def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
     try:
         with open(identity.open_scratch(working_dir, name, os.O_RDONLY), "rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
-        raise options.refused(
-            option,
+        raise _refused(
+            said,
             f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}",
             "add it to transfer_input_files: a regular file, no link, that its owner may read.",
         ) from error
     if len(data) > LARGEST:
-        raise options.refused(
-            option, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own."
-        )
+        raise _refused(said, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own.")
     return data
 
 
-def _check_user_data(options: Options, data: bytes) -> None:
+def _check_user_data(said: str, data: bytes) -> None:
     """By its first line cloud-init knows what user data is, and what it does not know it drops."""
     start = data[:64].lstrip().lower()
     if not start:
@@ -175,11 +184,15 @@ def _check_user_data(options: Options, data: bytes) -> None:
         problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
     else:
         problem = "cloud-init does not recognize its first line"
-    raise options.refused(
-        USER_DATA,
+    raise _refused(
+        said,
         problem,
         "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts.",
     )
+
+
+def _refused(said: str, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{said}: {problem}.", hint)
 
 
 def _meta_data(seed: Seed) -> bytes:

@@ -17,7 +17,7 @@ from vmgahp.images import iso
 from vmgahp.images.catalog import CATALOG
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.disks import DISK, Disk, device_of, free_device
+from vmgahp.job.disks import DISK, Disk, DiskRequest, device_of, free_device
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, GENERAL, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
 
@@ -39,24 +39,27 @@ _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
 """What a data disk may be, by the end of its name."""
 
 
-def data_disks(options: Options, others: Sequence[Disk], identity: Identity, directory: str) -> tuple[Disk, ...]:
-    """The disks that the job wants made beside the `others`, all of them in `directory`. Raises `JobFault`."""
+def requests(options: Options, others: Sequence[DiskRequest]) -> tuple[DiskRequest, ...]:
+    """The disks that the job wants made beside the `others`. Raises `JobFault`."""
     found = list(others)
     for entry in options.string(DATA_DISK).split(","):
         if entry.strip():
-            disk = _data_disk(options, entry.strip(), directory)
+            disk = _data_disk(options, entry.strip())
             if any(disk.device == other.device for other in found):
                 raise options.refused(
                     DATA_DISK, f"{disk.device} is a disk of the job already", "give every disk its own device."
                 )
             found.append(disk)
-    if names := [name.strip() for name in options.string(DATA_FILES).split(",") if name.strip()]:
-        found.append(_files_disk(options, names, found, identity, directory))
-    _require_own_files(found)
+    if names := [name.strip().rstrip("/") for name in options.string(DATA_FILES).split(",") if name.strip()]:
+        device = free_device(found)
+        if not device:
+            raise options.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
+        entry = options.shown(DATA_FILES)
+        found.append(DiskRequest(entry, FILES_IMAGE, device, "", False, "raw", "cdrom", files=tuple(names), made=True))
     return tuple(found[len(others) :])
 
 
-def _data_disk(options: Options, entry: str, directory: str) -> Disk:
+def _data_disk(options: Options, entry: str) -> DiskRequest:
     """One ``device:size[:file]``."""
     hint = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
     fields = [field.strip() for field in entry.split(":")]
@@ -75,42 +78,27 @@ def _data_disk(options: Options, entry: str, directory: str) -> Disk:
             f"{shown(name)} is not a name for a disk that is made",
             f"write a plain name that ends in {', '.join(_FORMATS)}.",
         )
-    return Disk(
-        os.path.join(directory, name),
-        device[0],
-        "",
-        True,
-        image_format,
-        True,
-        "disk",
-        size=int(size[1]) << _UNITS[size[2].lower()],
-    )
+    bytes_ = int(size[1]) << _UNITS[size[2].lower()]
+    return DiskRequest(entry, name, device[0], "", True, image_format, "disk", size=bytes_, made=True)
 
 
-def _files_disk(
-    options: Options, names: Sequence[str], others: Iterable[Disk], identity: Identity, directory: str
-) -> Disk:
-    device = free_device(others)
-    if not device:
-        raise options.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
-    files: list[str] = []
-    for name in names:
-        files += _files(options, name.rstrip("/"), identity, directory)
-    files = list(dict.fromkeys(files))
+def files(request: DiskRequest, identity: Identity, directory: str) -> tuple[str, ...]:
+    """The files of a drive: those that the job names, and all in directories that it names. Raises `JobFault`."""
+    found: list[str] = []
+    for name in request.files:
+        found += _files(request, name, identity, directory)
+    found = list(dict.fromkeys(found))
     try:
-        iso.check_names(files)
+        iso.check_names(found)
     except iso.Unfit as unfit:
-        raise options.refused(DATA_FILES, str(unfit), "give the files other names.") from unfit
-    if len(files) > iso.MOST_FILES:
-        raise options.refused(
-            DATA_FILES,
-            f"these are {len(files)} files, and the drive takes {iso.MOST_FILES}",
-            "put them into an archive.",
-        )
-    return Disk(os.path.join(directory, FILES_IMAGE), device, "", False, "raw", True, "cdrom", files=tuple(files))
+        raise _refused(request, str(unfit), "give the files other names.") from unfit
+    if len(found) > iso.MOST_FILES:
+        problem = f"these are {len(found)} files, and the drive takes {iso.MOST_FILES}"
+        raise _refused(request, problem, "put them into an archive.")
+    return tuple(found)
 
 
-def _files(options: Options, name: str, identity: Identity, directory: str) -> list[str]:
+def _files(request: DiskRequest, name: str, identity: Identity, directory: str) -> list[str]:
     """A file of the scratch directory by its name, or all that are in a directory of that name."""
     try:
         try:
@@ -120,19 +108,23 @@ def _files(options: Options, name: str, identity: Identity, directory: str) -> l
         else:
             return [name]
     except OSError as error:
-        raise options.refused(
-            DATA_FILES,
+        raise _refused(
+            request,
             f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})",
             "name files that transfer_input_files brings, without the directories that they come from.",
         ) from error
     if not found_files:
         problem = f"the directory {shown(name)} has no file in it"
-        raise options.refused(DATA_FILES, problem, "remove it, or transfer its files.")
+        raise _refused(request, problem, "remove it, or transfer its files.")
     return [f"{name}/{file}" for file in found_files]
 
 
-def _require_own_files(disks: Iterable[Disk]) -> None:
-    """No disk that is made may be in the file of another."""
+def _refused(request: DiskRequest, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{request.entry}: {problem}.", hint)
+
+
+def require_own_files(disks: Iterable[Disk]) -> None:
+    """No disk that is made may be in the file of another. Raises `JobFault`."""
     taken: dict[str, Disk] = {}
     for disk in disks:
         other = taken.setdefault(disk.path, disk)
@@ -172,4 +164,4 @@ def refuse(ad: JobAd) -> None:
             )
 
 
-__all__ = ["FILES_IMAGE", "LABEL", "LARGEST_FILES", "data_disks", "refuse"]
+__all__ = ["LABEL", "LARGEST_FILES", "files", "refuse", "requests", "require_own_files"]

@@ -6,13 +6,10 @@ has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the 
 
 import os
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.disks import Disk
+from vmgahp.errors import MachineFault
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
 
 TYPE_CHECKING = False  # loaded for the jobs that have user data
@@ -73,24 +70,14 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) 
     )
 
 
-def contradictions(found: Devices, disks: Sequence[Disk], options: Options, *, checkpoint: bool) -> None:
-    """Make sure that nothing of it makes a checkpoint useless that the job asks for too. Raises `JobFault`."""
-    if not checkpoint:
-        return
+def require_saveable(found: Devices, options: Options) -> None:
+    """Make sure that no device makes the checkpoint useless that the job asks for too. Raises `JobFault`."""
     if found.share:
         raise options.refused(
             SHARE,
             "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
             "set vm_checkpoint = false, or hand the files over on a disk.",
         )
-    for disk in disks:
-        if disk.shared and disk.writable and not disk.transferred:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"VMPARAM_vm_Disk shares {disk.path} with other writers, and JobVMCheckpoint = true contradicts "
-                "it: they keep writing after the checkpoint.",
-                "set vm_checkpoint = false, or give the disk the permission r, rs or w.",
-            )
 
 
 def _arch(options: Options) -> str:

@@ -1,6 +1,6 @@
-"""The disks of vm_disk, checked; each image is opened as the job's user.
+"""The disks that a job asks for in vm_disk, checked, and what an image is found to be.
 
-A disk that the hypervisor cannot open would be blamed on the machine.
+Asking is one thing and finding another: `requests` opens nothing, and `vmgahp.job.look` makes a `Disk` of each request.
 """
 
 import errno
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile
 from vmgahp.images.catalog import CATALOG, Image
 from vmgahp.images.formats import FORMATS
 from vmgahp.job.ad import JobAd
@@ -25,11 +26,13 @@ _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCI
 _PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
 
 
-class Disk(NamedTuple):
-    """One entry of vm_disk, or a disk that is made for the job, as it is to be attached."""
+class DiskRequest(NamedTuple):
+    """One entry of vm_disk, or a disk that is made for the job, as the job asks for it."""
 
-    path: str
-    """The full path of the image; of a transferred one, in the scratch directory."""
+    entry: str
+    """The entry as the job writes it, for sentences to people."""
+    file: str
+    """The image as the job names it, empty for one of the catalog; of a disk that is made, the name that it gets."""
     device: str
     """The whole device as the guest is to see it, such as ``vda``; without the digits of a partition."""
     partition: str
@@ -37,18 +40,42 @@ class Disk(NamedTuple):
     writable: bool
     format: str
     """As libvirt names it; ``raw`` where the job gave none: an image is never looked into to find out."""
-    transferred: bool
-    """Whether the image is transferred with the job: it is in the scratch directory."""
     kind: str
     """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
     shared: bool = False
     """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
+    image: str = ""
+    """The name of an image of this machine's catalog."""
+    size: int = 0
+    """Bytes of an empty disk that is made at the job's start (`vmgahp.job.data_disks`)."""
+    files: tuple[str, ...] = ()
+    """Files and directories of the scratch directory that it is made of at the job's start."""
+    made: bool = False
+    """Whether it is made at the job's start under that name, so that it need not be there."""
+
+
+class Disk(NamedTuple):
+    """A disk as it is to be attached: what a request was found to be."""
+
+    path: str
+    """The full path of the image; of a transferred one, in the scratch directory."""
+    device: str
+    """This and what follows as in `DiskRequest`, but that an image of the catalog has the format that it has there."""
+    partition: str
+    writable: bool
+    format: str
+    transferred: bool
+    """Whether the image is transferred with the job, or made for it: it is in the scratch directory."""
+    kind: str
+    shared: bool = False
     image: Image | None = None
     """The image of this machine that it is, or that it is an overlay of where it can be written."""
     size: int = 0
-    """Bytes of an empty disk that is made at the job's start; 0 for any other (`vmgahp.job.data_disks`)."""
+    """Bytes of an empty disk; 0 for any other."""
     files: tuple[str, ...] = ()
-    """Files of the scratch directory that it is made of at the job's start."""
+    """All files that it is made of, those of directories too."""
+    backing: tuple[BackingFile, ...] = ()
+    """Its backing files, the nearest first."""
 
     @property
     def is_made(self) -> bool:
@@ -56,22 +83,22 @@ class Disk(NamedTuple):
         return bool(self.size or self.files or (self.image and self.writable))
 
 
-def disks(ad: JobAd, identity: Identity) -> tuple[Disk, ...]:
-    """All disks of the job, in its order. Raises `JobFault`."""
+def requests(ad: JobAd) -> tuple[DiskRequest, ...]:
+    """All disks of vm_disk, in the job's order. Raises `JobFault`."""
     text = ad.string(DISK)
     if text is None:
         raise JobFault(
             errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
-    found: dict[str, Disk] = {}
+    found: dict[str, DiskRequest] = {}
     for entry in text.split(","):
         if not entry.strip():
             continue
-        disk = _disk(entry.strip(), ad.working_dir(), identity)
+        disk = _request(entry.strip())
         # To a Xen guest sda1 and sda2 are two disks; to any other, one.
         device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
         if device in found:
-            raise _bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
+            raise bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
         found[device] = disk
     if not found:
         raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_HINT)
@@ -86,7 +113,7 @@ def device_of(text: str) -> tuple[str, str] | None:
     return found[1], found[2]
 
 
-def free_device(disks: Iterable[Disk]) -> str:
+def free_device(disks: Iterable[DiskRequest]) -> str:
     """A device for one more read-only drive; empty where there is none left.
 
     It is of the kind that the guest's first disk is, for which it has a driver: Debian's kernel for clouds knows
@@ -100,23 +127,23 @@ def free_device(disks: Iterable[Disk]) -> str:
     return next((name for name in names if name not in taken and device_of(name)), "")
 
 
-def _disk(entry: str, working_dir: str, identity: Identity) -> Disk:
+def _request(entry: str) -> DiskRequest:
     """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalog."""
     fields = [field.strip() for field in entry.split(":")]
     if has_control(entry):
-        raise _bad_disk(entry, "has a control character")
+        raise bad_disk(entry, "has a control character")
     if _is_of_catalog(fields):
         return _of_catalog(entry, fields)
     if len(fields) == 4 and not fields[3]:
         del fields[3]
     if not 3 <= len(fields) <= 4 or not all(fields):
-        raise _bad_disk(entry, "is not of the form file:device:permission[:format]")
+        raise bad_disk(entry, "is not of the form file:device:permission[:format]")
     file, device, permission, image_format = (*fields, "raw")[:4]
     name, partition, written, shared = _attachment(entry, device, permission)
     image_format = image_format.lower()
     if image_format not in FORMATS:
         hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
-        raise _bad_disk(entry, f"{shown(image_format)} is not an image format that can be used here", hint)
+        raise bad_disk(entry, f"{shown(image_format)} is not an image format that can be used here", hint)
     if name.startswith("fd"):
         kind = "floppy"
     elif image_format == "iso" or file.lower().endswith(".iso"):
@@ -127,13 +154,8 @@ def _disk(entry: str, working_dir: str, identity: Identity) -> Disk:
     if shared and writable and FORMATS[image_format] != "raw":
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
         hint = "convert the image to raw, or give every VM an image of its own."
-        raise _bad_disk(entry, f"an image of the format {image_format} cannot have several writers", hint)
-
-    def refused(problem: str, hint: str) -> JobFault:
-        return _bad_disk(entry, problem, hint)
-
-    path, transferred = find_file(file, working_dir, identity, writable, refused)
-    return Disk(path, name, partition, writable, FORMATS[image_format], transferred, kind, shared)
+        raise bad_disk(entry, f"an image of the format {image_format} cannot have several writers", hint)
+    return DiskRequest(entry, file, name, partition, writable, FORMATS[image_format], kind, shared)
 
 
 def _is_of_catalog(fields: list[str]) -> bool:
@@ -141,18 +163,18 @@ def _is_of_catalog(fields: list[str]) -> bool:
     return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
 
 
-def _of_catalog(entry: str, fields: list[str]) -> Disk:
+def _of_catalog(entry: str, fields: list[str]) -> DiskRequest:
     """One ``catalog:name:device:permission``; what the image is, the catalog knows (`vmgahp.images.catalog`)."""
     if len(fields) != 4 or not all(fields):
         problem = "is not of the form catalog:name:device:permission; the catalog knows the format"
-        raise _bad_disk(entry, problem, CATALOG_HINT)
+        raise bad_disk(entry, problem, CATALOG_HINT)
     _, image, device, permission = fields
     name, partition, writable, shared = _attachment(entry, device, permission)
     if shared:
         problem = "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
-        raise _bad_disk(entry, problem, "write the permission r or w.")
+        raise bad_disk(entry, problem, "write the permission r or w.")
     kind = "floppy" if name.startswith("fd") else "disk"
-    return Disk("", name, partition, writable, "", False, kind, image=Image(image))
+    return DiskRequest(entry, "", name, partition, writable, "", kind, image=image)
 
 
 def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
@@ -160,11 +182,11 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
     found = device_of(device)
     if found is None:
         hint = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
-        raise _bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
+        raise bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
     permission = permission.lower()
     if permission not in _PERMISSIONS:
         hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
-        raise _bad_disk(entry, f"{shown(permission)} is not a permission", hint)
+        raise bad_disk(entry, f"{shown(permission)} is not a permission", hint)
     return *found, "w" in permission, permission.endswith("s")
 
 
@@ -200,5 +222,6 @@ def find_file(
     return file, False
 
 
-def _bad_disk(entry: str, problem: str, hint: str = DISK_HINT) -> JobFault:
+def bad_disk(entry: str, problem: str, hint: str = DISK_HINT) -> JobFault:
+    """The fault of one entry of vm_disk; `problem` is a sentence without its end."""
     return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", hint)

@@ -1,8 +1,8 @@
-"""What a job asks of its virtual machine, checked against the settings and the files.
+"""What a job asks of its virtual machine, checked against the settings; no file is looked at.
 
 A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
 its value and the hint: the person who reads it sees nothing else. Disks, NICs and the rarer devices
-are read in `disks`, `nics` and `devices`; here they become one `JobSpec`.
+are read in `disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.ad import JobAd
-from vmgahp.job.devices import Devices, Topology, contradictions, devices
-from vmgahp.job.disks import DISK, Disk, disks
+from vmgahp.job.devices import Devices, Topology, devices, require_saveable
+from vmgahp.job.disks import DISK, Disk, DiskRequest, requests
 from vmgahp.job.nics import Nic, mac, networking_type, nics
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
@@ -41,6 +41,7 @@ class JobSpec(NamedTuple):
     memory_mib: int
     vcpus: int
     disks: tuple[Disk, ...]
+    """What the requests were found to be; none before they were looked for (`vmgahp.job.look`)."""
     nics: tuple[Nic, ...]
     vnc: bool
     checkpoint: bool
@@ -51,6 +52,8 @@ class JobSpec(NamedTuple):
     """Unknown attributes about devices, of a job that ignores them."""
     xen: "XenBoot | None" = None
     """How it boots, where it is a job for Xen."""
+    requests: tuple[DiskRequest, ...] = ()
+    """The disks as the job asks for them."""
 
     @property
     def networking(self) -> bool:
@@ -67,17 +70,16 @@ class JobSpec(NamedTuple):
         """The MAC addresses that the job has chosen."""
         return tuple(nic.mac for nic in self.nics if nic.mac)
 
+    @property
+    def chains(self) -> dict[str, tuple[BackingFile, ...]]:
+        """The backing files of each disk, by its path."""
+        return {disk.path: disk.backing for disk in self.disks}
+
     @classmethod
-    def from_ad(
-        cls,
-        ad: JobAd,
-        settings: Settings,
-        identity: Identity,
-        *,
-        diskless: bool = False,
-        networks: Sequence[str] | None = None,
+    def parse(
+        cls, ad: JobAd, settings: Settings, *, diskless: bool = False, networks: Sequence[str] | None = None
     ) -> "JobSpec":
-        """Read and check everything. A job that may be `diskless` need not name a disk.
+        """Read and check what the job says. A job that may be `diskless` need not name a disk.
 
         `networks` are the kinds of network on offer, where those are not just what the settings say.
 
@@ -93,7 +95,8 @@ class JobSpec(NamedTuple):
             working_dir=ad.working_dir(),
             memory_mib=memory,
             vcpus=number,
-            disks=_disks(ad, settings, identity, options, memory, diskless=diskless),
+            disks=(),
+            requests=_requests(ad, options, diskless=diskless),
             nics=nics(ad, settings, options, networks),
             vnc=bool(ad.boolean("JobVMVNCConsole")),
             checkpoint=bool(ad.boolean("JobVMCheckpoint")),
@@ -102,21 +105,24 @@ class JobSpec(NamedTuple):
             devices=devices(options, settings, number, ad.working_dir()),
             ignored=options.ignored,
         )
-        made = _with_seed(made, ad, identity, options)
-        contradictions(made.devices, made.disks, options, checkpoint=made.checkpoint)
+        made = _with_seed(made, ad, options)
+        if made.checkpoint:
+            require_saveable(made.devices, options)
         _require_our_description(settings, options)
         return made
 
 
-def _with_seed(made: JobSpec, ad: JobAd, identity: Identity, options: Options) -> JobSpec:
+def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
     """The same with what cloud-init is told, if the job says anything about that."""
     if not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
     from vmgahp.job import cloud_init
 
-    seed = cloud_init.wanted(options, ad, identity)
-    drive = cloud_init.drive(seed, made.disks, made.working_dir)
-    return made._replace(devices=made.devices._replace(user_data=seed), disks=made.disks + drive)
+    seed = cloud_init.wanted(options, ad)
+    if seed is None:
+        return made
+    requests = (*made.requests, cloud_init.drive(made.requests))
+    return made._replace(devices=made.devices._replace(user_data=seed), requests=requests)
 
 
 def _require_our_description(settings: Settings, options: Options) -> None:
@@ -131,19 +137,13 @@ def _require_our_description(settings: Settings, options: Options) -> None:
             )
 
 
-def _disks(
-    ad: JobAd, settings: Settings, identity: Identity, options: Options, memory: int, *, diskless: bool
-) -> tuple[Disk, ...]:
-    """Those of vm_disk, then those that are made for the job."""
-    found = () if diskless and ad.string(DISK) is None else disks(ad, identity)
-    if any(disk.image for disk in found):
-        from vmgahp.job import catalog_disks
+def _requests(ad: JobAd, options: Options, *, diskless: bool) -> tuple[DiskRequest, ...]:
+    """The disks of vm_disk, then those that are made for the job."""
+    found = () if diskless and ad.string(DISK) is None else requests(ad)
+    if options.has(DATA_DISK) or options.has(DATA_FILES):
+        from vmgahp.job import data_disks
 
-        found = catalog_disks.resolve(found, settings, identity, ad.working_dir(), memory)
-    if any(disk.is_made for disk in found) or options.has(DATA_DISK) or options.has(DATA_FILES):
-        from vmgahp.job.data_disks import data_disks
-
-        found += data_disks(options, found, identity, ad.working_dir())
+        found += data_disks.requests(options, found)
     return found
 
 

@@ -6,6 +6,7 @@ the processor's virtualization; or a kernel of the job's own, with an initrd, fo
 """
 
 import os
+from functools import partial
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -27,6 +28,10 @@ LONGEST_COMMAND_LINE = 1023
 """Bytes that Xen hands to a paravirtual kernel (``MAX_GUEST_CMDLINE`` of Xen's ``public/xen.h``, with its NUL); what
 is longer it cuts off without a word."""
 
+_KERNEL = (KERNEL, errors.XEN_KERNEL_NOT_FOUND)
+_INITRD = (INITRD, errors.XEN_INITRD_NOT_FOUND)
+"""The attribute that names a file, and the word for one that is not there."""
+
 _KERNEL_HINT = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
 
 
@@ -34,8 +39,8 @@ class BootFile(NamedTuple):
     """A kernel or an initrd."""
 
     path: str
-    """The full path; of a transferred one, in the scratch directory."""
-    transferred: bool
+    """The full path; of a transferred one, in the scratch directory. As the job names it until it was looked for."""
+    transferred: bool = False
 
     def open(self, working_dir: str, identity: Identity) -> int:
         """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
@@ -56,8 +61,8 @@ class XenBoot(NamedTuple):
     """Of a kernel of the job's own: the root device and the job's parameters."""
 
     @classmethod
-    def from_ad(cls, ad: JobAd, settings: Settings, identity: Identity) -> "XenBoot":
-        """Read and check everything. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
+    def parse(cls, ad: JobAd, settings: Settings) -> "XenBoot":
+        """What the job asks for; no file is looked for. Raises `JobFault`."""
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:
             raise JobFault(
@@ -75,12 +80,20 @@ class XenBoot(NamedTuple):
                     "add VM_HardwareVT to the job's requirements, or boot another kernel.",
                 )
             return cls(hardware=True)
-        kernel = _file(KERNEL, wanted, errors.XEN_KERNEL_NOT_FOUND, ad, identity)
         initrd = (ad.string(INITRD) or "").strip()
         return cls(
-            kernel=kernel,
-            initrd=_file(INITRD, initrd, errors.XEN_INITRD_NOT_FOUND, ad, identity) if initrd else None,
+            kernel=_file(_KERNEL, wanted),
+            initrd=_file(_INITRD, initrd) if initrd else None,
             command_line=_command_line(ad),
+        )
+
+    def look(self, working_dir: str, identity: Identity) -> "XenBoot":
+        """It with its files found. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
+        if self.bootloader:
+            require_bootloader(self.bootloader)
+        return self._replace(
+            kernel=self.kernel and _find(_KERNEL, self.kernel.path, working_dir, identity),
+            initrd=self.initrd and _find(_INITRD, self.initrd.path, working_dir, identity),
         )
 
 
@@ -92,7 +105,6 @@ def _bootloader(settings: Settings) -> str:
             f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set).",
             "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true.",
         )
-    require_bootloader(path)
     return path
 
 
@@ -105,15 +117,20 @@ def require_bootloader(path: str) -> None:
         )
 
 
-def _file(name: str, value: str, word: str, ad: JobAd, identity: Identity) -> BootFile:
-    """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
-
-    def refused(problem: str, hint: str) -> JobFault:
-        return JobFault(word, f"{name} = {shown(value)}: {problem}.", hint)
-
+def _file(which: tuple[str, str], value: str) -> BootFile:
     if has_control(value):
-        raise refused("it has a control character", "name a file.")
-    return BootFile(*find_file(value, ad.working_dir(), identity, False, refused))
+        raise _refused(which, value, "it has a control character", "name a file.")
+    return BootFile(value)
+
+
+def _find(which: tuple[str, str], value: str, working_dir: str, identity: Identity) -> BootFile:
+    """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
+    return BootFile(*find_file(value, working_dir, identity, False, partial(_refused, which, value)))
+
+
+def _refused(which: tuple[str, str], value: str, problem: str, hint: str) -> JobFault:
+    name, word = which
+    return JobFault(word, f"{name} = {shown(value)}: {problem}.", hint)
 
 
 def _command_line(ad: JobAd) -> str:

@@ -20,6 +20,7 @@ from vmgahp.domain import job_xml
 from vmgahp.domain.job_xml import allow_list, sanitize
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
+from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
 
 WHO = Identity(os.getuid(), os.getgid())
@@ -82,7 +83,7 @@ class Job:
         """What libvirt would be given."""
         settings = Settings(machine or MACHINE)
         ad = job_xml.load(self.ad(text, **attributes), settings, WHO)
-        spec = JobSpec.from_ad(ad, settings, WHO)
+        spec = look(JobSpec.parse(ad, settings), settings, WHO)
         host = domain_xml.Host(
             "00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c", panic="isa"
         )

@@ -36,7 +36,7 @@ from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.fault_rules import Rule
 from vmgahp.drivers.libvirt import fault_table, faults, host_checks, qemu_log
-from vmgahp.images import backing
+from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
 
 PAGE = REPOSITORY / "docs" / "reference" / "faults.md"
@@ -237,9 +237,8 @@ def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Chec
     job = jobs.ad(ad, images_of_all_kinds, **dict(line.split(" = ", 1) for line in check.example))
 
     def describe() -> None:
-        spec = JobSpec.from_ad(job, settings, identity)
-        chains = {disk.path: backing.backing_chain(disk.path, disk.format, identity) for disk in spec.disks}
-        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "", backing=chains)
+        spec = look(JobSpec.parse(job, settings), settings, identity)
+        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "", backing=spec.chains)
         domain_xml.build(spec, host)
 
     with pytest.raises(errors.Fault) as caught:

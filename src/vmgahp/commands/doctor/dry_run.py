@@ -9,7 +9,7 @@ from vmgahp.daemon.probe import Probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
-from vmgahp.job import accepted_types
+from vmgahp.job import accepted_types, look
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
@@ -79,7 +79,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
 
             ad = job_xml.load(ad, context.settings, identity)
         if not choice:
-            spec = JobSpec.from_ad(ad, context.settings, identity)
+            spec = look.find(JobSpec.parse(ad, context.settings), context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings.append(check.ok(seen))
             trial.findings += _unmet(spec, probe)

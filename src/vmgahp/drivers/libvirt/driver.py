@@ -36,6 +36,7 @@ from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
+from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
 
 
@@ -142,14 +143,13 @@ class LibvirtDriver(Driver):
         """
         hooks.require(self.settings, job)
         try:
-            spec = self._read(job)
+            spec = look(self._read(job), self.settings, self.identity)
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
             if made:
                 self._clear_orphan(spec.name)
                 sweep()
                 made.make(spec)
-            chains = provision.chains(spec, self.identity)
         except errors.JobFault:
             host_checks.require_access(job.working_dir(), self.identity)
             other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
@@ -157,11 +157,11 @@ class LibvirtDriver(Driver):
         host_checks.require_free_space(spec.working_dir)
         if spec.macs:
             self._require_free_macs(spec)
-        return Plan(job, spec, domain_type, chains)
+        return Plan(job, spec, domain_type, spec.chains)
 
     def _read(self, job: JobAd) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
-        return JobSpec.from_ad(job, self.settings, self.identity, diskless=diskless)
+        return JobSpec.parse(job, self.settings, diskless=diskless)
 
     @staticmethod
     def _usual_uri() -> str:

@@ -16,16 +16,16 @@ from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
-from vmgahp.drivers.libvirt.checkpoint import Chains
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
-from vmgahp.images.backing import BackingFile, backing_chain, require_whole
+from vmgahp.images.backing import require_whole
 from vmgahp.images.catalog import Image
 from vmgahp.job import catalog_disks
 from vmgahp.job.attributes import OPTION_PREFIX
 from vmgahp.job.disks import DISK, Disk
+from vmgahp.job.look import is_there
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 from vmgahp.job.spec import JobSpec
 
@@ -49,7 +49,7 @@ class _Overlay(NamedTuple):
 
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
-    """Make sure that this machine makes the disks that the job wants made. Raises `JobFault`."""
+    """Make sure that this machine makes the disks that the job asks for. Raises `JobFault`."""
     if spec.devices.user_data and not other_hypervisors.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
@@ -57,14 +57,14 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
             "no drive for cloud-init here.",
             "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
         )
-    if (spec.devices.user_data or any(disk.files for disk in spec.disks)) and not iso.can_write():
+    if (spec.devices.user_data or any(request.files for request in spec.requests)) and not iso.can_write():
         raise JobFault(
             errors.MISMATCHED,
             f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}), "
             "and pycdlib, with which such drives are written, is not installed on this machine.",
             "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator to pip install pycdlib.",
         )
-    if not any(disk.is_made or disk.image for disk in spec.disks):
+    if not any(request.size or request.files or request.image for request in spec.requests):
         return
     script = settings.xml_script()
     if not script and other_hypervisors.is_qemu(domain_type):
@@ -78,39 +78,11 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     )
 
 
-def chains(spec: JobSpec, identity: Identity) -> Chains:
-    """The backing files of each disk, made already or not, by its path. Raises `errors.Fault`."""
-    found: dict[str, tuple[BackingFile, ...]] = {}
-    for disk in spec.disks:
-        if disk.image is not None:
-            backing = of_image(disk.image, identity)
-            if disk.writable:
-                top = BackingFile(disk.image.path, disk.image.format, disk.image.known_as)
-                backing = (top, *backing)
-            found[disk.path] = backing
-        elif not disk.files and not (disk.size and not _is_there(spec.working_dir, disk, identity)):
-            found[disk.path] = backing_chain(disk.path, disk.format, identity)
-    return found
-
-
-def of_image(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
-    """The backing files of an image of the catalog, which must be the administrator's too. Raises `JobFault`."""
-    from vmgahp.images import catalog
-
-    try:
-        chain = backing_chain(image.path, image.format, identity)
-        for file in chain:
-            catalog.trust(image.name, file.path)
-    except errors.Fault as fault:
-        raise catalog_disks.unusable(image.name, fault) from fault
-    return tuple(file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1))
-
-
 def survey(settings: Settings, identity: Identity) -> object:
     """The images of the catalog, for `judge`."""
     from vmgahp.images import catalog
 
-    return catalog.survey(settings, lambda image: of_image(image, identity))
+    return catalog.survey(settings, lambda image: catalog_disks.backing_of(image, identity))
 
 
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
@@ -182,7 +154,7 @@ class Provision:
         except OSError as error:
             raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
         ours = _Overlay(name, image.name, base)
-        if _is_there(self._directory, disk, self._identity):
+        if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
         else:
@@ -241,7 +213,7 @@ class Provision:
 
     def _empty(self, disk: Disk) -> None:
         name = os.path.basename(disk.path)
-        if _is_there(self._directory, disk, self._identity):
+        if is_there(self._directory, disk, self._identity):
             return
         from vmgahp.images import qemu_img
 
@@ -320,21 +292,6 @@ class Provision:
         except OSError as error:
             raise self._unwritable("A disk", error) from error
         return status.f_bavail * status.f_frsize
-
-
-def _is_there(directory: str, disk: Disk, identity: Identity) -> bool:
-    """Whether a disk that would be made is there already, as a file that its user can use. Raises `JobFault`."""
-    name = os.path.basename(disk.path)
-    try:
-        os.close(identity.open_scratch(directory, name, os.O_RDWR))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise _bad(
-            f"{name} in the job's scratch directory cannot be opened ({error.strerror})",
-            "leave it out, or transfer a regular file, no link.",
-        ) from error
-    return True
 
 
 def _no_files(problem: str, hint: str) -> JobFault:

@@ -164,9 +164,9 @@ class XenDriver(LibvirtDriver):
                 "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
         data_disks.refuse(job)
-        boot = XenBoot.from_ad(job, self.settings, self.identity)
+        boot = XenBoot.parse(job, self.settings)
         networks = self.settings.networking_types(NETWORKS)
-        spec = JobSpec.from_ad(job, self.settings, self.identity, networks=networks)
+        spec = JobSpec.parse(job, self.settings, networks=networks)
         if boot.hardware and "hvm" not in self._os_types():
             raise JobFault(
                 errors.MISMATCHED,
@@ -174,8 +174,8 @@ class XenDriver(LibvirtDriver):
                 "require another machine, or boot a paravirtual kernel.",
             )
         # A partition is a disk by itself here.
-        disks = tuple(disk._replace(device=disk.device + disk.partition, partition="") for disk in spec.disks)
-        return spec._replace(xen=boot, disks=disks)
+        disks = (disk._replace(device=disk.device + disk.partition, partition="") for disk in spec.requests)
+        return spec._replace(xen=boot, requests=tuple(disks))
 
     def _domain_type(self) -> str:
         if not self._os_types():

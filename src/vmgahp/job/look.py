@@ -1,0 +1,103 @@
+"""Looks at the files that a job names, as the job's user: what is there, where, and with which backing files.
+
+A disk that the hypervisor cannot open would be blamed on the machine. What goes in and what comes out is plain data.
+"""
+
+import os
+from functools import partial
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
+from vmgahp.job.spec import JobSpec
+
+
+def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
+    """The job with all its files found, and with the backing files of its disks. Raises `errors.Fault`."""
+    spec = find(spec, settings, identity)
+    disks = (disk._replace(backing=backing_files(disk, spec.working_dir, identity)) for disk in spec.disks)
+    return spec._replace(disks=tuple(disks))
+
+
+def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
+    """The job with all its files found; no image is looked into. Raises `errors.Fault`."""
+    if spec.xen is not None:
+        spec = spec._replace(xen=spec.xen.look(spec.working_dir, identity))
+    disks = _disks(spec, settings, identity)
+    if spec.devices.user_data is not None:
+        from vmgahp.job import cloud_init
+
+        cloud_init.look(spec.devices.user_data, spec.working_dir, identity)
+    for disk in disks:
+        if spec.checkpoint and disk.shared and disk.writable and not disk.transferred:
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"{DISK} shares {disk.path} with other writers, and JobVMCheckpoint = true contradicts it: they keep "
+                "writing after the checkpoint.",
+                "set vm_checkpoint = false, or give the disk the permission r, rs or w.",
+            )
+    return spec._replace(disks=disks)
+
+
+def is_there(directory: str, disk: Disk, identity: Identity) -> bool:
+    """Whether a disk that would be made is there already, as a file that its user can use. Raises `JobFault`."""
+    name = os.path.basename(disk.path)
+    try:
+        os.close(identity.open_scratch(directory, name, os.O_RDWR))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise JobFault(
+            errors.INVALID_DISK_PARAM,
+            f"{DISK}: {name} in the job's scratch directory cannot be opened ({error.strerror}).",
+            "leave it out, or transfer a regular file, no link.",
+        ) from error
+    return True
+
+
+def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk, ...]:
+    """What the requests are found to be."""
+    if not any(request.image or request.made for request in spec.requests):
+        return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
+    from vmgahp.job import catalog_disks, data_disks
+
+    catalog = catalog_disks.load(settings, spec.requests)
+    found = []
+    for request in spec.requests:
+        if request.image:
+            disk = catalog_disks.resolve(request, catalog, identity, spec.working_dir, spec.memory_mib)
+        elif request.made:
+            files = data_disks.files(request, identity, spec.working_dir)
+            disk = _disk(request, os.path.join(spec.working_dir, request.file), True)._replace(files=files)
+        else:
+            disk = _image(request, spec.working_dir, identity)
+        found.append(disk)
+    data_disks.require_own_files(found)
+    return tuple(found)
+
+
+def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
+    """The disk with an image that the job names."""
+    refused = partial(bad_disk, request.entry)
+    return _disk(request, *find_file(request.file, working_dir, identity, request.writable, refused))
+
+
+def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
+    _, _, device, partition, writable, image_format, kind, shared, _, size, _, _ = request
+    return Disk(path, device, partition, writable, image_format, transferred, kind, shared, size=size)
+
+
+def backing_files(disk: Disk, working_dir: str, identity: Identity) -> tuple[BackingFile, ...]:
+    """The backing files of a disk, made already or not. Raises `errors.Fault`."""
+    if disk.image is not None:
+        from vmgahp.job.catalog_disks import backing_of
+
+        found = backing_of(disk.image, identity)
+        top = BackingFile(disk.image.path, disk.image.format, disk.image.known_as)
+        return (top, *found) if disk.writable else found
+    if disk.files or (disk.size and not is_there(working_dir, disk, identity)):
+        return ()
+    return backing_chain(disk.path, disk.format, identity)
