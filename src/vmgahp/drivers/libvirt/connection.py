@@ -4,10 +4,11 @@ A transient domain and its QEMU live on while libvirtd restarts, so a lost conne
 the VM: the call is made again on a new connection, for as long as `RECONNECT_DEADLINE`.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 import libvirt
 
@@ -21,6 +22,9 @@ RECONNECT_DEADLINE = 15.0
 """Seconds, unless a connection says otherwise; a restart of libvirtd takes one or two."""
 
 RETRY_INTERVAL = 0.25
+
+CLOSE_WAIT = 2.0
+"""Seconds that the end of a server waits for the farewell to libvirtd."""
 
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """libvirt closes a connection whose daemon has not answered a ping for 15 s, so that a hung libvirtd
@@ -107,28 +111,83 @@ class _EventLoop:
             libvirt.virEventRunDefaultImpl()
 
 
-class _Opening:
-    """One attempt to connect, in a thread of its own: a libvirtd that hangs accepts and never answers, and
-    no keep-alive watches a connection that is being made. One thread waits then, and not all workers."""
+class _Errand(Generic[Result]):
+    """Work in a thread of its own, which is left to itself when nobody waits any longer.
 
-    def __init__(self, connection: "LibvirtConnection") -> None:
-        self.ended = threading.Event()
-        self.error: libvirt.libvirtError | None = None
-        threading.Thread(target=self._run, args=(connection,), name="libvirt-open", daemon=True).start()
+    Raises `errors.MachineFault` where there is no thread to be had.
+    """
 
-    def _run(self, connection: "LibvirtConnection") -> None:
-        _EventLoop.start()
-        opened = None
+    def __init__(self, name: str, work: Callable[[], Result]) -> None:
+        self._ended = threading.Event()
+        self._work = work
         try:
-            connect = libvirt.openReadOnly if connection.read_only else libvirt.open
-            opened = connection.prepare(connect(connection.uri))
-        except libvirt.libvirtError as error:
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        except RuntimeError as error:
+            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
+
+    def _run(self) -> None:
+        self.error: BaseException | None = None
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
             self.error = error
-        connection.opened(self, opened)
+        self._ended.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Has it ended before so many seconds were over?"""
+        return self._ended.wait(max(0.0, seconds))
+
+    def result(self) -> Result:
+        """Of one that has ended: what it returned, or raised."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+class _Way:
+    """One open connection, which one thread at a time has to itself."""
+
+    def __init__(self, connection: libvirt.virConnect) -> None:
+        self.connection = connection
+        self._callback = -1
+        self._is_lost = False
+
+    def listen(self, events: Callable[..., None]) -> None:
+        """Have the events of all domains."""
+        self._callback = self.connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, events, None
+        )
+
+    def is_lost(self, error: libvirt.libvirtError | None = None) -> bool:
+        """Has libvirtd gone away, or is that what an error has said?"""
+        if error is not None and faults.is_connection_loss(error):
+            self._is_lost = True
+        if not self._is_lost:
+            try:
+                self._is_lost = not self.connection.isAlive()
+            except libvirt.libvirtError:
+                self._is_lost = True
+        return self._is_lost
+
+    def close(self) -> None:
+        """Close the connection, and with it its descriptors: a callback that is registered would keep them."""
+        with contextlib.suppress(libvirt.libvirtError):  # it is dead already
+            try:
+                if self._callback >= 0:
+                    self.connection.domainEventDeregisterAny(self._callback)
+            finally:
+                self.connection.close()
 
 
 class LibvirtConnection:
-    """A connection to one libvirt URI, shared by all machines of a driver; safe from any thread."""
+    """The way to one libvirt URI, shared by all machines of a driver; safe from any thread.
+
+    Each call has a connection of libvirt's to itself, as many are open as there were ever calls side by side, and
+    one of them hears of the domains' events. So no thread closes what another works on, which would be freed under
+    it (``virConnectClose``: no call holds a connection); no call waits for another, such as one that saves a domain
+    or one that hangs; and the library's own fault with two threads in one connection that is lost, by which the
+    process dies, is not met (CVE-2024-4418, mended in libvirt 10.4).
+    """
 
     def __init__(self, uri: str, log: Callable[[str], None], *, read_only: bool = False) -> None:
         self.uri = uri
@@ -138,37 +197,48 @@ class LibvirtConnection:
         """Seconds for which a call keeps trying to reach libvirtd."""
         self._log = log
         self._lock = threading.Lock()
-        self._connection: libvirt.virConnect | None = None
-        self._opening: _Opening | None = None
-        self._callback = -1
+        self._idle: list[_Way] = []
+        self._ears: _Way | None = None
+        """The one that hears of events, idle or not."""
+        self._opening: _Errand[None] | None = None
         self._watches: dict[str, Watch] = {}
         self._closed = False
 
-    def call(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
+    def call(self, function: Callable[[libvirt.virConnect], Result], *, seconds: float = 0) -> Result:
         """Call `function` with a live connection, and again on a new one when libvirtd went away.
 
         Only for what may be done twice. Raises `libvirt.libvirtError` for what libvirt answers, and
-        `errors.MachineFault` when libvirtd cannot be reached.
+        `errors.MachineFault` when libvirtd cannot be reached; also, where `seconds` are given, when there is no
+        answer by then: `function` is then left to itself, and may still take effect. It has its own thread for
+        that, which whoever asks for no deadline does without.
         """
-        end = time.monotonic() + self.deadline
-        while True:
-            connection = self._open(end)
-            try:
-                return function(connection)
-            except libvirt.libvirtError as error:
-                if not self._lost(connection, error):
-                    raise
-                self._log(f"the connection to libvirt was lost, opening it again: {error}")
-                self._drop(connection)
+        now = time.monotonic()
+        if not seconds:
+            return self._repeat(function, now + self.deadline)
+        end = now + min(seconds, self.deadline)
+        try:
+            errand = _Errand("libvirt-call", lambda: self._repeat(function, end))
+        except errors.MachineFault:
+            return self._repeat(function, end)  # rather without a deadline than not at all
+        if not errand.wait(seconds):
+            raise faults.late(self.uri, seconds)
+        return errand.result()
 
     def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
-        """Call `function` with a live connection, once: for what must not be done twice, such as a start."""
-        end = time.monotonic() + self.deadline
-        connection = self._open(end)
-        if not connection.isAlive():
-            self._drop(connection)
-            connection = self._open(end)
-        return function(connection)
+        """Call `function` with a live connection, once: for what must not be done twice, such as a start.
+
+        Raises `faults.Lost` where libvirtd went away meanwhile, and nobody knows what has come of it; otherwise
+        as `call`. Events that come of it may come later than the answer.
+        """
+        with self._way(time.monotonic() + self.deadline) as way:
+            try:
+                return function(way.connection)
+            except libvirt.libvirtError as error:
+                if way.is_lost(error):
+                    raise faults.Lost(error) from error
+                raise
+
+    alone = once
 
     def watch(self, uuid: str, name: str) -> Watch:
         """Watch the domain `uuid` from now on, until `unwatch`."""
@@ -179,62 +249,110 @@ class LibvirtConnection:
         self._watches.pop(uuid, None)
 
     def close(self) -> None:
+        """Let nobody in any more, and close what is idle now; what is in use is closed by whoever uses it."""
         with self._lock:
             self._closed = True
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                self._end(connection)
-            except libvirt.libvirtError as error:
-                self._log(f"closing the connection to libvirt: {error}")
+            idle, self._idle = self._idle, []
 
-    def _open(self, end: float) -> libvirt.virConnect:
-        waiting = threading.Event()
-        refused: libvirt.libvirtError | None = None
+        def say_farewell() -> None:
+            for way in idle:
+                way.close()
+
+        with contextlib.suppress(errors.MachineFault):  # they are closed with the process
+            if idle and not _Errand("libvirt-close", say_farewell).wait(CLOSE_WAIT):
+                self._log(f"closing the connection to libvirt: {faults.hanging(self.uri).problem}")
+
+    def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:
+        pause = threading.Event()
+        while True:
+            with self._way(end) as way:
+                try:
+                    return function(way.connection)
+                except libvirt.libvirtError as error:
+                    if not way.is_lost(error):
+                        raise
+                    if time.monotonic() + RETRY_INTERVAL >= end:
+                        raise faults.unreachable(self.uri, error) from error
+                    self._log(f"the connection to libvirt was lost, opening it again: {error}")
+            pause.wait(RETRY_INTERVAL)
+
+    @contextlib.contextmanager
+    def _way(self, end: float) -> Iterator[_Way]:
+        """A live connection that nobody else has, opened first where there is none. Raises `errors.MachineFault`."""
+        way = self._take(end)
+        try:
+            yield way
+        finally:
+            self._put_back(way)
+
+    def _take(self, end: float) -> _Way:
+        pause = threading.Event()
+        refused: BaseException | None = None
         while True:
             with self._lock:
                 if self._closed:
                     raise errors.HypervisorFault("The connection to libvirt is closed: the server is ending.")
-                if self._connection is not None:
-                    return self._connection
+                self._sort_out()
+                if self._idle and self._ears is not None:
+                    return self._idle.pop()
+                # A libvirtd that hangs accepts and never answers, and no keep-alive watches a connection that is
+                # being made. One thread waits then, and not all workers.
                 if self._opening is None:
-                    self._opening = _Opening(self)
+                    self._opening = _Errand("libvirt-open", self._open)
                 opening = self._opening
-            if not opening.ended.wait(max(0.0, end - time.monotonic())):
+            if not opening.wait(end - time.monotonic()):
                 raise faults.hanging(self.uri) if refused is None else faults.unreachable(self.uri, refused)
             if opening.error is not None:
                 refused = opening.error
                 if time.monotonic() >= end:
                     raise faults.unreachable(self.uri, refused) from refused
-                waiting.wait(RETRY_INTERVAL)
+                pause.wait(RETRY_INTERVAL)
 
-    def opened(self, opening: _Opening, connection: libvirt.virConnect | None) -> None:
-        """An attempt has ended, with a connection or without."""
+    def _put_back(self, way: _Way) -> None:
         with self._lock:
-            self._opening = None
             if not self._closed:
-                self._connection = connection
-        opening.ended.set()
+                self._idle.append(way)
+                self._sort_out()
+                return
+        way.close()
 
-    def prepare(self, connection: libvirt.virConnect) -> libvirt.virConnect:
-        """Have events and a keep-alive on a new connection."""
+    def _sort_out(self) -> None:
+        """Close the idle connections that are dead, which no answer is waited for."""
+        for way in [way for way in self._idle if way.is_lost()]:
+            self._idle.remove(way)
+            if self._ears is way:
+                self._ears = None
+            way.close()
+
+    def _open(self) -> None:
+        """Open one more, while nobody else does."""
+        way = None
+        try:
+            way = _Way(self._connect())
+            if is_deaf := self._ears is None:
+                way.listen(self._lifecycle)
+        finally:
+            with self._lock:
+                self._opening = None
+                if way is not None and not self._closed:
+                    if is_deaf:
+                        self._ears = way
+                    self._idle.append(way)
+                    way = None
+            if way is not None:
+                way.close()
+
+    def _connect(self) -> libvirt.virConnect:
+        """A new connection that has a keep-alive."""
+        _EventLoop.start()
+        connection = (libvirt.openReadOnly if self.read_only else libvirt.open)(self.uri)
         try:
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
         except libvirt.libvirtError as error:
             # A driver within this process, such as the test driver, has none and needs none.
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
-        self._callback = connection.domainEventRegisterAny(
-            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None
-        )
         return connection
-
-    def _end(self, connection: libvirt.virConnect) -> None:
-        """Close a connection, and with it its descriptors: a callback that is registered would keep them."""
-        try:
-            connection.domainEventDeregisterAny(self._callback)
-        finally:
-            connection.close()
 
     def _lifecycle(
         self, _connection: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, _data: object
@@ -264,20 +382,3 @@ class LibvirtConnection:
             watch.how = watch.how or _HOW.get((event, detail), "")
             watch.ended_at = watch.ended_at or time.time()
             watch.gone.set()
-
-    def _lost(self, connection: libvirt.virConnect, error: libvirt.libvirtError) -> bool:
-        if faults.is_connection_loss(error):
-            return True
-        try:
-            return not connection.isAlive()
-        except libvirt.libvirtError:
-            return True
-
-    def _drop(self, connection: libvirt.virConnect) -> None:
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-        try:
-            self._end(connection)
-        except libvirt.libvirtError:
-            pass  # it is dead already

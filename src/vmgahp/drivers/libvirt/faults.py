@@ -21,6 +21,19 @@ class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
         return code
 
 
+class Lost(libvirt.libvirtError):  # type: ignore[misc]
+    """The connection was lost during a call that is not made again: whether libvirt has done it is unknown."""
+
+    def __init__(self, error: libvirt.libvirtError) -> None:
+        super().__init__(str(error))
+        self.err = error.err
+
+    def get_error_code(self) -> int:
+        """As libvirt says it of a connection that it has not."""
+        code: int = libvirt.VIR_ERR_NO_CONNECT
+        return code
+
+
 def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
     """The domain that has both the name and the UUID.
 
@@ -56,7 +69,7 @@ def is_unknown_flag(error: libvirt.libvirtError) -> bool:
     return is_argument and message_of(error).startswith("unsupported flags")
 
 
-def unreachable(uri: str, error: libvirt.libvirtError) -> errors.MachineFault:
+def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
     """libvirtd does not answer at all."""
     return errors.MachineFault(
         f"libvirt cannot be reached at {uri}: {error}.",
@@ -68,6 +81,13 @@ def hanging(uri: str) -> errors.MachineFault:
     """libvirtd takes connections and answers nothing."""
     return errors.MachineFault(
         f"libvirt at {uri} does not answer.", "see what libvirtd hangs on, or restart it; guests survive that."
+    )
+
+
+def late(uri: str, seconds: float) -> errors.MachineFault:
+    """libvirtd has not answered a call in time: it hangs, or the hypervisor does that it asks."""
+    return errors.MachineFault(
+        f"libvirt at {uri} has not answered within {seconds:g} s.", "see what libvirtd or the VM's hypervisor hangs on."
     )
 
 

@@ -1,0 +1,255 @@
+"""The way to libvirtd, tried on libvirt's own test driver, which is in the library, and on a libvirtd that hangs."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from tests.lab.namespace import Namespace, why_not
+from tests.peer import DEADLINE
+from vmgahp import errors
+from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+
+AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
+
+
+@pytest.fixture
+def way() -> Iterator[LibvirtConnection]:
+    made = LibvirtConnection("test:///default", lambda _line: None)
+    yield made
+    made.close()
+
+
+def away() -> libvirt.libvirtError:
+    """What libvirt raises when libvirtd has hung up."""
+    error = libvirt.libvirtError("x")
+    error.err = AWAY
+    return error
+
+
+class Inside:
+    """A call that stays inside of libvirt until it is told to leave."""
+
+    def __init__(self, run: Callable[[Callable[[libvirt.virConnect], None]], None]) -> None:
+        self.entered, self.leave, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.connection: libvirt.virConnect | None = None
+        self.alive_at_the_end = False
+        self.times = 0
+        self.thread = threading.Thread(target=run, args=(self._stay,), daemon=True)
+        self.thread.start()
+        assert self.entered.wait(DEADLINE)
+
+    def _stay(self, connection: libvirt.virConnect) -> None:
+        self.connection = connection
+        self.times += 1
+        self.entered.set()
+        assert self.leave.wait(DEADLINE)
+        self.alive_at_the_end = bool(connection.isAlive())
+        self.left.set()
+
+    def end(self) -> None:
+        self.leave.set()
+        assert self.left.wait(DEADLINE)
+        self.thread.join(DEADLINE)
+
+
+def test_a_connection_in_use_is_not_closed_by_another_call_that_loses_its_own(way: LibvirtConnection) -> None:
+    inside = Inside(way.call)
+    lost: list[libvirt.virConnect] = []
+
+    def lose(connection: libvirt.virConnect) -> str:
+        if not lost:
+            lost.append(connection)
+            raise away()
+        return str(connection.getType())
+
+    assert way.call(lose) == "TEST"
+    inside.end()
+    assert (inside.alive_at_the_end, inside.times) == (True, 1)
+
+
+def test_a_connection_in_use_is_not_closed_by_the_end_of_the_server(way: LibvirtConnection) -> None:
+    inside = Inside(way.call)
+    way.close()
+    inside.end()
+    assert inside.alive_at_the_end
+    assert inside.connection is not None
+    with pytest.raises(libvirt.libvirtError):
+        inside.connection.getType()  # it is closed by whoever was the last to need it
+    with pytest.raises(errors.HypervisorFault, match="is closed"):
+        way.call(lambda opened: opened.getType())
+
+
+@pytest.mark.parametrize("kind", ["call", "once"])
+def test_a_call_that_hangs_holds_up_no_other(way: LibvirtConnection, kind: str) -> None:
+    """Nor is it in the same connection: libvirt before 10.4 may die by two threads in one."""
+    inside = Inside(getattr(way, kind))
+    used = way.call(lambda opened: opened)
+    assert used is not inside.connection
+    assert way.call(lambda opened: opened) is used, "and no more are opened than are needed"
+    inside.end()
+
+
+def test_a_call_with_a_deadline_is_left_to_itself(way: LibvirtConnection) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    with pytest.raises(errors.MachineFault, match="has not answered within") as raised:
+        way.call(lambda _opened: (entered.set(), leave.wait(DEADLINE)), seconds=0.01)
+    assert raised.value.hint
+    assert entered.wait(DEADLINE), "it was made all the same"
+    assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
+    leave.set()
+
+
+def test_a_call_with_a_deadline_raises_what_libvirt_says(way: LibvirtConnection) -> None:
+    with pytest.raises(libvirt.libvirtError) as raised:
+        way.call(lambda opened: opened.lookupByName("nobody"), seconds=DEADLINE)
+    assert faults.is_no_domain(raised.value)
+
+
+def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(
+    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert way.call(lambda opened: opened.getType()) == "TEST"
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
+
+
+def test_where_no_thread_can_start_to_open_a_connection_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(errors.MachineFault, match="out of resources"):
+        LibvirtConnection("test:///default", pytest.fail).call(lambda opened: opened.getType())
+
+
+def test_what_may_be_done_twice_is_done_again_on_another_connection(way: LibvirtConnection) -> None:
+    seen: list[libvirt.virConnect] = []
+
+    def ask(connection: libvirt.virConnect) -> str:
+        seen.append(connection)
+        if len(seen) < 3:
+            raise away()
+        return "answer"
+
+    assert way.call(ask) == "answer"
+    assert len({id(connection) for connection in seen}) == 3
+
+
+def test_it_is_not_done_again_for_ever(way: LibvirtConnection) -> None:
+    way.deadline = 1
+
+    def ask(_connection: libvirt.virConnect) -> None:
+        raise away()
+
+    with pytest.raises(errors.MachineFault, match="cannot be reached"):
+        way.call(ask)
+
+
+def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
+    def save(_connection: libvirt.virConnect) -> None:
+        raise away()
+
+    with pytest.raises(faults.Lost) as raised:
+        way.once(save)
+    assert faults.is_connection_loss(raised.value)
+    assert type(faults.from_libvirt(raised.value, "saving it")) is errors.MachineFault
+    assert way.once(lambda opened: opened.getType()) == "TEST"
+
+
+def test_what_libvirt_refuses_is_not_lost(way: LibvirtConnection) -> None:
+    with pytest.raises(libvirt.libvirtError) as raised:
+        way.once(lambda opened: opened.lookupByName("nobody"))
+    assert not isinstance(raised.value, faults.Lost)
+
+
+def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtConnection) -> None:
+    inside = [Inside(way.call), Inside(way.call)]
+    said: list[str] = []
+    way._log = said.append
+    uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+    watch = way.watch(uuid, "test")
+    way.call(lambda opened: opened.lookupByName("test").suspend())
+    way.call(lambda opened: opened.lookupByName("test").destroy())
+    assert watch.gone.wait(DEADLINE)
+    for one in inside:
+        one.end()
+    assert said.count("test: it was destroyed") == 1
+
+
+def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
+    with pytest.raises(faults.Lost):
+        way.once(lambda _opened: (_ for _ in ()).throw(away()))
+    uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+    watch = way.watch(uuid, "test")
+    way.call(lambda opened: opened.lookupByName("test").destroy())
+    assert watch.gone.wait(DEADLINE)
+
+
+BESET = """
+import sys, threading
+from vmgahp import errors
+from vmgahp.drivers.libvirt import connection
+
+connection.KEEPALIVE_INTERVAL, connection.KEEPALIVE_COUNT = 1, 2
+lost, over = threading.Semaphore(0), threading.Event()
+way = connection.LibvirtConnection(sys.argv[1], lambda line: lost.release())
+way.deadline = 4
+
+def ask():
+    while not over.is_set():
+        try:
+            way.call(lambda opened: (opened.getVersion(), opened.listAllDomains(), opened.getCapabilities()))
+        except errors.MachineFault:
+            lost.release()
+
+threads = [threading.Thread(target=ask) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for word in sys.stdin:
+    while lost.acquire(blocking=False):
+        pass
+    for _ in threads:
+        assert lost.acquire(timeout=60)
+    print("lost", flush=True)
+over.set()
+for thread in threads:
+    thread.join()
+way.deadline = 60
+print(way.call(lambda opened: opened.getType()))
+way.close()
+"""
+"""Asks libvirtd from four threads at once; for each line that it reads it waits until all have lost it."""
+
+
+@pytest.mark.pool
+def test_a_libvirtd_that_hangs_and_comes_back_does_not_kill_its_clients(tmp_path: Path) -> None:
+    """Each thread sees its connection fail while the others are inside of theirs."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Namespace(tmp_path) as namespace:
+        namespace.start_libvirt()
+        [libvirtd] = [pid for pid, words in namespace.processes().items() if words.startswith("libvirtd")]
+        uri = f"qemu+unix:///system?socket={namespace.path('/run/libvirt/libvirt-sock')}"
+        command = [sys.executable, "-c", BESET, uri]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdin
+            assert client.stdout
+            for _ in range(3):
+                namespace.kill(libvirtd, "STOP")
+                client.stdin.write("\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == "lost\n", f"it ended with {client.wait()}"
+                namespace.kill(libvirtd, "CONT")
+            client.stdin.close()
+            assert client.stdout.read() == "QEMU\n"
+        assert client.returncode == 0
