@@ -65,7 +65,7 @@ class VsphereCheckpoints(NamedTuple):
                 lambda _content: ref.CreateSnapshot_Task(snapshot, text, memory=True, quiesce=False),
                 f"taking a checkpoint of {name}",
             )
-        except faults.Lost:
+        except faults.ServerLost:
             if snapshot not in self.snapshots(ref):
                 raise
         return snapshot

@@ -20,7 +20,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.credentials import Access, read_password, tls_context
-from vmgahp.drivers.vsphere.faults import Lost
+from vmgahp.drivers.vsphere.faults import ServerLost
 
 Properties = dict[str, Any]
 
@@ -98,7 +98,7 @@ class VsphereConnection:
     def once(self, function: "Callable[[vim.ServiceInstanceContent], Result]", doing: str) -> Result:
         """Call `function` once: for what must not be done twice, such as to create a VM.
 
-        Raises as `call`, and `Lost` where the server went away in the middle.
+        Raises as `call`, and `ServerLost` where the server went away in the middle.
         """
         # First something harmless: a pooled connection may be dead and the session expired.
         self.call(lambda content: self._instance().CurrentTime())
@@ -106,7 +106,7 @@ class VsphereConnection:
         try:
             return function(content)
         except _AWAY as error:
-            raise Lost(
+            raise ServerLost(
                 f"The vSphere server went away while {doing}: {error or type(error).__name__}.",
                 "see why the server went away.",
             ) from error
@@ -114,7 +114,7 @@ class VsphereConnection:
     def task(self, begin: "Callable[[vim.ServiceInstanceContent], vim.Task]", doing: str) -> object:
         """Begin a task, wait for its end, and return its result.
 
-        Raises `errors.Fault` for all that can go wrong; `Lost` where it is unknown whether it was done.
+        Raises `errors.Fault` for all that can go wrong; `ServerLost` where it is unknown whether it was done.
         """
         with faults.explained(doing):
             return self._wait(self.once(begin, doing), doing)
@@ -132,7 +132,7 @@ class VsphereConnection:
         for last in (False, True):
             try:
                 return self.task(begin, doing)
-            except Lost:
+            except ServerLost:
                 found = done()
                 if found is None and last:
                     raise
@@ -149,7 +149,7 @@ class VsphereConnection:
             try:
                 seen = self.properties(task, "info.state", "info.error", "info.result")
             except Gone as gone:
-                raise Lost(
+                raise ServerLost(
                     f"The vSphere server was {doing}, and has forgotten the task.", "see why it was restarted."
                 ) from gone
             if seen.get("info.state") == vim.TaskInfo.State.success:

@@ -87,7 +87,7 @@ _DETAILS = ("privilegeId", "property", "invalidProperty", "file", "datastore", "
 """Members of faults that name what they are about."""
 
 
-class Lost(errors.HypervisorFault):
+class ServerLost(errors.HypervisorFault):
     """The server went away, or forgot a task, while something was being done: it may be done or not."""
 
 
