@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,15 @@ def lying(host: VMware, lie: str) -> Path:
     wrapper.write_text(f'#!/bin/sh\n{lie}\nexec {host.vmrun} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
+
+
+def kill_guardian(uuid: str) -> None:
+    """Kill the guardian of the VM with this UUID."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"vmgahp-guardian" in words and uuid.encode() in words:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def words_of(peer: Peer) -> dict[str, str]:
@@ -192,11 +201,65 @@ def test_a_suspended_guest_is_resumed_where_it_was(job: VmwareJob, host: VMware,
     assert not (job.scratch / "dos_condor.vmss").exists()
 
 
-def test_a_suspended_vm_whose_memory_is_gone_has_stopped(job: VmwareJob, host: VMware) -> None:
-    with running(job, host) as peer:
-        does(peer, "SUSPEND")
-        (job.scratch / "dos_condor.vmss").unlink()
+@pytest.mark.parametrize("lost", ["before STATUS", "before RESUME", "by the suspend"])
+def test_a_guest_whose_memory_is_lost_has_not_done_its_job(job: VmwareJob, host: VMware, lost: str) -> None:
+    # The suspend that loses it kills the guest and says that all is well.
+    lie = f'[ "$3" != suspend ] || exec {host.vmrun} -T ws stop "$4" hard' if lost == "by the suspend" else ""
+    with running(job, host, VMWARE_VMRUN=lying(host, lie)) as peer:
+        if lie:
+            assert peer.run("SUSPEND", 1)[0] == "1"
+        else:
+            does(peer, "SUSPEND")
+            (job.scratch / "dos_condor.vmss").unlink()
+        assert peer.run("RESUME" if lost == "before RESUME" else "STATUS", 1) == ["1", "VMGAHP_ERR_INTERNAL"]
+        assert peer.run("STATUS", 1) == ["1", "VMGAHP_ERR_INTERNAL"]
+        does(peer, "STOP")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+
+
+def test_a_suspend_that_was_not_answered_and_done_is_done(job: VmwareJob, host: VMware) -> None:
+    lie = f'if [ "$3" = suspend ]; then {host.vmrun} "$@"; echo "Error: The operation was canceled"; exit 255; fi'
+    with running(job, host, VMWARE_VMRUN=lying(host, lie)) as peer:
+        wait_for_counts(job, beyond=1)
+        does(peer, "SUSPEND")
+        last = counts(job.console())[-1]
+        does(peer, "RESUME")
+        goes_on(job, beyond=last)
+
+
+def test_a_resume_that_fails_can_be_tried_again(job: VmwareJob, host: VMware) -> None:
+    with running(job, host, "JobVMCheckpoint = true") as peer:
+        wait_for_counts(job, beyond=1)
+        does(peer, "CHECKPOINT")
+        last = counts(job.console())[-1]
+        host.misbehave("fail:start=Not_enough_physical_memory")
+        assert peer.run("RESUME", 1)[0] == "1"
+        assert (job.scratch / "vmware_checkpoint.json").exists()
+        host.misbehave()
+        does(peer, "RESUME")
+        goes_on(job, beyond=last)
+        assert not list(job.scratch.glob("vmware_checkpoint.json*"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_is_none_while_its_guest_is_started(job: VmwareJob, host: VMware, fails: bool) -> None:
+    """Who dies meanwhile leaves disks that have moved on, and no checkpoint that says otherwise."""
+    last = vacate(job, host)
+    seen = host.vmrun.with_name("seen")
+    seen.touch()
+    seen.chmod(0o666)
+    error = "echo 'Error: Not enough physical memory'; exit 255; " if fails else ""
+    lie = f'if [ "$3" = start ]; then ls -A {job.scratch} >{seen}; {error}fi'
+    ad, settings = "JobVMCheckpoint = true", {"VMWARE_VMRUN": lying(host, lie)}
+    if fails:
+        refused(job, host, "CRITICAL", ad, **settings)
+        settings = {}
+    else:
+        with running(job, host, ad, **settings):
+            goes_on(job, beyond=last)
+    assert "vmware_checkpoint.json" not in seen.read_text().split()
+    assert (job.scratch / "vmware_checkpoint.json").exists() is fails
+    assert not (job.scratch / "vmware_checkpoint.json.restarting").exists()
 
 
 def test_the_memory_of_a_suspended_vm_goes_with_its_end(job: VmwareJob, host: VMware) -> None:
@@ -490,10 +553,11 @@ class TestEndings:
     """Whatever ends the daemon, no guest computes on without a job."""
 
     @pytest.mark.parametrize("mode", ["", "unlisted"])
-    def test_leftovers_of_the_same_job_are_cleared(
-        self, job: VmwareJob, host: VMware, scratch: Path, mode: str
+    @pytest.mark.parametrize("dead", [True, False], ids=["dead", "alive"])
+    def test_leftovers_of_the_same_job_are_cleared_and_the_vm_of_a_living_server_is_not(
+        self, job: VmwareJob, host: VMware, scratch: Path, mode: str, dead: bool
     ) -> None:
-        with running(job, host):
+        with running(job, host) as first:
             assert list(host.pids()) == [str(job.working_vmx)]
             other = scratch.with_name("dir_2")
             shutil.copytree(scratch, other)
@@ -501,10 +565,22 @@ class TestEndings:
             again.scratch = other
             for path in (other, *other.iterdir()):
                 job.own(path)
+            if dead:
+                kill_guardian(Vmx.decode(job.working_vmx.read_bytes())["vmgahp.uuid"])
+                first.end_by(signal.SIGKILL)
             host.misbehave(mode)
             with running(again, host) as second:
-                assert list(host.pids()) == [str(other / "dos_condor.vmx")]
-                assert "still runs from an earlier start" in second.quit()
+                here, there = str(job.working_vmx), str(other / "dos_condor.vmx")
+                assert sorted(host.pids()) == ([there] if dead else sorted([here, there]))
+                assert ("still runs from an earlier start" in second.quit()) is dead
+
+    def test_a_start_clears_what_an_earlier_one_has_left(self, job: VmwareJob, host: VMware) -> None:
+        left = ["dos_condor.vmss", "dos_condor.vmem", "vmware_checkpoint.json.restarting"]
+        for name in left:
+            job.scratch.joinpath(name).write_bytes(b"left")
+            job.own(job.scratch / name)
+        with running(job, host):
+            assert not [name for name in left if (job.scratch / name).exists()]
 
     def test_the_kill_mode_finds_the_vm_by_its_directory(self, job: VmwareJob, host: VMware) -> None:
         with running(job, host) as peer:

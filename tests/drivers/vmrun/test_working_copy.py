@@ -86,13 +86,16 @@ class TestDisks:
         before = child.read_bytes()
         layers = read(child.name)
         assert [layer.path for layer in layers] == ["dos-000001.vmdk", "dos.vmdk"]
+        assert child.read_bytes() == before
+        vmdk.correct(user, str(scratch), layers, ATTRIBUTE)
         after = child.read_bytes()
         assert (b'parentFileNameHint="dos.vmdk"' in after, old.encode() in after) == (True, False)
         if inside:
             text = before[512:].partition(b"\0")[0].replace(old.encode(), b"dos.vmdk")
             assert after == before[:512] + text.ljust(512 * 20, b"\0") + before[512 * 21 :]
-        assert read(child.name) == layers
-        assert child.read_bytes() == after
+        again = read(child.name)
+        assert [layer[:2] for layer in again] == [layer[:2] for layer in layers]
+        assert not any(layer.parent for layer in again)
         assert child.stat().st_uid == user.uid
 
     def test_the_rest_of_a_longer_text_is_no_description(self, disk, read):

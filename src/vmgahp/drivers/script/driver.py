@@ -47,16 +47,11 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
     def launch(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         """A script starts a VM and restores one in the same way: the guest runs at once."""
-        if plan.restart is None:
-            self._power_on(machine, plan)
-            return
-        machine.set_aside()
-        try:
-            self._power_on(machine, plan)
-        except BaseException:
-            machine.put_back()
-            raise
-        plan.checkpoints.discard()
+        if plan.restart is not None:
+            machine.set_aside()
+        self._power_on(machine, plan)
+        if plan.restart is not None:
+            plan.checkpoints.discard()
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec

@@ -147,6 +147,10 @@ class ScriptMachine(ManagedMachine):
     def clear_up(self) -> None:
         self.end_guest()
 
+    def before_release(self) -> None:
+        if self.state is lifecycle.STARTING and self.request.restart:
+            self.put_back()
+
     def pause(self) -> None:
         self._do(protocol.PAUSE, errors.VM_NO_SUPPORT_SUSPEND)
 

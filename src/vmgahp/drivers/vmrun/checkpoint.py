@@ -72,22 +72,15 @@ class VmrunCheckpoints(NamedTuple):
     log: Logger
 
     def find(self, spec: VmwareSpec, vmx_name: str) -> VmrunRestart | None:
-        """The checkpoint in the scratch directory; None where there is none, or none that can be used.
-
-        Raises `errors.JobFault` as `refuse` does.
-        """
-        try:
-            content = files.find(self.identity, self.directory, MANIFEST_FILE, _parse)
-            if content is None:
-                return None
-            self._check(content, spec)
-            try:
-                return VmrunRestart(content, read_vmx(self.identity, self.directory, vmx_name))
-            except errors.JobFault as fault:
-                raise Unusable(fault.problem, True) from fault
-        except Unusable as unusable:
-            self.refuse(spec, unusable)
+        """The checkpoint in the scratch directory; None where there is none. Raises `Unusable`."""
+        content = files.find(self.identity, self.directory, MANIFEST_FILE, _parse)
+        if content is None:
             return None
+        self._check(content, spec)
+        try:
+            return VmrunRestart(content, read_vmx(self.identity, self.directory, vmx_name))
+        except errors.JobFault as fault:
+            raise Unusable(fault.problem, True) from fault
 
     def refuse(self, spec: VmwareSpec, unusable: Unusable) -> None:
         """Keep a checkpoint aside and say why.
@@ -134,9 +127,20 @@ class VmrunCheckpoints(NamedTuple):
                 CANNOT_SAVE,
             ) from error
 
+    def begin_restart(self) -> None:
+        """The guest is about to continue and its disks to change: no later START restores this checkpoint."""
+        files.begin_restart(self.identity, self.directory, MANIFEST_FILE)
+
+    def put_back(self) -> None:
+        """The guest has not continued after all; a failure is logged."""
+        try:
+            files.put_back(self.identity, self.directory, MANIFEST_FILE)
+        except (OSError, errors.Fault) as error:
+            self.log(f"{MANIFEST_FILE} cannot be put back: {error}")
+
     def discard(self) -> None:
-        """The guest continues and its disks change: the manifest of its checkpoint is obsolete."""
-        self.forget(MANIFEST_FILE)
+        """The guest has continued: the manifest of its checkpoint is obsolete."""
+        self.forget(MANIFEST_FILE, MANIFEST_FILE + files.RESTARTING)
 
     def forget(self, *names: str) -> None:
         """Remove files that are of no more use."""

@@ -4,13 +4,16 @@ import os
 import uuid as uuids
 
 from vmgahp import errors
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.checkpoint.files import RESTARTING, Unusable
+from vmgahp.drivers.base import Survey
+from vmgahp.drivers.lifecycle import ManagedDriver, reached
+from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
-from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
-from vmgahp.drivers.vmrun.machine import VmrunMachine
+from vmgahp.drivers.vmrun.checkpoint import MANIFEST_FILE, VmrunCheckpoints, VmrunRestart, state_files
+from vmgahp.drivers.vmrun.machine import VmrunMachine, VmrunPlan
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
+from vmgahp.host import guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
@@ -19,35 +22,69 @@ SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""
 
 
-class VmrunDriver(Driver):
+class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     """VM types vmware and vmrun: VMware Workstation, Player or Fusion on this machine."""
 
-    # The contract
+    # A start
 
-    def start(self, job: JobAd) -> Machine:
+    def plan(self, job: JobAd) -> VmrunPlan:
         spec = VmwareSpec.from_ad(job, self.settings, self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
         directory = os.path.realpath(spec.working_dir)
         vmrun = self._tool(directory)
-        self._clear_leftovers(vmrun, directory, spec.name)
-        checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
-        restart = checkpoints.find(spec, working_copy.name_for(spec.vmx_file))
-        if restart is not None:
-            try:
-                machine = self._launch(spec, vmrun, checkpoints, restart)
-            except Unusable as unusable:
-                checkpoints.refuse(spec, unusable)
-            else:
-                checkpoints.discard()
-                return machine
-        return self._launch(spec, vmrun, checkpoints, None)
-
-    def describe(self, job: JobAd) -> str:
-        spec = VmwareSpec.from_ad(job, self.settings, self.identity)
-        directory = os.path.realpath(spec.working_dir)
         source = spec.read_vmx(self.identity)
-        copy = working_copy.build(source, spec, directory, "", self.settings, self.identity, dry=True)
-        return copy.encode().decode()
+        copy = working_copy.build(source, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
+        checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
+        plan = VmrunPlan(spec, directory, vmrun, copy, checkpoints)
+        try:
+            restart = checkpoints.find(spec, copy.name)
+            if restart is None:
+                return plan
+            return plan._replace(copy=self._restored(plan, restart), fresh=copy, restart=restart)
+        except Unusable as unusable:
+            return plan._replace(unusable=unusable)
+
+    def show(self, plan: VmrunPlan) -> str:
+        return plan.copy.encode().decode()
+
+    def clear(self, plan: VmrunPlan) -> None:
+        for vmx in self._leftovers(plan):
+            self.log(f"{vmx} still runs from an earlier start: destroying it")
+            processes.end(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
+        plan.checkpoints.forget(MANIFEST_FILE + RESTARTING)
+        if plan.restart is None and plan.unusable is None:
+            plan.checkpoints.forget(MANIFEST_FILE, *state_files(plan.directory, plan.copy.name))
+
+    def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
+        if plan.unusable is not None:
+            raise plan.unusable
+        machine = VmrunMachine(plan, resources, self.deadlines(self._seconds()), self.log)
+        resources.guardian = self.post_guardian(plan.spec.working_dir, machine.uuid)
+        reached("prepare.guarded")
+        plan.copy.correct_parents(plan.directory, self.identity)
+        return machine
+
+    def launch(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        """VMware starts a guest and resumes one in the same way: it runs at once."""
+        self._write(plan.directory, plan.copy)
+        if plan.restart is not None:
+            machine.set_aside()
+        elif plan.spec.snapshot_disk:
+            self._take_snapshot(machine, plan)
+        self._power_on(machine, plan)
+        if plan.restart is not None:
+            plan.checkpoints.discard()
+
+    def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        spec = plan.spec
+        self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.no_output_vm)
+        self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
+
+    def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> VmrunPlan:
+        plan.checkpoints.refuse(plan.spec, unusable)
+        return plan._replace(copy=plan.fresh or plan.copy, fresh=None, restart=None, unusable=None)
+
+    # The contract
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
@@ -79,7 +116,7 @@ class VmrunDriver(Driver):
 
         return VmrunSurveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
 
-    # A start
+    # How it is done
 
     def _seconds(self) -> float:
         return self.settings.timeout(10, "VMWARE_TIMEOUT")
@@ -94,66 +131,34 @@ class VmrunDriver(Driver):
         vmrun.product = find_product(vmrun, self.settings, self._seconds())
         return vmrun
 
-    def _clear_leftovers(self, vmrun: Tool, directory: str, name: str) -> None:
-        """Destroy what an earlier server left behind, in this directory or under the name of this job."""
-        seconds, uid = self._seconds(), self.identity.uid
+    def _leftovers(self, plan: VmrunPlan) -> list[str]:
+        """What runs from an earlier start: all in this directory, and elsewhere this job's that nobody looks after.
+
+        A job of the same name in another directory may be another pool's.
+        """
         try:
-            found = {os.path.realpath(vmx) for vmx in tool.running(vmrun.run("list", seconds=seconds))}
+            listed = plan.vmrun.run("list", seconds=self._seconds())
         except VmrunError as error:
             raise faults.from_vmrun(error, "looking for leftover VMs") from error
-        found |= {process.vmx for process in processes.all_of(uid)}
-        for vmx in sorted(found):
-            if not vmx.endswith(WORKING_COPY_SUFFIX):
-                continue
+        found = {os.path.realpath(vmx) for vmx in tool.running(listed)}
+        found |= {process.vmx for process in processes.all_of(self.identity.uid)}
+
+        def is_ours(vmx: str) -> bool:
             place = os.path.dirname(vmx)
-            if place == directory or self._value_of(place, vmx, "displayName", self.identity) == name:
-                self.log(f"{vmx} still runs from an earlier start: destroying it")
-                processes.end(vmrun, vmx, uid, seconds, self.log)
+            if place == plan.directory:
+                return True
+            if self._value_of(place, vmx, "displayName", self.identity) != plan.spec.name:
+                return False
+            return not guardian.is_watched(self._value_of(place, vmx, working_copy.UUID, self.identity))
 
-    def _launch(
-        self, spec: VmwareSpec, vmrun: Tool, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None
-    ) -> VmrunMachine:
-        """Boot the job's guest, or restore its checkpoint; on any exception nothing of it is left.
+        return sorted(vmx for vmx in found if vmx.endswith(WORKING_COPY_SUFFIX) and is_ours(vmx))
 
-        Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
-        """
-        copy = self._working_copy(spec, checkpoints, restart)
-        machine = VmrunMachine(spec, vmrun, checkpoints, copy.name, self.deadlines(self._seconds()), self.log)
-        machine.uuid = copy.vmx[working_copy.UUID]
-        if restart:
-            machine.cpu_before = restart.manifest.cpu_seconds
-        else:
-            checkpoints.forget(*state_files(checkpoints.directory, copy.name))
-        before = set(os.listdir(checkpoints.directory))
+    def _restored(self, plan: VmrunPlan, restart: VmrunRestart) -> WorkingCopy:
+        """Raises `Unusable`."""
         try:
-            machine.resources.guardian = self.post_guardian(spec.working_dir, machine.uuid)
-            self._write(checkpoints.directory, copy)
-            if spec.snapshot_disk and not restart:
-                self._take_snapshot(machine, vmrun, copy)
-            self._power_on(machine, spec, copy, restart)
-        except OSError as error:
-            self._undo(machine, checkpoints, before)
-            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
-        except BaseException:
-            self._undo(machine, checkpoints, before)
-            raise
-        if spec.checkpoint:
-            machine.write_manifest = lambda saved: self._write_manifest(saved, checkpoints, copy)
-        self.record_end(machine.resources, spec.name, checkpoints.directory, machine.cpu_seconds, spec.no_output_vm)
-        self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {vmrun.product}")
-        return machine
-
-    def _working_copy(
-        self, spec: VmwareSpec, checkpoints: VmrunCheckpoints, restart: VmrunRestart | None
-    ) -> WorkingCopy:
-        source = spec.read_vmx(self.identity)
-        directory = checkpoints.directory
-        uuid = str(uuids.uuid4())
-        copy = working_copy.build(source, spec, directory, uuid, self.settings, self.identity)
-        if restart is None:
-            return copy
-        try:
-            return working_copy.restored(copy, restart.saved, restart.manifest.state, spec, directory, self.identity)
+            return working_copy.restored(
+                plan.copy, restart.saved, restart.manifest.state, plan.spec, plan.directory, self.identity
+            )
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault
 
@@ -166,10 +171,11 @@ class VmrunDriver(Driver):
                 "see that the job's user can write to its scratch directory, and that there is room.",
             ) from error
 
-    def _take_snapshot(self, machine: VmrunMachine, vmrun: Tool, copy: WorkingCopy) -> None:
+    def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
+        vmrun, copy = plan.vmrun, plan.copy
         try:
-            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=self.deadlines(self._seconds()).memory)
+            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=machine.deadlines.memory)
         except VmrunError as error:
             if faults.is_not_supported(error):
                 raise errors.JobFault(
@@ -189,38 +195,19 @@ class VmrunDriver(Driver):
                     "read vmware.log in the job's scratch directory.",
                 )
 
-    def _power_on(
-        self, machine: VmrunMachine, spec: VmwareSpec, copy: WorkingCopy, restart: VmrunRestart | None
-    ) -> None:
-        doing = f"{'resuming' if restart else 'starting'} {spec.name}"
+    def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        """Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work."""
+        doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
         try:
-            machine.start()
+            machine.power_on()
         except VmrunError as error:
-            fault = faults.from_vmrun(error, doing, [machine.vmx, *_paths(copy)])
+            fault = faults.from_vmrun(error, doing, [machine.vmx, *_paths(plan.copy)])
             if isinstance(fault, errors.ClientFault):  # the VM was made a moment ago
                 fault = errors.HypervisorFault(fault.problem, "see who changes the job's scratch directory.")
             # Where the machine is unfit the checkpoint stays, for another machine or a better day.
-            if restart and type(fault) is not errors.MachineFault:
+            if plan.restart and type(fault) is not errors.MachineFault:
                 raise Unusable(fault.problem, True) from error
             raise fault from error
-
-    def _undo(self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, before: set[str]) -> None:
-        """Nothing of a start that failed is left: no VM, no file."""
-        try:
-            machine.destroy()
-        except errors.Fault as fault:
-            self.log(f"a start failed, and its VM cannot be cleared: {fault.problem}")
-        else:
-            made = set(os.listdir(checkpoints.directory)) - before
-            checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
-
-    def _write_manifest(self, machine: VmrunMachine, checkpoints: VmrunCheckpoints, copy: WorkingCopy) -> None:
-        """Write down what the suspended VM consists of, with the disks that it has now."""
-        saved = machine.current()
-        now = working_copy.restored(copy, saved, machine.saved_in, machine.spec, checkpoints.directory, self.identity)
-        checkpoints.write(
-            machine.spec, machine.vmx_name, machine.uuid, machine.saved_in, machine.cpu_before, now.disks.values()
-        )
 
     def _value_of(self, directory: str, vmx: str, name: str, user: Identity) -> str:
         """A value of a ``.vmx``, read as a user; empty where it cannot be read."""

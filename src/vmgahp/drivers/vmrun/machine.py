@@ -3,19 +3,22 @@
 import os
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Deadlines, Logger, Machine
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vmrun import faults, processes
-from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, state_files
+from vmgahp.drivers.vmrun import faults, processes, working_copy
+from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, VmrunRestart, state_files
 from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
+from vmgahp.drivers.vmrun.working_copy import UUID, WorkingCopy
 from vmgahp.host import proc
-from vmgahp.job.exit_code import DESTROYED
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
-from vmgahp.metrics import Status
+from vmgahp.metrics import Status, Usage
 
 LEAVING_WAIT = 2.0
 """Seconds in which the process of a VM that is no longer listed may end."""
@@ -32,39 +35,43 @@ _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII | re.IGNORECASE)
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
-class VmrunMachine(Machine):
+class VmrunPlan(NamedTuple):
+    """A START as it will be carried out."""
+
+    spec: VmwareSpec
+    directory: str
+    """The scratch directory, without links."""
+    vmrun: Tool
+    copy: WorkingCopy
+    checkpoints: VmrunCheckpoints
+    fresh: WorkingCopy | None = None
+    """The working copy to boot anew with, where `copy` restarts from a checkpoint."""
+    restart: VmrunRestart | None = None
+    unusable: Unusable | None = None
+    """Why the checkpoint that is there is not restored."""
+
+
+class VmrunMachine(ManagedMachine):
     """A VM by its working ``.vmx``."""
 
-    def __init__(
-        self,
-        spec: VmwareSpec,
-        tool: Tool,
-        checkpoints: VmrunCheckpoints,
-        vmx_name: str,
-        deadlines: Deadlines,
-        log: Logger,
-    ) -> None:
-        self.name = spec.name
-        self.uuid = ""
-        self.spec = spec
-        self.vmx_name = vmx_name
-        self.vmx = os.path.join(checkpoints.directory, vmx_name)
+    def __init__(self, plan: VmrunPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
+        super().__init__(plan.spec.name, resources, deadlines, log)
+        self.uuid = plan.copy.vmx[UUID]
+        self.spec = plan.spec
+        if self.spec.checkpoint:
+            self.no_checkpoint = ""
+        self.vmx = os.path.join(plan.directory, plan.copy.name)
         """The full path of the working ``.vmx``, without links."""
-        self.resources = Resources(log)
-        self.write_manifest: Callable[[VmrunMachine], None] | None = None
-        """Writes down what a checkpoint consists of, once the VM is suspended."""
-        self.cpu_before = 0.0
-        """Seconds of CPU that the guest had used before its process was started."""
-        self.saved_in = ""
-        """The name of the file with the guest's memory, while it is suspended."""
-        self._tool = tool
-        self._checkpoints = checkpoints
-        self._uid = tool.identity.uid
-        self._deadlines = deadlines
-        self._log = log
-        self._paused = False
-        self._keep_state = False
+        self._plan = plan
+        self._before = frozenset(os.listdir(plan.directory))
+        """What is in the scratch directory before the start makes anything."""
+        self._memory_file = plan.restart.manifest.state if plan.restart else ""
+        """The name of the file with the memory of a guest that is, or was, saved."""
+        self._tool = plan.vmrun
+        self._checkpoints = plan.checkpoints
+        self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
+        self._usage = Usage(plan.restart.manifest.cpu_seconds if plan.restart else 0)
         self._mac = ""
         self._ip = ""
         self._address_hangs = 0
@@ -72,28 +79,33 @@ class VmrunMachine(Machine):
 
     # What the server asks
 
-    def status(self) -> Status:
-        if self.saved_in:
-            there = os.path.lexists(os.path.join(self._checkpoints.directory, self.saved_in))
-            return Status(lifecycle.SUSPENDED if there else lifecycle.STOPPED)
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self._usage.seconds
+
+    def pid(self) -> int:
+        process = self._find_process() if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED) else None
+        return process.pid if process else 0
+
+    # The life
+
+    def look(self) -> Status:
         process = self._find_process()
         try:
-            listed = processes.is_listed(self._tool.run("list", seconds=self._deadlines.usual), self.vmx)
+            listed = processes.is_listed(self._tool.run("list", seconds=self.deadlines.usual), self.vmx)
         except (VmrunError, errors.MachineFault) as error:
             # vmrun is of no use just now, but the VM does not depend on it.
             if process is None or self._last_report is None:
-                if isinstance(error, VmrunError):
-                    raise faults.from_vmrun(error, f"asking for the status of {self.name}") from error
-                raise
-            self._log(f"{self.name} runs on as process {process.pid} although {error}")
-            self._last_report = self._last_report._replace(cpu_seconds=self._cpu_seconds())
+                raise self._fault(error, "asking for the status of") from error
+            self.log(f"{self.name} runs on as process {process.pid} although {error}")
+            self._last_report = self._last_report._replace(cpu_seconds=self._read_usage())
             return self._last_report
         if not listed and (process is None or processes.wait_for_end(process, LEAVING_WAIT)):
             return Status(lifecycle.STOPPED)
         memory = self.spec.memory_mib << 10
         self._last_report = Status(
-            lifecycle.SOFT_SUSPENDED if self._paused else lifecycle.RUNNING,
-            cpu_seconds=self._cpu_seconds(),
+            lifecycle.SOFT_SUSPENDED if self.state is lifecycle.SOFT_SUSPENDED else lifecycle.RUNNING,
+            cpu_seconds=self._read_usage(),
             vcpus=self.spec.vcpus,
             memory_kib=memory,
             max_memory_kib=memory,
@@ -102,43 +114,40 @@ class VmrunMachine(Machine):
         )
         return self._last_report
 
-    def cpu_seconds(self) -> float:
-        """What the guest had used when it was last looked at."""
-        return self._last_report.cpu_seconds if self._last_report else self.cpu_before
+    def look_at_saved(self) -> None:
+        if not os.path.lexists(os.path.join(self._plan.directory, self._memory_file)):
+            raise self._memory_is_lost(f"{self._memory_file} is not there any more")
 
-    def pid(self) -> int:
-        process = None if self.saved_in else self._find_process()
-        return process.pid if process else 0
-
-    def stop(self) -> None:
-        self.resources.to_be_stopped()
-        if not self.saved_in:
-            try:
-                if self._paused:
-                    self._run("unpause", self._deadlines.usual)  # a guest whose CPUs stand still hears nothing
-                    self._paused = False
-                self._run("stop", self._deadlines.stop, "soft")
-            except (VmrunError, errors.MachineFault) as error:
-                self._log(f"{self.name} cannot be asked to power off ({error}): stopping it hard")
-        self.destroy()
-
-    def destroy(self) -> None:
-        self.resources.ended(DESTROYED)
-        if not self.saved_in:
-            processes.end(self._tool, self.vmx, self._uid, self._deadlines.usual, self._log)
-        self.release()
-        self.saved_in = ""
-
-    def release(self) -> None:
-        if not self.resources.begin_release():
-            return
-        if self.saved_in and not self._keep_state:
-            self._forget_state()
-        self.resources.release(kept=self._keep_state)
-
-    def soft_suspend(self) -> None:
+    def ask_to_power_off(self) -> None:
+        """vmrun itself waits until the guest is off."""
         try:
-            self._run("pause", self._deadlines.usual)
+            if self.state is lifecycle.SOFT_SUSPENDED:
+                self._run("unpause", self.deadlines.usual)  # a guest whose CPUs stand still hears nothing
+            self._run("stop", self.deadlines.stop, "soft")
+        except (VmrunError, errors.MachineFault) as error:
+            raise errors.HypervisorFault(f"{error}.") from error
+
+    def wait_until_off(self, seconds: float) -> bool:
+        process = self._find_process()
+        return process is None or processes.wait_for_end(process, min(seconds, processes.PROCESS_WAIT))
+
+    def end_guest(self) -> None:
+        saved = self.state in (lifecycle.SUSPENDED, lifecycle.CHECKPOINTED)
+        if not saved or self._find_process() is not None:
+            processes.end(self._tool, self.vmx, self._uid, self.deadlines.usual, self.log)
+
+    def before_release(self) -> None:
+        if self.state is lifecycle.STARTING:
+            if self._plan.restart is not None:
+                self.put_back()
+            made = set(os.listdir(self._plan.directory)) - self._before
+            self._checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
+        elif self.state is not lifecycle.CHECKPOINTED:
+            self._forget_memory()
+
+    def pause(self) -> None:
+        try:
+            self._run("pause", self.deadlines.usual)
         except VmrunError as error:
             if faults.is_not_supported(error):
                 raise errors.ClientFault(
@@ -146,107 +155,124 @@ class VmrunMachine(Machine):
                     f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none).",
                     "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk.",
                 ) from error
-            raise faults.from_vmrun(error, f"pausing {self.name}", [self.vmx]) from error
-        self._paused = True
+            raise self._fault(error, "pausing") from error
 
-    def suspend(self) -> None:
-        self._require_free_space()
+    def unpause(self) -> None:
         try:
-            if self._paused:
-                self._run("unpause", self._deadlines.usual)
-                self._paused = False
-            cpu_seconds = self._cpu_seconds()
-            self._run("suspend", self._deadlines.memory, "hard")
+            self._run("unpause", self.deadlines.usual)
         except VmrunError as error:
-            raise faults.from_vmrun(error, f"suspending {self.name}", [self.vmx]) from error
+            raise self._fault(error, "resuming") from error
+
+    def save(self, operation: str) -> None:
+        self._require_free_space()
+        paused = self.state is lifecycle.SOFT_SUSPENDED
+        if paused:
+            self.unpause()
+        self._read_usage()
+        problem: VmrunError | errors.MachineFault | None = None
+        try:
+            self._run("suspend", self.deadlines.memory, "hard")
+        except (VmrunError, errors.MachineFault) as error:
+            problem = error
         process = self._find_process()
-        if process is not None:
-            processes.wait_for_end(process, self._deadlines.usual)  # it writes until its end
-        self.saved_in = self._find_state()
-        self.cpu_before = cpu_seconds
+        # It writes until its end; one that vmrun has given up may still be at it.
+        if process is not None and not processes.wait_for_end(process, self.deadlines.usual if not problem else 0):
+            if paused:
+                self.pause()
+            if problem is None:
+                raise errors.HypervisorFault(f"vmrun has suspended {self.name}, and process {process.pid} runs on.")
+            raise self._fault(problem, "suspending") from problem
+        self._find_memory_file(problem)
+        if problem is not None:
+            self.log(f"{self.name} is saved although {problem}")
+        self._usage.carry()
         self._process = None
         self._last_report = None
-        self._log(f"{self.name} is suspended in {self.saved_in}")
+        self.step("save.written")
+        self.log(f"{self.name} is suspended in {self._memory_file}")
 
-    def resume(self, state: str) -> None:
-        if state == lifecycle.SOFT_SUSPENDED:
-            try:
-                self._run("unpause", self._deadlines.usual)
-            except VmrunError as error:
-                raise faults.from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
-            self._paused = False
-        else:
-            self._go_on()
+    def write_manifest(self) -> None:
+        """With the disks that the VM has now, which are those of its snapshot."""
+        copy, directory, identity = self._plan.copy, self._plan.directory, self._tool.identity
+        now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
+        now.correct_parents(directory, identity)
+        self._checkpoints.write(
+            self.spec, copy.name, self.uuid, self._memory_file, self._usage.seconds, now.disks.values()
+        )
 
-    def checkpoint(self) -> None:
-        if self.write_manifest is None:
-            raise errors.ClientFault(
-                errors.VM_NO_SUPPORT_CHECKPOINT,
-                f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
-            )
-        was_saved = bool(self.saved_in)
-        if not was_saved:
-            self.suspend()
+    def restore(self, before_it_runs: Callable[[], None]) -> None:
+        self.look_at_saved()
+        before_it_runs()
         try:
-            self.write_manifest(self)
-        except BaseException:
-            if not was_saved:
-                self._go_on()
-            raise
-        self._keep_state = True
+            self.power_on()
+        except (VmrunError, errors.MachineFault) as error:
+            process = self._find_process()
+            if process is None:
+                self.look_at_saved()
+                raise self._fault(error, "resuming") from error
+            self.log(f"{self.name} runs again as process {process.pid} although {error}")
+        self.log(f"{self.name} is resumed")
+
+    def set_aside(self) -> None:
+        self._checkpoints.begin_restart()
+
+    def put_back(self) -> None:
+        self._checkpoints.put_back()
+
+    def forget_saved(self) -> None:
+        self._checkpoints.discard()
+        self._forget_memory()
 
     # What the driver asks
 
-    def start(self) -> None:
+    def power_on(self) -> None:
         """Power the VM on, or resume it from the state that its ``.vmx`` names. Raises `VmrunError`."""
-        self._run("start", self._deadlines.memory, "nogui")
+        self._run("start", self.deadlines.memory, "nogui")
 
     def current(self) -> Vmx:
         """The working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""
-        return read_vmx(self._tool.identity, self._checkpoints.directory, self.vmx_name)
+        return read_vmx(self._tool.identity, self._plan.directory, self._plan.copy.name)
 
     # What helps
 
     def _run(self, command: str, seconds: float, *arguments: str) -> str:
         return self._tool.run(command, self.vmx, *arguments, seconds=seconds)
 
-    def _go_on(self) -> None:
-        # From here on the disks change, and what is written down of them is wrong.
-        self._checkpoints.discard()
-        try:
-            self.start()
-        except VmrunError as error:
-            raise faults.from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
-        self._forget_state()
-        self.saved_in = ""
-        self._keep_state = False
-        self._log(f"{self.name} is resumed")
+    def _fault(self, error: VmrunError | errors.Fault, doing: str) -> errors.Fault:
+        if isinstance(error, errors.Fault):
+            return error
+        return faults.from_vmrun(error, f"{doing} {self.name}", [self.vmx])
 
-    def _forget_state(self) -> None:
+    def _forget_memory(self) -> None:
         """Remove the suspended memory, where VMware has not done so."""
-        names = [self.saved_in] if self.saved_in else []
+        names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
-            names += [
-                name
-                for name in state_files(self._checkpoints.directory, self.vmx_name)
-                if name.endswith((".vmss", ".vmem"))
-            ]
+            names += [name for name in self._state_files() if name.endswith((".vmss", ".vmem"))]
         self._checkpoints.forget(*dict.fromkeys(names))
+        self._memory_file = ""
 
-    def _find_state(self) -> str:
-        """The file in which the guest's memory is. Raises `errors.HypervisorFault` where there is none."""
-        stem = self.vmx_name.removesuffix(".vmx")
-        found = [name for name in state_files(self._checkpoints.directory, self.vmx_name) if name.endswith(".vmss")]
+    def _state_files(self) -> list[str]:
+        return state_files(self._plan.directory, self._plan.copy.name)
+
+    def _find_memory_file(self, problem: VmrunError | errors.Fault | None) -> None:
+        """Find out where the memory of the guest is, which has ended. Raises `errors.Fault` where it is nowhere."""
+        found = [name for name in self._state_files() if name.endswith(".vmss")]
+        wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
-            raise errors.HypervisorFault(
-                f"vmrun says that it has suspended {self.name}, and there is no {stem}.vmss.",
-                "read vmware.log in the job's scratch directory.",
-                CANNOT_SAVE,
-            )
-        return f"{stem}.vmss" if f"{stem}.vmss" in found else found[0]
+            if isinstance(problem, VmrunError) and faults.is_not_running(problem):
+                raise self._fault(problem, "suspending") from problem
+            said = "vmrun says that it has suspended it" if problem is None else str(problem)
+            raise self._memory_is_lost(f"{said}, and there is no {wanted}")
+        self._memory_file = wanted if wanted in found else found[0]
+
+    def _memory_is_lost(self, reason: str) -> errors.Fault:
+        return self.report_lost(
+            f"{self.name} has ended, and its memory is lost: {reason}.",
+            "read vmware.log in the job's scratch directory; the job has to run again.",
+        )
 
     def _require_free_space(self) -> None:
-        directory = self._checkpoints.directory
+        directory = self._plan.directory
         try:
             status = os.statvfs(directory)
         except OSError as error:
@@ -270,9 +296,9 @@ class VmrunMachine(Machine):
             self._process = processes.find(self.vmx, self._uid)
         return self._process
 
-    def _cpu_seconds(self) -> float:
+    def _read_usage(self) -> float:
         process = self._find_process()
-        return self.cpu_before + (proc.cpu_seconds(process.pid) if process else 0.0)
+        return self._usage.read(proc.cpu_seconds(process.pid) if process else None)
 
     def _find_mac(self) -> str:
         if not self._mac and self.spec.networking:
@@ -288,7 +314,12 @@ class VmrunMachine(Machine):
 
     def _find_address(self) -> str:
         """The guest's address, which VMware's Tools in it tell; empty where they do not run."""
-        if self._ip or not self.spec.networking or self._paused or self._address_hangs >= MOST_ADDRESS_HANGS:
+        if (
+            self._ip
+            or not self.spec.networking
+            or self.state is lifecycle.SOFT_SUSPENDED
+            or self._address_hangs >= MOST_ADDRESS_HANGS
+        ):
             return self._ip
         try:
             told = self._run("getGuestIPAddress", ADDRESS_SECONDS).strip()

@@ -12,6 +12,7 @@ the snapshot was made. In another directory that name has to be corrected before
 
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -85,6 +86,8 @@ class VmdkLayer(NamedTuple):
     """The name in the scratch directory, or a full path elsewhere."""
     files: tuple[str, ...]
     """The description and its extents, each as `path`."""
+    parent: str = ""
+    """What it has to call its parent before anything runs (`correct`); empty where that is right."""
 
 
 def read(descriptor: int) -> Vmdk:
@@ -147,11 +150,11 @@ def _name(name: bytes) -> str:
 
 
 def in_scratch(
-    identity: Identity, directory: str, name: str, attribute: str, *, shared: bool = False, correct: bool = True
+    identity: Identity, directory: str, name: str, attribute: str, *, shared: bool = False
 ) -> list[VmdkLayer]:
-    """The disk `name` of the scratch directory and its parents, nearest first; with `correct`, parents' paths are.
+    """The disk `name` of the scratch directory and its parents, nearest first; nothing is changed.
 
-    A parent that is in the scratch directory too is named without a path from here on; one elsewhere has
+    A parent that is in the scratch directory too is to be named without a path; one elsewhere has
     to be a file that the job's user can read. With `shared`, for a job whose disks are not transferred, a
     full path that leads to a file is right as it is, and a file of the same name in the scratch directory
     is another one. Raises `JobFault`, which names `attribute`.
@@ -164,17 +167,19 @@ def in_scratch(
             vmdk = _open_and_read(identity, directory, name)
             for extent in vmdk.extents:
                 os.close(identity.open_scratch(directory, extent, os.O_RDONLY))
-            layers.append(VmdkLayer(name, (name, *vmdk.extents)))
+            files = name, *vmdk.extents
             if not vmdk.parent:
+                layers.append(VmdkLayer(name, files))
                 break
             parent = _last_part(vmdk.parent)
             away = shared and vmdk.parent.startswith("/") and os.path.dirname(vmdk.parent) != directory
             away = away and identity.check_access(vmdk.parent, write=False) is None
             if not away and _is_in_scratch(identity, directory, parent):
-                if correct and vmdk.parent != parent:
-                    _write_parent(identity, directory, name, vmdk, parent)
+                _with_parent(vmdk, parent)
+                layers.append(VmdkLayer(name, files, "" if vmdk.parent == parent else parent))
                 name = parent
                 continue
+            layers.append(VmdkLayer(name, files))
         except VmdkError as error:
             raise _bad(attribute, name, str(error), errors.BAD_IMAGE) from error
         except OSError as error:
@@ -184,6 +189,18 @@ def in_scratch(
         layers += elsewhere(identity, vmdk.parent, attribute, MOST_LAYERS - len(layers))
         break
     return layers
+
+
+def correct(identity: Identity, directory: str, layers: Iterable[VmdkLayer], attribute: str) -> None:
+    """Have the layers in the scratch directory name their parents as they are to. Raises `JobFault`."""
+    for layer in layers:
+        if layer.parent:
+            try:
+                _write_parent(identity, directory, layer.path, layer.parent)
+            except VmdkError as error:
+                raise _bad(attribute, layer.path, str(error), errors.BAD_IMAGE) from error
+            except OSError as error:
+                raise _bad(attribute, layer.path, f"{error.strerror}, for the job's user") from error
 
 
 def elsewhere(identity: Identity, path: str, attribute: str, most: int = MOST_LAYERS) -> list[VmdkLayer]:
@@ -244,20 +261,27 @@ def _is_in_scratch(identity: Identity, directory: str, name: str) -> bool:
     return True
 
 
-def _write_parent(identity: Identity, directory: str, name: str, vmdk: Vmdk, parent: str) -> None:
-    """Replace the parent's path by `parent`: inside a disk in the room that its description has."""
+def _with_parent(vmdk: Vmdk, parent: str) -> bytes:
+    """The description with another name of the parent. Raises `VmdkError` where its room is too small for it."""
     written = os.fsencode(parent)
     text = _PARENT.sub(lambda found: found[1] + written + found[3], vmdk.text)
-    if not vmdk.room:
-        identity.write_scratch(directory, name, text)
-        return
-    if len(text) > vmdk.room:
+    if vmdk.room and len(text) > vmdk.room:
         raise VmdkError(f"there is no room to name its parent {shown(parent)}")
+    return text
+
+
+def _write_parent(identity: Identity, directory: str, name: str, parent: str) -> None:
+    """Replace the parent's path by `parent`: inside a disk in the room that its description has."""
     descriptor = identity.open_scratch(directory, name, os.O_RDWR)
     try:
-        os.pwrite(descriptor, text.ljust(vmdk.room, b"\0"), vmdk.offset)
+        vmdk = read(descriptor)
+        text = _with_parent(vmdk, parent)
+        if vmdk.room:
+            os.pwrite(descriptor, text.ljust(vmdk.room, b"\0"), vmdk.offset)
     finally:
         os.close(descriptor)
+    if not vmdk.room:
+        identity.write_scratch(directory, name, text)
 
 
 def _bad(attribute: str, name: str, problem: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:

@@ -60,6 +60,11 @@ class WorkingCopy(NamedTuple):
         """The content of the file."""
         return self.vmx.encode()
 
+    def correct_parents(self, directory: str, identity: Identity) -> None:
+        """Have the disks name their parents without the path of another machine's. Raises `JobFault`."""
+        for device, layers in self.disks.items():
+            vmdk.correct(identity, directory, layers, f"{self.name}, {device}.fileName")
+
 
 def name_for(vmx_file: str) -> str:
     """The working copy's name, by which a checkpoint is found again too."""
@@ -67,27 +72,19 @@ def name_for(vmx_file: str) -> str:
 
 
 def build(
-    source: Vmx,
-    spec: VmwareSpec,
-    directory: str,
-    uuid: str,
-    settings: Settings,
-    identity: Identity,
-    *,
-    dry: bool = False,
+    source: Vmx, spec: VmwareSpec, directory: str, uuid: str, settings: Settings, identity: Identity
 ) -> WorkingCopy:
     """The working copy of the job's ``.vmx`` (`source`), for the scratch directory `directory`, without links.
 
-    Where a parent's path in a disk has to be corrected, it is, unless this is a `dry` run.
-
-    Raises `JobFault` for what the job's owner must change, `MachineFault` for VMWARE_LOCAL_SETTINGS_FILE.
+    Nothing is written. Raises `JobFault` for what the job's owner must change, `MachineFault` for
+    VMWARE_LOCAL_SETTINGS_FILE.
     """
     vmx = Vmx()
     for name, value in source.items():
         if _PLAIN.fullmatch(name):
             vmx[name] = value
     disks: dict[str, tuple[VmdkLayer, ...]] = {}
-    places = _Places(spec, directory, identity, dry)
+    places = _Places(spec, directory, identity)
     for device in _devices(source):
         if device.lower().startswith(("serial", "parallel")):
             _port(source, device, vmx)
@@ -134,7 +131,6 @@ class _Places(NamedTuple):
     spec: VmwareSpec
     directory: str
     identity: Identity
-    dry: bool
 
     def in_scratch(self, value: str) -> str:
         """The name in the scratch directory for a name in the job's ``.vmx``; empty for what can be none."""
@@ -177,7 +173,7 @@ def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places)
     if spec.transfer:
         name = places.in_scratch(value)
         if name:
-            layers = vmdk.in_scratch(places.identity, places.directory, name, where, correct=not places.dry)
+            layers = vmdk.in_scratch(places.identity, places.directory, name, where)
     else:
         path = places.elsewhere(value)
         if path:
