@@ -329,6 +329,14 @@ def test_quit_does_not_wait_for_the_settings(scratch: Path) -> None:
         assert peer.process.returncode == 0
 
 
+def test_the_server_looks_at_its_deadlines_when_the_settings_are_read(scratch: Path) -> None:
+    """Of a request that came before, the deadline is that of VM_GAHP_REQ_TIMEOUT too."""
+    made = server.Server("simulated", str(scratch), environment("simulated", scratch), to_stderr=True)
+    made._configuring.acquire()
+    made._configure()
+    assert select.select([made._wake_read], [], [], 0)[0]
+
+
 def test_a_refusal_before_the_settings_are_read_is_explained_too(scratch: Path) -> None:
     settings = scratch.parent / "settings"
     os.mkfifo(settings)

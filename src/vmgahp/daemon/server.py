@@ -253,6 +253,7 @@ class Server:
                 self.log.always(warning)
             self.log.always(f"serving VM type {self.session.vm_type} in {self.working_dir}")
         self._configuring.release()
+        self._wake()  # deadlines may be nearer than was thought
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
