@@ -25,6 +25,7 @@ LONGEST = 300.0
 
 PAGE = REPOSITORY / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- tried -->\n", "<!-- end of tried -->"
+FAULTS_BETWEEN = "<!-- faults -->\n", "<!-- end of faults -->"
 
 
 class Machine:
@@ -131,43 +132,55 @@ def try_random(machines: int, seed: int, seconds: float, heard: Callable[[Verdic
     )
 
 
+def faults_table() -> str:
+    """The faults, as the page shows them."""
+    return "| fault | what it is |\n|---|---|\n" + "".join(f"| {fault} | {what} |\n" for fault, what in FAULTS.items())
+
+
 def tables(matrix: list[Verdict], random: list[Verdict], seconds: float) -> str:
     """What was tried, and what of it survived, as the page shows it."""
     tried = [verdict for verdict in matrix if verdict.tried]
     lost = [verdict for verdict in tried if verdict.lost]
+    groups = list(dict.fromkeys(fault.split(": ")[0] for fault in FAULTS))
+    date = time.strftime("%-d %B %Y", time.gmtime())
     lines = [
-        f"{len(tried)} faults were tried in {seconds / 60:.0f} minutes, {time.strftime('%-d %B %Y', time.gmtime())}; "
-        f"{len(tried) - len(lost)} were survived, {len(lost)} were not.",
+        f"On {date} {len(tried)} faults were tried, in {seconds / 60:.0f} minutes; {len(tried) - len(lost)} survived.",
         "",
-        "| during | " + " | ".join(FAULTS) + " |",
-        "|---" * (len(FAULTS) + 1) + "|",
+        "| during | points | " + " | ".join(f"{group} fails" for group in groups) + " |",
+        "|---" * (len(groups) + 2) + "|",
     ]
-    for operation in OPERATIONS:
-        cells = []
-        for fault in FAULTS:
-            here = [verdict for verdict in tried if (verdict.operation, verdict.fault) == (operation, fault)]
-            cells.append(f"{sum(not verdict.lost for verdict in here)} of {len(here)}" if here else "")
-        lines.append(f"| {operation} | " + " | ".join(cells) + " |")
-    lines += ["", "What was lost:", ""]
+    for operation, points in OPERATIONS.items():
+        cells = [
+            _survived([v for v in tried if v.operation == operation and v.fault.startswith(f"{group}: ")])
+            for group in groups
+        ]
+        lines.append(f"| {operation} | {len(points)} | " + " | ".join(cells) + " |")
+    lines += ["", "| fault | survived |", "|---|---|"]
+    lines += [f"| {fault} | {_survived([v for v in tried if v.fault == fault])} |" for fault in FAULTS]
+    lines += ["", "Lost:", ""]
     lines += [f"- {verdict.operation}, {verdict.point}, {verdict.fault}: {'; '.join(verdict.lost)}" for verdict in lost]
-    if not lost:
-        lines += ["- nothing"]
+    lines += [] if lost else ["- nothing."]
     if random:
         steps = sum(int(verdict.fault.split(" ")[0]) for verdict in random)
         taken = max(verdict.seconds for verdict in random)
         lines += [
             "",
-            f"Random sequences of all operations and faults: {steps} operations in {taken / 60:.0f} minutes on "
-            f"{len(random)} machines; {sum(bool(verdict.lost) for verdict in random)} ended in a loss.",
+            f"Random sequences: {steps} operations, half of them with a fault, in {taken / 60:.0f} minutes on "
+            f"{len(random)} machines; {sum(bool(verdict.lost) for verdict in random)} sequences ended in a loss.",
         ]
         lines += [f"- {verdict.point}: {'; '.join(verdict.lost)}" for verdict in random if verdict.lost]
     return "\n".join(lines) + "\n"
 
 
+def _survived(verdicts: list[Verdict]) -> str:
+    return f"{sum(not verdict.lost for verdict in verdicts)} of {len(verdicts)}" if verdicts else "-"
+
+
 def write_page(text: str) -> None:
     """Put the tables into the page."""
-    head, begin, rest = PAGE.read_text().partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    assert begin
-    assert end
-    PAGE.write_text(head + BEGIN + "\n" + text + "\n" + END + tail)
+    page = PAGE.read_text()
+    for (begin, end), content in (((BEGIN, END), text), (FAULTS_BETWEEN, faults_table())):
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(end)
+        page = head + begin + content + end + tail
+    PAGE.write_text(page)

@@ -313,8 +313,7 @@ class Story:
             if not asked.result and self.daemon.alive():
                 self.lose(f"a request without an answer: {asked.operation}")
         if not self.daemon.alive():
-            self.lose(f"the daemon died by itself (exit {self.daemon.process.returncode})")
-            self._end_of_daemon(in_order=False)
+            self._died_by_itself()
             return
         self.granted(request)
         if status is not None and status.result:
@@ -325,11 +324,24 @@ class Story:
         assert self.daemon is not None
         result: list[str] = []
         for _ in range(3):  # condor_starter takes five bad ones
-            result = self.daemon.answer(self.daemon.begin("STATUS", self.vm))
-            if result[:1] == ["0"] or not result:
+            try:
+                result = self.daemon.answer(self.daemon.begin("STATUS", self.vm))
+            except ProtocolError as error:
+                self.told.append(str(error).splitlines()[0])
+            if not self.daemon.alive():
+                self._died_by_itself()
+                return ""
+            # libvirt takes a moment to see that a guest was killed.
+            late = self.killed and result[1:] != [f"STATUS={lifecycle.STOPPED}"] and not self.guests()
+            if (result[:1] == ["0"] and not late) or not result:
                 break
             time.sleep(0.5)
         return self._judge_word(result)
+
+    def _died_by_itself(self) -> None:
+        assert self.daemon is not None
+        self.lose(f"the daemon died by itself (exit {self.daemon.process.returncode})")
+        self._end_of_daemon(in_order=False)
 
     def _judge_word(self, result: list[str], *, beside: bool = False) -> str:
         """Whether what STATUS said is true; `beside` an operation it may be of before that or of after it."""
@@ -384,7 +396,7 @@ class Story:
         if not self.vm or (self.durable and self.is_safe()):
             return
         word = self.judge_status()
-        if word in SERVED:
+        if self.daemon is not None and word in SERVED:
             saved, before = self.is_safe(), self.count()
             request = self.ask("RESUME")
             self.daemon.answer(request)

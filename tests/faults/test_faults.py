@@ -1,13 +1,14 @@
 """Faults at the points of a VM's life: a dozen by day, all of them in scripts/test --all."""
 
 import importlib
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.faults import launcher
 from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
-from tests.faults.matrix import MACHINES, Machine, tables, try_matrix, try_random
+from tests.faults.matrix import BEGIN, END, MACHINES, PAGE, Machine, faults_table, tables, try_matrix, try_random
 from tests.faults.rows import ROWS
 from tests.lab.namespace import why_not
 from vmgahp.drivers import lifecycle
@@ -119,10 +120,22 @@ def test_the_tables_say_what_was_lost() -> None:
     text = tables(
         [lost, untried, other], [Verdict("random", "seed 7", "12 steps", True, ["a request"], 60.0, "")], 90.0
     )
-    [row] = [line for line in text.splitlines() if line.startswith("| SUSPEND |")]
-    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
-        "1 of 2" if fault == "disk: full" else "" for fault in FAULTS
-    ]
+    assert "| SUSPEND | 3 | - | - | - | 1 of 2 |\n" in text
+    assert "| disk: full | 1 of 2 |\n" in text
     assert "- SUSPEND, save.begun, disk: full: the guest\n" in text
-    assert "12 operations in 1 minutes on 1 machines; 1 ended in a loss." in text
+    assert "12 operations, half of them with a fault, in 1 minutes on 1 machines; 1 sequences ended in a loss." in text
     assert "- seed 7: a request\n" in text
+
+
+@pytest.mark.xfail(reason="it is made by a run without a loss", strict=True)
+def test_the_page_has_the_tables_of_a_run() -> None:
+    page = PAGE.read_text()
+    assert faults_table() in page
+    shown = page.partition(BEGIN)[2].partition(END)[0]
+    assert re.match(r"On \d+ \w+ 20\d\d (\d+) faults were tried, in \d+ minutes; \1 survived\.\n", shown)
+    for operation, points in OPERATIONS.items():
+        assert re.search(rf"^\| {operation} \| {len(points)} \|( (\d+ of \d+|-) \|){{4}}$", shown, re.MULTILINE)
+    for fault in FAULTS:
+        assert re.search(rf"^\| {fault} \| (\d+) of \1 \|$", shown, re.MULTILINE)
+    assert "\n- nothing.\n" in shown
+    assert "; 0 sequences ended in a loss.\n" in shown
