@@ -372,12 +372,11 @@ def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(jo
 
 
 def second(job: Job, connection: "libvirt.virConnect") -> Job:
-    """Another job in the same scratch directory."""
-    other = Job.__new__(Job)
-    other.__dict__ |= job.__dict__
-    other.cluster += 50
-    other.name = f"alice_lab_{other.cluster}.0"
-    return other
+    """Another job of the same user on the same machine."""
+    scratch = job.scratch.parent / "dir_2"
+    scratch.mkdir()
+    job.own(scratch)
+    return Job(scratch, connection)
 
 
 @pytest.mark.libvirt
@@ -387,14 +386,14 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(job: Job, connection:
     image = job.scratch / "guest.qcow2"
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", job.disk, image], check=True)
     job.own(image)
-    disk = 'VMPARAM_vm_Disk = "guest.qcow2:hda:w:qcow2"'
+    disk = f'VMPARAM_vm_Disk = "{image}:hda:w:qcow2"'
     with running(job, disk) as peer:
         assert "lock" in refused_beside(peer, other, INVALID_DISK, disk)
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
 
 
 def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
-    """A START that fails while another VM of the same directory runs on."""
+    """A START that fails while another VM of the same server runs on."""
     answers(peer, job, ["1", word], *more)
     assert job.domain() is None
     return (job.scratch / "vm_error.txt").read_text()
@@ -403,12 +402,9 @@ def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
 @pytest.mark.libvirt
 def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
     other = second(job, connection)
-    make_guest(job.scratch / "other.img", seconds=None)
-    job.own(job.scratch / "other.img")
-    disk = 'VMPARAM_vm_Disk = "other.img:hda:w:raw"'
     with running(job, *ASKS, **USER_NETWORK) as peer:
-        assert f"JobVM_MACADDR = {MAC}" in refused_beside(peer, other, MISMATCHED, *ASKS, disk)
-        runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"', disk)  # another address will do
+        assert f"JobVM_MACADDR = {MAC}" in refused_beside(peer, other, MISMATCHED, *ASKS)
+        runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"')  # another address will do
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         assert job.name in peer.quit(), "the log names the other VM"
 
