@@ -146,3 +146,14 @@ def is_machines(error: OSError, *, in_scratch: bool = True) -> bool:
     out of service by naming a dead one. Only what this process itself lacks is the machine's then too.
     """
     return error.errno in _OF_THIS_PROCESS or (in_scratch and error.errno in _OF_A_FILE_SYSTEM)
+
+
+def unwritable(name: str, error: OSError) -> Fault:
+    """Whose fault it is that a file of ours cannot be written in the scratch directory, which HTCondor has made.
+
+    A job can bring a directory of that name, and must not take the machine out of service by it.
+    """
+    problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
+    if is_machines(error) or error.errno in (errno.EACCES, errno.ENOENT):
+        return MachineFault(problem, "see that the job's user can write there: check the file system of EXECUTE.")
+    return JobFault(MISMATCHED, problem, "see that nothing else of the job's has this name.")

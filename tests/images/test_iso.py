@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import jobs
 from tests.images.support import read
 from tests.images.support import write as executable
-from vmgahp.errors import MachineFault
+from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.iso import Unfit, write
@@ -123,6 +123,14 @@ def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, conten
             iso.check_names(contents)
     else:
         assert read(directory / "a.iso") == contents
+
+
+def test_a_directory_of_that_name_that_came_with_the_job_is_the_jobs_fault(scratch: Path, user: Identity) -> None:
+    (scratch / "seed.iso" / "full").mkdir(parents=True)
+    jobs.own(scratch)
+    with pytest.raises(JobFault, match="Is a directory"):
+        write(str(scratch), "seed.iso", "X", {"a": b"1"}, user, most_bytes=1 << 20)
+    assert os.listdir(scratch) == ["seed.iso"]
 
 
 @as_root

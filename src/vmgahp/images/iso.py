@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-from vmgahp.errors import MachineFault
+from vmgahp.errors import MachineFault, unwritable
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import FIRST_PASSED, run
 
@@ -76,8 +76,8 @@ def write(
     `label` is the volume's name, of at most 16 letters, digits and underscores. The contents together may have
     `most_bytes`; descriptors stay the caller's and are read from their beginning. The image is for the job's user
     alone (mode 0600); where it is `secret` its files are for the guest's root alone. Raises `Unfit` for contents
-    that are too many, too large, named as no file can be, or change meanwhile; `MachineFault` where it cannot be
-    written.
+    that are too many, too large, named as no file can be, or change meanwhile, and the fault of whoever is to
+    blame where it cannot be written.
     """
     if not _LABEL.fullmatch(label):
         raise ValueError(f"{label!r} is not a label of a volume")
@@ -108,10 +108,7 @@ def write(
             identity.unlink_scratch(directory, temporary)
             raise
     except OSError as error:
-        raise MachineFault(
-            f"{name} cannot be written in {directory} as uid {identity.uid}: {error.strerror}.",
-            "see that the job's user can write to its scratch directory, and that there is room.",
-        ) from error
+        raise unwritable(name, error) from error
     finally:
         for descriptor in opened:
             os.close(descriptor)

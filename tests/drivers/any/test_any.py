@@ -798,9 +798,10 @@ def test_through_the_protocol(scratch: Path) -> None:
 def test_a_job_of_one_type_that_does_not_take_it_is_held(scratch: Path) -> None:
     with Peer(environment("simulated", scratch)) as client:
         client.line()
-        for types, answer in (('"kvm, xen"', "1"), ('"kvm, simulated"', "0")):
+        for types, answer in (('"kvm, simulated"', "0"), ('"kvm, xen"', "1")):
             client.send_ad(*job(scratch, JobVMType='"simulated"', VMPARAM_vm_Types=types).lines())
             assert client.run("START", "simulated")[0] == answer
+            client.run("STOP", 1)
     assert "VMPARAM_vm_Types" in (scratch / "vm_error.txt").read_text()
 
 

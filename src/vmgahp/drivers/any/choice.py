@@ -4,7 +4,6 @@ The file travels with the job and is the job's to change, so it decides nothing 
 could have anyhow, and which of its own files is which disk.
 """
 
-import errno
 import json
 import re
 from typing import NamedTuple
@@ -57,15 +56,7 @@ def write(directory: str, name: str, data: bytes, identity: Identity, mode: int 
     try:
         identity.write_scratch(directory, name, data, mode)
     except OSError as error:
-        raise unwritable(name, error) from error
-
-
-def unwritable(name: str, error: OSError) -> errors.Fault:
-    """Whose fault it is that a file cannot be written in the scratch directory, which HTCondor has made for the job."""
-    problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
-    if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EDQUOT):
-        return errors.JobFault(errors.MISMATCHED, problem, "see that nothing else of the job's has this name.")
-    return errors.MachineFault(problem, "check the file system of EXECUTE.")
+        raise errors.unwritable(name, error) from error
 
 
 def _parse(data: bytes) -> Choice:

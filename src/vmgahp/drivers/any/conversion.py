@@ -10,7 +10,6 @@ from time import monotonic
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.any import choice
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Logger
 from vmgahp.errors import JobFault, MachineFault
@@ -80,7 +79,7 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
         raise _judge(error, ad, disk, size) from error
     except OSError as error:
         scratch.forget(identity, directory, log, temporary)
-        raise choice.unwritable(name, error) from error
+        raise errors.unwritable(name, error) from error
     except BaseException:
         scratch.forget(identity, directory, log, temporary)
         raise
