@@ -66,6 +66,35 @@ without calling the driver. What is not here is refused with ``VMGAHP_ERR_VM_INV
 are allowed in every state and change none; a STATUS may *find* that the guest is gone, which leads to `STOPPED` from
 anywhere."""
 
+POINTS = {
+    "plan.looked": "the job is read, its files are looked at, nothing is changed",
+    "clear.done": "what an earlier start left is gone",
+    "prepare.guarded": "the guardian watches",
+    "prepare.done": "disks and sockets are made",
+    "launch.made": "the guest exists, its CPUs stand still",
+    "launch.runs": "the guest runs",
+    "keep.done": "the VM is the server's",
+    "pause.begun": "a SOFT_SUSPEND has begun",
+    "pause.done": "the guest's CPUs stand still",
+    "unpause.begun": "the RESUME of a paused guest has begun",
+    "unpause.done": "the guest runs again",
+    "save.begun": "the guest's memory is about to be written",
+    "save.written": "the memory image is whole, under its partial name",
+    "save.named": "the memory image has its name, the guest is gone",
+    "checkpoint.begun": "a CHECKPOINT has begun",
+    "checkpoint.saved": "its memory image is in place",
+    "checkpoint.written": "its manifest is in place",
+    "restore.begun": "the RESUME of a saved guest has begun",
+    "restore.made": "the guest exists again, its CPUs stand still",
+    "restore.set_aside": "the checkpoint is none any more, for the disks are about to change",
+    "restore.runs": "the guest runs again",
+    "end.begun": "nothing else is done to the VM any more",
+    "end.asked": "the guest was asked to power off",
+    "end.gone": "the guest was seen gone",
+    "end.released": "what belonged to the VM is tidied up, and its guardian dismissed",
+}
+"""The named points of a life, and what has happened there."""
+
 
 def diagram() -> str:
     """`TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""

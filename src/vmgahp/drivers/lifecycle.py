@@ -18,7 +18,7 @@ from vmgahp.drivers.resources import Resources
 from vmgahp.job.ad import JobAd
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
-from vmgahp.metrics import Status
+from vmgahp.metrics import Status, Usage
 
 Plan = TypeVar("Plan")
 AnyMachine = TypeVar("AnyMachine", bound="ManagedMachine")
@@ -27,44 +27,14 @@ END = "END"
 """What is done to a VM that is being ended; no operation of a client's."""
 
 OVERRULE_SECONDS = 15.0
-"""How long an end waits for the operation that it overrules; less than the server waits for the end
-(`vmgahp.daemon.server.DESTROY_DEADLINE`)."""
+"""How long an end waits for what it overrules: less than the server does for the end (its DESTROY_DEADLINE)."""
 
 OVERRULE_INTERVAL = 0.5
 """Seconds between two attempts to end the guest of an operation that is still under way: it may make one meanwhile."""
 
-POINTS = {
-    "plan.looked": "the job is read, its files are looked at, nothing is changed",
-    "clear.done": "what an earlier start left is gone",
-    "prepare.guarded": "the guardian watches",
-    "prepare.done": "disks and sockets are made",
-    "launch.made": "the guest exists, its CPUs stand still",
-    "launch.runs": "the guest runs",
-    "keep.done": "the VM is the server's",
-    "pause.begun": "a SOFT_SUSPEND has begun",
-    "pause.done": "the guest's CPUs stand still",
-    "unpause.begun": "the RESUME of a paused guest has begun",
-    "unpause.done": "the guest runs again",
-    "save.begun": "the guest's memory is about to be written",
-    "save.written": "the memory image is whole, under its partial name",
-    "save.named": "the memory image has its name, the guest is gone",
-    "checkpoint.begun": "a CHECKPOINT has begun",
-    "checkpoint.saved": "its memory image is in place",
-    "checkpoint.written": "its manifest is in place",
-    "restore.begun": "the RESUME of a saved guest has begun",
-    "restore.made": "the guest exists again, its CPUs stand still",
-    "restore.set_aside": "the checkpoint is none any more, for the disks are about to change",
-    "restore.runs": "the guest runs again",
-    "end.begun": "nothing else is done to the VM any more",
-    "end.asked": "the guest was asked to power off",
-    "end.gone": "the guest was seen gone",
-    "end.released": "what belonged to the VM is tidied up, and its guardian dismissed",
-}
-"""The named points of a life, and what has happened there."""
-
 
 def reached(point: str) -> None:
-    """A life has come to this of the `POINTS`. Tests put a function of their own here, and stop the world."""
+    """A life has come to one of the `vmgahp.lifecycle.POINTS`. Tests put a function of their own here to stop there."""
 
 
 class ManagedMachine(Machine):
@@ -84,6 +54,8 @@ class ManagedMachine(Machine):
         self._overruled = False
         """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
         self._turn = threading.Condition()
+        self.usage = Usage()
+        """The CPU time of the guest, in seconds."""
         self._lost: errors.Fault | None = None
 
     # What a driver fills in
@@ -94,7 +66,7 @@ class ManagedMachine(Machine):
 
     @abstractmethod
     def ask_to_power_off(self) -> None:
-        """Ask the guest, which may be paused, to power off, and return. Raises `errors.Fault`."""
+        """Ask the guest, which may be paused, to power off. Raises `errors.Fault`."""
 
     @abstractmethod
     def wait_until_off(self, seconds: float) -> bool:
@@ -155,6 +127,11 @@ class ManagedMachine(Machine):
     # What a driver may ask
 
     @property
+    def is_lost(self) -> bool:
+        """Whether `report_lost` was called."""
+        return self._lost is not None
+
+    @property
     def overruled(self) -> bool:
         """Whether the VM is to end, and what is under way to stop."""
         return self._overruled
@@ -171,8 +148,8 @@ class ManagedMachine(Machine):
         self._over_with_it()
 
     def report_lost(self, problem: str, hint: str) -> errors.Fault:
-        """The guest is gone and its work with it, by nobody's will: no STATUS says that it has stopped, which would
-        mean that the job is done. The fault is to be raised."""
+        """The guest is gone with its work, by nobody's will: no STATUS says that it has stopped, for that would mean
+        that the job is done. The fault is to be raised."""
         self._lost = errors.HypervisorFault(problem, hint)
         return self._lost
 
@@ -262,12 +239,11 @@ class ManagedMachine(Machine):
     def release(self) -> None:
         if self._take_over():
             try:
-                try:
-                    self.clear_up()
-                except errors.Fault as fault:
-                    self.log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
-                self._tidy()
+                self.clear_up()
+            except errors.Fault as fault:
+                self.log(f"{self.name} is gone, and what is left of it cannot be cleared: {fault.problem}")
             finally:
+                self._tidy()
                 self._over_with_it()
 
     # How it is done
@@ -304,10 +280,6 @@ class ManagedMachine(Machine):
             self.resources.ended(POWERED_OFF_WHEN_ASKED)
         elif not self._overruled:
             self.log(f"{self.name} has not powered off in {self.deadlines.stop:g} s: destroying it")
-            self.not_powered_off()
-
-    def not_powered_off(self) -> None:
-        """The guest has not heard, or not obeyed, and is about to be destroyed."""
 
     def _restore(self) -> None:
         is_checkpoint = self.state is CHECKPOINTED
@@ -384,7 +356,7 @@ class ManagedMachine(Machine):
         reached("end.released")
 
     def before_release(self) -> None:
-        """The VM has ended: say how, where nobody has yet, and let go of what watched it."""
+        """The VM has ended: say how, and let go of what watched it."""
 
 
 _LAST_POINTS = {
@@ -435,10 +407,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     @abstractmethod
     def prepare(self, plan: Plan, resources: Resources) -> AnyMachine:
-        """Make what the VM needs, each with its removal in `resources`, and post its guardian.
-
-        Raises `errors.Fault`, OSError where the machine is out of resources, and `Unusable`.
-        """
+        """Make what the VM needs, each with its removal in `resources`. Raises `errors.Fault`, OSError, `Unusable`."""
 
     @abstractmethod
     def launch(self, machine: AnyMachine, plan: Plan) -> None:

@@ -22,6 +22,8 @@ class Resources:
         """Makes anew what ended with the process of a VM that was saved."""
         self.at_end: list[Callable[[], None]] = []
         """Done in order when the VM is gone, also by a start that failed."""
+        self.not_started: list[Callable[[], None]] = []
+        """Done in order before `at_end` by a start that failed; emptied by one that did not."""
         self.when_over: list[Callable[[], None]] = []
         """Done in order after `at_end` when the job is over: not where a checkpoint waits for its restart."""
         self._log = log
@@ -57,11 +59,11 @@ class Resources:
         for listener in (self.console, self.exit_port):
             if listener is not None:
                 listener.close()
-        todo = list(self.at_end)
+        todo = [*self.not_started, *self.at_end]
         if not kept:
             todo += [self.exit.write] if self.exit is not None else []
             todo += self.when_over
-        self.exit, self.at_end, self.when_over = None, [], []
+        self.exit, self.not_started, self.at_end, self.when_over = None, [], [], []
         for action in todo:
             try:
                 action()

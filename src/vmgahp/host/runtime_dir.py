@@ -51,6 +51,36 @@ def runtime_dir(base: str | None = None) -> str:
     )
 
 
+def claim(uuid: str) -> str:
+    """Say to other processes that this one looks after the VM `uuid`; a directory, to be removed with `unclaim`.
+
+    Raises `MachineFault` and OSError.
+    """
+    path = runtime_dir()
+    os.close(os.open(f"{path}/{uuid}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    return path
+
+
+def unclaim(path: str) -> None:
+    """The VM is gone."""
+    _remove_directory(path, os.geteuid())
+
+
+def is_claimed(uuid: str) -> bool:
+    """Whether a process that lives looks after the VM `uuid`."""
+    for place in _bases():
+        try:
+            names = os.listdir(place)
+        except OSError:
+            continue
+        for name in names:
+            words = name.removeprefix(PREFIX).split("-")
+            known = name.startswith(PREFIX) and len(words) == 3 and words[0].isdigit()
+            if known and os.path.lexists(f"{place}/{name}/{uuid}") and _birth(int(words[0])) == words[1]:
+                return True
+    return False
+
+
 def sweep(base: str | None = None) -> list[str]:
     """Remove what dead processes have left where `runtime_dir` makes directories; what was removed.
 

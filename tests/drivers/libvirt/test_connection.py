@@ -159,7 +159,7 @@ def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
     def save(_connection: libvirt.virConnect) -> None:
         raise away()
 
-    with pytest.raises(faults.Lost) as raised:
+    with pytest.raises(faults.ConnectionLost) as raised:
         way.once(save)
     assert faults.is_connection_loss(raised.value)
     assert type(faults.from_libvirt(raised.value, "saving it")) is errors.MachineFault
@@ -169,7 +169,7 @@ def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
 def test_what_libvirt_refuses_is_not_lost(way: LibvirtConnection) -> None:
     with pytest.raises(libvirt.libvirtError) as raised:
         way.once(lambda opened: opened.lookupByName("nobody"))
-    assert not isinstance(raised.value, faults.Lost)
+    assert not isinstance(raised.value, faults.ConnectionLost)
 
 
 def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtConnection) -> None:
@@ -187,7 +187,7 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
 
 
 def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
-    with pytest.raises(faults.Lost):
+    with pytest.raises(faults.ConnectionLost):
         way.once(lambda _opened: (_ for _ in ()).throw(away()))
     uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
     watch = way.watch(uuid, "test")

@@ -45,5 +45,5 @@ def test_the_format_and_the_settings_that_it_replaces(
     for is_checkpoint, wanted in ((False, suspend), (True, checkpoint)):
         domain = Domain()
         saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
-        saver._save(domain, "/path", is_checkpoint)
+        saver.write(domain, "/path", checkpoint=is_checkpoint)
         assert domain.saved == wanted

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -24,6 +25,9 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec
 from vmgahp.vm_types import HTCONDORS
+
+if TYPE_CHECKING:
+    from vmgahp.drivers.libvirt.describe import Plan
 
 Chains = Mapping[str, tuple[BackingFile, ...]]
 
@@ -48,6 +52,28 @@ class LibvirtRestart:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
+
+
+RESTARTING = f"{store.MANIFEST_FILE}.restarting"
+
+
+class JobCheckpoints(NamedTuple):
+    """The checkpoints of one job's VM."""
+
+    every: "LibvirtCheckpoints"
+    plan: "Plan"
+
+    def set_aside(self) -> None:
+        self.every.set_aside(self.plan.checkpoint_spec)
+
+    def put_back(self) -> None:
+        self.every.put_back(self.plan.checkpoint_spec)
+
+    def used_up(self) -> None:
+        self.every.used_up(self.plan.checkpoint_spec)
+
+    def write(self, machine: LibvirtMachine) -> None:
+        self.every.write(machine, self.plan.checkpoint_spec, self.plan.domain_type, self.plan.spec.chains)
 
 
 class LibvirtCheckpoints:
@@ -108,10 +134,29 @@ class LibvirtCheckpoints:
             )
         self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
 
+    def set_aside(self, spec: JobSpec) -> None:
+        """The guest is about to run: from now on the checkpoint is none. Raises `errors.MachineFault`."""
+        try:
+            self._identity.rename_scratch(spec.working_dir, store.MANIFEST_FILE, RESTARTING)
+        except OSError as error:
+            raise errors.MachineFault(
+                f"The checkpoint of {spec.name} cannot be set aside: {error.strerror}."
+            ) from error
+
+    def put_back(self, spec: JobSpec) -> None:
+        """The guest has not run after all."""
+        try:
+            self._identity.rename_scratch(spec.working_dir, RESTARTING, store.MANIFEST_FILE)
+        except FileNotFoundError:
+            pass  # it was not set aside
+        except (OSError, errors.Fault) as error:
+            self._log(f"the checkpoint of {spec.name} stays aside: {error}")
+
     def used_up(self, spec: JobSpec) -> None:
         """The guest continues and its disks change: the checkpoint in the scratch directory is no longer valid."""
         try:
             store.discard(self._identity, spec.working_dir)
+            self._identity.unlink_scratch(spec.working_dir, RESTARTING)
         except (OSError, errors.Fault) as error:
             self._log(f"the used checkpoint of {spec.name} cannot be removed: {error}")
 
@@ -137,7 +182,7 @@ class LibvirtCheckpoints:
                     machine_type=kind.get("machine", ""),
                     architecture=kind.get("arch", ""),
                     xml=machine.description,
-                    cpu_seconds=machine.cpu_before,
+                    cpu_seconds=machine.usage.seconds,
                     time=time.time(),
                     disks=store.describe_disks(self._identity, spec.working_dir, spec.disks, chains),
                     memory=store.describe_memory(self._identity, spec.working_dir),

@@ -227,15 +227,15 @@ class LibvirtConnection:
     def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function` with a live connection, once: for what must not be done twice, such as a start.
 
-        Raises `faults.Lost` where libvirtd went away meanwhile, and nobody knows what has come of it; otherwise
-        as `call`. Events that come of it may come later than the answer.
+        Raises `faults.ConnectionLost` where libvirtd went away meanwhile, and nobody knows what came of it; else as
+        `call`. Events that come of it may come later than the answer.
         """
         with self._way(time.monotonic() + self.deadline) as way:
             try:
                 return function(way.connection)
             except libvirt.libvirtError as error:
                 if way.is_lost(error):
-                    raise faults.Lost(error) from error
+                    raise faults.ConnectionLost(error) from error
                 raise
 
     alone = once

@@ -1,6 +1,7 @@
 """What libvirt is told of a job: its domain XML, and the user that QEMU runs as."""
 
 import os
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -12,7 +13,6 @@ from vmgahp.domain import build
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import capabilities, job_xml, other_hypervisors, qemu_check, tpm
-from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -41,15 +41,42 @@ ONE_TIME = "(one-time)"
 
 
 class Plan(NamedTuple):
-    """A VM that is to be started, or shown: what the job asks for, checked."""
+    """A VM that is to be started, or shown: what the job asks for, checked, and what this machine makes of it."""
 
     job: JobAd
     spec: JobSpec
+    """Its name is that of the domain, which has one of its own where another pool's VM has the job's."""
     domain_type: str
-    chains: Chains
-    """The backing files of each disk, by its path."""
-    restart: LibvirtRestart | None = None
-    """The checkpoint that it is restarted from."""
+    label: str
+    """The user and group of its QEMU, as libvirt's DAC label; empty where libvirt's own is to be."""
+    passt: bool
+    """Whether its user network is passt's."""
+    panic: str = ""
+    """The model of its panic device; empty for none."""
+    may_restart: bool = True
+    """Whether it goes on from its checkpoint, where there is one; one that turned out to be useless is left."""
+
+    @property
+    def checkpoint_spec(self) -> JobSpec:
+        """The same under the job's name, which its checkpoint has on every machine."""
+        return self.spec._replace(name=self.job.vm_name())
+
+
+class Ground(NamedTuple):
+    """What a description names beside the job, which a start has made; by default what stands for it in a dry run."""
+
+    uuid: str = "00000000-0000-0000-0000-000000000000"
+    console: str = f"/run/vmgahp/{ONE_TIME}/console"
+    """The path of the socket; each is empty where there is to be none."""
+    tpm: str = f"/run/vmgahp/{ONE_TIME}/tpm"
+    exit_port: str = f"/run/vmgahp/{ONE_TIME}/exit"
+    password: str = ONE_TIME
+    make_room: Callable[[], str] | None = None
+    """Makes a directory for copies of the job's own kernel; without it they are only named."""
+    devices: Mapping[str, str] = {}
+    """Of a Xen guest: the block device of each disk."""
+    kernel: str = ONE_TIME
+    initrd: str = ONE_TIME
 
 
 class Describer:
@@ -61,46 +88,94 @@ class Describer:
         self.log = log
         self._connection = connection
 
-    def describe(self, plan: Plan, uuid: str, resources: Resources | None) -> Described:
-        """The domain XML of a job: ours, or that of the administrator's script; and what VM_POLICY makes of it.
+    def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
+        """What this machine makes of a job. Raises `errors.Fault` for what it cannot do."""
+        if self.settings.xml_script():
+            return Plan(job, spec, domain_type, "", passt=False)
+        label = self._dac_label(domain_type)
+        capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        passt = any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type)
+        panic = capabilities.panic_model(spec, domain_type, self._connection)
+        return Plan(job, spec, domain_type, label, passt, panic)
 
-        The capture of the console begins here, since the socket is in the XML. Without `resources` the XML is
-        only to be shown: nothing is listened to, no script runs, and no password is made. Raises `errors.Fault`.
-        """
-        job, spec, domain_type, chains, _ = plan
-        script = self.settings.xml_script()
-        if script and resources is None:
+    def show(self, plan: Plan) -> str:
+        """The domain XML, with stand-ins for what only a start makes. Raises `errors.Fault`."""
+        if script := self.settings.xml_script():
             raise errors.MachineFault(
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
                 f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
             )
-        dry = resources is None
-        if script:
-            return described(self.settings, self.log, job, spec, self._scripted(script, job, spec, uuid), dry=dry)
-        label = self._dac_label(domain_type)
-        capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
-        if resources and spec.devices.share != spec.working_dir:
-            scratch.make_directory(spec.devices.share, self.identity)
+        return described(self.settings, self.log, plan.job, plan.spec, self.build(plan, Ground()), dry=True).xml
+
+    def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
+        """The domain XML of a start: ours, or that of the administrator's script; and what VM_POLICY makes of it.
+
+        The capture of the console begins here, since the socket is in the XML. Raises `errors.Fault`.
+        """
+        if script := self.settings.xml_script():
+            xml = self._scripted(script, plan.job, plan.spec, uuid)
+        else:
+            xml = self.build(plan, self._prepare(plan, uuid, resources))
+        return described(self.settings, self.log, plan.job, plan.spec, xml, dry=False)
+
+    def build(self, plan: Plan, ground: Ground) -> str:
+        """The domain XML by what it stands on. Raises `errors.Fault`."""
+        spec, captures = plan.spec, self.settings.console_log_limit() and other_hypervisors.is_qemu(plan.domain_type)
         host = build.Host(
-            uuid=uuid,
-            domain_type=domain_type,
-            cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, domain_type),
-            dac_label=label,
-            console_socket=""
-            if not other_hypervisors.is_qemu(domain_type)
-            else self._listen_to_console(spec, label, resources),
-            vnc_password="" if not spec.vnc else _password() if resources else ONE_TIME,
+            uuid=ground.uuid,
+            domain_type=plan.domain_type,
+            cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, plan.domain_type),
+            dac_label=plan.label,
+            console_socket=ground.console if captures else "",
+            vnc_password=ground.password if spec.vnc else "",
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
-            backing=chains,
-            passt=any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type),
+            backing=spec.chains,
+            passt=plan.passt,
             arch=capabilities.arch_of(spec),
-            tpm_socket=self._listen_as_tpm(spec, label, resources),
-            panic=capabilities.panic_model(spec, domain_type, self._connection),
-            exit_socket=self._listen_to_exit_port(spec, label, resources),
+            panic=plan.panic,
+            tpm_socket=ground.tpm if spec.devices.tpm else "",
+            exit_socket=ground.exit_port if spec.devices.exit_port else "",
         )
-        xml = job_xml.describe(job, build.build(spec, host), resources, self.identity)
-        return described(self.settings, self.log, job, spec, xml, dry=dry)
+        return job_xml.describe(plan.job, build.build(spec, host), ground.make_room, self.identity)
+
+    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
+        """Make what the XML names; each ends with the `resources`."""
+        spec = plan.spec
+        if spec.devices.share != spec.working_dir:
+            scratch.make_directory(spec.devices.share, self.identity)
+        limit = self.settings.console_log_limit()
+        if limit and other_hypervisors.is_qemu(plan.domain_type):
+            resources.console = ConsoleCapture(
+                os.path.join(runtime_dir(), "console"),
+                lambda: self._open_console_file(spec.working_dir),
+                limit,
+                self.log,
+                owner=self._owner(plan.label),
+            )
+        made = Ground(uuid, password=_password() if spec.vnc else "", make_room=lambda: self._room(resources))
+        if resources.console:
+            made = made._replace(console=resources.console.path)
+        if spec.devices.tpm:
+            device = tpm.Tpm(self.identity, self._owner(plan.label))
+            resources.at_end.append(device.close)
+            resources.before_restore.append(device.start)
+            device.start()
+            made = made._replace(tpm=device.path)
+        if spec.devices.exit_port:
+            resources.exit_port = ExitPort(self._owner(plan.label), self.log)
+            made = made._replace(exit_port=resources.exit_port.path)
+        return made
+
+    def _room(self, resources: Resources) -> str:
+        """A directory for copies of the job's own kernel, which goes away with the VM."""
+        from vmgahp.domain.job_xml.boot_files import remove
+
+        room = runtime_dir()
+        resources.at_end.append(lambda: remove(room))
+        if self.identity.switching:
+            os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
+        return room
 
     def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
         """The administrator's own XML, with the UUID by which the guardian and the kill mode know it."""
@@ -154,44 +229,6 @@ class Describer:
             return ""
         gid = needed.pop() if needed else self.identity.gid
         return f"+{self.identity.uid}:+{gid}"
-
-    def _listen_to_console(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
-        """Listen for the serial console and return the socket's path, empty where it is not captured."""
-        limit = self.settings.console_log_limit()
-        if not limit:
-            return ""
-        if resources is None:
-            return f"/run/vmgahp/{ONE_TIME}/console"
-        owner = self._owner(label)
-        resources.console = ConsoleCapture(
-            os.path.join(runtime_dir(), "console"),
-            lambda: self._open_console_file(spec.working_dir),
-            limit,
-            self.log,
-            owner=owner,
-        )
-        return resources.console.path
-
-    def _listen_as_tpm(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
-        """Make the job's TPM and return its socket's path, empty where the job wants none."""
-        if not spec.devices.tpm:
-            return ""
-        if resources is None:
-            return f"/run/vmgahp/{ONE_TIME}/tpm"
-        made = tpm.Tpm(self.identity, self._owner(label))
-        resources.at_end.append(made.close)
-        resources.before_restore.append(made.start)
-        made.start()
-        return made.path
-
-    def _listen_to_exit_port(self, spec: JobSpec, label: str, resources: Resources | None) -> str:
-        """Listen for the guest's exit code and return the socket's path, empty where the job wants no port."""
-        if not spec.devices.exit_port:
-            return ""
-        if resources is None:
-            return f"/run/vmgahp/{ONE_TIME}/exit"
-        resources.exit_port = ExitPort(self._owner(label), self.log)
-        return resources.exit_port.path
 
     def _owner(self, label: str) -> tuple[int, int]:
         """The user and group of the QEMU that gets this label."""

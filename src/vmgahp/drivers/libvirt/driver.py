@@ -2,6 +2,7 @@
 
 import os
 import uuid as uuids
+from typing import NamedTuple
 
 import libvirt
 
@@ -9,8 +10,7 @@ from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.domain import verify
-from vmgahp.drivers.base import Driver, Logger, Machine, Survey
-from vmgahp.drivers.exit_record import ExitRecord
+from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import (
     capabilities,
     faults,
@@ -22,25 +22,39 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
 )
-from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import Chains, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
+from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.hooks import Described
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.save import Saver
+from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
+from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
+from vmgahp.drivers.lifecycle import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import sweep
+from vmgahp.host.runtime_dir import claim, is_claimed, sweep, unclaim
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
+from vmgahp.metrics import Usage
+
+CALL_SECONDS = 20.0
+"""For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
 
 
-class LibvirtDriver(Driver):
+class Found(NamedTuple):
+    """A domain that libvirt has already."""
+
+    uuid: str
+    directory: str
+    persistent: bool
+
+
+class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     """VM types kvm and libvirt (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG).
 
     The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints
@@ -62,49 +76,89 @@ class LibvirtDriver(Driver):
 
     # The contract
 
-    def start(self, job: JobAd) -> Machine:
+    def plan(self, job: JobAd) -> Plan:
         job = job_xml.load(job, self.settings, self.identity)
+        hooks.require(self.settings, job)
         try:
-            return self._start(job)
-        except errors.Fault as fault:
-            judged = job_xml.judge(job, fault)
-            if judged is fault:
-                raise
-            raise judged from fault
-
-    def _start(self, job: JobAd) -> Machine:
-        made = provision.Provision(job.working_dir(), self.identity)
-        try:
-            return self._start_with(job, made)
-        except BaseException:
-            made.undo()
+            spec = look(self._read(job), self.settings, self.identity)
+            domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
+            provision.require_possible(spec, domain_type, self.settings)
+        except errors.JobFault:
+            host_checks.require_access(job.working_dir(), self.identity)
+            other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
             raise
+        host_checks.require_free_space(spec.working_dir)
+        return self._describer.plan(job, spec._replace(name=self._free_name(spec)), domain_type)
 
-    def _start_with(self, job: JobAd, made: provision.Provision) -> Machine:
-        plan = self._look_at(job, made)
-        restart = self._checkpoints.find(plan.spec, plan.domain_type, plan.chains)
-        if restart is not None:
-            try:
-                plan = self._with_macs(plan._replace(restart=restart))
-                machine = self._launch(plan)
-            except Unusable as unusable:
-                self._checkpoints.refuse(plan.spec, unusable)
-            else:
-                self._checkpoints.used_up(plan.spec)
-                return machine
-            finally:
-                restart.close()
-            return self._launch(plan._replace(restart=None))
-        return self._launch(self._with_macs(plan))
-
-    def describe(self, job: JobAd) -> str:
-        job = job_xml.load(job, self.settings, self.identity)
-        plan = self._with_macs(self._look_at(job, None), dry=True)
-        uuid = str(uuids.UUID(int=0))  # that of a start is made for it
+    def show(self, plan: Plan) -> str:
+        self._require_free_macs(plan.spec)
         try:
-            return self._describer.describe(plan, uuid, None).xml
+            return self._describer.show(plan._replace(spec=self._with_macs(plan, "", dry=True)))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
+
+    def clear(self, plan: Plan) -> None:
+        self._clear_orphan(plan.spec)
+        self._forget_firmware(plan.spec.name)
+        sweep()
+        scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
+        self._require_free_macs(plan.spec)
+
+    def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
+        made = provision.Provision(plan.spec.working_dir, self.identity)
+        resources.not_started.append(made.undo)
+        made.make(plan.spec)
+        restart = None
+        if plan.may_restart:
+            restart = self._checkpoints.find(plan.checkpoint_spec, plan.domain_type, plan.spec.chains)
+        try:
+            return self._prepare(plan, restart, resources)
+        except BaseException:
+            if restart:
+                restart.close()
+            raise
+
+    def launch(self, machine: LibvirtMachine, plan: Plan) -> None:
+        order = machine.order
+        if order.restart is None:
+            self._create(order, machine, plan)
+            return
+        try:
+            self._create(order, machine, plan)
+        except BaseException:
+            machine.put_back()
+            raise
+        finally:
+            order.restart.close()
+        machine.checkpoints.used_up()
+
+    def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
+        spec, resources, xml = plan.spec, machine.resources, machine.order.described.xml
+        resources.not_started.clear()
+        resources.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
+        self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.no_output_vm)
+        if resources.exit and resources.exit_port:
+            resources.exit.port = resources.exit_port.written
+        if resources.exit and resources.console:
+            resources.exit.console = resources.console.tail
+        if self.settings.boolean("VM_SCREENSHOT") and has_display(xml):
+            machine.screenshot = Screenshot(
+                self._connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
+            ).take
+        self._describer.publish_vnc(spec, machine, xml)
+        self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
+
+    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> Plan:
+        self._checkpoints.refuse(plan.checkpoint_spec, unusable)
+        return plan._replace(may_restart=False)
+
+    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
+        if job.expression(job_xml.ATTRIBUTE) is None:
+            return fault
+        try:
+            return job_xml.judge(job_xml.load(job, self.settings, self.identity), fault)
+        except errors.Fault:
+            return fault
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: libvirt.virConnect) -> bool:
@@ -135,29 +189,6 @@ class LibvirtDriver(Driver):
         self._connection.close()
 
     # A start
-
-    def _look_at(self, job: JobAd, made: provision.Provision | None) -> Plan:
-        """What the job asks for, by which domain type it runs, and the backing files of its disks, all checked.
-
-        Where it starts, what an earlier server left behind under its name is cleared away, and disks are `made`.
-        """
-        hooks.require(self.settings, job)
-        try:
-            spec = look(self._read(job), self.settings, self.identity)
-            domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
-            provision.require_possible(spec, domain_type, self.settings)
-            if made:
-                self._clear_orphan(spec.name)
-                sweep()
-                made.make(spec)
-        except errors.JobFault:
-            host_checks.require_access(job.working_dir(), self.identity)
-            other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
-            raise
-        host_checks.require_free_space(spec.working_dir)
-        if spec.macs:
-            self._require_free_macs(spec)
-        return Plan(job, spec, domain_type, spec.chains)
 
     def _read(self, job: JobAd) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
@@ -201,123 +232,121 @@ class LibvirtDriver(Driver):
             return "qemu"
         raise kvm_fault(reason)
 
-    def _clear_orphan(self, name: str) -> None:
+    def _free_name(self, spec: JobSpec) -> str:
+        """The job's name for its domain, or one of its own where a server that lives has a VM of that name elsewhere.
+
+        Two schedds may give one user the same cluster and process.
+        """
+        found = self._named(spec.name)
+        if found is None or self._is_ours(found, spec) or not is_claimed(found.uuid):
+            return spec.name
+        name = f"{spec.name}_{uuids.uuid4().hex[:8]}"
+        self.log(f"a VM of another job is called {spec.name}, and runs: this one is {name}")
+        return name
+
+    def _clear_orphan(self, spec: JobSpec) -> None:
         """Destroy what an earlier server left behind under the name of this job."""
-
-        def clear(connection: libvirt.virConnect) -> None:
-            try:
-                domain = connection.lookupByName(name)
-            except libvirt.libvirtError as error:
-                if faults.is_no_domain(error):
-                    return
-                raise
-            if domain.isPersistent():
-                raise errors.MachineFault(
-                    f"A domain called {name} is defined in libvirt, and jobs' domains never are.",
-                    f"see whose it is; then virsh undefine {name}.",
-                )
-            self.log(f"{name} still runs from an earlier start: destroying it")
-            domain.destroy()
-
+        found = self._named(spec.name)
+        if found is None:
+            return
+        if found.persistent:
+            raise errors.MachineFault(
+                f"A domain called {spec.name} is defined in libvirt, and jobs' domains never are.",
+                f"see whose it is; then virsh undefine {spec.name}.",
+            )
+        self.log(f"{spec.name} still runs from an earlier start: destroying it")
         try:
-            self._connection.call(clear)
+            self._connection.call(lambda connection: faults.find(connection, spec.name, found.uuid).destroy())
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
-                raise faults.from_libvirt(error, f"clearing a leftover {name}") from error
+                raise faults.from_libvirt(error, f"clearing a leftover {spec.name}") from error
 
-    def _launch(self, plan: Plan) -> LibvirtMachine:
-        """Boot the job's guest, or let it continue; on any exception nothing of it is left.
+    def _named(self, name: str) -> Found | None:
+        """The domain of that name."""
 
-        Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work.
-        """
-        _, spec, domain_type, chains, restart = plan
+        def look(connection: libvirt.virConnect) -> Found:
+            domain = connection.lookupByName(name)
+            try:
+                directory = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
+            except libvirt.libvirtError as error:
+                if faults.is_no_domain(error):
+                    raise
+                directory = ""
+            return Found(domain.UUIDString(), directory, bool(domain.isPersistent()))
+
+        try:
+            return self._connection.call(look)
+        except libvirt.libvirtError as error:
+            if faults.is_no_domain(error):
+                return None
+            raise faults.from_libvirt(error, f"looking for a leftover {name}") from error
+
+    @staticmethod
+    def _is_ours(found: Found, spec: JobSpec) -> bool:
+        return os.path.normpath(found.directory) == os.path.normpath(spec.working_dir)
+
+    def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
+        """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
+        spec = self._with_macs(plan, restart.manifest.xml if restart else "", dry=False)
+        plan = plan._replace(spec=spec)
         uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
-        resources = Resources(self.log)
         resources.at_end.append(lambda: self._forget_firmware(spec.name))
-        self._forget_firmware(spec.name)
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
-        try:
-            described = self._describer.describe(plan, uuid, resources)
-            if restart:
-                described = described._replace(xml=self._describe_restart(restart, described.xml))
-            resources.guardian = self.post_guardian(spec.name, uuid)
-            saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
-            saver.before_restore = resources.before_restore
-            if spec.devices.share:
-                saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
-            machine = self.machine(
-                spec.name,
-                uuid,
-                self._connection,
-                resources,
-                saver,
-                stop_timeout=self.settings.integer("VM_STOP_TIMEOUT"),
-                log=self.log,
-            )
-            machine.domain_type = domain_type
-            machine.no_checkpoint = self._why_not_save(spec, domain_type) or self._checkpoints.why_not(spec)
-            machine.write_manifest = lambda saved: self._checkpoints.write(saved, spec, domain_type, chains)
-            self._create(described, machine, plan)
-        except OSError as error:
-            resources.release()
-            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
-        except BaseException:
-            resources.release()
-            raise
-        resources.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
-        resources.exit = self._exit_record(machine, spec, resources)
-        if self.settings.boolean("VM_SCREENSHOT") and has_display(described.xml):
-            machine.screenshot = Screenshot(
-                self._connection, spec.name, uuid, spec.working_dir, self.identity, self.log
-            ).take
-        if spec.no_output_vm:
-            resources.when_over.append(lambda: scratch.empty(spec.working_dir, self.identity, self.log))
-        self._describer.publish_vnc(spec, machine, described.xml)
-        self.log(f"started {spec.name} ({uuid}) by {domain_type}")
+        described = self._describer.describe(plan, uuid, resources)
+        if restart:
+            described = described._replace(xml=self._describe_restart(restart, described.xml))
+        claimed = claim(uuid)
+        resources.at_end.append(lambda: unclaim(claimed))
+        resources.guardian = self.post_guardian(spec.name, uuid)
+        saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
+        saver.before_restore = resources.before_restore
+        if spec.devices.share:
+            saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
+        machine = self.machine(
+            LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log),
+            resources,
+            saver,
+            self.deadlines(CALL_SECONDS),
+            self.log,
+        )
+        machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self._checkpoints.why_not(spec)
+        machine.checkpoints = JobCheckpoints(self._checkpoints, plan)
+        machine.order = Order(described, restart)
+        machine.step("prepare.guarded")
         return machine
 
-    def _exit_record(self, machine: LibvirtMachine, spec: JobSpec, resources: Resources) -> ExitRecord:
-        made = ExitRecord(spec.name, spec.working_dir, machine.cpu_seconds, self.settings, self.identity, self.log)
-        if resources.exit_port is not None:
-            made.port = resources.exit_port.written
-        if resources.console is not None:
-            made.console = resources.console.tail
-        return made
-
-    def _create(self, described: Described, machine: LibvirtMachine, plan: Plan) -> None:
-        xml, authors, macs, _ = described
-        _, spec, _, chains, restart = plan
+    def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
+        xml, authors, macs, _ = order.described
+        restart, spec = order.restart, plan.spec
 
         def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
+            machine.step("launch.made")
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
             if not authors:
-                self._verify(live, xml, spec, chains)
+                self._verify(live, xml, spec, plan.spec.chains)
             elif less := verify.against_script(live, xml, spec):
                 self.log(f"{machine.name}, as {authors} made it: {less}")
             for mac, origin in macs:
                 host_checks.require_free_mac(connection, mac, self.log, domain.ID(), origin)
+            if restart:
+                machine.set_aside()
 
         try:
             if authors:
                 verify.before_libvirt(xml)
             if restart:
-                machine.cpu_before = restart.manifest.cpu_seconds
+                machine.usage = Usage(restart.manifest.cpu_seconds)
                 machine.restart_from(restart.descriptor, xml, check)
             else:
                 machine.create(xml, check)
         except verify.Mismatch as mismatch:
-            machine.undo()
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
             raise hooks.mismatch_fault(machine.name, authors, mismatch) from mismatch
-        except errors.Fault:
-            machine.undo()
-            raise
         except libvirt.libvirtError as error:
-            machine.undo()
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            fault = self._blame(error, doing, machine, plan, described)
+            fault = self._blame(error, doing, machine, plan, order.described)
             # Where the machine is unfit the checkpoint stays, for another machine or a better day.
             if restart and type(fault) is not errors.MachineFault:
                 raise Unusable(fault.problem, True) from error
@@ -328,7 +357,7 @@ class LibvirtDriver(Driver):
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in plan.spec.disks]
-        chosen += [image.path for images in plan.chains.values() for image in images]
+        chosen += [image.path for images in plan.spec.chains.values() for image in images]
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
@@ -352,12 +381,14 @@ class LibvirtDriver(Driver):
         """Why the VM's memory cannot be saved to a file; empty where it can."""
         return other_hypervisors.no_saving(domain_type)
 
-    def _with_macs(self, plan: Plan, *, dry: bool = False) -> Plan:
-        saved = plan.restart.manifest.xml if plan.restart else ""
-        spec = hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
-        return plan._replace(spec=spec)
+    def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
+        """The job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
+        return hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
+        if not spec.macs:
+            return
+
         def require(connection: libvirt.virConnect) -> None:
             for mac in spec.macs:
                 host_checks.require_free_mac(connection, mac, self.log)

@@ -21,7 +21,7 @@ class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
         return code
 
 
-class Lost(libvirt.libvirtError):  # type: ignore[misc]
+class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
     """The connection was lost during a call that is not made again: whether libvirt has done it is unknown."""
 
     def __init__(self, error: libvirt.libvirtError) -> None:

@@ -1,6 +1,6 @@
 """Jobs that bring XML of their own, and whose fault it is when libvirt refuses it."""
 
-import os
+from collections.abc import Callable
 
 import libvirt
 
@@ -9,10 +9,8 @@ from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.domain.job_xml import JobAdWithXml
 from vmgahp.drivers.libvirt import faults, host_checks
-from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.ad import JobAd
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
@@ -32,26 +30,13 @@ def load(job: JobAd, settings: Settings, identity: Identity) -> JobAd:
         raise
 
 
-def describe(job: JobAd, ours: str, resources: Resources | None, identity: Identity) -> str:
-    """Our domain XML with what the job's XML adds; copies of its kernel go away with the VM's `resources`.
+def describe(job: JobAd, ours: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
+    """Our domain XML with what the job's XML adds; copies of its kernel are made in the directory of `make_room`.
 
-    Without `resources` the XML is only to be shown. Raises `errors.Fault`.
+    Without that they are only named. Raises `errors.Fault`.
     """
     mine = _with_xml(job)
-    if mine is None:
-        return ours
-    if resources is None:
-        return mine.describe(ours, None, identity)
-    from vmgahp.domain.job_xml.boot_files import remove
-
-    def make_room() -> str:
-        room = runtime_dir()
-        resources.at_end.append(lambda: remove(room))
-        if identity.switching:
-            os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
-        return room
-
-    return mine.describe(ours, make_room, identity)
+    return ours if mine is None else mine.describe(ours, make_room, identity)
 
 
 def judge(job: JobAd, fault: errors.Fault) -> errors.Fault:

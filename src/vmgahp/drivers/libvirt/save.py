@@ -13,8 +13,11 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image
+from vmgahp.checkpoint.store import MEMORY_FILE
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
+
+SUSPEND_FILE = "vm_suspend.mem"
 
 PARTIAL_SUFFIX = ".part"
 """Of an image that is being written; it is renamed when it is whole."""
@@ -23,6 +26,47 @@ ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """An image may be as large as all of the guest's memory, and a little for the devices."""
 
 CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
+
+
+def partial_name(name: str) -> str:
+    """The name of a memory image that is not whole yet."""
+    return "." + name + PARTIAL_SUFFIX
+
+
+LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE))
+"""What a server that was killed may have left of a VM, and which is of use to nobody."""
+
+
+class MemoryFile:
+    """A memory image that is being written; to be kept, or closed without, which removes it."""
+
+    def __init__(self, saver: "Saver", name: str, descriptor: int) -> None:
+        self.name = name
+        self.descriptor = descriptor
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        """By which libvirtd is to know it."""
+        self._saver = saver
+
+    def is_whole(self) -> bool:
+        """Whether libvirt has written all of it: what it writes last is its first word."""
+        try:
+            self._saver.inspect(self.descriptor)
+        except (OSError, memory_image.Damaged):
+            return False
+        return True
+
+    def keep(self) -> None:
+        """Give it its name. Raises OSError and `errors.MachineFault`."""
+        os.fsync(self.descriptor)
+        self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
+
+    def close(self) -> None:
+        """Let go of it, whether it was kept or not; may be called again."""
+        if self.descriptor < 0:
+            return
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self._saver.forget(partial_name(self.name))
 
 
 class Saver:
@@ -38,38 +82,20 @@ class Saver:
         self._log = log
         self._settings = settings
 
-    def save(self, domain: libvirt.virDomain, name: str, memory_kib: int, xml: str, *, checkpoint: bool) -> None:
-        """Save the domain to the file `name` of the scratch directory; it exists when it is whole.
+    def begin(self, name: str, memory_kib: int) -> "MemoryFile":
+        """A file for the memory image `name`, under a name that says that it is not whole yet.
 
-        A save that fails leaves the domain running: libvirt lets it continue, and where the image cannot be kept
-        afterwards it is restored from that at once, as `xml` describes it. Raises `libvirt.libvirtError`
-        for what libvirt says, `errors.MachineFault` where there is no room or the file cannot be made.
+        Raises `errors.MachineFault` where there is no room for that much memory, or the file cannot be made.
         """
-        if self.cannot:
-            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"The VM cannot be saved: {self.cannot}.")
-        needed = int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA
-        self._require_free_space(needed)
-        partial = "." + name + PARTIAL_SUFFIX
+        self._require_free_space(int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA)
+        partial = partial_name(name)
         try:
             self.identity.unlink_scratch(self.directory, partial)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
             descriptor = self.identity.open_scratch(self.directory, partial, flags, 0o600)
         except OSError as error:
-            raise self._fault(f"{partial} cannot be made in {self.directory}: {error.strerror}") from error
-        path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        try:
-            self._save(domain, path, checkpoint)
-            try:
-                os.fsync(descriptor)
-                self.identity.rename_scratch(self.directory, partial, name)
-            except (OSError, errors.Fault) as error:
-                self.restore(domain.connect(), descriptor, xml)
-                raise self._fault(f"{name} cannot be kept in {self.directory}: {error}") from error
-        except BaseException:
-            self.forget(partial)
-            raise
-        finally:
-            os.close(descriptor)
+            raise self.fault(f"{partial} cannot be made in {self.directory}: {error.strerror}") from error
+        return MemoryFile(self, name, descriptor)
 
     def open(self, name: str) -> int:
         """A descriptor of a memory image that libvirtd may see. Raises `errors.MachineFault`."""
@@ -78,7 +104,7 @@ class Saver:
         except OSError as error:
             raise _unusable(name, self.directory, str(error.strerror)) from error
         try:
-            self._inspect(descriptor)
+            self.inspect(descriptor)
         except (OSError, memory_image.Damaged) as error:
             os.close(descriptor)
             raise _unusable(name, self.directory, str(error)) from error
@@ -98,16 +124,11 @@ class Saver:
     def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
         """Restore a domain from an open memory image, described by `xml` and not by what the image says.
 
-        Whether the guest was running is the image's word too: it runs. Raises `libvirt.libvirtError`.
+        Its CPUs stand still: whether the guest was running is the image's word too. Raises `libvirt.libvirtError`.
         """
         for action in self.before_restore:
             action()
-        self.hand_over(connection, descriptor, xml, paused=False)
-
-    def hand_over(self, connection: libvirt.virConnect, descriptor: int, xml: str, *, paused: bool) -> None:
-        """Give libvirt an open memory image to restore; the domain runs, or is left `paused`."""
-        flag = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
-        connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, flag)
+        connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
     def forget(self, name: str) -> None:
         """Remove a memory image that is no longer used."""
@@ -118,17 +139,20 @@ class Saver:
 
     def rename(self, old: str, new: str) -> None:
         """Give a memory image another name. Raises `errors.MachineFault`."""
+        if old == new:
+            return
         try:
             self.identity.unlink_scratch(self.directory, new)
             self.identity.rename_scratch(self.directory, old, new)
         except OSError as error:
-            raise self._fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
+            raise self.fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
 
-    def _inspect(self, descriptor: int) -> None:
+    def inspect(self, descriptor: int) -> None:
         """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
         memory_image.inspect(descriptor)
 
-    def _save(self, domain: libvirt.virDomain, path: str, checkpoint: bool) -> None:
+    def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
+        """Have libvirt write the domain's memory, which ends the domain. Raises `libvirt.libvirtError`."""
         kind = "CHECKPOINT" if checkpoint else "SUSPEND"
         flags = 0
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
@@ -149,15 +173,15 @@ class Saver:
         try:
             status = os.statvfs(self.directory)
         except OSError as error:
-            raise self._fault(f"{self.directory} cannot be examined: {error.strerror}") from error
+            raise self.fault(f"{self.directory} cannot be examined: {error.strerror}") from error
         free = status.f_bavail * status.f_frsize
         if free < needed:
-            raise self._fault(
+            raise self.fault(
                 f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"
             )
 
     @staticmethod
-    def _fault(problem: str) -> errors.MachineFault:
+    def fault(problem: str) -> errors.MachineFault:
         return errors.MachineFault(
             f"The VM cannot be saved: {problem}.",
             "free space on the file system of EXECUTE; the VM still runs.",

@@ -5,7 +5,6 @@ log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` wh
 """
 
 import os
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -15,14 +14,14 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
-from vmgahp.drivers.base import Machine, Survey
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
-from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Plan
+from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
-from vmgahp.drivers.libvirt.hooks import Described, described
+from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.xen import loop_device
 from vmgahp.drivers.libvirt.xen.console import PtyCapture
 from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
@@ -42,42 +41,38 @@ _AS_ASKED = ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline")
 """What a guest boots by: in the live XML it must be as in ours."""
 
 
-class _Ground(NamedTuple):
-    """What a guest stands on beside its XML."""
-
-    devices: dict[str, str]
-    kernel: str
-    initrd: str
-
-
 class XenDescriber(Describer):
     """Describes Xen jobs."""
 
-    def describe(self, plan: Plan, uuid: str, resources: Resources | None) -> Described:
-        """As `Describer.describe`; what the XML names is held open until the guest is gone."""
+    def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
+        plan = Plan(job, spec, domain_type, "", passt=False)
         if self.settings.xml_script():
-            return super().describe(plan, uuid, resources)
-        spec, boot = plan.spec, plan.spec.xen
-        assert boot is not None
-        capabilities.require(spec, plan.domain_type, "", self._connection, self.settings, self.identity)
-        domain_xen.require(spec, boot)
+            return plan
+        capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
+        assert spec.xen is not None
+        domain_xen.require(spec, spec.xen)
         if any(nic.networking_type == "bridge" for nic in spec.nics):
             look_at_bridge(self.settings)
-        ground = self._prepare(spec, boot, resources)
+        return plan
+
+    def build(self, plan: Plan, ground: Ground) -> str:
+        spec, boot = plan.spec, plan.spec.xen
+        assert boot is not None
+        devices = ground.devices or {disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}
         host = domain_xen.XenHost(
-            uuid=uuid,
-            devices=ground.devices,
+            uuid=ground.uuid,
+            devices=devices,
             kernel=ground.kernel,
             initrd=ground.initrd,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
         )
-        xml = domain_xen.build(spec, boot, host)
-        return described(self.settings, self.log, plan.job, spec, xml, dry=resources is None)
+        return domain_xen.build(spec, boot, host)
 
-    def _prepare(self, spec: JobSpec, boot: XenBoot, resources: Resources | None) -> _Ground:
-        if resources is None:
-            return _Ground({disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}, ONE_TIME, ONE_TIME)
+    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
+        """As `Describer._prepare`; what the XML names is held open until the guest is gone."""
+        spec, boot = plan.spec, plan.spec.xen
+        assert boot is not None
 
         def keep(descriptor: int) -> int:
             resources.at_end.append(lambda: os.close(descriptor))
@@ -109,7 +104,7 @@ class XenDescriber(Describer):
                 limit,
                 self.log,
             )
-        return _Ground(devices, kernel, initrd)
+        return Ground(uuid, devices=devices, kernel=kernel, initrd=initrd)
 
     def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
         flags = os.O_RDWR if disk.writable else os.O_RDONLY
@@ -137,17 +132,14 @@ class XenDriver(LibvirtDriver):
     machine = XenMachine
     saver = XenSaver
 
-    def start(self, job: JobAd) -> Machine:
+    def plan(self, job: JobAd) -> Plan:
         try:
-            return super().start(job)
+            return super().plan(job)
         except JobFault as fault:
             raise in_words_of_xen(fault) from fault
 
-    def describe(self, job: JobAd) -> str:
-        try:
-            return super().describe(job)
-        except JobFault as fault:
-            raise in_words_of_xen(fault) from fault
+    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
+        return in_words_of_xen(fault) if isinstance(fault, JobFault) else fault
 
     def survey(self, end: float) -> Survey:
         return XenSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
@@ -215,11 +207,11 @@ class XenDriver(LibvirtDriver):
             return "it has hardware virtualization, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
         return ""
 
-    def _create(self, described: Described, machine: LibvirtMachine, plan: Plan) -> None:
+    def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
         assert isinstance(machine, XenMachine)
         machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, DOMAIN_TYPE)
         machine.libxl_log = LibxlLog()
-        super()._create(described, machine, plan)
+        super()._create(order, machine, plan)
 
     def _blame(
         self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described

@@ -1,0 +1,169 @@
+"""One domain of libvirt: how it is found, asked, told, and made to run."""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+
+Result = TypeVar("Result")
+Make = Callable[[libvirt.virConnect], libvirt.virDomain]
+Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
+"""Looks at a domain that was made and does not run yet, and at its live XML."""
+
+_PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
+"""Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
+
+EVENT_WAIT = 2.0
+"""Seconds to wait for the event that says why a domain is no longer there, or that it runs; none comes when that
+happened while libvirtd was away."""
+
+
+class LibvirtGuest:
+    """A domain by its name and UUID."""
+
+    def __init__(self, name: str, uuid: str, domain_type: str, connection: LibvirtConnection, log: Logger) -> None:
+        self.name = name
+        self.uuid = uuid
+        self.type = domain_type
+        self.connection = connection
+        self.watch = connection.watch(uuid, name)
+        self._log = log
+        self._domain: libvirt.virDomain | None = None
+        self._pid = 0
+
+    def call(self, function: Callable[[libvirt.virDomain], Result], seconds: float = 0) -> Result:
+        return self.connection.call(lambda connection: function(self.find(connection)), seconds=seconds)
+
+    def find(self, connection: libvirt.virConnect) -> libvirt.virDomain:
+        self._domain = faults.find(connection, self.name, self.uuid)
+        return self._domain
+
+    def info(self, connection: libvirt.virConnect) -> list[int]:
+        """virDomainGetInfo, without looking the domain up again: to ask about a wrong one does no harm."""
+        domain = self._domain
+        if domain is None or domain.connect() is not connection:
+            domain = self.find(connection)
+        figures: list[int] = domain.info()
+        return figures
+
+    def operate(
+        self, doing: str, function: Callable[[libvirt.virDomain], object], cannot: str = "", seconds: float = 0
+    ) -> None:
+        """Do something to the domain. Where its hypervisor knows no such thing the client is told `cannot`."""
+        self.watch.ours = True
+        try:
+            self.call(function, seconds)
+        except libvirt.libvirtError as error:
+            if cannot and faults.is_unsupported(error):
+                raise errors.ClientFault(
+                    cannot, f"{self.name}: libvirt knows no {doing} of domains of type {self.type}."
+                ) from error
+            raise faults.from_libvirt(error, f"{doing} {self.name}") from error
+        finally:
+            self.watch.ours = False
+
+    # Starting
+
+    def made_from(self, xml: str) -> Make:
+        """How it is made for `begin`. Where libvirt's driver of a hypervisor cannot start it paused, it runs."""
+
+        def make(connection: libvirt.virConnect) -> libvirt.virDomain:
+            try:
+                return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
+            except libvirt.libvirtError as error:
+                if not (not other_hypervisors.is_qemu(self.type) and faults.is_unknown_flag(error)):
+                    raise
+            return connection.createXML(xml, 0)
+
+        return make
+
+    def begin(self, make: Make, look: Check) -> None:
+        """Make the domain, whose CPUs stand still, have it looked at, and let it run.
+
+        Raises `libvirt.libvirtError`, `faults.ConnectionLost`, and what `look` does.
+        """
+
+        def begin(connection: libvirt.virConnect) -> None:
+            domain = make(connection)
+            look(connection, domain, domain.XMLDesc())
+            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or other_hypervisors.is_qemu(self.type):
+                try:
+                    domain.resume()
+                except libvirt.libvirtError as error:
+                    if not faults.is_connection_loss(error):
+                        raise
+                    self._log(f"{self.name} was told to run, and libvirtd went away: {error}")
+            else:
+                self.watch.resumed.set()
+
+        self.watch.gone.clear()
+        self.watch.resumed.clear()
+        self.watch.was_saved = False
+        self.watch.ours = True
+        try:
+            self.connection.alone(begin)
+            # The events of this come later than the answers, and are nobody's pause.
+            self.watch.resumed.wait(EVENT_WAIT)
+        finally:
+            self.watch.ours = False
+
+    # Its process
+
+    def pid(self) -> int:
+        """The process that runs the guest, or 0 where there is none on this machine."""
+        if not self.known_pid():
+            self._pid = self._find_pid()
+        return self._pid
+
+    def known_pid(self) -> int:
+        """The process that ran it when it was last looked for, if it still does; else 0."""
+        return self._pid if self.is_ours(self._pid) else 0
+
+    def _find_pid(self) -> int:
+        if self.type == "lxc":
+            # The process that made the container, whose descendants all its others are.
+            try:
+                pid = int(self.call(lambda domain: domain.ID()))
+            except (libvirt.libvirtError, errors.Fault):
+                return 0
+            return pid if self.is_ours(pid) else 0
+        runs = ["/run", "/var/run"]
+        if os.environ.get("XDG_RUNTIME_DIR"):
+            runs.append(os.environ["XDG_RUNTIME_DIR"])
+        runs.append(f"/run/user/{os.getuid()}")
+        runs.append(os.path.expanduser("~/.cache"))
+        for run in runs:
+            for pattern in _PID_FILES:
+                try:
+                    with open(pattern.format(run=run, name=self.name)) as file:
+                        pid = int(file.read(32))
+                except (OSError, ValueError):
+                    continue
+                if self.is_ours(pid):
+                    return pid
+        return 0
+
+    def is_ours(self, pid: int) -> bool:
+        """Whether the process is this domain's: libvirt puts QEMU's UUID on its command line, or libvirt_lxc's name."""
+        if pid <= 0:
+            return False
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read(1 << 16)
+                if self.type == "lxc":
+                    return b"libvirt_lxc" in words and self.name.encode() in words.split(b"\0")
+                return self.uuid.encode() in words
+        except OSError:
+            return False
+
+
+def let_run(domain: libvirt.virDomain) -> None:
+    """Have a domain run whose CPUs stand still."""
+    if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
+        domain.resume()

@@ -1,0 +1,295 @@
+"""The life of a VM that every driver shares: one state, operations that an end overrules, an end that happens once."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from vmgahp import errors
+from vmgahp.drivers import lifecycle as lives
+from vmgahp.drivers.base import Deadlines
+from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.resources import Resources
+from vmgahp.lifecycle import CHECKPOINTED, POINTS, RUNNING, SOFT_SUSPENDED, STOPPED, SUSPENDED
+from vmgahp.metrics import Status
+
+WAIT = 30.0
+
+
+class Hypervisor:
+    """What exists and what was done, seen from outside."""
+
+    def __init__(self) -> None:
+        self.guest = True
+        self.image = False
+        self.manifest = False
+        self.done: list[str] = []
+
+
+class Guest(ManagedMachine):
+    """A guest of that; `fails` names what does not work, `at` what is called in the middle of something."""
+
+    no_checkpoint = ""
+
+    def __init__(self, log: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__("guest", Resources(log), Deadlines(1, 1, 0.05), log)
+        self.its = Hypervisor()
+        self.fails: set[str] = set()
+        self.at: dict[str, Callable[[], None]] = {}
+        self.resources.at_end.append(lambda: self.its.done.append("tidied up"))
+        self.started()
+
+    def _do(self, what: str) -> None:
+        self.its.done.append(what)
+        self.at.get(what, lambda: None)()
+        if what in self.fails:
+            raise errors.HypervisorFault(f"{what} fails.")
+
+    def look(self) -> Status:
+        return Status(RUNNING if self.its.guest else STOPPED)
+
+    def pid(self) -> int:
+        return 0
+
+    def ask_to_power_off(self) -> None:
+        self._do("ask")
+
+    def wait_until_off(self, seconds: float) -> bool:
+        return False
+
+    def end_guest(self) -> None:
+        self._do("end")
+        self.its.guest = False
+
+    def pause(self) -> None:
+        self._do("pause")
+
+    def unpause(self) -> None:
+        self._do("unpause")
+
+    def save(self, operation: str) -> None:
+        self._do("save")
+        self.its.guest, self.its.image = False, True
+
+    def write_manifest(self) -> None:
+        self._do("manifest")
+        self.its.manifest = True
+
+    def restore(self, before_it_runs: Callable[[], None]) -> None:
+        self._do("restore")
+        self.its.guest = True
+        try:
+            before_it_runs()
+            self._do("run")
+        except BaseException:
+            self.its.guest = False
+            raise
+
+    def set_aside(self) -> None:
+        self.its.manifest = False
+
+    def put_back(self) -> None:
+        self.its.manifest = True
+
+    def forget_saved(self) -> None:
+        self.its.image = False
+
+
+class Elsewhere:
+    """Something in a thread of its own, which has come as far as the machine lets it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except errors.Fault as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+
+
+def in_the_middle(guest: Guest, what: str) -> tuple[threading.Event, threading.Event]:
+    """Have `what` wait: an event that says that it has begun, and one that lets it go on."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(WAIT)
+
+    guest.at[what] = wait
+    return begun, go_on
+
+
+def test_the_states_are_those_of_the_session() -> None:
+    guest = Guest()
+    guest.soft_suspend()
+    assert guest.state is SOFT_SUSPENDED
+    guest.resume(SOFT_SUSPENDED)
+    guest.suspend()
+    assert guest.state is SUSPENDED
+    assert guest.status().state is SUSPENDED
+    guest.checkpoint()
+    assert guest.state is CHECKPOINTED
+    guest.resume(CHECKPOINTED)
+    assert guest.state is RUNNING
+    assert (guest.its.guest, guest.its.image, guest.its.manifest) == (True, False, False)
+    guest.stop()
+    assert guest.state is STOPPED
+    assert guest.status().state is STOPPED
+
+
+@pytest.mark.parametrize("operation", ["soft_suspend", "suspend", "checkpoint"])
+def test_what_the_table_does_not_have_is_refused(operation: str) -> None:
+    guest = Guest()
+    guest.destroy()
+    with pytest.raises(errors.ClientFault) as caught:
+        getattr(guest, operation)()
+    assert caught.value.code == errors.VM_NOT_FOUND
+
+
+@pytest.mark.parametrize("saved", ["suspend", "checkpoint"])
+@pytest.mark.parametrize("what", ["restore", "run"])
+def test_an_end_overrules_a_resume_and_leaves_no_guest(saved: str, what: str) -> None:
+    guest = Guest()
+    getattr(guest, saved)()
+    begun, go_on = in_the_middle(guest, what)
+    resuming = Elsewhere(lambda: guest.resume(SUSPENDED))
+    assert begun.wait(WAIT)
+    ending = Elsewhere(guest.destroy)
+    guest.at["end"] = go_on.set
+    ending.join()
+    resuming.join()
+    assert guest.state is STOPPED
+    assert not guest.its.guest
+    assert guest.its.done[-1] == "tidied up"
+    assert guest.its.done[-2] == "end", "the last word on the guest is its end"
+
+
+@pytest.mark.parametrize("operation", ["suspend", "checkpoint"])
+def test_an_end_overrules_a_save(operation: str) -> None:
+    guest = Guest()
+    begun, go_on = in_the_middle(guest, "save")
+    saving = Elsewhere(getattr(guest, operation))
+    assert begun.wait(WAIT)
+    ending = Elsewhere(guest.destroy)
+    guest.at["end"] = go_on.set
+    ending.join()
+    saving.join()
+    assert not guest.its.guest
+    assert not guest.its.image
+    assert not guest.its.manifest
+
+
+def test_an_end_waits_for_a_checkpoint_that_is_written_down_already() -> None:
+    guest = Guest()
+    begun, go_on = in_the_middle(guest, "manifest")
+    saving = Elsewhere(guest.checkpoint)
+    assert begun.wait(WAIT)
+    ending = Elsewhere(guest.destroy)
+    guest.at["end"] = go_on.set
+    ending.join()
+    saving.join()
+    assert saving.error is None
+    assert guest.its.manifest
+    assert guest.its.image, "a checkpoint stays when the server ends"
+
+
+def test_two_ends_are_one() -> None:
+    guest = Guest()
+    begun, go_on = in_the_middle(guest, "end")
+    first = Elsewhere(guest.destroy)
+    assert begun.wait(WAIT)
+    second = Elsewhere(guest.stop)
+    go_on.set()
+    first.join()
+    second.join()
+    assert guest.its.done.count("end") == 1
+    assert guest.its.done.count("tidied up") == 1
+
+
+def test_an_end_that_fails_can_be_had_again_and_the_guardian_stays() -> None:
+    guest = Guest()
+    guest.fails = {"end"}
+    with pytest.raises(errors.HypervisorFault):
+        guest.destroy()
+    assert guest.state is RUNNING
+    assert "tidied up" not in guest.its.done
+    guest.soft_suspend()
+    guest.fails = set()
+    guest.destroy()
+    assert guest.state is STOPPED
+
+
+def test_an_operation_that_does_not_stop_keeps_the_guardian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "OVERRULE_SECONDS", 0.1)
+    guest = Guest()
+    begun, go_on = in_the_middle(guest, "save")
+    saving = Elsewhere(guest.suspend)
+    assert begun.wait(WAIT)
+    with pytest.raises(errors.HypervisorFault, match="SUSPEND has not stopped"):
+        guest.destroy()
+    assert "tidied up" not in guest.its.done
+    go_on.set()
+    saving.join()
+    guest.destroy()
+    assert guest.its.done[-1] == "tidied up"
+
+
+@pytest.mark.parametrize("what", ["restore", "run"])
+def test_a_resume_that_fails_leaves_the_checkpoint_and_can_be_had_again(what: str) -> None:
+    guest = Guest()
+    guest.checkpoint()
+    guest.fails = {what}
+    with pytest.raises(errors.HypervisorFault):
+        guest.resume(SUSPENDED)
+    assert guest.state is CHECKPOINTED
+    assert (guest.its.guest, guest.its.image, guest.its.manifest) == (False, True, True)
+    guest.fails = set()
+    guest.resume(SUSPENDED)
+    assert guest.state is RUNNING
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("started", RUNNING), ("soft_suspend", SOFT_SUSPENDED), ("suspend", SUSPENDED)]
+)
+def test_a_checkpoint_that_cannot_be_written_down_leaves_the_vm_as_it_was(before: str, after: str) -> None:
+    guest = Guest()
+    getattr(guest, before)()
+    guest.fails = {"manifest"}
+    with pytest.raises(errors.HypervisorFault):
+        guest.checkpoint()
+    assert guest.state is after
+    assert guest.its.guest == (after is not SUSPENDED)
+
+
+def test_a_lost_guest_has_not_stopped() -> None:
+    guest = Guest()
+    fault = guest.report_lost("The guest is lost.", "see why.")
+    with pytest.raises(errors.HypervisorFault) as caught:
+        guest.status()
+    assert caught.value is fault
+    with pytest.raises(errors.ClientFault):
+        guest.suspend()
+    guest.stop()
+    assert guest.status().state is STOPPED
+
+
+def test_every_point_of_a_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(lives, "reached", seen.append)
+    guest = Guest()
+    guest.soft_suspend()
+    guest.resume(SOFT_SUSPENDED)
+    guest.suspend()
+    guest.resume(SUSPENDED)
+    guest.checkpoint()
+    guest.stop()
+    assert [point for point in seen if point not in POINTS] == []
+    assert seen[-2:] == ["end.gone", "end.released"]
