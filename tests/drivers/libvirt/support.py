@@ -278,7 +278,8 @@ def another_vm(
     try:
         yield made
     finally:
-        made.destroy()
+        if made.UUIDString() in [one.UUIDString() for one in connection.listAllDomains()]:
+            made.destroy()
 
 
 @contextlib.contextmanager
