@@ -359,6 +359,18 @@ def test_the_command_is_run_again(tmp_path, last, options, tries):
     assert content(tmp_path / "counted").count("try") == tries
 
 
+def test_its_pauses_grow_to_a_minute(tmp_path):
+    """libvirtd may be away for hours: it neither gives up nor keeps a processor busy."""
+    sleep = tmp_path / "sleep"
+    sleep.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/pauses\n')
+    sleep.chmod(0o755)
+    command = ["/bin/sh", "-c", '[ "$(/usr/bin/wc -l <"$1")" = 8 ]', "sh", str(tmp_path / "pauses")]
+    one = Guardian.post(command, {"PATH": str(tmp_path)})
+    abandon(one)
+    is_gone(one)
+    assert content(tmp_path / "pauses").split() == ["2", "4", "8", "16", "32", "60", "60", "60"]
+
+
 def test_nothing_leaks(post):
     before = os.listdir("/proc/self/fd")
     post().dismiss()

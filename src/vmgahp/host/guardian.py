@@ -64,8 +64,10 @@ KEPT = frozenset(
 )
 """The environment variables that the guardian passes on, besides the settings called ``_CONDOR_<NAME>``."""
 
-TRIES = 5
-"""How often the kill mode is run until it succeeds: libvirtd may be restarting just then."""
+TRIES = 43_200
+"""How often the kill mode is run until it succeeds: for a month, by pauses of a minute at most. libvirtd may be
+restarting just then, or be away for days, and the guest computes on. It ends at all for the sake of a machine that
+vmgahp was removed from: its command then fails for ever."""
 
 SCRIPT = """\
 cd / || exit
@@ -89,7 +91,7 @@ shift 2
             tries=$((tries - 1))
             [ "$tries" -gt 0 ] || exit
             sleep "$pause"
-            pause=$((pause * 2))
+            pause=$((pause < 30 ? pause * 2 : 60))
         done
     } &
 } &
@@ -118,8 +120,8 @@ class Guardian:
 
         `environ` is the server's environment, of which it keeps what `environment` says. The command is run
         with cwd ``/`` and stdio on ``/dev/null``, and again while it fails: `tries` times in all, `pause`
-        seconds after the first failure and twice as long after each next. Raises OSError when there are no
-        processes or descriptors left to start it with.
+        seconds after the first failure and twice as long after each next, up to a minute. Raises OSError when
+        there are no processes or descriptors left to start it with.
         """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
