@@ -17,7 +17,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
 from vmgahp.job import ad as job_ad
 from vmgahp.job.ad import literal, quote
-from vmgahp.job.disks import Disk, DiskRequest
+from vmgahp.job.disks import Disk, DiskRequest, entries
 from vmgahp.job.look import find
 from vmgahp.job.spec import JobAd, JobSpec
 from vmgahp.text import has_control
@@ -346,6 +346,27 @@ def test_disks_of_all_kinds():
     assert ("/scratch", "a.img", os.O_RDWR) in files.asked
     assert ("/scratch", "boot.iso", os.O_RDONLY) in files.asked
     assert ("/shared/isolated/b.qcow2", False) in files.asked
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "of_catalog", "well_formed"),
+    [
+        (" a.img : vda : w ", ("a.img", "vda", "w"), False, True),
+        ("a.img:vda:w:", ("a.img", "vda", "w"), False, True),
+        ("a.img:vda:w:qcow2", ("a.img", "vda", "w", "qcow2"), False, True),
+        ("a.img:vda", ("a.img", "vda"), False, False),
+        ("a.img::w", ("a.img", "", "w"), False, False),
+        ("catalog:debian:vda:w", ("catalog", "debian", "vda", "w"), True, True),
+        ("catalog:debian:vda:", ("catalog", "debian", "vda", ""), True, False),
+        ("catalog:debian:vda:w:qcow2", ("catalog", "debian", "vda", "w", "qcow2"), True, False),
+        ("catalog:vda:w:qcow2", ("catalog", "vda", "w", "qcow2"), False, True),
+        ("catalog:vda:w", ("catalog", "vda", "w"), False, True),
+    ],
+)
+def test_every_reader_takes_an_entry_apart_in_the_same_way(text, fields, of_catalog, well_formed):
+    [entry] = entries(f" ,{text},, ")
+    assert (entry.text, entry.fields) == (text.strip(), fields)
+    assert (entry.is_of_catalog, entry.is_well_formed) == (of_catalog, well_formed)
 
 
 def test_fifty_disks():

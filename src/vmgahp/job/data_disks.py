@@ -14,10 +14,9 @@ from vmgahp.errors import JobFault
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
-from vmgahp.images.catalog import CATALOG
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.disks import DISK, Disk, DiskRequest, device_of, free_device
+from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, device_of, entries, free_device
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, GENERAL, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.text import shown
 
@@ -155,13 +154,9 @@ def refuse(ad: JobAd) -> None:
                     f"{vm_type}.",
                     hint,
                 )
-    for entry in (ad.string(DISK) or "").split(","):
-        if entry.strip().lower().startswith(CATALOG + ":") and entry.count(":") > 2:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{DISK}, entry {shown(entry.strip())}: jobs of the type {vm_type} have no images of a catalog.",
-                hint,
-            )
+    for entry in entries(ad.string(DISK) or ""):
+        if entry.is_of_catalog:
+            raise bad_disk(entry.text, f"jobs of the type {vm_type} have no images of a catalog", hint)
 
 
 __all__ = ["LABEL", "LARGEST_FILES", "files", "refuse", "requests", "require_own_files"]

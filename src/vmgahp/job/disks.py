@@ -23,7 +23,27 @@ DISK_HINT = "write vm_disk = file:device:permission[:format], such as disk.img:v
 CATALOG_HINT = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
 _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
-_PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
+PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
+
+
+class DiskEntry(NamedTuple):
+    """One entry of vm_disk, taken apart and not judged."""
+
+    text: str
+    """As the job writes it."""
+    fields: tuple[str, ...]
+    """File, device, permission and perhaps format, or ``catalog``, name, device and permission, where well-formed."""
+
+    @property
+    def is_of_catalog(self) -> bool:
+        """Whether it names an image of the catalog; ``catalog:vda:w`` and ``catalog:vda:w:qcow2`` name a file."""
+        fields = self.fields
+        return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in PERMISSIONS
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether it has the fields that it must have."""
+        return len(self.fields) in ((4,) if self.is_of_catalog else (3, 4)) and all(self.fields)
 
 
 class DiskRequest(NamedTuple):
@@ -91,18 +111,27 @@ def requests(ad: JobAd) -> tuple[DiskRequest, ...]:
             errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
     found: dict[str, DiskRequest] = {}
-    for entry in text.split(","):
-        if not entry.strip():
-            continue
-        disk = _request(entry.strip())
+    for entry in entries(text):
+        disk = _request(entry)
         # To a Xen guest sda1 and sda2 are two disks; to any other, one.
         device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
         if device in found:
-            raise bad_disk(entry, f"{device} is used twice", "give every disk its own device.")
+            raise bad_disk(entry.text, f"{device} is used twice", "give every disk its own device.")
         found[device] = disk
     if not found:
         raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_HINT)
     return tuple(found.values())
+
+
+def entries(text: str) -> tuple[DiskEntry, ...]:
+    """The entries of a vm_disk: ``file:device:permission[:format]`` (``parseXenDiskParam``), or of the catalog."""
+    found = []
+    for entry in filter(None, (entry.strip() for entry in text.split(","))):
+        made = DiskEntry(entry, tuple(field.strip() for field in entry.split(":")))
+        if len(made.fields) == 4 and not made.fields[3] and not made.is_of_catalog:
+            made = made._replace(fields=made.fields[:3])
+        found.append(made)
+    return tuple(found)
 
 
 def device_of(text: str) -> tuple[str, str] | None:
@@ -127,23 +156,23 @@ def free_device(disks: Iterable[DiskRequest]) -> str:
     return next((name for name in names if name not in taken and device_of(name)), "")
 
 
-def _request(entry: str) -> DiskRequest:
-    """Read and check one ``file:device:permission[:format]`` (``parseXenDiskParam``), or one of the catalog."""
-    fields = [field.strip() for field in entry.split(":")]
-    if has_control(entry):
-        raise bad_disk(entry, "has a control character")
-    if _is_of_catalog(fields):
-        return _of_catalog(entry, fields)
-    if len(fields) == 4 and not fields[3]:
-        del fields[3]
-    if not 3 <= len(fields) <= 4 or not all(fields):
-        raise bad_disk(entry, "is not of the form file:device:permission[:format]")
-    file, device, permission, image_format = (*fields, "raw")[:4]
-    name, partition, written, shared = _attachment(entry, device, permission)
+def _request(entry: DiskEntry) -> DiskRequest:
+    """Check one entry."""
+    if has_control(entry.text):
+        raise bad_disk(entry.text, "has a control character")
+    if not entry.is_well_formed and entry.is_of_catalog:
+        problem = "is not of the form catalog:name:device:permission; the catalog knows the format"
+        raise bad_disk(entry.text, problem, CATALOG_HINT)
+    if not entry.is_well_formed:
+        raise bad_disk(entry.text, "is not of the form file:device:permission[:format]")
+    if entry.is_of_catalog:
+        return _of_catalog(entry)
+    file, device, permission, image_format = (*entry.fields, "raw")[:4]
+    name, partition, written, shared = _attachment(entry.text, device, permission)
     image_format = image_format.lower()
     if image_format not in FORMATS:
         hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
-        raise bad_disk(entry, f"{shown(image_format)} is not an image format that can be used here", hint)
+        raise bad_disk(entry.text, f"{shown(image_format)} is not an image format that can be used here", hint)
     if name.startswith("fd"):
         kind = "floppy"
     elif image_format == "iso" or file.lower().endswith(".iso"):
@@ -154,27 +183,19 @@ def _request(entry: str) -> DiskRequest:
     if shared and writable and FORMATS[image_format] != "raw":
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
         hint = "convert the image to raw, or give every VM an image of its own."
-        raise bad_disk(entry, f"an image of the format {image_format} cannot have several writers", hint)
-    return DiskRequest(entry, file, name, partition, writable, FORMATS[image_format], kind, shared)
+        raise bad_disk(entry.text, f"an image of the format {image_format} cannot have several writers", hint)
+    return DiskRequest(entry.text, file, name, partition, writable, FORMATS[image_format], kind, shared)
 
 
-def _is_of_catalog(fields: list[str]) -> bool:
-    """``catalog:vda:w`` and ``catalog:vda:w:qcow2`` are of a file of that name."""
-    return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in _PERMISSIONS
-
-
-def _of_catalog(entry: str, fields: list[str]) -> DiskRequest:
-    """One ``catalog:name:device:permission``; what the image is, the catalog knows (`vmgahp.images.catalog`)."""
-    if len(fields) != 4 or not all(fields):
-        problem = "is not of the form catalog:name:device:permission; the catalog knows the format"
-        raise bad_disk(entry, problem, CATALOG_HINT)
-    _, image, device, permission = fields
-    name, partition, writable, shared = _attachment(entry, device, permission)
+def _of_catalog(entry: DiskEntry) -> DiskRequest:
+    """What the image is, the catalog knows (`vmgahp.images.catalog`)."""
+    _, image, device, permission = entry.fields
+    name, partition, writable, shared = _attachment(entry.text, device, permission)
     if shared:
         problem = "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
-        raise bad_disk(entry, problem, "write the permission r or w.")
+        raise bad_disk(entry.text, problem, "write the permission r or w.")
     kind = "floppy" if name.startswith("fd") else "disk"
-    return DiskRequest(entry, "", name, partition, writable, "", kind, image=image)
+    return DiskRequest(entry.text, "", name, partition, writable, "", kind, image=image)
 
 
 def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
@@ -184,7 +205,7 @@ def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, boo
         hint = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
         raise bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
     permission = permission.lower()
-    if permission not in _PERMISSIONS:
+    if permission not in PERMISSIONS:
         hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
         raise bad_disk(entry, f"{shown(permission)} is not a permission", hint)
     return *found, "w" in permission, permission.endswith("s")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run
+from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import escape, is_private
 
@@ -146,9 +147,9 @@ def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
     iwd = found.string("Iwd") or ""
     inputs = [item.strip() for item in (found.string("TransferInput") or "").split(",")]
     notes = []
-    for disk in (ad.string("VMPARAM_vm_Disk") or "").split(","):
-        file = disk.strip().split(":")[0]
-        if not file or file.startswith("/") or "://" in disk or disk.strip().startswith("catalog:"):
+    for entry in disks.entries(ad.string(disks.DISK) or ""):
+        file = entry.fields[0]
+        if not file or file.startswith("/") or "://" in entry.text or entry.is_of_catalog:
             continue
         if os.path.lexists(os.path.join(working_dir, os.path.basename(file))):
             continue

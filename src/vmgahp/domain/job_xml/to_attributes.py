@@ -10,6 +10,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml.sanitize import refused
+from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import shown
 
@@ -156,12 +157,11 @@ def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
     """vm_disk, which condor_submit demands of jobs of type kvm, counts: the XML may tell more of the same disks."""
     text = said.ad.string(DISK) or ""
     given = {}
-    for entry in text.split(","):
-        fields = [field.strip() for field in entry.split(":")]
-        if len(fields) >= 3:
-            form = fields[3].lower() if len(fields) > 3 and fields[3] else "raw"
-            mode = ("w" if "w" in fields[2].lower() else "r") + ("s" if "s" in fields[2].lower() else "")
-            given[fields[1].lower()] = (os.path.basename(fields[0]), mode, "raw" if form == "iso" else form)
+    for entry in disks.entries(text):
+        if entry.is_well_formed and not entry.is_of_catalog:
+            file, device, permission, form = (*entry.fields, "raw")[:4]
+            mode = ("w" if "w" in permission.lower() else "r") + ("s" if "s" in permission.lower() else "")
+            given[device.lower()] = (os.path.basename(file), mode, "raw" if form.lower() == "iso" else form.lower())
     for device, (file, mode, form) in entries.items():
         same = (os.path.basename(file), mode, "raw" if form == "iso" else form)
         if given.get(device) != same:

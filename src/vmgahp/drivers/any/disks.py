@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import DISK
-from vmgahp.text import shown
-
-_PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
+from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries
 
 
 class AnyDisk(NamedTuple):
@@ -69,19 +65,15 @@ def read(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) 
     `earlier` are images that an earlier start made of the job's, and the guest has written to since: name of the
     job's -> name and format of the other one, which takes its place. Raises `JobFault` for an unknown format.
     """
-    text = ad.string(DISK) or ""
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in entries)
+    found = entries(ad.string(DISK) or "")
+    return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in found)
 
 
-def _disk(entry: str, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
-    fields = [field.strip() for field in entry.split(":")]
-    if len(fields) == 4 and not fields[3]:
-        del fields[3]
-    # catalog:name:vda:w has its permission elsewhere.
-    if not 3 <= len(fields) <= 4 or not all(fields) or fields[2].lower() not in _PERMISSIONS:
+def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
+    entry = asked.text
+    if asked.is_of_catalog or not asked.is_well_formed or asked.fields[2].lower() not in PERMISSIONS:
         return AnyDisk(entry)
-    file, device, permission, said = (*fields, "")[:4]
+    file, device, permission, said = (*asked.fields, "")[:4]
     permission = permission.lower()
     name = original = os.path.basename(file)
     if name in earlier:
@@ -102,9 +94,6 @@ def _disk(entry: str, working_dir: str, earlier: Mapping[str, tuple[str, str]], 
     try:
         image_format = proven_format(name, said, header)
     except UnclearFormat as error:
-        raise JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"{DISK}, entry {shown(entry)}: {error}.",
-            "write the format at the end of the entry, such as disk.img:vda:w:raw.",
-        ) from error
+        hint = "write the format at the end of the entry, such as disk.img:vda:w:raw."
+        raise bad_disk(entry, str(error), hint) from error
     return AnyDisk(entry, path, device, permission, image_format, original, transferred)

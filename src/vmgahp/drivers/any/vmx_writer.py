@@ -6,13 +6,11 @@ network into the working copy, as they do for every job.
 
 from collections.abc import Sequence
 
-from vmgahp import errors
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.job.ad import quote
-from vmgahp.job.disks import DISK
+from vmgahp.job.disks import bad_disk
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
-from vmgahp.text import shown
 
 FILE = "vm_choice.vmx"
 CONSOLE = "vm_console.log"
@@ -31,9 +29,9 @@ def describe(disks: Sequence[AnyDisk]) -> Vmx:
     for disk in disks:
         place = _IDE.get(disk.device.lower()) or (free.pop(0) if free else "")
         if not place or f"{place}.present" in vmx:
-            raise errors.JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{DISK}, entry {shown(disk.entry)}: VMware's virtual machines have no more places for disks.",
+            raise bad_disk(
+                disk.entry,
+                "VMware's virtual machines have no more places for disks",
                 f"use fewer disks, each with a device of its own; {len(_SCSI)} beside hda to hdd.",
             )
         vmx[f"{place}.present"] = "TRUE"
