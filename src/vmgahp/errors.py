@@ -148,12 +148,14 @@ def is_machines(error: OSError, *, in_scratch: bool = True) -> bool:
     return error.errno in _OF_THIS_PROCESS or (in_scratch and error.errno in _OF_A_FILE_SYSTEM)
 
 
-def unwritable(name: str, error: OSError) -> Fault:
+def unwritable(name: str, error: OSError, *, is_there: bool = False) -> Fault:
     """Whose fault it is that a file of ours cannot be written in the scratch directory, which HTCondor has made.
 
-    A job can bring a directory of that name, and must not take the machine out of service by it.
+    A job can bring a directory of that name, or where it `is_there` a file that forbids its owner to write to it, and
+    must not take the machine out of service by it.
     """
     problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
-    if is_machines(error) or error.errno in (errno.EACCES, errno.ENOENT):
+    closed = error.errno == errno.ENOENT or (error.errno == errno.EACCES and not is_there)
+    if is_machines(error) or closed:
         return MachineFault(problem, "see that the job's user can write there: check the file system of EXECUTE.")
     return JobFault(MISMATCHED, problem, "see that nothing else of the job's has this name.")

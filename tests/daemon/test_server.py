@@ -183,6 +183,13 @@ def test_a_scratch_file_system_that_fails_does_not_hold_the_job(scratch: Path, o
         peer.quit()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take a directory from its user")
+def test_a_scratch_directory_that_is_closed_to_its_user_does_not_hold_the_job(peer: Peer, scratch: Path) -> None:
+    os.chown(scratch, 0, 0)
+    assert start(peer, scratch, 'Simulated_Fault = "job"') == ["1", errors.CRITICAL]
+    peer.quit()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_signal_destroys_the_vms_and_ends_the_server_well(peer: Peer, scratch: Path, number: signal.Signals) -> None:
     start(peer, scratch)

@@ -380,8 +380,8 @@ class Server:
     def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
         """Leave the reason of a failed START where the job's owner can find it.
 
-        The fault is the machine's and not the job's where that cannot be done because the scratch directory's file
-        system fails: whatever was wrong with a file of the job's then says nothing about the job.
+        The fault is the machine's and not the job's where that cannot be done because the scratch directory is closed
+        to its user, or its file system fails: what was wrong with a file of the job's then says nothing about the job.
         """
         with self._configuring:  # a job may be refused before it is known who its user is
             pass
@@ -398,6 +398,8 @@ class Server:
                 return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
         except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
+            if isinstance(fault, errors.JobFault) and error.errno == errno.EACCES:
+                return errors.unwritable(f"{fault.problem} {ERROR_FILE}", error)
         return fault
 
     # The end

@@ -25,6 +25,7 @@ from tests.drivers.libvirt.support import (
     greeted,
     mounted,
     nic_xml,
+    refused,
     refused_cleanly,
     running,
     runs,
@@ -450,8 +451,22 @@ def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Jo
         runs(peer, job)
         log = peer.quit()
     assert f"The scratch directory {job.scratch} cannot be entered" in log
-    assert f"{CONSOLE} cannot be opened in {job.scratch}" in log
+    assert f"{CONSOLE} cannot be written in the job's scratch directory (Permission denied)" in log
     assert log.count("Hint: ") == 2
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("kind", ["directory", "link", "read-only file"])
+def test_what_came_with_the_job_under_the_name_of_the_console_is_the_jobs(job: Job, kind: str) -> None:
+    console = job.scratch / CONSOLE
+    if kind == "directory":
+        console.mkdir()
+    elif kind == "link":
+        console.symlink_to("/etc/passwd")
+    else:
+        console.touch(mode=0o400)
+        job.own(console)
+    assert CONSOLE in refused(job, MISMATCHED)
 
 
 @pytest.fixture

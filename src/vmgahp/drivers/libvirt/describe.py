@@ -242,10 +242,8 @@ class Describer:
         try:
             return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
         except OSError as error:
-            raise errors.MachineFault(
-                f"{CONSOLE_FILE} cannot be opened in {working_dir} as uid {self.identity.uid}: {error.strerror}.",
-                "see that the job's user can write to its scratch directory, and that the file is not a link.",
-            ) from error
+            is_there = os.path.lexists(os.path.join(working_dir, CONSOLE_FILE))
+            raise errors.unwritable(CONSOLE_FILE, error, is_there=is_there) from error
 
     def _qemu_user(self) -> tuple[int, int]:
         """The user as which libvirt runs QEMU by itself (its DAC base label)."""
