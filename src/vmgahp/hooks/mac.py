@@ -14,12 +14,10 @@ from vmgahp.errors import MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
+from vmgahp.text import MAC
 
 SETTING = "VM_MAC_HOOK"
 ALWAYS = "VM_MAC_HOOK_ALWAYS"
-
-_MAC = re.compile(r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}", re.ASCII)
-"""Unicast, and not zero."""
 
 
 class Chosen(str):
@@ -59,7 +57,7 @@ def choose(
     answer = output.strip().lower()
     if not answer:
         return given
-    if not _MAC.fullmatch(answer):
+    if not re.fullmatch(MAC, answer):
         raise MachineFault(
             f"{label} printed {answer[:60]!a}, which is not the MAC address of one NIC.",
             "let it print six hexadecimal numbers such as 52:54:00:12:34:56, the first of them even, or nothing.",

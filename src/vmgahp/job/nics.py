@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.options import NICS, Options
-from vmgahp.text import shown
+from vmgahp.text import MAC, shown
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 """The models that a job can choose. virtio is the fastest and the one that a job gets by itself; the
@@ -22,7 +22,6 @@ others are for guests that have no driver for it."""
 MOST_NICS = 16
 """More would find no slot beside the disks on QEMU's pc machine."""
 
-_MAC = re.compile(r"[0-9a-f]{1,2}(?:(?::[0-9a-f]{1,2}){5}|(?:-[0-9a-f]{1,2}){5})", re.ASCII)
 _NICS_HINT = (
     'write +VMPARAM_vm_NICs = "kind:option:option, kind, ...": the kinds are nat, bridge and user; the options '
     f"a MAC address, up or down, and a model of {', '.join(MODELS)}."
@@ -111,14 +110,15 @@ def mac(ad: JobAd) -> str:
 
 def _address(text: str) -> tuple[str, str]:
     """A MAC address as libvirt writes it, and what is wrong with it, empty for nothing."""
-    octets = text.lower().replace("-", ":").split(":")
-    if _MAC.fullmatch(text.lower()) is None:
-        return "", "is not a MAC address"
-    if int(octets[0], 16) & 1:
-        return "", "is a multicast address, which no NIC can have"
-    if not any(int(octet, 16) for octet in octets):
+    octets = text.lower().split("-" if "-" in text else ":")
+    address = ":".join(octet and octet.zfill(2) for octet in octets) if len(octets) == 6 else ""
+    if re.fullmatch(MAC, address):
+        return address, ""
+    if address == "00:00:00:00:00:00":
         return "", "is zero"
-    return ":".join(octet.zfill(2) for octet in octets), ""
+    if re.fullmatch(MAC, f"{address[:1]}2{address[2:]}") and address[1:2] in "13579bdf":
+        return "", "is a multicast address, which no NIC can have"
+    return "", "is not a MAC address"
 
 
 def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.job.nics import MOST_NICS
+from vmgahp.text import MAC
 
 PREFIX = "VMPARAM_vm_"
 
 _FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
 """A path that is the same in all lists of HTCondor's, in vm_disk too."""
-_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 
 
 def command(name: str, text: str) -> str:
@@ -127,7 +127,7 @@ def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
     if len(nics) > MOST_NICS:
         raise SubmitError(f"The VM has {len(nics)} NICs.", f"jobs have {MOST_NICS} at most.")
     for nic in nics:
-        if nic.mac and (not _MAC.fullmatch(nic.mac) or int(nic.mac[:2], 16) & 1 or addresses.count(nic.mac) > 1):
+        if nic.mac and (not re.fullmatch(MAC, nic.mac) or addresses.count(nic.mac) > 1):
             raise SubmitError(
                 f"{nic.mac!a} is not a MAC address that one NIC can have, or two NICs have it.",
                 "correct it in the file.",

@@ -17,6 +17,7 @@ from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import proc
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Status, Usage
+from vmgahp.text import MAC
 
 POLL = 0.5
 """Seconds between two looks at a guest that was asked to power off."""
@@ -31,7 +32,6 @@ _WORDS = {state: word for word, state in _STATES.items()} | {
     lifecycle.STARTING: protocol.RUNNING,
     lifecycle.CHECKPOINTED: protocol.SUSPENDED,
 }
-_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
@@ -112,7 +112,7 @@ class ScriptMachine(ManagedMachine):
             memory_kib=answer.integer("memory_kib") or memory,
             max_memory_kib=answer.integer("max_memory_kib") or memory,
             # They go into a line of the protocol, and may be the guest's own word.
-            mac=mac if _MAC.fullmatch(mac) else "",
+            mac=mac if re.fullmatch(MAC, mac) else "",
             ip=ip if _ADDRESS.fullmatch(ip) else "",
         )
 

@@ -19,6 +19,7 @@ from vmgahp.host import proc
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
+from vmgahp.text import MAC
 
 LEAVING_WAIT = 2.0
 """Seconds in which the process of a VM that is no longer listed may end."""
@@ -31,7 +32,6 @@ MOST_ADDRESS_HANGS = 3
 ROOM_EXTRA = 64 << 20
 """Bytes beyond the guest's memory that a suspended VM may need."""
 
-_MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII | re.IGNORECASE)
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
@@ -308,7 +308,7 @@ class VmrunMachine(ManagedMachine):
             except errors.Fault:
                 generated = ""
             # The file is the job's to change, and the address goes into a line of the protocol.
-            if _MAC.fullmatch(generated):
+            if re.fullmatch(MAC, generated.lower()):
                 self._mac = generated.lower()
         return self._mac
 
