@@ -360,6 +360,11 @@ def test_disks_that_have_changed_hold_the_job(job: VmwareJob, host: VMware) -> N
     assert not host.pids()
 
 
+def test_what_came_with_the_job_under_the_name_of_the_working_copy_is_the_jobs(job: VmwareJob, host: VMware) -> None:
+    job.working_vmx.mkdir()
+    assert job.working_vmx.name in refused(job, host, "JOBCLASSAD_MISMATCHED_HARDWARE_VT")
+
+
 def test_a_checkpoint_cannot_smuggle_lines_into_the_vmx(job: VmwareJob, host: VMware) -> None:
     vacate(job, host)
     lines = job.working_vmx.read_text()

@@ -166,10 +166,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         try:
             self.identity.write_scratch(directory, copy.name, copy.encode())
         except OSError as error:
-            raise errors.MachineFault(
-                f"{copy.name} cannot be written in {directory} as uid {self.identity.uid}: {error.strerror}.",
-                "see that the job's user can write to its scratch directory, and that there is room.",
-            ) from error
+            raise errors.unwritable(copy.name, error) from error
 
     def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
