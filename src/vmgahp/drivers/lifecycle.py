@@ -32,6 +32,8 @@ OVERRULE_SECONDS = 15.0
 OVERRULE_INTERVAL = 0.5
 """Seconds between two attempts to end the guest of an operation that is still under way: it may make one meanwhile."""
 
+_DONE = {"save": "named", "checkpoint": "written", "restore": "runs"}  # the last points that are not called "done"
+
 
 def reached(point: str) -> None:
     """A life has come to one of the `vmgahp.lifecycle.POINTS`. Tests put a function of their own here to stop there."""
@@ -84,6 +86,13 @@ class ManagedMachine(Machine):
 
     def clear_up(self) -> None:
         """The guest has ended by itself: remove what is left of it with the hypervisor. A fault of it is logged."""
+
+    def interrupt(self) -> None:
+        """Have the operation under way stop, for the VM is to end; called until it has. Raises `errors.Fault`."""
+        self.end_guest()  # what it waits for may be the guest
+
+    def collect_output(self) -> None:
+        """STOP: fetch what the guest has written, where that is elsewhere. On a fault STOP fails, and the VM stays."""
 
     def pause(self) -> None:
         """Stop the guest's CPUs. Raises `errors.Fault`."""
@@ -204,12 +213,12 @@ class ManagedMachine(Machine):
 
     def stop(self) -> None:
         self.resources.to_be_stopped()
-        if self.state in (RUNNING, SOFT_SUSPENDED) and self._lost is None:
-            try:
-                with self._under_way(lifecycle.STOP):
+        if self.state in (RUNNING, SOFT_SUSPENDED, SUSPENDED) and not (self._doing or self._overruled or self._lost):
+            with self._under_way(lifecycle.STOP):
+                if self.state is not SUSPENDED:
                     self._ask_and_wait()
-            except errors.Fault as fault:
-                self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
+                if not self._overruled:
+                    self.collect_output()
         self.destroy()
 
     def destroy(self) -> None:
@@ -264,7 +273,7 @@ class ManagedMachine(Machine):
             if operation != lifecycle.STOP:
                 self.state = outcome
             if points:
-                reached(_LAST_POINTS[points])
+                reached(f"{points}.{_DONE.get(points, 'done')}")
         finally:
             self._over_with_it()
 
@@ -274,12 +283,15 @@ class ManagedMachine(Machine):
             self._turn.notify_all()
 
     def _ask_and_wait(self) -> None:
-        self.ask_to_power_off()
-        self.step("end.asked")
-        if self.wait_until_off(self.deadlines.stop):
-            self.resources.ended(POWERED_OFF_WHEN_ASKED)
-        elif not self._overruled:
-            self.log(f"{self.name} has not powered off in {self.deadlines.stop:g} s: destroying it")
+        try:
+            self.ask_to_power_off()
+            self.step("end.asked")
+            if self.wait_until_off(self.deadlines.stop):
+                self.resources.ended(POWERED_OFF_WHEN_ASKED)
+            elif not self._overruled:
+                self.log(f"{self.name} has not powered off in {self.deadlines.stop:g} s: destroying it")
+        except errors.Fault as fault:
+            self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
 
     def _restore(self) -> None:
         is_checkpoint = self.state is CHECKPOINTED
@@ -337,7 +349,7 @@ class ManagedMachine(Machine):
                 )
             if doing != END:
                 try:
-                    self.end_guest()  # what it waits for may be the guest
+                    self.interrupt()
                 except errors.Fault as fault:
                     self.log(f"{self.name}, in the middle of its {doing}: {fault.problem}")
             with self._turn:
@@ -357,15 +369,6 @@ class ManagedMachine(Machine):
 
     def before_release(self) -> None:
         """The VM has ended: say how, and let go of what watched it."""
-
-
-_LAST_POINTS = {
-    "pause": "pause.done",
-    "unpause": "unpause.done",
-    "save": "save.named",
-    "checkpoint": "checkpoint.written",
-    "restore": "restore.runs",
-}
 
 
 class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
@@ -392,10 +395,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     @abstractmethod
     def plan(self, job: JobAd) -> Plan:
-        """Read the job, look at its files and at this machine: all that will be done, and nothing done yet.
-
-        Raises `errors.Fault`.
-        """
+        """All that will be done, by the job, its files and this machine; nothing is done yet. Raises `errors.Fault`."""
 
     @abstractmethod
     def show(self, plan: Plan) -> str:

@@ -59,7 +59,7 @@ class ScriptMachine(ManagedMachine):
         self._script = plan.script
         self._checkpoints = plan.checkpoints
         self._job = plan.job
-        self._usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
+        self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._pid = 0
         self._asks_pid = True
         self._saved: Answer | None = None
@@ -81,7 +81,7 @@ class ScriptMachine(ManagedMachine):
 
     def cpu_seconds(self) -> float:
         """What the guest had used when it was last looked at."""
-        return self._usage.seconds
+        return self.usage.seconds
 
     def pid(self) -> int:
         if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
@@ -107,7 +107,7 @@ class ScriptMachine(ManagedMachine):
         mac, ip = answer.text("mac").lower() or self.spec.mac, answer.text("ip")
         return Status(
             _STATES[state],
-            cpu_seconds=self._usage.read(told),
+            cpu_seconds=self.usage.read(told),
             vcpus=self.spec.vcpus,
             memory_kib=answer.integer("memory_kib") or memory,
             max_memory_kib=answer.integer("max_memory_kib") or memory,
@@ -168,7 +168,7 @@ class ScriptMachine(ManagedMachine):
                 raise
             self.log(f"{self.name} is saved, although {fault.problem}")
             self._saved = None
-        self._usage.carry()
+        self.usage.carry()
 
     def keep_saved(self) -> None:
         self._saved = self._do(protocol.CHECKPOINT, errors.VM_NO_SUPPORT_CHECKPOINT)
@@ -176,7 +176,7 @@ class ScriptMachine(ManagedMachine):
     def write_manifest(self) -> None:
         made = self._saved
         files, note = (made.words("files"), made.text("note")) if made else ([], "")
-        self._checkpoints.write(self.spec, self.request.hypervisor, self._usage.seconds, files, note)
+        self._checkpoints.write(self.spec, self.request.hypervisor, self.usage.seconds, files, note)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         before_it_runs()

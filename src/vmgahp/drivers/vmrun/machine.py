@@ -71,7 +71,7 @@ class VmrunMachine(ManagedMachine):
         self._checkpoints = plan.checkpoints
         self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
-        self._usage = Usage(plan.restart.manifest.cpu_seconds if plan.restart else 0)
+        self.usage = Usage(plan.restart.manifest.cpu_seconds if plan.restart else 0)
         self._mac = ""
         self._ip = ""
         self._address_hangs = 0
@@ -81,7 +81,7 @@ class VmrunMachine(ManagedMachine):
 
     def cpu_seconds(self) -> float:
         """What the guest had used when it was last looked at."""
-        return self._usage.seconds
+        return self.usage.seconds
 
     def pid(self) -> int:
         process = self._find_process() if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED) else None
@@ -185,7 +185,7 @@ class VmrunMachine(ManagedMachine):
         self._find_memory_file(problem)
         if problem is not None:
             self.log(f"{self.name} is saved although {problem}")
-        self._usage.carry()
+        self.usage.carry()
         self._process = None
         self._last_report = None
         self.step("save.written")
@@ -197,7 +197,7 @@ class VmrunMachine(ManagedMachine):
         now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
         now.correct_parents(directory, identity)
         self._checkpoints.write(
-            self.spec, copy.name, self.uuid, self._memory_file, self._usage.seconds, now.disks.values()
+            self.spec, copy.name, self.uuid, self._memory_file, self.usage.seconds, now.disks.values()
         )
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
@@ -298,7 +298,7 @@ class VmrunMachine(ManagedMachine):
 
     def _read_usage(self) -> float:
         process = self._find_process()
-        return self._usage.read(proc.cpu_seconds(process.pid) if process else None)
+        return self.usage.read(proc.cpu_seconds(process.pid) if process else None)
 
     def _find_mac(self) -> str:
         if not self._mac and self.spec.networking:
