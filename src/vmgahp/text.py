@@ -13,6 +13,9 @@ PRIVATE_PREFIX = "_condor_priv"
 MAC = r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}"
 """The MAC address of one NIC: unicast, not zero, in lower case."""
 
+NO_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+"""A character that cannot be in XML; what writes XML here writes it all the same."""
+
 _ENVIRONMENT = ("environment", "env")
 _HIDDEN_IN_LOGS = (*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, *_ENVIRONMENT)
 

@@ -1,7 +1,7 @@
 """The domain XML of a job, built from its checked spec with ElementTree.
 
 What an element means is libvirt's business: https://libvirt.org/formatdomain.html. The devices are in
-`domain_devices`.
+`vmgahp.domain.devices`.
 """
 
 import re
@@ -11,11 +11,9 @@ from vmgahp import errors
 from vmgahp.domain.devices import PC, Q35, VIRT, Host, add_devices, add_text
 from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SECURE
 from vmgahp.job.spec import JobSpec
+from vmgahp.text import NO_XML
 
 __all__ = ["Host", "build", "firmware_of"]
-
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What ElementTree would write all the same."""
 
 _FIRMWARE_FEATURES = {
     UEFI: (("enrolled-keys", "no"), ("secure-boot", "no")),
@@ -34,13 +32,7 @@ def build(spec: JobSpec, host: Host) -> str:
     """
     firmware = firmware_of(spec, host.arch)
     machine = VIRT if host.arch == ARM else PC if firmware == BIOS else Q35
-    domain = etree.Element("domain", type=host.domain_type)
-    add_text(domain, "name", spec.name)
-    add_text(domain, "uuid", host.uuid)
-    # The kill mode finds VMs of types that HTCondor does not know by the job's scratch directory.
-    add_text(domain, "description", spec.working_dir)
-    add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
-    add_text(domain, "vcpu", str(spec.vcpus))
+    domain = begin(spec, host.domain_type, host.uuid)
     _os(domain, host.arch, machine, firmware)
     features = etree.SubElement(domain, "features")
     for feature in ("acpi",) if machine == VIRT else ("acpi", "apic", "pae"):
@@ -48,22 +40,41 @@ def build(spec: JobSpec, host: Host) -> str:
     if firmware == UEFI_SECURE:
         etree.SubElement(features, "smm", state="on")
     _cpu(domain, spec, host)
-    # A guest that powers off or panics has ended its job; one that reboots has not. What a panic shows is kept until
-    # the next STATUS has seen it.
-    add_text(domain, "on_poweroff", "destroy")
-    add_text(domain, "on_reboot", "restart")
-    add_text(domain, "on_crash", "preserve" if spec.vnc else "destroy")
+    # What a panic shows is kept until the next STATUS has seen it.
+    add_ends(domain, "preserve" if spec.vnc else "destroy")
     add_devices(domain, spec, host, machine)
     if host.dac_label:
         label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
         add_text(label, "label", host.dac_label)
+    return finished(domain, errors.INVALID_DISK_PARAM, "use names of printable UTF-8 characters in vm_disk.")
+
+
+def begin(spec: JobSpec, domain_type: str, uuid: str) -> etree.Element:
+    """A domain with what any job's has."""
+    domain = etree.Element("domain", type=domain_type)
+    add_text(domain, "name", spec.name)
+    add_text(domain, "uuid", uuid)
+    # The kill mode finds VMs of types that HTCondor does not know by the job's scratch directory.
+    add_text(domain, "description", spec.working_dir)
+    add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
+    add_text(domain, "vcpu", str(spec.vcpus))
+    return domain
+
+
+def add_ends(domain: etree.Element, on_crash: str = "destroy") -> None:
+    """A guest that powers off or panics has ended its job; one that reboots has not."""
+    add_text(domain, "on_poweroff", "destroy")
+    add_text(domain, "on_reboot", "restart")
+    add_text(domain, "on_crash", on_crash)
+
+
+def finished(domain: etree.Element, code: str, hint: str) -> str:
+    """The text of a domain. Raises `errors.JobFault` for a character that cannot stand in XML at all."""
     etree.indent(domain)
     text = etree.tostring(domain, encoding="unicode")
-    if found := _NO_XML.search(text):
+    if found := re.search(NO_XML, text):
         raise errors.JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"The job cannot be described to libvirt: {found[0]!r} is no character of XML",
-            "use names of printable UTF-8 characters in vm_disk.",
+            code, f"The job cannot be described to libvirt: {found[0]!a} is no character of XML.", hint
         )
     return text
 

@@ -22,7 +22,7 @@ from and read; libvirt's own guess is an LSI SCSI controller that current guests
 _LACKS = {PC: (), Q35: ("ide",), VIRT: ("ide", "fdc")}
 """The buses that a machine lacks."""
 
-_NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
+NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
 
 
 class Host(NamedTuple):
@@ -167,19 +167,25 @@ def _keep_owner(source: etree.Element) -> None:
 # Everything else
 
 
-def _network(devices: etree.Element, nic: Nic, host: Host) -> None:
-    kind = _NETWORKS[nic.networking_type]
+def add_interface(devices: etree.Element, nic: Nic, nat_network: str, bridge: str) -> etree.Element:
+    """The end of a NIC that any hypervisor knows."""
+    kind = NETWORKS[nic.networking_type]
     interface = etree.SubElement(devices, "interface", type=kind)
     if nic.mac:
         etree.SubElement(interface, "mac", address=nic.mac)
     if kind == "network":
-        etree.SubElement(interface, "source", network=host.nat_network)
+        etree.SubElement(interface, "source", network=nat_network)
     elif kind == "bridge":
-        etree.SubElement(interface, "source", bridge=host.bridge)
+        etree.SubElement(interface, "source", bridge=bridge)
+    return interface
+
+
+def _network(devices: etree.Element, nic: Nic, host: Host) -> None:
+    interface = add_interface(devices, nic, host.nat_network, host.bridge)
     etree.SubElement(interface, "model", type=nic.model)
     if not nic.link_up:
         etree.SubElement(interface, "link", state="down")
-    if kind == "user" and host.passt:
+    if nic.networking_type == "user" and host.passt:
         etree.SubElement(interface, "backend", type="passt")
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import equal, is_added, memory, row_of, says, value
+from vmgahp.domain.devices import NETWORKS
 from vmgahp.domain.model import OTHER, Side
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec
@@ -21,7 +22,6 @@ from vmgahp.job.spec import JobSpec
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 """KiB to which libvirt rounds the memory up, where it is not a MiB."""
 
-_INTERFACE_TYPES = {"nat": "network", "bridge": "bridge", "user": "user"}
 _OF_A_NETWORK = ("network", "bridge", "direct")
 """The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
 
@@ -184,7 +184,7 @@ def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
     if len(interfaces) != len(spec.nics):
         return [f"it has {len(interfaces)} interfaces, and the job asks for {len(spec.nics)}"]
     for interface, nic in zip(interfaces, spec.nics, strict=True):
-        kinds = _kinds(_INTERFACE_TYPES[nic.networking_type])
+        kinds = _kinds(NETWORKS[nic.networking_type])
         if interface.get("type") not in kinds:
             found.append(f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}")
         if nic.mac and value(interface, "mac", "address").lower() != nic.mac:

@@ -4,24 +4,21 @@ A paravirtual guest has no machine to be described: its kernel is told of its me
 NICs and one console. A job with hardware virtualization gets a PC that has the same disks and NICs.
 """
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.domain.devices import add_text
+from vmgahp.domain.build import add_ends, begin, finished
+from vmgahp.domain.devices import add_interface, add_text
 from vmgahp.errors import JobFault
-from vmgahp.job.spec import Disk, JobSpec, Nic
+from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import XenBoot
 
 DOMAIN_TYPE = "xen"
 
 NETWORKS = ("nat", "bridge")
 """User networking is QEMU's; a Xen guest's NICs have their other end in dom0's kernel."""
-
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What ElementTree would write all the same."""
 
 _BUSES = {"xvd": "xen", "sd": "scsi", "hd": "ide"}
 """The bus that a device name stands for. To a paravirtual guest it is part of the name and no more."""
@@ -65,12 +62,7 @@ def build(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
 
     Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
     """
-    domain = etree.Element("domain", type=DOMAIN_TYPE)
-    add_text(domain, "name", spec.name)
-    add_text(domain, "uuid", host.uuid)
-    add_text(domain, "description", spec.working_dir)
-    add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
-    add_text(domain, "vcpu", str(spec.vcpus))
+    domain = begin(spec, DOMAIN_TYPE, host.uuid)
     if boot.bootloader:
         add_text(domain, "bootloader", boot.bootloader)
     system = etree.SubElement(domain, "os")
@@ -87,28 +79,17 @@ def build(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
         if boot.initrd is not None:
             add_text(system, "initrd", host.initrd)
         add_text(system, "cmdline", boot.command_line)
-    # A guest that powers off or panics has ended its job; one that reboots has not.
-    add_text(domain, "on_poweroff", "destroy")
-    add_text(domain, "on_reboot", "restart")
-    add_text(domain, "on_crash", "destroy")
+    add_ends(domain)
     devices = etree.SubElement(domain, "devices")
     for disk in spec.disks:
         _disk(devices, disk, host)
     for nic in spec.nics:
-        _network(devices, nic, host)
+        add_interface(devices, nic, host.nat_network, host.bridge)
     if boot.hardware:
         etree.SubElement(etree.SubElement(devices, "serial", type="pty"), "target", port="0")
     else:
         etree.SubElement(etree.SubElement(devices, "console", type="pty"), "target", type="xen", port="0")
-    etree.indent(domain)
-    text = etree.tostring(domain, encoding="unicode")
-    if found := _NO_XML.search(text):
-        raise JobFault(
-            errors.MISMATCHED,
-            f"The job cannot be described to libvirt: {found[0]!a} is no character of XML.",
-            "use printable characters in xen_root and xen_kernel_params.",
-        )
-    return text
+    return finished(domain, errors.MISMATCHED, "use printable characters in xen_root and xen_kernel_params.")
 
 
 def _require_disk(disk: Disk) -> None:
@@ -137,14 +118,3 @@ def _disk(devices: etree.Element, disk: Disk, host: XenHost) -> None:
         etree.SubElement(element, "readonly")
     if disk.shared:
         etree.SubElement(element, "shareable")
-
-
-def _network(devices: etree.Element, nic: Nic, host: XenHost) -> None:
-    bridged = nic.networking_type == "bridge"
-    interface = etree.SubElement(devices, "interface", type="bridge" if bridged else "network")
-    if nic.mac:
-        etree.SubElement(interface, "mac", address=nic.mac)
-    if bridged:
-        etree.SubElement(interface, "source", bridge=host.bridge)
-    else:
-        etree.SubElement(interface, "source", network=host.nat_network)

@@ -13,6 +13,7 @@ import re
 import sys
 
 from vmgahp.hooks.program import AD_VARIABLE, REJECTED
+from vmgahp.text import NO_XML
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ MOST_MEMORY = 1 << 30
 """Bytes of address space."""
 
 _XSL = "{http://www.w3.org/1999/XSL/Transform}"
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def main(path: str) -> int:
@@ -123,7 +123,7 @@ def _parameters(sheet: "etree._Element", job: dict[str, object]) -> "dict[str, e
         value = job.get(name.lower())
         if value is not None:
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            found[name] = etree.XSLT.strparam(_NO_XML.sub("?", text))
+            found[name] = etree.XSLT.strparam(re.sub(NO_XML, "?", text))
     return found
 
 
