@@ -1,5 +1,6 @@
 """Checkpoints: what was written is found again, and everything that does not fit is refused with a reason."""
 
+import errno
 import functools
 import json
 import os
@@ -13,24 +14,37 @@ from hypothesis import strategies as st
 from tests.checkpoint.support import image
 from tests.jobs import owner
 from vmgahp.checkpoint import files, manifest
-from vmgahp.checkpoint import store as checkpoint
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import Manifest
-from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE
+from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
+from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
+from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, disk_refs
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have files that the user may not read")
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
-HERE = {
-    "name": "alice_lab_7.3",
-    "vm_type": "kvm",
+FACTS = {
     "domain_type": "kvm",
-    "host_cpu": "GenuineIntel 6/85/7",
+    "uuid": UUID,
+    "libvirt_version": 9_000_000,
     "qemu_version": 7_002_022,
+    "host_cpu": "GenuineIntel 6/85/7",
+    "machine_type": "pc-i440fx-7.2",
+    "architecture": "x86_64",
+    "xml": "<domain>\n\t<name>a</name></domain>",
 }
+HERE = Manifest("libvirt", "alice_lab_7.3", "kvm", 64, 1, 12.5, 1_700_000_000.25, FACTS)
 """What a checkpoint says of its job and machine, and a restart there finds again."""
+
+
+def changed(made: Manifest, changes: dict[str, object]) -> Manifest:
+    """The manifest with other values of its fields and facts."""
+    of_facts = {name: value for name, value in changes.items() if name in FACTS}
+    others = {name: value for name, value in changes.items() if name not in FACTS}
+    return made._replace(facts={**made.facts, **of_facts}, **others)  # type: ignore[arg-type]
 
 
 class Job:
@@ -41,6 +55,7 @@ class Job:
         self.shared = scratch.parent / "shared"
         self.shared.mkdir()
         self.user = owner(scratch)
+        self.logged: list[str] = []
         self.template = self.put(self.shared / "template.img", os.urandom(100_000))
         self.overlay = self.put(scratch / "root.qcow2", os.urandom(200_000))
         self.data = self.put(self.shared / "data.img", os.urandom(300_000))
@@ -60,47 +75,45 @@ class Job:
         )
         return plain._replace(**changes)  # type: ignore[arg-type]
 
-    def manifest(self, **changes: object) -> Manifest:
-        directory = str(self.scratch)
-        plain = Manifest(
-            **HERE,  # type: ignore[arg-type]
-            uuid=UUID,
-            libvirt_version=9_000_000,
-            machine_type="pc-i440fx-7.2",
-            architecture="x86_64",
-            xml="<domain>\n\t<name>a</name></domain>",
-            cpu_seconds=12.5,
-            time=1_700_000_000.25,
-            disks=checkpoint.describe_disks(self.user, directory, self.disks, self.chains),
-            memory=checkpoint.describe_memory(self.user, directory),
-        )
-        return plain._replace(**changes)
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(LIBVIRT, self.user, str(self.scratch), self.logged.append)
+
+    @property
+    def refs(self) -> list[FileRef]:
+        return [FileRef(MEMORY, MEMORY_FILE), *disk_refs(self.disks, self.chains)]
+
+    def files(self) -> list[CheckpointFile]:
+        return [files.describe(self.user, str(self.scratch), ref) for ref in self.refs]
 
     @functools.cached_property
     def good(self) -> bytes:
         """The file of a good manifest; to read disks for each example of a property takes half a minute."""
-        return manifest.dump(self.manifest())
+        return manifest.dump(LIBVIRT, HERE._replace(files=tuple(self.files())))
 
-    def save(self, **changes: object) -> Manifest:
-        made = self.manifest(**changes)
-        checkpoint.write(self.user, str(self.scratch), made)
-        return made
+    def save(self, **changes: object) -> None:
+        self.store.write(changed(HERE, changes), self.refs)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.scratch.iterdir()}
 
     def load(self) -> Manifest | None:
-        return checkpoint.load(self.user, str(self.scratch))
+        return self.store.load()
 
-    def check(self, **changes: object) -> None:
+    def check(self, disks: list[Disk] | None = None, chains: object = None, **changes: object) -> None:
         """Check what is in the scratch directory, as a restart does."""
         found = self.load()
         assert found is not None
-        here = {**HERE, "memory_mib": 64, "disks": self.disks, "chains": self.chains, **changes}
-        descriptor = checkpoint.check(self.user, str(self.scratch), found, **here)  # type: ignore[arg-type]
+        now = changed(HERE, changes)
+        refs = disk_refs(self.disks if disks is None else disks, self.chains if chains is None else chains)  # type: ignore[arg-type]
+        self.store.check(found, now, refs)
+        descriptor = self.store.open_memory(found, now.memory_mib)
         assert os.read(descriptor, 16) == b"LibvirtQemudSave"
         os.close(descriptor)
 
     def refused(self, intact: bool, **changes: object) -> str:
         with pytest.raises(Unusable) as raised:
-            self.check(**changes)
+            self.check(**changes)  # type: ignore[arg-type]
         assert raised.value.disks_intact is intact, raised.value.reason
         assert len(os.listdir("/proc/self/fd")) < 100
         return raised.value.reason
@@ -121,8 +134,8 @@ def job(scratch: Path) -> Job:
 
 
 def test_what_was_written_is_found(job: Job) -> None:
-    made = job.save()
-    assert job.load() == made
+    job.save()
+    assert job.load() == HERE._replace(files=tuple(job.files()))
     status = (job.scratch / MANIFEST_FILE).stat()
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, job.user.uid)
     job.check()
@@ -136,14 +149,14 @@ def test_the_vnc_password_is_left_out(job: Job) -> None:
     job.save(xml="<graphics type='vnc' passwd='geheim' port='1'/><graphics passwd=\"geheim\"/>")
     found = job.load()
     assert found is not None
-    assert found.xml == "<graphics type='vnc' port='1'/><graphics/>"
+    assert found.facts["xml"] == "<graphics type='vnc' port='1'/><graphics/>"
 
 
 def test_files_of_the_scratch_directory_are_known_from_there_on(job: Job) -> None:
-    root, data = job.manifest().disks
-    assert (root.image.path, root.image.transferred) == ("root.qcow2", True)
-    assert [(file.path, file.transferred) for file in root.backing] == [(str(job.template), False)]
-    assert (data.image.path, data.image.transferred) == (str(job.data), False)
+    _, root, template, data = job.files()
+    assert (root.path, root.transferred) == ("root.qcow2", True)
+    assert (template.role, template.path, template.transferred) == ("backing", str(job.template), False)
+    assert (data.path, data.transferred) == (str(job.data), False)
 
 
 def test_another_machine_with_another_scratch_directory(job: Job) -> None:
@@ -158,24 +171,24 @@ def test_another_machine_with_another_scratch_directory(job: Job) -> None:
 
 
 def test_a_manifest_that_could_not_be_read_again_is_not_written(job: Job) -> None:
-    with pytest.raises(Unusable, match="uuid"):
+    with pytest.raises(MachineFault, match="uuid"):
         job.save(uuid="none")
     assert not (job.scratch / MANIFEST_FILE).exists()
 
 
 def test_discard(job: Job) -> None:
     job.save()
-    checkpoint.discard(job.user, str(job.scratch))
-    checkpoint.discard(job.user, str(job.scratch))
+    job.store.discard()
+    job.store.discard()
     assert [path.name for path in job.scratch.iterdir()] == ["root.qcow2"]
 
 
 def test_set_aside_overwrites_nothing(job: Job) -> None:
     job.save()
     mine = job.put(job.scratch / f"{MEMORY_FILE}.refused-1", b"the job's own")
-    first = checkpoint.set_aside(job.user, str(job.scratch))
+    first = job.store.set_aside()
     assert first == [f"{MANIFEST_FILE}.refused-1", f"{MEMORY_FILE}.refused-2"]
-    assert checkpoint.set_aside(job.user, str(job.scratch)) == []
+    assert job.store.set_aside() == []
     assert mine.read_bytes() == b"the job's own"
     assert job.load() is None
 
@@ -185,7 +198,7 @@ def test_set_aside_takes_what_is_in_the_place_of_the_files(job: Job) -> None:
     (job.scratch / MEMORY_FILE).symlink_to("/etc/passwd")
     (job.scratch / MANIFEST_FILE).mkdir()
     before = Path("/etc/passwd").stat()
-    assert len(checkpoint.set_aside(job.user, str(job.scratch))) == 2
+    assert len(job.store.set_aside()) == 2
     assert (job.scratch / f"{MEMORY_FILE}.refused-1").is_symlink()
     assert Path("/etc/passwd").stat() == before
 
@@ -198,6 +211,8 @@ def test_set_aside_takes_what_is_in_the_place_of_the_files(job: Job) -> None:
     [
         ({"name": "bob_lab_1.0"}, "checkpoint of 'alice_lab_7.3'"),
         ({"vm_type": "qemu"}, "VM type"),
+        ({"memory_mib": 32}, "had 64 MiB and 1 CPUs, and is to have 32"),
+        ({"vcpus": 2}, "and 2 now"),
         ({"domain_type": "qemu"}, r"made under KVM, and VMs here run under emulation"),
         ({"host_cpu": "AuthenticAMD 25/1/1"}, "another CPU"),
         ({"qemu_version": 6_002_000}, "QEMU 7.2.22, and here is 6.2.0"),
@@ -209,11 +224,17 @@ def test_a_checkpoint_of_another_job_or_machine(job: Job, here: dict[str, object
 
 
 @pytest.mark.parametrize(
-    "here", [{"host_cpu": ""}, {"qemu_version": 10_000_000}, {"qemu_version": 7_002_001}, {"memory_mib": 4}]
+    ("then", "here"),
+    [
+        ({}, {"host_cpu": ""}),
+        ({}, {"qemu_version": 10_000_000}),
+        ({}, {"qemu_version": 7_002_001}),
+        ({"memory_mib": 4}, {"memory_mib": 4}),
+    ],
 )
-def test_differences_that_do_not_matter(job: Job, here: dict[str, object]) -> None:
-    job.save()
-    job.check(**here)
+def test_differences_that_do_not_matter(job: Job, then: dict[str, object], here: dict[str, object]) -> None:
+    job.save(**then)
+    job.check(**here)  # type: ignore[arg-type]
 
 
 def test_all_reasons_are_given(job: Job) -> None:
@@ -244,7 +265,7 @@ def written(path: Path) -> None:
 def petabyte(path: Path) -> None:
     os.truncate(path, 1 << 43)
     content = json.loads(path.with_name(MANIFEST_FILE).read_text())
-    content["memory"]["size"] = 1 << 43
+    content["files"][0]["size"] = 1 << 43
     path.with_name(MANIFEST_FILE).write_text(json.dumps(content))
 
 
@@ -334,8 +355,8 @@ def test_other_disks(job: Job) -> None:
 def test_a_sample_costs_the_same_for_any_size(job: Job) -> None:
     path = job.put(job.scratch / "huge.img", b"")
     os.truncate(path, 1 << 43)
-    [state] = checkpoint.describe_disks(job.user, str(job.scratch), [job.disk(path, "vda")], {})
-    assert state.image.size == 1 << 43
+    state = files.describe(job.user, str(job.scratch), FileRef("disk", str(path)))
+    assert state.size == 1 << 43
 
 
 @given(st.integers(0, 1 << 50))
@@ -360,9 +381,9 @@ def test_samples_are_beneath_the_size(size: int) -> None:
         (b'{"a":' * 100_000, "JSON"),
         (b"null", "not an object"),
         (b"{}", "missing"),
-        (b'{"format": 2}', "format 2"),
+        (b'{"format": 3}', "format 3"),
         (b'{"format": true}', "missing"),
-        (b'{"format": 1, "format": 1}', "twice"),
+        (b'{"format": 2, "format": 2}', "twice"),
         (b'{"format": ' + b"9" * 5000 + b"}", "JSON"),
         (b'{"format": NaN}', "not a number"),
         (b" " * (manifest.LARGEST + 1), "too long"),
@@ -375,8 +396,12 @@ def test_manifests_that_are_none(job: Job, content: bytes, said: str) -> None:
 
 BAD = {
     "format": [0, "1", 1.0],
+    "driver": ["", "vmrun", "xen", None],
     "name": ["", "a\nb", "\ud800", 7, "x" * 301],
-    "vm_type": ["", "k v m", None],
+    "vm_type": ["", "k\nvm", "k" * 101, None],
+    "memory_mib": [0, "64", 64.0, True, 10**10],
+    "vcpus": [0, None, 10**7],
+    "facts": [[], {}, None, "kvm"],
     "domain_type": ["kvm'/>", "x" * 65],
     "uuid": [UUID.upper(), UUID + "0", ""],
     "libvirt_version": [-1, True, 1.5, 10**11],
@@ -387,24 +412,27 @@ BAD = {
     "xml": ["x" * (manifest.LARGEST_XML + 1), "\0", []],
     "cpu_seconds": [-1, 1e300, "1", True],
     "time": [None, -0.1],
-    "disks": [{}, [1], [None] * 1025, [{}]],
-    "memory": [[], {}, {"size": -1, "sha256": "0" * 64}, {"size": 1, "sha256": "A" * 64}],
+    "files": [{}, [1], [None] * 5001, [{}]],
 }
 
 
 @pytest.mark.parametrize("field", BAD)
 def test_every_field_is_checked(job: Job, field: str) -> None:
-    assert set(BAD) == {"format", *Manifest._fields}
+    assert set(BAD) == {"format", *Manifest._fields, *FACTS}
     job.save()
     path = job.scratch / MANIFEST_FILE
     good = json.loads(path.read_text())
+    plain = good["facts"] if field in FACTS else good
+
+    def put(content: dict[str, object]) -> str:
+        whole = good | {"facts": content} if field in FACTS else content
+        job.put(path, json.dumps(whole).encode())
+        return job.unreadable()
+
     for value in BAD[field]:  # type: ignore[attr-defined]
-        job.put(path, json.dumps(good | {field: value}).encode())
-        assert job.unreadable()
-    job.put(path, json.dumps({name: value for name, value in good.items() if name != field}).encode())
-    assert "missing" in job.unreadable()
-    job.put(path, json.dumps(good | {"more": 1}).encode())
-    assert "more" in job.unreadable()
+        assert put(plain | {field: value})
+    assert "missing" in put({name: value for name, value in plain.items() if name != field})
+    assert "more" in put(plain | {"more": 1})
 
 
 def test_every_field_of_a_disk_is_checked(job: Job) -> None:
@@ -413,6 +441,7 @@ def test_every_field_of_a_disk_is_checked(job: Job) -> None:
     good = path.read_text()
     for old, new in (
         ('"vda"', '"vd a"'),
+        ('"memory"', '"ram"'),
         ('"writable": true', '"writable": 1'),
         ('"transferred": true', '"transferred": null'),
         ('"root.qcow2"', '"root\\u0000"'),
@@ -420,8 +449,8 @@ def test_every_field_of_a_disk_is_checked(job: Job) -> None:
         ('"qcow2"', '"../qcow2"'),
         ('"size": 200000', '"size": 200000.0'),
         ('"mtime_ns": ', '"mtime_ns": 9999999999999999999'),
-        ('"sample": "', '"sample": "g'),
-        ('"backing": [', '"backing": [1, '),
+        ('"digest": "', '"digest": "g'),
+        ('"files": [', '"files": [1, '),
     ):
         assert old in good
         job.put(path, good.replace(old, new).encode())
@@ -438,7 +467,7 @@ def test_damaged_manifests(job: Job, junk: bytes, at: int, cut: int) -> None:
         except Unusable:
             continue
         assert found is not None
-        assert manifest.parse(manifest.dump(found)) == found
+        assert manifest.parse(LIBVIRT, manifest.dump(LIBVIRT, found)) == found
 
 
 json_values = st.recursive(
@@ -480,5 +509,111 @@ def test_what_is_in_the_place_of_the_manifest(job: Job, harm: Callable[[Path], N
     job.save()
     harm(job.scratch / MANIFEST_FILE)
     assert said in job.unreadable()
-    checkpoint.write(job.user, str(job.scratch), job.manifest())
+    job.save()
     job.check()
+
+
+# What the machine is to blame for
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """The user cannot open the file `name`, for this reason."""
+    plain = Identity._run
+
+    def run(self: Identity, operation: Callable[..., int], directory: bytes, *more: object) -> int:
+        if name.encode() in (directory, *(more[0] if isinstance(more[0], list) else ())):
+            raise OSError(number, os.strerror(number))
+        return plain(self, operation, directory, *more)
+
+    monkeypatch.setattr(Identity, "_run", run)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", [MANIFEST_FILE, MEMORY_FILE, "root.qcow2"])
+def test_a_checkpoint_that_the_machine_cannot_read_stays(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    job.save()
+    before = job.names()
+    fails(monkeypatch, name, number)
+    with pytest.raises(MachineFault, match=os.strerror(number)):
+        job.check()
+    assert job.names() == before
+    monkeypatch.undo()
+    job.check()
+
+
+def test_a_file_system_that_the_job_has_named_is_not_the_machines(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.save()
+    fails(monkeypatch, str(job.data), errno.ESTALE)
+    assert "data.img' cannot be opened (Stale file handle)" in job.refused(False)
+
+
+# One whose guest is about to run
+
+
+def test_a_checkpoint_is_none_once_its_guest_runs(job: Job) -> None:
+    job.save()
+    job.store.begin_restart()
+    assert MANIFEST_FILE not in job.names()
+    job.store.discard()
+    assert job.names() == {"root.qcow2"}
+
+
+def test_a_guest_that_was_cut_off_boots_from_its_disks(job: Job) -> None:
+    """Its disks have moved on, so a check would find them changed and hold the job."""
+    job.save()
+    job.store.begin_restart()
+    grown(job.overlay)
+    assert job.load() is None
+    job.store.forget_interrupted()
+    assert job.names() == {"root.qcow2"}
+    assert "as after a power cut" in job.logged[0]
+
+
+def test_a_checkpoint_whose_guest_has_not_run_is_put_back(job: Job) -> None:
+    job.save()
+    job.store.begin_restart()
+    job.store.put_back()
+    assert RESTARTING not in job.names()
+    job.check()
+    job.store.put_back()  # there is none that is set aside
+    job.check()
+    assert job.logged == []
+
+
+def test_a_later_checkpoint_counts_though_an_earlier_one_was_cut_off(job: Job) -> None:
+    job.save()
+    job.store.begin_restart()
+    job.save()
+    job.store.forget_interrupted()
+    assert RESTARTING not in job.names()
+    job.check()
+
+
+def test_a_guest_does_not_run_while_its_checkpoint_looks_good(job: Job) -> None:
+    job.save()
+    (job.scratch / RESTARTING).mkdir()
+    with pytest.raises(JobFault, match=RESTARTING):
+        job.store.begin_restart()
+    job.check()
+
+
+# One that cannot be used
+
+
+@pytest.mark.parametrize(("intact", "fresh_disks"), [(True, False), (False, True)])
+def test_a_refused_checkpoint_is_kept_and_the_guest_boots_afresh(job: Job, intact: bool, fresh_disks: bool) -> None:
+    job.save()
+    job.store.refuse("a", Unusable("it is odd.", intact), fresh_disks=fresh_disks)
+    assert job.names() == {"root.qcow2", f"{MANIFEST_FILE}.refused-1", f"{MEMORY_FILE}.refused-1"}
+    assert "it is odd" in job.logged[0]
+
+
+def test_a_refused_checkpoint_whose_disks_are_unknown_holds_the_job(job: Job) -> None:
+    job.save()
+    job.put(job.scratch / "more", b"")
+    with pytest.raises(JobFault, match="it is odd"):
+        job.store.refuse("a", Unusable("it is odd.", False), ["more", "not there"])
+    assert f"{MANIFEST_FILE}.refused-1" in job.names()
+    assert "more.refused-1" in job.names()

@@ -11,8 +11,9 @@ from tests.domain.support import disk, spec
 from tests.images.support import write
 from tests.jobs import own, owner
 from vmgahp import errors
-from vmgahp.checkpoint import store as checkpoint
-from vmgahp.checkpoint.manifest import DiskState
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.manifest import CheckpointFile
+from vmgahp.drivers.libvirt.checkpoint import disk_refs
 from vmgahp.drivers.libvirt.provision import RECORD, Provision
 from vmgahp.errors import JobFault
 from vmgahp.images.backing import BackingFile, backing_chain
@@ -183,11 +184,12 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     """Not by its path or its time, which are others on every machine."""
     place.make(place.spec())
 
-    def state(wanted: JobSpec) -> list[DiskState]:
-        return list(checkpoint.describe_disks(place.who, str(place.scratch), wanted.disks, place.chains(wanted)))
+    def state(wanted: JobSpec) -> list[CheckpointFile]:
+        refs = disk_refs(wanted.disks, place.chains(wanted))
+        return [files.describe(place.who, str(place.scratch), ref) for ref in refs]
 
     here = state(place.spec())
-    assert here[0].backing[0].path == "catalog:a"
+    assert here[1].path == "catalog:a"
     place.image = Image("a", str(place.base.rename(place.base.with_name("elsewhere.raw"))), "raw")
     os.utime(place.image.path, (1, 1))
     assert state(place.spec()) == here
@@ -195,7 +197,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     assert state(place.spec()) != here
     read_only = disk(place.image.path, "vdb", writable=False, transferred=False, image=place.image)
     [itself] = state(place.spec()._replace(disks=(read_only,)))
-    assert (itself.image.path, itself.image.mtime_ns) == ("catalog:a", 0)
+    assert (itself.path, itself.mtime_ns) == ("catalog:a", 0)
 
 
 @pytest.mark.parametrize(("name", "image_format"), [("data.qcow2", "qcow2"), ("data.raw", "raw")])

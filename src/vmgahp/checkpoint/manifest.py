@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as objects and as JSON; pure.
+"""What a checkpoint says of itself, the same for every driver, as objects and as JSON; pure.
 
 A manifest comes back with the job and may be anything, so each field is checked for its type, its form and
 its range, none may be missing and none may be more, and `Invalid` is all that can come of reading one.
@@ -6,95 +6,107 @@ its range, none may be missing and none may be more, and `Invalid` is all that c
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from vmgahp.text import has_control
 
-FORMAT = 1
-"""The version of the manifest; another one is refused."""
+FORMAT = 2
+"""The version of the manifest; another one is refused, but for those of `vmgahp.checkpoint.earlier`."""
 
 LARGEST = 4 << 20
-"""Bytes of a manifest; one with the longest XML and the most disks stays below."""
+"""Bytes of a manifest; one with the longest XML and the most files stays below."""
 LARGEST_XML = 1 << 20
-MOST_DISKS, MOST_LAYERS = 1024, 64
+MOST_FILES = 5000
 
+MEMORY, STATE, DISK, BACKING = "memory", "state", "disk", "backing"
+"""`CheckpointFile.role`: a memory image that is read as a whole; what else a hypervisor keeps of a VM; what its disks
+consist of, and the backing files of these. Only the last two can be elsewhere than in the scratch directory."""
+
+WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}", re.ASCII)
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+LARGEST_FILE = 2**63 - 1
+
+_WORD_OR_NOTHING = re.compile(r"[A-Za-z0-9_.+-]{0,64}", re.ASCII)
+_ROLES = re.compile("|".join((MEMORY, STATE, DISK, BACKING)))
 _PASSWORD = re.compile(r"""\spasswd=(?:"[^"]*"|'[^']*')""")
-
-_WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}", re.ASCII)
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-
-_LARGEST_FILE = 2**63 - 1
 
 
 class Invalid(Exception):
     """This is not a manifest; the text says why."""
 
 
-class FileState(NamedTuple):
-    """An image, or a backing file of one, as it was."""
+class CheckpointFile(NamedTuple):
+    """One file as it was."""
 
+    role: str
     path: str
-    """From the scratch directory on where it is in there, which is elsewhere on every machine."""
+    """From the scratch directory on where it is in there, which is elsewhere on every machine; of an image of the
+    catalog its name there; else a full path."""
     transferred: bool
     """Whether it is in the scratch directory and travels with the job."""
+    device: str
+    """The disk that it is of, where the driver says that."""
+    writable: bool
     format: str
     size: int
     mtime_ns: int
-    sample: str
-    """SHA-256, in hexadecimal, of what `vmgahp.checkpoint.store.sample` reads of it."""
+    """0 where it has nothing to say."""
+    digest: str
+    """SHA-256, in hexadecimal: of a memory image, else of what `vmgahp.checkpoint.files.sample` reads of a file."""
 
 
-class DiskState(NamedTuple):
-    """One disk of the VM, with all the files that make up its content."""
-
-    device: str
-    writable: bool
-    image: FileState
-    backing: tuple[FileState, ...]
-    """The nearest first."""
-
-
-class MemoryState(NamedTuple):
-    """The memory image as it was written."""
-
-    size: int
-    sha256: str
+Facts = Mapping[str, Any]
 
 
 class Manifest(NamedTuple):
     """One checkpoint."""
 
+    driver: str
     name: str
     """The VM's name, which says whose checkpoint it is."""
     vm_type: str
-    domain_type: str
-    """kvm or qemu: a guest saved under the one cannot be resumed under the other."""
-    uuid: str
-    libvirt_version: int
-    """As libvirt counts: 9.1.2 is 9001002."""
-    qemu_version: int
-    host_cpu: str
-    """What tells two kinds of CPU apart; empty where the guest does not see the host's CPU."""
-    machine_type: str
-    architecture: str
-    xml: str
-    """The domain as it was saved."""
+    memory_mib: int
+    vcpus: int
     cpu_seconds: float
     """CPU time that the guest has used until then."""
     time: float
     """When it was made, in seconds since 1970."""
-    disks: tuple[DiskState, ...]
-    memory: MemoryState
+    facts: Facts
+    """What only its driver knows, as `Kind.facts` says."""
+    files: tuple[CheckpointFile, ...] = ()
+    """A disk before its backing files, of which the nearest is first."""
 
 
-def dump(manifest: Manifest) -> bytes:
-    """The manifest as JSON, without the VNC password that the XML may have."""
-    return encode(FORMAT, manifest._replace(xml=_PASSWORD.sub("", manifest.xml)))
+class Kind(NamedTuple):
+    """What the checkpoints of one driver have of their own."""
+
+    driver: str
+    facts: "Mapping[str, Form]"
+    """Every fact, and what it has to be."""
+    most_files: int = MOST_FILES
+    differences: Callable[[Facts, Facts], Iterable[str]] = lambda _then, _now: ()
+    """Why a checkpoint with these facts cannot be restored where they are like those, as parts of a sentence."""
+    memory: str = ""
+    """The name of its memory image, where it has one."""
+    inspect: Callable[[int], object] = lambda _descriptor: None
+    """Looks at the head of an open memory image before a hypervisor does. Raises as `memory_image.inspect` does."""
+    knows_disks: bool = True
+    """Whether the files say which of them are disks; if not, nobody knows what a guest finds that boots afresh."""
+
+
+def dump(kind: Kind, manifest: Manifest) -> bytes:
+    """The manifest as JSON, without the VNC password that XML may have."""
+    facts = {
+        name: _PASSWORD.sub("", value) if kind.facts.get(name) is xml else value
+        for name, value in manifest.facts.items()
+    }
+    return encode(FORMAT, manifest._replace(facts=facts))
 
 
 def encode(number: int, record: NamedTuple) -> bytes:
-    """A manifest of the format `number` as JSON, for `read`."""
+    """A record with the format `number` as JSON, for `read`."""
     return json.dumps({"format": number} | _objects(record), indent=1).encode() + b"\n"
 
 
@@ -105,30 +117,28 @@ def _objects(value: Any) -> Any:
     return [_objects(one) for one in value] if isinstance(value, tuple) else value
 
 
-def parse(data: bytes) -> Manifest:
-    """The manifest that `data` is. Raises `Invalid`."""
+def parse(kind: Kind, data: bytes) -> Manifest:
+    """The manifest of this kind that `data` is. Raises `Invalid`."""
     top = read(data, FORMAT, Manifest._fields)
-    memory = Fields(top.value("memory"), "memory.", MemoryState._fields)
+    driver = top.form("driver", WORD)
+    if driver != kind.driver:
+        raise Invalid(f"it is of the driver {driver}, and here is {kind.driver}.")
+    facts = Fields(top.value("facts"), "facts.", tuple(kind.facts))
     return Manifest(
+        driver=driver,
         name=top.text("name", 300),
-        vm_type=top.form("vm_type", _WORD),
-        domain_type=top.form("domain_type", _WORD),
-        uuid=top.form("uuid", _UUID),
-        libvirt_version=top.integer("libvirt_version", 0, 10**10),
-        qemu_version=top.integer("qemu_version", 0, 10**10),
-        host_cpu=top.text("host_cpu", 500, may_be_empty=True),
-        machine_type=top.form("machine_type", _WORD),
-        architecture=top.form("architecture", _WORD),
-        xml=top.xml("xml"),
+        vm_type=top.text("vm_type", 100),
+        memory_mib=top.integer("memory_mib", 1, 10**9),
+        vcpus=top.integer("vcpus", 1, 10**6),
         cpu_seconds=top.real("cpu_seconds", 1e12),
         time=top.real("time", 1e12),
-        disks=tuple(_disk(item, f"disks[{number}].") for number, item in enumerate(top.items("disks", MOST_DISKS))),
-        memory=MemoryState(size=memory.integer("size", 0, _LARGEST_FILE), sha256=memory.form("sha256", _SHA256)),
+        facts={name: form(facts, name) for name, form in kind.facts.items()},
+        files=read_files(top, "files", kind.most_files),
     )
 
 
 def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
-    """The outermost object of a manifest of the format `number`, with exactly these fields. Raises `Invalid`."""
+    """The outermost object of a record with the format `number`, with exactly these fields. Raises `Invalid`."""
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
     try:
@@ -142,28 +152,27 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
     return top
 
 
-def _disk(content: object, where: str) -> DiskState:
-    disk = Fields(content, where, DiskState._fields)
-    return DiskState(
-        device=disk.form("device", _WORD),
-        writable=disk.flag("writable"),
-        image=_file(disk.value("image"), where + "image."),
-        backing=tuple(
-            _file(item, f"{where}backing[{number}].") for number, item in enumerate(disk.items("backing", MOST_LAYERS))
-        ),
-    )
-
-
-def _file(content: object, where: str) -> FileState:
-    file = Fields(content, where, FileState._fields)
-    return FileState(
-        path=file.text("path", 4096),
-        transferred=file.flag("transferred"),
-        format=file.form("format", _WORD),
-        size=file.integer("size", 0, _LARGEST_FILE),
-        mtime_ns=file.integer("mtime_ns", -_LARGEST_FILE, _LARGEST_FILE),
-        sample=file.form("sample", _SHA256),
-    )
+def read_files(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ...]:
+    """The files, `most` at most, in the field `where`. Raises `Invalid`."""
+    found = []
+    for number, item in enumerate(top.items(where, most)):
+        fields = Fields(item, f"{where}[{number}].", CheckpointFile._fields)
+        file = CheckpointFile(
+            role=fields.form("role", _ROLES),
+            path=fields.text("path", 4096),
+            transferred=fields.flag("transferred"),
+            device=fields.form("device", _WORD_OR_NOTHING),
+            writable=fields.flag("writable"),
+            format=fields.form("format", _WORD_OR_NOTHING),
+            size=fields.integer("size", 0, LARGEST_FILE),
+            mtime_ns=fields.integer("mtime_ns", -LARGEST_FILE, LARGEST_FILE),
+            digest=fields.form("digest", SHA256),
+        )
+        elsewhere = file.path.startswith("/") or not file.transferred
+        if elsewhere and (file.role in (MEMORY, STATE) or file.transferred):
+            raise Invalid(f"{file.path!a} is not in the scratch directory.")
+        found.append(file)
+    return tuple(found)
 
 
 class Fields:
@@ -229,6 +238,26 @@ class Fields:
 
     def _refuse(self, name: str) -> NoReturn:
         raise Invalid(f"{self._where}{name} is not what it should be: {ascii(self._content[name])[:80]}.")
+
+
+Form = Callable[[Fields, str], Any]
+"""What a fact has to be: takes it out of the fields, or raises `Invalid`."""
+
+
+def matching(pattern: re.Pattern[str]) -> Form:
+    return lambda fields, name: fields.form(name, pattern)
+
+
+def text(longest: int, *, may_be_empty: bool = False) -> Form:
+    return lambda fields, name: fields.text(name, longest, may_be_empty)
+
+
+def integer(least: int, most: int) -> Form:
+    return lambda fields, name: fields.integer(name, least, most)
+
+
+def xml(fields: Fields, name: str) -> str:
+    return fields.xml(name)
 
 
 def _is_integer(value: object) -> bool:

@@ -337,7 +337,8 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
     vacate(job)
     path = job.scratch / "vm_checkpoint.json"
     manifest = json.loads(path.read_text())
-    manifest["xml"] = manifest["xml"].replace(
+    facts = manifest["facts"]
+    facts["xml"] = facts["xml"].replace(
         "<devices>", "<devices><hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>"
     )
     path.write_text(json.dumps(manifest))
@@ -351,7 +352,7 @@ def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
     path = job.scratch / "vm_checkpoint.json"
     with another_vm(job._connection, f"victim-of-{job.name}") as victim:
         manifest = path.read_text()
-        path.write_text(manifest.replace(json.loads(manifest)["uuid"], victim.UUIDString()))
+        path.write_text(manifest.replace(json.loads(manifest)["facts"]["uuid"], victim.UUIDString()))
         with running(job, WANTS) as peer:
             assert "runs on this machine" in peer.quit()
         assert victim.isActive()

@@ -12,9 +12,9 @@ from tests.conftest import JOB_UID
 from tests.drivers.support import WHO
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
+from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
 from vmgahp.drivers.script import ScriptDriver, program
-from vmgahp.drivers.script.checkpoint import MANIFEST_FILE
 from vmgahp.drivers.script.driver import key_of
 from vmgahp.drivers.script.machine import ScriptMachine
 from vmgahp.host.job_user import Identity
@@ -443,7 +443,7 @@ def test_the_script_is_told_to_go_on_from_a_checkpoint(toy: Toy, driver: ScriptD
     [
         (lambda scratch: (scratch / "toy.saved").write_text("MEMORY\n"), "the content of 'toy.saved' has changed"),
         (lambda scratch: (scratch / "toy.saved").unlink(), "'toy.saved' cannot be opened"),
-        (lambda scratch: _name_elsewhere(scratch), "toy.saved' cannot be opened"),
+        (lambda scratch: _name_elsewhere(scratch), "toy.saved' is not in the scratch directory"),
         (lambda scratch: (scratch / MANIFEST_FILE).write_text("{}"), "cannot be read"),
         (lambda scratch: _swap(scratch), "cannot be opened"),
     ],

@@ -234,11 +234,11 @@ def test_a_resume_that_fails_can_be_tried_again(job: VmwareJob, host: VMware) ->
         last = counts(job.console())[-1]
         host.misbehave("fail:start=Not_enough_physical_memory")
         assert peer.run("RESUME", 1)[0] == "1"
-        assert (job.scratch / "vmware_checkpoint.json").exists()
+        assert (job.scratch / "vm_checkpoint.json").exists()
         host.misbehave()
         does(peer, "RESUME")
         goes_on(job, beyond=last)
-        assert not list(job.scratch.glob("vmware_checkpoint.json*"))
+        assert not list(job.scratch.glob("vm_checkpoint.json*"))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -257,9 +257,9 @@ def test_a_checkpoint_is_none_while_its_guest_is_started(job: VmwareJob, host: V
     else:
         with running(job, host, ad, **settings):
             goes_on(job, beyond=last)
-    assert "vmware_checkpoint.json" not in seen.read_text().split()
-    assert (job.scratch / "vmware_checkpoint.json").exists() is fails
-    assert not (job.scratch / "vmware_checkpoint.json.restarting").exists()
+    assert "vm_checkpoint.json" not in seen.read_text().split()
+    assert (job.scratch / "vm_checkpoint.json").exists() is fails
+    assert not (job.scratch / "vm_checkpoint.json.restarting").exists()
 
 
 def test_the_memory_of_a_suspended_vm_goes_with_its_end(job: VmwareJob, host: VMware) -> None:
@@ -276,7 +276,7 @@ def vacate(job: VmwareJob, host: VMware, *more: str) -> int:
         wait_for_counts(job, beyond=1)
         does(peer, "CHECKPOINT")
         assert not host.pids()
-        written = json.loads((job.scratch / "vmware_checkpoint.json").read_text())
+        written = json.loads((job.scratch / "vm_checkpoint.json").read_text())
         assert written["cpu_seconds"] > 0
         does(peer, "STOP")
     return counts(job.console())[-1]
@@ -294,13 +294,13 @@ def test_a_checkpoint_restarts_on_another_machine(scratch: Path, host: VMware, v
     job = VmwareJob(scratch, vmdk_type=vmdk_type)
     original = {path.name: path.read_bytes() for path in scratch.glob("dos*.vmdk")}
     last = vacate(job, host)
-    used = json.loads((scratch / "vmware_checkpoint.json").read_text())["cpu_seconds"]
+    used = json.loads((scratch / "vm_checkpoint.json").read_text())["cpu_seconds"]
     assert str(scratch).encode() not in (scratch / "dos-000001.vmdk").read_bytes()[:4096]
     move(job, scratch.with_name("dir_2"))
     with running(job, host, "JobVMCheckpoint = true") as peer:
         goes_on(job, beyond=last)
         assert float(words_of(peer)["CPUTIME"]) > used
-        assert not (job.scratch / "vmware_checkpoint.json").exists()
+        assert not (job.scratch / "vm_checkpoint.json").exists()
         does(peer, "STOP")
     assert count_on(job.scratch / "dos-000001.vmdk") >= last
     assert {name: (job.scratch / name).read_bytes() for name in original} == original
@@ -319,12 +319,12 @@ def test_the_guest_continues_after_a_periodic_checkpoint(job: VmwareJob, host: V
     with running(job, host, "JobVMCheckpoint = true") as peer:
         wait_for_counts(job, beyond=1)
         does(peer, "CHECKPOINT")
-        assert (job.scratch / "vmware_checkpoint.json").exists()
+        assert (job.scratch / "vm_checkpoint.json").exists()
         last = counts(job.console())[-1]
         # The starter never says RESUME; its next STATUS means that the files are away.
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         goes_on(job, beyond=last)
-        assert not (job.scratch / "vmware_checkpoint.json").exists(), "the disks have moved on"
+        assert not (job.scratch / "vm_checkpoint.json").exists(), "the disks have moved on"
 
 
 @pytest.mark.parametrize(
@@ -580,7 +580,7 @@ class TestEndings:
                 assert ("still runs from an earlier start" in second.quit()) is dead
 
     def test_a_start_clears_what_an_earlier_one_has_left(self, job: VmwareJob, host: VMware) -> None:
-        left = ["dos_condor.vmss", "dos_condor.vmem", "vmware_checkpoint.json.restarting"]
+        left = ["dos_condor.vmss", "dos_condor.vmem", "vm_checkpoint.json.restarting"]
         for name in left:
             job.scratch.joinpath(name).write_bytes(b"left")
             job.own(job.scratch / name)

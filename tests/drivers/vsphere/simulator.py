@@ -18,7 +18,7 @@ from vmgahp.cli import KILL, PROBE
 from vmgahp.testing.contract import until
 
 MIB = 1 << 20
-MANIFEST = "vm_vsphere_checkpoint.json"
+MANIFEST = "vm_checkpoint.json"
 CHECKPOINT = "JobVMCheckpoint = TRUE"
 CRITICAL, INTERNAL = "VMGAHP_ERR_CRITICAL", "VMGAHP_ERR_INTERNAL"
 NETWORKS = "nat = VM Network, bridge = DC0_DVPG0"

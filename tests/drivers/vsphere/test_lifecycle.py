@@ -305,7 +305,7 @@ def test_periodic_checkpoints(lab: Lab) -> None:
         seen = []
         for _ in range(2):
             does(peer, "CHECKPOINT")
-            seen.append(json.loads((lab.scratch / MANIFEST).read_text())["snapshot"])
+            seen.append(json.loads((lab.scratch / MANIFEST).read_text())["facts"]["snapshot"])
             # The next STATUS says that the files have been sent away.
             assert (status(peer)["STATUS"], server.power(vm)) == ("Running", "poweredOn")
         assert seen[0] != seen[1]
@@ -323,7 +323,7 @@ def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
     elsewhere = lab.other_scratch()
     with lab.running(CHECKPOINT, job=Job(elsewhere)) as peer:
         assert (server.power(victim), server.tags(victim)["state"]) == ("poweredOff", "saved")
-        assert (elsewhere / f"{MANIFEST}.refused").exists()
+        assert (elsewhere / f"{MANIFEST}.refused-1").exists()
         assert "it is another job's" in peer.quit()
     assert list(server.jobs().values()) == [victim]
 
@@ -335,6 +335,7 @@ def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
         b"[" * 60000,
         b"{}",
         b'{"format": 2}',
+        b'{"format": 3}',
         b"\xff",
         b'{"format":1,"id":"../../x","snapshot":"s","server":"","cpu_seconds":0}',
         b" " * 100000,
@@ -344,7 +345,7 @@ def test_a_manifest_that_is_none_is_set_aside(lab: Lab, content: bytes) -> None:
     (lab.scratch / MANIFEST).write_bytes(content)
     lab.job.own()
     with lab.running(CHECKPOINT):
-        assert (lab.scratch / f"{MANIFEST}.refused").read_bytes() == content
+        assert (lab.scratch / f"{MANIFEST}.refused-1").read_bytes() == content
 
 
 def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:

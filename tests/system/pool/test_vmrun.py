@@ -140,5 +140,5 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str
     assert console.rstrip().endswith(DONE)
     assert count_on(job.directory / "dos.vmdk") == 0, "the guest wrote to the snapshot's disk"
     assert count_on(job.directory / "dos-000001.vmdk") == SECONDS
-    assert not (job.directory / "vmware_checkpoint.json").exists()
+    assert not (job.directory / "vm_checkpoint.json").exists()
     assert vmx_of(pool, job) is None

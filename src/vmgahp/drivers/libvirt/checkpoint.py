@@ -6,30 +6,90 @@ The files and their checks are `vmgahp.checkpoint.store`'s; here is what only li
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint import store
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import Manifest
+from vmgahp.checkpoint import memory_image, memory_image_xen
+from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint.manifest import (
+    BACKING,
+    DISK,
+    MEMORY,
+    UUID,
+    WORD,
+    Facts,
+    Kind,
+    Manifest,
+    integer,
+    matching,
+    text,
+    xml,
+)
+from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, MEMORY_FILE, CheckpointStore
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.save import CANNOT_SAVE
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
 
 if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.describe import Plan
 
 Chains = Mapping[str, tuple[BackingFile, ...]]
+
+
+def _differences(then: Facts, now: Facts) -> Iterator[str]:
+    if then["domain_type"] != now["domain_type"]:
+        made, here = _hypervisor(then["domain_type"]), _hypervisor(now["domain_type"])
+        yield f"it was made under {made}, and VMs here run under {here}"
+    if then["host_cpu"] and now["host_cpu"] and then["host_cpu"] != now["host_cpu"]:
+        yield f"it was made on another CPU ({then['host_cpu']!a}; here: {now['host_cpu']})"
+    # The stable releases of one series understand each other's images, both ways. An older libvirt is not refused:
+    # libvirt itself says what it cannot read.
+    if then["qemu_version"] // 1000 > now["qemu_version"] // 1000:
+        hypervisor = "Xen" if now["domain_type"] == "xen" else "QEMU"
+        made, here = _version(then["qemu_version"]), _version(now["qemu_version"])
+        yield f"it was made by {hypervisor} {made}, and here is {here}"
+
+
+LIBVIRT = Kind(
+    "libvirt",
+    {
+        "domain_type": matching(WORD),  # kvm or qemu: a guest saved under the one cannot be resumed under the other
+        "uuid": matching(UUID),
+        "libvirt_version": integer(0, 10**10),  # as libvirt counts: 9.1.2 is 9001002
+        "qemu_version": integer(0, 10**10),
+        # What tells two kinds of CPU apart; empty where the guest does not see the host's CPU.
+        "host_cpu": text(500, may_be_empty=True),
+        "machine_type": matching(WORD),
+        "architecture": matching(WORD),
+        "xml": xml,  # the domain as it was saved
+    },
+    differences=_differences,
+    memory=MEMORY_FILE,
+    inspect=memory_image.inspect,
+)
+XEN = LIBVIRT._replace(driver="xen", inspect=memory_image_xen.inspect)
+
+
+def disk_refs(disks: Iterable[Disk], chains: Chains) -> list[FileRef]:
+    """The disks, each with its backing files, which `chains` has by the path of its image."""
+    refs = []
+    for disk in disks:
+        known_as = disk.image.known_as if disk.image and not disk.writable else ""
+        refs.append(FileRef(DISK, disk.path, disk.device, disk.writable, disk.format, known_as))
+        refs += [
+            FileRef(BACKING, layer.path, disk.device, False, layer.format, layer.known_as)
+            for layer in chains.get(disk.path, ())
+        ]
+    return refs
 
 
 class LibvirtRestart:
@@ -47,14 +107,11 @@ class LibvirtRestart:
         from vmgahp.domain.restore import SavedMismatch, reconcile
 
         try:
-            return firmware.of_a_restore(reconcile(self.manifest.xml, ours), self.manifest.xml, uri)
+            return firmware.of_a_restore(reconcile(self.manifest.facts["xml"], ours), self.manifest.facts["xml"], uri)
         except (SavedMismatch, LookupError) as mismatch:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
-
-
-RESTARTING = f"{store.MANIFEST_FILE}.restarting"
 
 
 class JobCheckpoints(NamedTuple):
@@ -63,14 +120,9 @@ class JobCheckpoints(NamedTuple):
     every: "LibvirtCheckpoints"
     plan: "Plan"
 
-    def set_aside(self) -> None:
-        self.every.set_aside(self.plan.checkpoint_spec)
-
-    def put_back(self) -> None:
-        self.every.put_back(self.plan.checkpoint_spec)
-
-    def used_up(self) -> None:
-        self.every.used_up(self.plan.checkpoint_spec)
+    @property
+    def store(self) -> CheckpointStore:
+        return self.every.store(self.plan.checkpoint_spec)
 
     def write(self, machine: LibvirtMachine) -> None:
         self.every.write(machine, self.plan.checkpoint_spec, self.plan.domain_type, self.plan.spec.chains)
@@ -79,121 +131,68 @@ class JobCheckpoints(NamedTuple):
 class LibvirtCheckpoints:
     """Finds and makes the checkpoints of one driver's jobs."""
 
-    def __init__(self, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
+    def __init__(self, kind: Kind, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
+        self._kind = kind
         self._identity = identity
         self._connection = connection
         self._log = log
 
+    def store(self, spec: JobSpec) -> CheckpointStore:
+        """The checkpoint of a job, whatever it is."""
+        return CheckpointStore(self._kind, self._identity, spec.working_dir, self._log)
+
     def find(self, spec: JobSpec, domain_type: str, chains: Chains) -> LibvirtRestart | None:
         """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
 
-        One that cannot be used is set aside (`refuse`).
+        One that cannot be used is set aside. Raises `errors.JobFault` as `CheckpointStore.refuse` does.
         """
+        store = self.store(spec)
+        store.forget_interrupted()
         try:
-            manifest = store.load(self._identity, spec.working_dir)
+            manifest = store.load()
             if manifest is None:
                 return None
-            descriptor = store.check(
-                self._identity,
-                spec.working_dir,
-                manifest,
-                name=spec.name,
-                vm_type=spec.vm_type,
-                domain_type=domain_type,
-                host_cpu=self._host_cpu(domain_type),
-                qemu_version=self._connection.call(lambda connection: connection.getVersion()),
-                memory_mib=spec.memory_mib,
-                disks=spec.disks,
-                chains=chains,
-            )
-            if self._is_taken(manifest.uuid):
+            here = {
+                "domain_type": domain_type,
+                "host_cpu": self._host_cpu(domain_type),
+                "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
+            }
+            store.check(manifest, self._now(spec, here), disk_refs(spec.disks, chains))
+            descriptor = store.open_memory(manifest, spec.memory_mib)
+            if self._is_taken(manifest.facts["uuid"]):
                 os.close(descriptor)
-                raise Unusable(f"a domain with its UUID, {manifest.uuid}, runs on this machine", True)
+                raise Unusable(f"a domain with its UUID, {manifest.facts['uuid']}, runs on this machine", True)
         except Unusable as unusable:
-            self.refuse(spec, unusable)
+            store.refuse(spec.name, unusable)
             return None
         return LibvirtRestart(manifest, descriptor)
 
-    def refuse(self, spec: JobSpec, unusable: Unusable) -> None:
-        """Set a checkpoint aside and say why.
-
-        Raises `errors.JobFault` where the disks are not known to be as they were: a guest that boots on them
-        may find anything, and its owner has to decide.
-        """
-        try:
-            kept = store.set_aside(self._identity, spec.working_dir)
-        except (OSError, errors.Fault) as error:
-            kept = []
-            self._log(f"the checkpoint of {spec.name} cannot be set aside: {error}")
-        problem = f"The checkpoint of {spec.name} cannot be used: {unusable.reason}"
-        if not unusable.disks_intact:
-            raise errors.JobFault(
-                errors.MISMATCHED_CHECKPOINT,
-                problem,
-                "submit the job again with disks that are in order; the checkpoint's files end in .refused.",
-            )
-        self._log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
-
-    def set_aside(self, spec: JobSpec) -> None:
-        """The guest is about to run: from now on the checkpoint is none. Raises `errors.MachineFault`."""
-        try:
-            self._identity.rename_scratch(spec.working_dir, store.MANIFEST_FILE, RESTARTING)
-        except OSError as error:
-            raise errors.MachineFault(
-                f"The checkpoint of {spec.name} cannot be set aside: {error.strerror}."
-            ) from error
-
-    def put_back(self, spec: JobSpec) -> None:
-        """The guest has not run after all."""
-        try:
-            self._identity.rename_scratch(spec.working_dir, RESTARTING, store.MANIFEST_FILE)
-        except FileNotFoundError:
-            pass  # it was not set aside
-        except (OSError, errors.Fault) as error:
-            self._log(f"the checkpoint of {spec.name} stays aside: {error}")
-
-    def used_up(self, spec: JobSpec) -> None:
-        """The guest continues and its disks change: the checkpoint in the scratch directory is no longer valid."""
-        try:
-            store.discard(self._identity, spec.working_dir)
-            self._identity.unlink_scratch(spec.working_dir, RESTARTING)
-        except (OSError, errors.Fault) as error:
-            self._log(f"the used checkpoint of {spec.name} cannot be removed: {error}")
-
     def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str, chains: Chains) -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""
-        from vmgahp.checkpoint.manifest import Manifest
-
         kind = etree.fromstring(machine.description).find("os/type")
         assert kind is not None
+        store = self.store(spec)
         try:
             versions = self._connection.call(lambda connection: (connection.getLibVersion(), connection.getVersion()))
-            store.write(
-                self._identity,
-                spec.working_dir,
-                Manifest(
-                    name=spec.name,
-                    vm_type=spec.vm_type,
-                    domain_type=domain_type,
-                    uuid=machine.uuid,
-                    libvirt_version=versions[0],
-                    qemu_version=versions[1],
-                    host_cpu=self._host_cpu(domain_type),
-                    machine_type=kind.get("machine", ""),
-                    architecture=kind.get("arch", ""),
-                    xml=machine.description,
-                    cpu_seconds=machine.usage.seconds,
-                    time=time.time(),
-                    disks=store.describe_disks(self._identity, spec.working_dir, spec.disks, chains),
-                    memory=store.describe_memory(self._identity, spec.working_dir),
-                ),
-            )
-        except (OSError, Unusable, libvirt.libvirtError) as error:
+        except libvirt.libvirtError as error:
             raise errors.MachineFault(
-                f"The checkpoint of {spec.name} cannot be completed: {error}.",
-                "look at the file system of the scratch directory; the VM still runs.",
-                CANNOT_SAVE,
+                f"The checkpoint of {spec.name} cannot be completed: {error}.", HINT, CANNOT_SAVE
             ) from error
+        facts = {
+            "domain_type": domain_type,
+            "uuid": machine.uuid,
+            "libvirt_version": versions[0],
+            "qemu_version": versions[1],
+            "host_cpu": self._host_cpu(domain_type),
+            "machine_type": kind.get("machine", ""),
+            "architecture": kind.get("arch", ""),
+            "xml": machine.description,
+        }
+        refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks, chains)]
+        store.write(self._now(spec, facts)._replace(cpu_seconds=machine.usage.seconds, time=time.time()), refs)
+
+    def _now(self, spec: JobSpec, facts: Facts) -> Manifest:
+        return Manifest(self._kind.driver, spec.name, spec.vm_type, spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)
 
     @staticmethod
     def why_not(spec: JobSpec) -> str:
@@ -228,3 +227,11 @@ class LibvirtCheckpoints:
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])
+
+
+def _hypervisor(domain_type: str) -> str:
+    return {"kvm": "KVM", "qemu": "emulation (TCG)", "xen": "Xen"}.get(domain_type, domain_type)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"

@@ -8,6 +8,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Kind
 from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger, Survey
@@ -22,7 +23,7 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
 )
-from vmgahp.drivers.libvirt.checkpoint import Chains, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, Chains, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
@@ -65,13 +66,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     describer: type[Describer] = Describer
     machine: type[LibvirtMachine] = LibvirtMachine
     saver: type[Saver] = Saver
+    checkpoints: Kind = LIBVIRT
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         uri = settings.string("VM_LIBVIRT_URI") or self._usual_uri()
         read_only = uri == SESSION_URI and _probing_for_a_startd()
         self._connection = LibvirtConnection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
-        self._checkpoints = LibvirtCheckpoints(identity, self._connection, log)
+        self._checkpoints = LibvirtCheckpoints(self.checkpoints, identity, self._connection, log)
         self._describer = self.describer(settings, identity, self._connection, log)
 
     # The contract
@@ -130,7 +132,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise
         finally:
             order.restart.close()
-        machine.checkpoints.used_up()
+        machine.checkpoints.store.discard()
 
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
         spec, resources, xml = plan.spec, machine.resources, machine.order.described.xml
@@ -149,7 +151,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> Plan:
-        self._checkpoints.refuse(plan.checkpoint_spec, unusable)
+        self._checkpoints.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
         return plan._replace(may_restart=False)
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
@@ -287,9 +289,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
         """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
-        spec = self._with_macs(plan, restart.manifest.xml if restart else "", dry=False)
+        spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         plan = plan._replace(spec=spec)
-        uuid = restart.manifest.uuid if restart else str(uuids.uuid4())
+        uuid = restart.manifest.facts["uuid"] if restart else str(uuids.uuid4())
         resources.at_end.append(lambda: self._forget_firmware(spec.name))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")

@@ -210,14 +210,14 @@ class LibvirtMachine(ManagedMachine):
             os.close(descriptor)
 
     def set_aside(self) -> None:
-        self.checkpoints.set_aside()
+        self.checkpoints.store.begin_restart()
 
     def put_back(self) -> None:
-        self.checkpoints.put_back()
+        self.checkpoints.store.put_back()
 
     def forget_saved(self) -> None:
         if self._image == MEMORY_FILE:
-            self.checkpoints.used_up()
+            self.checkpoints.store.discard()
         elif self._image:
             self.saver.forget(self._image)
         self._image = ""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors, findings
-from vmgahp.checkpoint.files import CheckpointFile
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
@@ -35,6 +34,15 @@ ATTRIBUTE = "VM_Images"
 RECORD = "vm_catalog.json"
 """In the scratch directory: of which image of the catalog each overlay is."""
 FORMAT = 1
+MOST_DISKS = 1024
+
+
+class _Base(NamedTuple):
+    """An image of the catalog as it was when an overlay was made."""
+
+    path: str
+    size: int
+    sample: str
 
 
 class _Overlay(NamedTuple):
@@ -44,8 +52,7 @@ class _Overlay(NamedTuple):
     """The overlay, a name in the scratch directory."""
     image: str
     """The name in the catalog."""
-    base: CheckpointFile
-    """The image as it was when the overlay was made."""
+    base: _Base
 
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
@@ -145,15 +152,17 @@ class Provision:
     # Overlays of images of the catalog
 
     def _overlay(self, disk: Disk, image: Image) -> _Overlay:
-        from vmgahp.checkpoint import files
+        from vmgahp.checkpoint import files, manifest
         from vmgahp.images import qemu_img
 
         name = os.path.basename(disk.path)
         try:
-            base = files.describe(self._identity, self._directory, image.path, elsewhere=True)
+            base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
         except OSError as error:
+            if errors.is_machines(error, in_scratch=False):
+                raise files.unreadable(image.path, error) from error
             raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
-        ours = _Overlay(name, image.name, base)
+        ours = _Overlay(name, image.name, _Base(image.path, base.size, base.digest))
         if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
@@ -177,24 +186,14 @@ class Provision:
             )
 
     def _read_record(self) -> list[_Overlay]:
-        from vmgahp.checkpoint import files, manifest
+        from vmgahp.checkpoint import files
 
         try:
-            data = files.load(self._identity, self._directory, RECORD)
-            if data is None:
-                return []
-            top = manifest.read(data, FORMAT, ("layers",))
-            found = []
-            for number, item in enumerate(top.items("layers", manifest.MOST_DISKS)):
-                fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
-                [base] = files.read(fields, "base", 1)
-                found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), base))
-        except (OSError, ValueError, manifest.Invalid) as error:
+            return files.find(self._identity, self._directory, RECORD, _parse_record) or []
+        except files.Unusable as unusable:
             raise _bad(
-                f"{RECORD} cannot be read ({error})",
-                "transfer it as it was returned, or leave it and the overlays out.",
-            ) from error
-        return found
+                unusable.reason.rstrip("."), "transfer it as it was returned, or leave it and the overlays out."
+            ) from unusable
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
         import json
@@ -292,6 +291,21 @@ class Provision:
         except OSError as error:
             raise self._unwritable("A disk", error) from error
         return status.f_bavail * status.f_frsize
+
+
+def _parse_record(data: bytes) -> list[_Overlay]:
+    from vmgahp.checkpoint import manifest
+
+    found = []
+    top = manifest.read(data, FORMAT, ("layers",))
+    for number, item in enumerate(top.items("layers", MOST_DISKS)):
+        fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
+        bases = [manifest.Fields(each, f"layers[{number}].base.", _Base._fields) for each in fields.items("base", 1)]
+        for base in bases:
+            size = base.integer("size", 0, manifest.LARGEST_FILE)
+            image = _Base(base.text("path", 4096), size, base.form("sample", manifest.SHA256))
+            found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), image))
+    return found
 
 
 def _no_files(problem: str, hint: str) -> JobFault:

@@ -1,41 +1,41 @@
 """Checkpoints of VMs that a script manages, and whether a VM can restart from one.
 
-The script makes the files and says which they are; the manifest, written last, says what they were like, so that
-memory and disks which do not belong together are never brought together.
+The script makes the files and says which they are, but not which of them are disks.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import files
-from vmgahp.checkpoint.files import CheckpointFile, Unusable
-from vmgahp.checkpoint.manifest import encode
+from vmgahp.checkpoint.files import FileRef
+from vmgahp.checkpoint.manifest import STATE, Facts, Kind, Manifest, text
+from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script.spec import ScriptSpec
-from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 
-MANIFEST_FILE = "script_checkpoint.json"
-FORMAT = 1
-
-CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
-
-_MOST_FILES = 1000
+HINT = (
+    "let the script name the files that it has made in the scratch directory; they belong to the job's user. "
+    "The VM keeps running."
+)
 
 
-class ScriptRestart(NamedTuple):
-    """A checkpoint that can be restored."""
+def _differences(then: Facts, now: Facts) -> Iterator[str]:
+    if then["hypervisor"] != now["hypervisor"]:
+        yield f"its hypervisor is {then['hypervisor']!a}, and this is {now['hypervisor']!a}"
 
-    hypervisor: str
-    name: str
-    """The VM's name, which says whose checkpoint it is."""
-    memory_mib: int
-    vcpus: int
-    cpu_seconds: float
-    note: str
-    """The script's own words to itself."""
-    files: tuple[CheckpointFile, ...]
+
+KIND = Kind(
+    "script",
+    {
+        "hypervisor": text(32),
+        "note": text(500, may_be_empty=True),  # the script's own words to itself
+    },
+    most_files=1000,
+    differences=_differences,
+    knows_disks=False,
+)
 
 
 class ScriptCheckpoints(NamedTuple):
@@ -45,90 +45,25 @@ class ScriptCheckpoints(NamedTuple):
     directory: str
     log: Logger
 
-    def find(self, spec: ScriptSpec, hypervisor: str) -> ScriptRestart | None:
-        """The checkpoint in the scratch directory, or None.
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(KIND, self.identity, self.directory, self.log)
 
-        Raises `errors.JobFault` for one that cannot be used: the state of its disks is unknown.
-        """
-        try:
-            found = files.find(self.identity, self.directory, MANIFEST_FILE, _parse)
-        except Unusable as unusable:
-            raise _unusable(spec, unusable.reason) from unusable
-        if found is None:
-            return None
-        wanted = (hypervisor, spec.name, spec.memory_mib, spec.vcpus)
-        reasons = [
-            f"its {what} is {then!a}, and this is {now!a}"
-            for what, then, now in zip(("hypervisor", "VM", "memory", "CPUs"), found[:4], wanted, strict=True)
-            if then != now
-        ]
-        for then_file in found.files:
-            if reason := files.difference(self.identity, self.directory, then_file):
-                reasons.append(reason)
-        if reasons:
-            raise _unusable(spec, "; ".join(reasons))
+    def find(self, spec: ScriptSpec, hypervisor: str) -> Manifest | None:
+        """The checkpoint in the scratch directory, or None. Raises `Unusable`."""
+        found = self.store.load()
+        if found is not None:
+            self.store.check(found, _now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
         return found
 
-    def write(self, spec: ScriptSpec, hypervisor: str, cpu_seconds: float, names: Iterable[str], note: str) -> None:
+    def write(self, spec: ScriptSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
-        from vmgahp.checkpoint.manifest import Invalid
-
-        try:
-            states = tuple(files.describe(self.identity, self.directory, name) for name in dict.fromkeys(names))
-            if not states:
-                raise Invalid("the script names no files of it.")
-            saved = ScriptRestart(hypervisor, spec.name, spec.memory_mib, spec.vcpus, cpu_seconds, note, states)
-            files.write(self.identity, self.directory, MANIFEST_FILE, encode(FORMAT, saved), _parse)
-        except (OSError, Invalid) as error:
-            raise errors.MachineFault(
-                f"The checkpoint of {spec.name} cannot be completed: {error}.",
-                "let the script name the files that it has made in the scratch directory; they belong to the job's "
-                "user. The VM keeps running.",
-                CANNOT_SAVE,
-            ) from error
-
-    def exists(self) -> bool:
-        """Whether there is a manifest, and so a VM that was saved and has not continued."""
-        try:
-            return files.load(self.identity, self.directory, MANIFEST_FILE) is not None
-        except (OSError, errors.Fault):
-            return True  # nobody knows, and what is kept can still be removed
-
-    def begin_restart(self) -> None:
-        """The guest is about to continue and its disks to change: no later START restores this checkpoint."""
-        files.begin_restart(self.identity, self.directory, MANIFEST_FILE)
-
-    def put_back(self) -> None:
-        """The guest has not continued after all; a failure is logged."""
-        try:
-            files.put_back(self.identity, self.directory, MANIFEST_FILE)
-        except (OSError, errors.Fault) as error:
-            self.log(f"{MANIFEST_FILE} cannot be put back: {error}")
-
-    def discard(self) -> None:
-        """The guest has continued: the manifest of its checkpoint is obsolete."""
-        scratch.forget(self.identity, self.directory, self.log, MANIFEST_FILE, MANIFEST_FILE + files.RESTARTING)
+        refs = [FileRef(STATE, name) for name in dict.fromkeys(names)]
+        if not refs:
+            problem = f"The checkpoint of {spec.name} cannot be completed: the script names no files of it."
+            raise errors.MachineFault(problem, HINT, CANNOT_SAVE)
+        self.store.write(_now(spec, facts)._replace(cpu_seconds=cpu_seconds, time=time.time()), refs, HINT)
 
 
-def _parse(data: bytes) -> ScriptRestart:
-    """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
-    from vmgahp.checkpoint import manifest
-
-    top = manifest.read(data, FORMAT, ScriptRestart._fields)
-    return ScriptRestart(
-        hypervisor=top.text("hypervisor", 32),
-        name=top.text("name", 300),
-        memory_mib=top.integer("memory_mib", 1, 10**9),
-        vcpus=top.integer("vcpus", 1, 10**6),
-        cpu_seconds=top.real("cpu_seconds", 1e12),
-        note=top.text("note", 500, may_be_empty=True),
-        files=files.read(top, "files", _MOST_FILES),
-    )
-
-
-def _unusable(spec: ScriptSpec, reason: str) -> errors.JobFault:
-    return errors.JobFault(
-        errors.MISMATCHED_CHECKPOINT,
-        f"The checkpoint of {spec.name} cannot be used: {reason.rstrip('.')}.",
-        "submit the job again with disks that are in order.",
-    )
+def _now(spec: ScriptSpec, facts: Facts) -> Manifest:
+    return Manifest(KIND.driver, spec.name, "script", spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)

@@ -4,11 +4,13 @@ import os
 import uuid as uuids
 
 from vmgahp import errors
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.lifecycle import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import program, protocol
-from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
+from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.machine import ScriptMachine, ScriptPlan, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
@@ -27,18 +29,25 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         spec = ScriptSpec.from_ad(job, self.settings)
         script = self._program(self.identity)
         checkpoints = ScriptCheckpoints(self.identity, spec.directory, self.log)
-        restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
-        return ScriptPlan(spec, job, script, self._request(spec, script, restart), restart, checkpoints)
+        restart, unusable = None, None
+        try:
+            restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
+        except Unusable as found:
+            unusable = found
+        return ScriptPlan(spec, job, script, self._request(spec, script, restart), restart, checkpoints, unusable)
 
     def show(self, plan: ScriptPlan) -> str:
         return plan.request._replace(uuid="").document(plan.job.public()).decode()
 
     def clear(self, plan: ScriptPlan) -> None:
+        if plan.unusable is not None:
+            plan.checkpoints.store.refuse(plan.spec.name, plan.unusable)
+        plan.checkpoints.store.forget_interrupted()
         leftover = plan.request._replace(action=protocol.DESTROY, uuid="", keep=plan.request.restart)
         if self._destroy(plan.script, leftover, plan.job):
             self.log(f"{plan.request.key} still ran from an earlier start: it was destroyed")
         if plan.restart is None:
-            plan.checkpoints.discard()
+            plan.checkpoints.store.discard()
 
     def prepare(self, plan: ScriptPlan, resources: Resources) -> ScriptMachine:
         resources.guardian = self.post_guardian(plan.spec.directory, plan.request.uuid)
@@ -51,7 +60,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             machine.set_aside()
         self._power_on(machine, plan)
         if plan.restart is not None:
-            plan.checkpoints.discard()
+            plan.checkpoints.store.discard()
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
@@ -74,7 +83,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             uid=owner.uid,
             gid=owner.gid,
             # What is written down is not run: it waits for its job, which goes where its files go.
-            keep=ScriptCheckpoints(owner, directory, self.log).exists(),
+            keep=ScriptCheckpoints(owner, directory, self.log).store.exists(),
         )
         return self._destroy(script, request, None)
 
@@ -91,7 +100,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, spec: ScriptSpec, script: Program, restart: ScriptRestart | None) -> ScriptRequest:
+    def _request(self, spec: ScriptSpec, script: Program, restart: Manifest | None) -> ScriptRequest:
         directory = os.path.realpath(spec.directory)
         return ScriptRequest(
             protocol.START,
@@ -107,7 +116,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             networking=spec.networking,
             mac=spec.mac,
             restart=restart is not None,
-            note=restart.note if restart else "",
+            note=restart.facts["note"] if restart else "",
         )
 
     def _destroy(self, script: Program, request: ScriptRequest, job: JobAd | None) -> bool:

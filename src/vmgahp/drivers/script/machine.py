@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.checkpoint import ScriptCheckpoints, ScriptRestart
+from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, ScriptRequest
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -42,8 +44,10 @@ class ScriptPlan(NamedTuple):
     job: JobAd
     script: Program
     request: ScriptRequest
-    restart: ScriptRestart | None
+    restart: Manifest | None
     checkpoints: ScriptCheckpoints
+    unusable: Unusable | None = None
+    """Why the checkpoint that is there is not restored."""
 
 
 class ScriptMachine(ManagedMachine):
@@ -176,7 +180,8 @@ class ScriptMachine(ManagedMachine):
     def write_manifest(self) -> None:
         made = self._saved
         files, note = (made.words("files"), made.text("note")) if made else ([], "")
-        self._checkpoints.write(self.spec, self.request.hypervisor, self.usage.seconds, files, note)
+        facts = {"hypervisor": self.request.hypervisor, "note": note}
+        self._checkpoints.write(self.spec, facts, self.usage.seconds, files)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         before_it_runs()
@@ -191,13 +196,13 @@ class ScriptMachine(ManagedMachine):
             self.log(f"{self.name} runs again, although {fault.problem}")
 
     def set_aside(self) -> None:
-        self._checkpoints.begin_restart()
+        self._checkpoints.store.begin_restart()
 
     def put_back(self) -> None:
-        self._checkpoints.put_back()
+        self._checkpoints.store.put_back()
 
     def forget_saved(self) -> None:
-        self._checkpoints.discard()
+        self._checkpoints.store.discard()
 
     # What helps
 

@@ -4,12 +4,12 @@ import os
 import uuid as uuids
 
 from vmgahp import errors
-from vmgahp.checkpoint.files import RESTARTING, Unusable
+from vmgahp.checkpoint.files import Unusable
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.lifecycle import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
-from vmgahp.drivers.vmrun.checkpoint import MANIFEST_FILE, VmrunCheckpoints, VmrunRestart, state_files
+from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
 from vmgahp.drivers.vmrun.machine import VmrunMachine, VmrunPlan
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
@@ -51,9 +51,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         for vmx in self._leftovers(plan):
             self.log(f"{vmx} still runs from an earlier start: destroying it")
             processes.end(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
-        plan.checkpoints.forget(MANIFEST_FILE + RESTARTING)
+        plan.checkpoints.store.forget_interrupted()
         if plan.restart is None and plan.unusable is None:
-            plan.checkpoints.forget(MANIFEST_FILE, *state_files(plan.directory, plan.copy.name))
+            plan.checkpoints.forget(*state_files(plan.directory, plan.copy.name))
 
     def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
         if plan.unusable is not None:
@@ -73,7 +73,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             self._take_snapshot(machine, plan)
         self._power_on(machine, plan)
         if plan.restart is not None:
-            plan.checkpoints.discard()
+            plan.checkpoints.store.discard()
 
     def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         spec = plan.spec
@@ -157,7 +157,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         """Raises `Unusable`."""
         try:
             return working_copy.restored(
-                plan.copy, restart.saved, restart.manifest.state, plan.spec, plan.directory, self.identity
+                plan.copy, restart.saved, restart.manifest.facts["state"], plan.spec, plan.directory, self.identity
             )
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.store import CANNOT_SAVE
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, working_copy
-from vmgahp.drivers.vmrun.checkpoint import CANNOT_SAVE, VmrunCheckpoints, VmrunRestart, state_files
+from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
 from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.drivers.vmrun.working_copy import UUID, WorkingCopy
@@ -65,7 +66,7 @@ class VmrunMachine(ManagedMachine):
         self._plan = plan
         self._before = frozenset(os.listdir(plan.directory))
         """What is in the scratch directory before the start makes anything."""
-        self._memory_file = plan.restart.manifest.state if plan.restart else ""
+        self._memory_file = plan.restart.manifest.facts["state"] if plan.restart else ""
         """The name of the file with the memory of a guest that is, or was, saved."""
         self._tool = plan.vmrun
         self._checkpoints = plan.checkpoints
@@ -196,9 +197,8 @@ class VmrunMachine(ManagedMachine):
         copy, directory, identity = self._plan.copy, self._plan.directory, self._tool.identity
         now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
         now.correct_parents(directory, identity)
-        self._checkpoints.write(
-            self.spec, copy.name, self.uuid, self._memory_file, self.usage.seconds, now.disks.values()
-        )
+        facts = {"uuid": self.uuid, "state": self._memory_file}
+        self._checkpoints.write(self.spec, copy.name, facts, self.usage.seconds, now.disks.values())
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         self.look_at_saved()
@@ -214,13 +214,13 @@ class VmrunMachine(ManagedMachine):
         self.log(f"{self.name} is resumed")
 
     def set_aside(self) -> None:
-        self._checkpoints.begin_restart()
+        self._checkpoints.store.begin_restart()
 
     def put_back(self) -> None:
-        self._checkpoints.put_back()
+        self._checkpoints.store.put_back()
 
     def forget_saved(self) -> None:
-        self._checkpoints.discard()
+        self._checkpoints.store.discard()
         self._forget_memory()
 
     # What the driver asks

@@ -11,39 +11,42 @@ says that the VM is this very job's.
 import re
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from pyVmomi import vim
 
 from vmgahp import errors
-from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import encode
+from vmgahp.checkpoint.manifest import UUID, Facts, Kind, Manifest, matching, text
+from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
 from vmgahp.drivers.vsphere.connection import VsphereConnection
-from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.job.vmware import VmwareSpec
 
-MANIFEST_FILE = "vm_vsphere_checkpoint.json"
-FORMAT = 1
-LARGEST = 64 << 10
 DAY = 86400.0
 
-_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
 
 
-class VsphereManifest(NamedTuple):
-    """Which checkpoint the job has."""
+def _differences(then: Facts, now: Facts) -> Iterator[str]:
+    if then["snapshot"] != now["snapshot"]:
+        yield "the VM on the server has another one"
 
-    id: str
-    """The UUID in the VM's tag."""
-    snapshot: str
-    server: str
-    """VSPHERE_HOST where it was made; for people, because a server has several names."""
-    cpu_seconds: float
+
+KIND = Kind(
+    "vsphere",
+    {
+        "id": matching(UUID),  # that of the VM's tag
+        "snapshot": matching(_SNAPSHOT),
+        # VSPHERE_HOST where it was made; for people, because a server has several names.
+        "server": text(300, may_be_empty=True),
+    },
+    most_files=0,
+    differences=_differences,
+)
 
 
 class VsphereCheckpoints(NamedTuple):
@@ -59,10 +62,10 @@ class VsphereCheckpoints(NamedTuple):
     def make(self, ref: "vim.VirtualMachine", name: str) -> str:
         """Take a snapshot of a running guest with its memory; its name. Raises `errors.Fault`."""
         snapshot = f"vmgahp-{uuids.uuid4().hex}"
-        text = f"checkpoint of {name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        about = f"checkpoint of {name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         try:
             self.connection.task(
-                lambda _content: ref.CreateSnapshot_Task(snapshot, text, memory=True, quiesce=False),
+                lambda _content: ref.CreateSnapshot_Task(snapshot, about, memory=True, quiesce=False),
                 f"taking a checkpoint of {name}",
             )
         except faults.ServerLost:
@@ -70,17 +73,11 @@ class VsphereCheckpoints(NamedTuple):
                 raise
         return snapshot
 
-    def write(self, directory: str, manifest: VsphereManifest) -> None:
+    def write(self, spec: VmwareSpec, vm_id: str, snapshot: str, cpu_seconds: float) -> None:
         """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
-        from vmgahp.checkpoint.manifest import Invalid
-
-        try:
-            files.write(self.identity, directory, MANIFEST_FILE, encode(FORMAT, manifest), _parse)
-        except (OSError, Invalid) as error:
-            raise errors.MachineFault(
-                f"The checkpoint cannot be written down in {directory}: {error}.",
-                "check the file system of EXECUTE; the VM keeps running.",
-            ) from error
+        facts = {"id": vm_id, "snapshot": snapshot, "server": str(self.connection.access)}
+        now = _now(spec, facts)._replace(cpu_seconds=cpu_seconds, time=time.time())
+        self._store(spec.working_dir).write(now, ())
 
     def waiting(self, tag: Tag) -> Tag:
         """The tag of a VM that from now on is a checkpoint and no host's."""
@@ -131,50 +128,33 @@ class VsphereCheckpoints(NamedTuple):
 
     # Finding one
 
-    def find(self, directory: str, job: str, name: str, vms: Iterable[Tagged]) -> tuple[Tagged, VsphereManifest] | None:
+    def find(self, spec: VmwareSpec, job: str, vms: Iterable[Tagged]) -> tuple[Tagged, Manifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
+        store = self._store(spec.working_dir)
         try:
-            manifest = files.find(self.identity, directory, MANIFEST_FILE, _parse)
+            manifest = store.load()
+            if manifest is None:
+                return None
+            found = next((vm for vm in vms if vm.tag.id == manifest.facts["id"]), None)
+            if found is None:
+                where = manifest.facts["server"]
+                raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
+            if found.tag.job != job or found.tag.name != spec.name:
+                raise Unusable("it is another job's.", True)
+            store.check(manifest, _now(spec, {"snapshot": found.tag.checkpoint}), ())
         except Unusable as unusable:
-            self._refuse(directory, unusable.reason.rstrip("."))
+            # What the guest had is on the server; the disks that came with the job are as at its first start.
+            store.refuse(spec.name, unusable, fresh_disks=True)
             return None
-        if manifest is None:
-            return None
-        for found in vms:
-            if found.tag.id != manifest.id:
-                continue
-            if found.tag.job != job or found.tag.name != name:
-                self._refuse(directory, "it is another job's")
-                return None
-            if found.tag.checkpoint != manifest.snapshot:
-                self._refuse(directory, "the VM on the server has another one")
-                return None
-            return found, manifest
-        self._refuse(directory, f"its VM is not on this server; it was made on {manifest.server}, and may have expired")
-        return None
+        return found, manifest
 
     def used_up(self, directory: str) -> None:
         """The guest continues, or has ended: the manifest in the scratch directory is obsolete."""
-        scratch.forget(self.identity, directory, self.log, MANIFEST_FILE)
+        self._store(directory).discard()
 
-    def _refuse(self, directory: str, why: str) -> None:
-        self.log(f"the job's checkpoint cannot be used: {why}. The guest boots anew, from the job's disks.")
-        try:
-            self.identity.rename_scratch(directory, MANIFEST_FILE, f"{MANIFEST_FILE}.refused")
-        except (OSError, errors.Fault) as error:
-            self.log(f"the checkpoint cannot be set aside: {error}")
+    def _store(self, directory: str) -> CheckpointStore:
+        return CheckpointStore(KIND, self.identity, directory, self.log)
 
 
-def _parse(data: bytes) -> VsphereManifest:
-    """The manifest that `data` is. Raises `vmgahp.checkpoint.manifest.Invalid`."""
-    from vmgahp.checkpoint import manifest
-
-    if len(data) > LARGEST:
-        raise manifest.Invalid("it is too long.")
-    top = manifest.read(data, FORMAT, VsphereManifest._fields)
-    return VsphereManifest(
-        id=top.form("id", _ID),
-        snapshot=top.form("snapshot", _SNAPSHOT),
-        server=top.text("server", 300, may_be_empty=True),
-        cpu_seconds=top.real("cpu_seconds", 1e12),
-    )
+def _now(spec: VmwareSpec, facts: Facts) -> Manifest:
+    return Manifest(KIND.driver, spec.name, spec.vm_type, spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)

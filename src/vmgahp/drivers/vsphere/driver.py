@@ -6,13 +6,14 @@ import uuid as uuids
 from collections.abc import Iterable
 
 from vmgahp import errors
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
-from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints, VsphereManifest
+from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
@@ -48,7 +49,7 @@ class VsphereDriver(Driver):
         place = self._inventory.place()
         checkpoints = self._checkpoints()
         there = annotations.find(self._connection, place.folder)
-        restart = checkpoints.find(spec.working_dir, annotations.job_id(job), spec.name, there)
+        restart = checkpoints.find(spec, annotations.job_id(job), there)
         kept = restart[0].tag.id if restart else ""
         self._clear(job, spec, place, [vm for vm in there if vm.tag.id != kept])
         tag = Tag(
@@ -138,17 +139,18 @@ class VsphereDriver(Driver):
         return VsphereMachine(launcher.launch(deployment, tag, network, end), tag, spec, context)
 
     def _take_up(
-        self, deployment: Deployment, context: VsphereContext, restart: tuple[Tagged, VsphereManifest], tag: Tag
+        self, deployment: Deployment, context: VsphereContext, restart: tuple[Tagged, Manifest], tag: Tag
     ) -> VsphereMachine:
         """Restore the job's guest. Where that fails the checkpoint stays, for another day or machine."""
         there, manifest = restart
-        tag = tag._replace(checkpoint=manifest.snapshot)
+        snapshot = manifest.facts["snapshot"]
+        tag = tag._replace(checkpoint=snapshot)
         annotations.write(self._connection, there.ref, tag)
         power.off(self._connection, there.ref, f"powering {tag.name} off")
-        context.checkpoints.go_on(there.ref, manifest.snapshot, tag.name)
+        context.checkpoints.go_on(there.ref, snapshot, tag.name)
         vm = VsphereMachine(there.ref, tag, deployment.spec, context)
         vm.cpu_seconds = manifest.cpu_seconds
-        self.log(f"{tag.name} is restored from its checkpoint {manifest.snapshot}")
+        self.log(f"{tag.name} is restored from its checkpoint {snapshot}")
         return vm
 
     def _clear(self, job: JobAd, spec: VmwareSpec, place: Placement, there: Iterable[Tagged]) -> None:

@@ -19,7 +19,7 @@ from vmgahp.drivers.base import Logger, Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints, VsphereManifest
+from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.download import Download
@@ -217,10 +217,7 @@ class VsphereMachine(Machine):
         before = self._tag
         try:
             power.off(self._connection, self._ref, f"saving {self.name}")
-            access = self._connection.access
-            checkpoints.write(
-                self._spec.working_dir, VsphereManifest(self.uuid, snapshot, str(access), self.cpu_seconds)
-            )
+            checkpoints.write(self._spec, self.uuid, snapshot, self.cpu_seconds)
             self._retag(checkpoints.waiting(self._tag._replace(checkpoint=snapshot)))
         except errors.Fault:
             self._tag = before

@@ -16,7 +16,7 @@ from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
-from vmgahp.drivers.libvirt.checkpoint import Chains, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import XEN, Chains, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.hooks import Described
@@ -131,6 +131,7 @@ class XenDriver(LibvirtDriver):
     describer = XenDescriber
     machine = XenMachine
     saver = XenSaver
+    checkpoints = XEN
 
     def plan(self, job: JobAd) -> Plan:
         try:
@@ -184,7 +185,7 @@ class XenDriver(LibvirtDriver):
         from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 
         try:
-            return reconcile_xen(restart.manifest.xml, ours)
+            return reconcile_xen(restart.manifest.facts["xml"], ours)
         except SavedMismatch as mismatch:
             raise Unusable(
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
