@@ -98,6 +98,18 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
     return "; ".join(less)
 
 
+def against_xen(live: str, asked: str, spec: JobSpec) -> None:
+    """Compare a live domain of Xen's with the XML that this package wrote for the job. Raises `Mismatch`."""
+    less = against_script(live, asked, spec)
+    found = [less] if less else []
+    domain, wanted = etree.fromstring(live), etree.fromstring(asked)
+    for path in ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline"):
+        actual, expected = domain.findtext(path) or "", wanted.findtext(path) or ""
+        if actual != expected and {actual, expected} != {"linux", "xen"}:
+            found.append(f"its {path} is {actual!r}, and {expected!r} was asked for")
+    _finish(found)
+
+
 def before_libvirt(asked: str) -> None:
     """Look at the numbers of a description that this package did not write. Raises `Mismatch`.
 
