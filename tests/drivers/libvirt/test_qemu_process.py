@@ -11,9 +11,11 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import another_vm, until
-from tests.peer import DEADLINE
-from vmgahp.drivers.libvirt import qemu_process
+from tests import jobs
+from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driver_for, running, until
+from tests.peer import DEADLINE, environment
+from vmgahp import config, errors
+from vmgahp.drivers.libvirt import LibvirtDriver, qemu_process
 
 NAME, UUID = "alice_lab_1.0", "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -105,6 +107,32 @@ def test_a_pid_file_with_nothing_in_it_names_nobody(start: Start, tmp_path: Path
     assert process.poll() is None
 
 
+def kill_without_libvirtd(scratch: Path, uuid: str) -> bool:
+    """The kill mode where nobody listens on libvirtd's socket."""
+    nowhere = f"qemu+unix:///system?socket={scratch}/nobody"
+    settings = config.load(environment("kvm", scratch, VM_LIBVIRT_URI=nowhere))
+    driver = LibvirtDriver("kvm", settings, jobs.owner(scratch), lambda _line: None)
+    driver._connection.deadline = 0
+    try:
+        return driver.kill(NAME, uuid)
+    finally:
+        driver.close()
+
+
+def test_the_kill_mode_needs_no_libvirtd_for_a_vm_whose_uuid_it_knows(start: Start, scratch: Path) -> None:
+    process = start(*WORDS)
+    assert kill_without_libvirtd(scratch, UUID)
+    assert process.wait(DEADLINE) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("uuid", ["", OTHER])
+def test_without_libvirtd_no_other_vm_of_the_name_is_killed(start: Start, scratch: Path, uuid: str) -> None:
+    process = start(*WORDS)
+    with pytest.raises(errors.MachineFault, match=r"does not answer|cannot be reached"):
+        kill_without_libvirtd(scratch, uuid)
+    assert process.poll() is None
+
+
 @pytest.mark.libvirt
 def test_a_domain_of_libvirts(connection: libvirt.virConnect) -> None:
     name = f"vmgahp-test-{os.getpid()}-killed"
@@ -113,3 +141,32 @@ def test_a_domain_of_libvirts(connection: libvirt.virConnect) -> None:
         assert domain.isActive()
         assert qemu_process.kill(name, domain.UUIDString())
         until(lambda: name not in [one.name() for one in connection.listAllDomains()], "libvirt sees it")
+
+
+@pytest.mark.libvirt
+def test_a_stop_ends_a_vm_whose_qemu_hangs(job: Job) -> None:
+    """To ask it to power off waits for ever, and so has a deadline; to destroy it then takes libvirt some seconds."""
+    with running(job) as peer:
+        hanging = Path(f"/proc/{peer.run('GETPID', 1)[1]}")
+        os.kill(int(hanging.name), signal.SIGSTOP)
+        assert peer.run("STOP", 1, PATIENCE) == ["0", "NULL"]
+        assert job.domain() is None
+        assert not hanging.exists()
+
+
+@pytest.mark.libvirt
+def test_a_stop_ends_a_vm_that_libvirt_does_not_destroy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its QEMU is killed, and libvirt sees it."""
+    log: list[str] = []
+    driver, ad = driver_for(job, log)
+    machine = driver.start(ad)
+
+    def hang(_domain: libvirt.virDomain) -> None:
+        raise libvirt.libvirtError("nothing can be done")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(libvirt.virDomain, "destroy", hang)
+        machine.destroy()
+    until(lambda: job.domain() is None, "libvirt sees it")
+    assert "Its QEMU was killed" in log[-1]
+    driver.close()

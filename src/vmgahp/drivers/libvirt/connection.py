@@ -238,8 +238,6 @@ class LibvirtConnection:
                     raise faults.ConnectionLost(error) from error
                 raise
 
-    alone = once
-
     def watch(self, uuid: str, name: str) -> Watch:
         """Watch the domain `uuid` from now on, until `unwatch`."""
         return self._watches.setdefault(uuid, Watch(name))

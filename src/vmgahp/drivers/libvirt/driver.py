@@ -22,6 +22,7 @@ from vmgahp.drivers.libvirt import (
     other_hypervisors,
     provision,
     qemu_log,
+    qemu_process,
 )
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, Chains, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -180,9 +181,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
         sweep()  # the console's socket of a server that was killed
         try:
-            return self._connection.call(destroy)
+            return self._connection.call(destroy, seconds=CALL_SECONDS)
         except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, f"destroying {match}") from error
+            fault = faults.from_libvirt(error, f"destroying {match}")
+        except errors.MachineFault as away:
+            fault = away
+        if not (uuid and qemu_process.kill(match, uuid)):
+            raise fault
+        self.log(f"{match}: {fault.problem} Its QEMU was killed")  # and libvirtd forgets the domain when it is back
+        self._forget_firmware(match)
+        return True
 
     def survey(self, end: float) -> Survey:
         return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)

@@ -1,6 +1,5 @@
 """One domain of libvirt: how it is found, asked, told, and made to run."""
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,16 +7,13 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt import faults, other_hypervisors, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
 Result = TypeVar("Result")
 Make = Callable[[libvirt.virConnect], libvirt.virDomain]
 Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
 """Looks at a domain that was made and does not run yet, and at its live XML."""
-
-_PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
-"""Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
 
 EVENT_WAIT = 2.0
 """Seconds to wait for the event that says why a domain is no longer there, or that it runs; none comes when that
@@ -107,7 +103,7 @@ class LibvirtGuest:
         self.watch.was_saved = False
         self.watch.ours = True
         try:
-            self.connection.alone(begin)
+            self.connection.once(begin)
             # The events of this come later than the answers, and are nobody's pause.
             self.watch.resumed.wait(EVENT_WAIT)
         finally:
@@ -133,21 +129,11 @@ class LibvirtGuest:
             except (libvirt.libvirtError, errors.Fault):
                 return 0
             return pid if self.is_ours(pid) else 0
-        runs = ["/run", "/var/run"]
-        if os.environ.get("XDG_RUNTIME_DIR"):
-            runs.append(os.environ["XDG_RUNTIME_DIR"])
-        runs.append(f"/run/user/{os.getuid()}")
-        runs.append(os.path.expanduser("~/.cache"))
-        for run in runs:
-            for pattern in _PID_FILES:
-                try:
-                    with open(pattern.format(run=run, name=self.name)) as file:
-                        pid = int(file.read(32))
-                except (OSError, ValueError):
-                    continue
-                if self.is_ours(pid):
-                    return pid
-        return 0
+        return next(filter(self.is_ours, qemu_process.noted(self.name)), 0)
+
+    def kill(self) -> bool:
+        """End it without libvirtd, where it is a QEMU of this machine; whether it was seen to end."""
+        return qemu_process.kill(self.name, self.uuid)
 
     def is_ours(self, pid: int) -> bool:
         """Whether the process is this domain's: libvirt puts QEMU's UUID on its command line, or libvirt_lxc's name."""

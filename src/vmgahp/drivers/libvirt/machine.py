@@ -152,7 +152,15 @@ class LibvirtMachine(ManagedMachine):
             self.guest.watch.gone.wait(DESTROY_WAIT)
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
-                raise faults.from_libvirt(error, f"destroying {self.name}") from error
+                self._kill(faults.from_libvirt(error, f"destroying {self.name}"))
+        except errors.MachineFault as fault:
+            self._kill(fault)
+
+    def _kill(self, fault: errors.Fault) -> None:
+        """End the guest without libvirt, which does not, or raise why it does not."""
+        if not self.guest.kill():
+            raise fault
+        self.log(f"{self.name}: {fault.problem} Its QEMU was killed")
 
     def before_release(self) -> None:
         self.resources.ended(self.guest.watch.how)
@@ -233,7 +241,7 @@ class LibvirtMachine(ManagedMachine):
     def _write(self, image: MemoryFile, *, checkpoint: bool) -> None:
         """Have the memory written, which ends the domain. Raises `errors.Fault` where it runs on, or nobody knows."""
         try:
-            self.guest.connection.alone(
+            self.guest.connection.once(
                 lambda connection: self.saver.write(
                     faults.find(connection, self.name, self.uuid), image.path, checkpoint=checkpoint
                 )
