@@ -21,6 +21,7 @@ import pytest
 from tests.conftest import JOB_UID
 from vmgahp.errors import MachineFault
 from vmgahp.host import job_user as identity_module
+from vmgahp.host import system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.testing.contract import until
 
@@ -200,6 +201,15 @@ def test_a_lack_of_descriptors_is_the_machines(user, scratch):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_a_file_that_cannot_be_read_is_the_machines(user, scratch, monkeypatch):
+    put(scratch / "there", b"text")
+    assert user.read_scratch(str(scratch), "there", 3) == b"tex"
+    # Nothing is mapped at the address 0: a read fails as that of a broken disk does.
+    monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
+    with pytest.raises(MachineFault, match="Input/output error"):
+        user.read_scratch(str(scratch), "there", 3)
+
+
 def test_what_the_kernel_says_is_passed_on(user, scratch):
     assert refused(user.open_scratch, str(scratch), "none", os.O_RDONLY) == errno.ENOENT
     assert refused(user.open_scratch, str(scratch / "none"), "x", os.O_RDONLY) == errno.ENOENT
@@ -375,8 +385,8 @@ def hang(*_):
 @as_root
 def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
     monkeypatch.setattr(identity_module, "DEADLINE", 0.2)
-    monkeypatch.setattr(identity_module, "_open_beneath", hang)
-    monkeypatch.setattr(identity_module, "_open_named", hang)
+    monkeypatch.setattr(system_calls, "open_beneath", hang)
+    monkeypatch.setattr(system_calls, "open_named", hang)
     with pytest.raises(MachineFault, match="did not answer"):
         user.open_scratch("/tmp", "x", os.O_RDONLY)
     assert "did not answer" in user.check_access("/tmp/x", write=False)

@@ -25,10 +25,10 @@ Nobody else in the process may wait for just any child (``waitpid(-1)``).
 import errno
 import os
 from _thread import allocate_lock, get_ident
-from stat import S_ISDIR, S_ISREG
 from sys import byteorder
 
 from vmgahp.errors import MachineFault, is_machines
+from vmgahp.host import system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ DEADLINE = 30.0
 
 _LARGEST_ID = 2**32 - 2
 """One more is (uid_t)-1, which means "leave it as it is" to the system: the child would stay root."""
-_NO_IMAGES = (b"/proc/", b"/sys/", b"/dev/")
 
 _fork_lock = allocate_lock()
 _unreaped: list[int] = []
@@ -126,16 +125,24 @@ class Identity:
         Raises `MachineFault` where the file system hangs, or fails, or this machine lacks something
         (`vmgahp.errors.is_machines`): an OSError is always about what the job has named or left there.
         """
-        return self._in_scratch(directory, name, _open_beneath, _encode(directory), _components(name), flags, mode)
+        return self._in_scratch(directory, name, system_calls.open_beneath, flags, mode)
+
+    def read_scratch(self, directory: str, name: str, most: int) -> bytes:
+        """The first `most` bytes of the file `name` below `directory`. Raises as `open_scratch`."""
+        with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
+            try:
+                return file.read(most)
+            except OSError as error:
+                _blame(error, os.path.join(directory, name), in_scratch=True)
+                raise
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
         """Replace the file `name` below `directory` by one with `data`, all or nothing, as the user.
 
         Raises as `open_scratch`; what `name` was before, be it a symbolic link, is replaced and not followed.
         """
-        parts = _components(name)
-        temporary = b".%s.%d.%d.tmp" % (parts[-1][:200], os.getpid(), get_ident())
-        self._in_scratch(directory, name, _write_beneath, _encode(directory), parts, temporary, data, mode)
+        temporary = b".%s.%d.%d.tmp" % (_components(name)[-1][:200], os.getpid(), get_ident())
+        self._in_scratch(directory, name, system_calls.write_beneath, temporary, data, mode)
 
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
         """Give a file below `directory` another name, as the user; what had that name is replaced.
@@ -143,8 +150,7 @@ class Identity:
         With `replace` false that is a FileExistsError; only the user's own processes could still put a file
         of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
-        names = _components(old), _components(new)
-        self._in_scratch(directory, old, _rename_beneath, _encode(directory), *names, replace)
+        self._in_scratch(directory, old, system_calls.rename_beneath, _components(new), replace)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` below `directory` as the user; none being there is success.
@@ -152,7 +158,7 @@ class Identity:
         Raises as `open_scratch`; a symbolic link is removed itself.
         """
         try:
-            self._in_scratch(directory, name, _unlink_beneath, _encode(directory), _components(name))
+            self._in_scratch(directory, name, system_calls.unlink_beneath)
         except FileNotFoundError:
             return
 
@@ -181,14 +187,14 @@ class Identity:
         """
         flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            return self._run(_open_named, _encode(path), flags)
+            return self._run(system_calls.open_named, _encode(path), flags)
         except OSError as error:
             _blame(error, path, in_scratch=False)
             raise
 
     def _in_scratch(self, directory: str, name: str, operation: "Operation", *arguments: object) -> int:
         try:
-            return self._run(operation, *arguments)
+            return self._run(operation, _encode(directory), _components(name), *arguments)
         except OSError as error:
             _blame(error, os.path.join(directory, name), in_scratch=True)
             raise
@@ -234,113 +240,6 @@ def _components(name: str) -> list[bytes]:
     if any(part in (b"", b".", b"..") for part in parts):
         raise OSError(errno.EINVAL, "it is not a plain relative name", name)
     return parts
-
-
-# The operations. They run in the forked child, so they make system calls only.
-
-
-def _descend(directory: bytes, parts: list[bytes]) -> int:
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts[:-1]:
-        try:
-            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
-
-
-def _open_named(path: bytes, flags: int) -> int:
-    fd = _open_regular(path, flags)
-    if os.readlink(b"/proc/self/fd/%d" % fd).startswith(_NO_IMAGES):
-        os.close(fd)
-        raise OSError(errno.EPERM, "it is a file of the kernel's own")
-    return fd
-
-
-def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
-    try:
-        fd = os.open(path, flags, mode, dir_fd=dir_fd)
-    except OSError as error:
-        # What the user can bring about must not look like what this machine lacks (`vmgahp.errors.is_machines`).
-        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
-            raise OSError(errno.EPERM, "it is not a regular file") from None
-        if error.errno == errno.EAGAIN:
-            raise OSError(errno.EBUSY, "another process has a lease on it") from None
-        raise
-    kind = os.fstat(fd).st_mode
-    if S_ISREG(kind):
-        return fd
-    os.close(fd)
-    if S_ISDIR(kind):
-        raise OSError(errno.EISDIR, "it is a directory")
-    raise OSError(errno.EPERM, "it is not a regular file")
-
-
-def _open_beneath(directory: bytes, parts: list[bytes], flags: int, mode: int) -> int:
-    above = _descend(directory, parts)
-    try:
-        # O_NONBLOCK: a FIFO or a device must not hold up its own refusal.
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        fd = _open_regular(parts[-1], flags, mode, above)
-        os.set_blocking(fd, True)
-        return fd
-    finally:
-        os.close(above)
-
-
-def _write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: bytes, mode: int) -> int:
-    above = _descend(directory, parts)
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(temporary, flags, mode, dir_fd=above)
-        except FileExistsError:  # from a server that was killed; the name has this one's process id
-            os.unlink(temporary, dir_fd=above)
-            fd = os.open(temporary, flags, mode, dir_fd=above)
-        try:
-            try:
-                position = 0
-                while position < len(data):
-                    position += os.write(fd, data[position : position + (1 << 20)])
-            finally:
-                os.close(fd)
-            os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
-        except OSError:
-            os.unlink(temporary, dir_fd=above)
-            raise
-        return -1
-    finally:
-        os.close(above)
-
-
-def _rename_beneath(directory: bytes, old: list[bytes], new: list[bytes], replace: bool) -> int:
-    source = _descend(directory, old)
-    try:
-        target = _descend(directory, new)
-        try:
-            if not replace:
-                try:
-                    os.stat(new[-1], dir_fd=target, follow_symlinks=False)
-                except FileNotFoundError:
-                    pass
-                else:
-                    raise FileExistsError(errno.EEXIST, "a file has that name already")
-            os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
-            return -1
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
-
-
-def _unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
-    above = _descend(directory, parts)
-    try:
-        os.unlink(parts[-1], dir_fd=above)
-        return -1
-    finally:
-        os.close(above)
 
 
 def _run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: tuple[object, ...]) -> int:

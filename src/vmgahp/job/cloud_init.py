@@ -160,8 +160,7 @@ def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
 
 def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
     try:
-        with open(identity.open_scratch(working_dir, name, os.O_RDONLY), "rb") as file:
-            data = file.read(LARGEST + 1)
+        data = identity.read_scratch(working_dir, name, LARGEST + 1)
     except OSError as error:
         raise _refused(
             said,

@@ -116,7 +116,7 @@ class VmwareSpec(NamedTuple):
 def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
     """A ``.vmx`` of the scratch directory, read as the job's user. Raises `JobFault`."""
     try:
-        data = _read(identity, directory, name)
+        data = identity.read_scratch(directory, name, LARGEST + 1)
     except OSError as error:
         raise _no_vmx(name, error) from error
     try:
@@ -127,12 +127,6 @@ def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
             f"{VMX_FILE} = {shown(name)}: VMware could not read this file: {error}.",
             "open the virtual machine in VMware, and send the .vmx that it writes.",
         ) from error
-
-
-def _read(identity: Identity, directory: str, name: str) -> bytes:
-    descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(LARGEST + 1)
 
 
 def _boolean(ad: JobAd, name: str) -> bool:

@@ -38,18 +38,13 @@ def read(name: str, directory: str, identity: Identity) -> str:
     """
     base = os.path.basename(name)
     try:
-        descriptor = identity.open_scratch(directory, base, os.O_RDONLY)
+        data = identity.read_scratch(directory, base, LARGEST + 1)
     except OSError as error:
         raise refused(
             name,
             f"{shown(base)} in the job's scratch directory cannot be opened: {error.strerror}",
             "add the file to transfer_input_files; it is a regular file, no link.",
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            data = file.read(LARGEST + 1)
-        except OSError as error:
-            raise refused(name, f"it cannot be read: {error.strerror}", "see what is wrong with it.") from error
     if len(data) > LARGEST:
         raise refused(name, f"it has more than {LARGEST >> 10} KiB", "keep to what the VM needs.")
     try:

@@ -1,0 +1,111 @@
+"""What the child that is the job's user does: system calls alone, and none follows a link below a directory."""
+
+import errno
+import os
+from stat import S_ISDIR, S_ISREG
+
+_NO_IMAGES = (b"/proc/", b"/sys/", b"/dev/")
+
+
+def _descend(directory: bytes, parts: list[bytes]) -> int:
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts[:-1]:
+        try:
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def open_named(path: bytes, flags: int) -> int:
+    fd = _open_regular(path, flags)
+    if os.readlink(b"/proc/self/fd/%d" % fd).startswith(_NO_IMAGES):
+        os.close(fd)
+        raise OSError(errno.EPERM, "it is a file of the kernel's own")
+    return fd
+
+
+def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
+    try:
+        fd = os.open(path, flags, mode, dir_fd=dir_fd)
+    except OSError as error:
+        # What the user can bring about must not look like what this machine lacks (`vmgahp.errors.is_machines`).
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+            raise OSError(errno.EPERM, "it is not a regular file") from None
+        if error.errno == errno.EAGAIN:
+            raise OSError(errno.EBUSY, "another process has a lease on it") from None
+        raise
+    kind = os.fstat(fd).st_mode
+    if S_ISREG(kind):
+        return fd
+    os.close(fd)
+    if S_ISDIR(kind):
+        raise OSError(errno.EISDIR, "it is a directory")
+    raise OSError(errno.EPERM, "it is not a regular file")
+
+
+def open_beneath(directory: bytes, parts: list[bytes], flags: int, mode: int) -> int:
+    above = _descend(directory, parts)
+    try:
+        # O_NONBLOCK: a FIFO or a device must not hold up its own refusal.
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = _open_regular(parts[-1], flags, mode, above)
+        os.set_blocking(fd, True)
+        return fd
+    finally:
+        os.close(above)
+
+
+def write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: bytes, mode: int) -> int:
+    above = _descend(directory, parts)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(temporary, flags, mode, dir_fd=above)
+        except FileExistsError:  # from a server that was killed; the name has this one's process id
+            os.unlink(temporary, dir_fd=above)
+            fd = os.open(temporary, flags, mode, dir_fd=above)
+        try:
+            try:
+                position = 0
+                while position < len(data):
+                    position += os.write(fd, data[position : position + (1 << 20)])
+            finally:
+                os.close(fd)
+            os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
+        except OSError:
+            os.unlink(temporary, dir_fd=above)
+            raise
+        return -1
+    finally:
+        os.close(above)
+
+
+def rename_beneath(directory: bytes, old: list[bytes], new: list[bytes], replace: bool) -> int:
+    source = _descend(directory, old)
+    try:
+        target = _descend(directory, new)
+        try:
+            if not replace:
+                try:
+                    os.stat(new[-1], dir_fd=target, follow_symlinks=False)
+                except FileNotFoundError:
+                    pass
+                else:
+                    raise FileExistsError(errno.EEXIST, "a file has that name already")
+            os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
+            return -1
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
+    above = _descend(directory, parts)
+    try:
+        os.unlink(parts[-1], dir_fd=above)
+        return -1
+    finally:
+        os.close(above)
