@@ -15,10 +15,10 @@ from vmgahp.protocol.requests import Kind, Received, Request, RequestState
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
-REQUEST_TIMEOUT = 20
+REQUEST_TIMEOUT = 60
 """VM_GAHP_REQ_TIMEOUT: the daemon answers a quarter earlier, whatever happens (`vmgahp.protocol.session`)."""
 
-ANSWER = 45.0
+ANSWER = 90.0
 """Seconds for an answer, on a machine that is busy: a request without one is unanswered."""
 
 SETTINGS = {

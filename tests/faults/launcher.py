@@ -2,7 +2,7 @@
 
 It is condor_vm-gahp and nothing else, but for two things: `vmgahp.drivers.lifecycle.reached` asks whoever listens
 at the socket, and waits for an answer or for the end of the connection; and what waits for a hypervisor that does not
-answer waits for a third of the time, so that a day has room for hundreds of faults.
+answer waits less long, so that a day has room for hundreds of faults.
 """
 
 import importlib
@@ -13,12 +13,13 @@ SHORTER = {
     ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_INTERVAL"): 1,
     ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_COUNT"): 4,
     ("vmgahp.drivers.libvirt.connection", "RECONNECT_DEADLINE"): 5.0,
-    ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 5.0,
-    ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 7.0,
+    ("vmgahp.drivers.libvirt.driver", "CALL_SECONDS"): 13.0,
+    ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 12.0,
+    ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 15.0,
     ("vmgahp.protocol.session", "START_EXTRA"): 5.0,
     ("vmgahp.drivers.base", "LEAST_LONG_SECONDS"): 10,
 }
-"""Module, constant: seconds, or what libvirt counts."""
+"""Module, constant: seconds, or what libvirt counts. libvirt itself takes ten to destroy a QEMU that hangs."""
 
 
 def ask(path: str, point: str) -> None:

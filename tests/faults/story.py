@@ -23,14 +23,14 @@ TICKS = 4
 
 GUARDIAN = 60.0
 """Seconds in which nothing is left of a VM whose daemon was killed."""
-ORDERLY = 20.0
+ORDERLY = 30.0
 """Seconds in which a daemon that is told to end has ended, with its VM."""
 SOON = 20.0
 """Seconds for a guest that runs to count one further, on a machine that is busy."""
 
 LIBVIRTD_AWAY = 1.0
-LIBVIRTD_HANGS = 8.0
-"""Longer than the connection's keepalive and its reconnection together take (`launcher.SHORTER`)."""
+LIBVIRTD_HANGS = 16.0
+"""Longer than anything waits for it (`launcher.SHORTER`)."""
 DAEMON_HANGS = 6.0
 
 CONSOLE, EXIT, ERROR = "vm_console.log", "vm_exit.json", "vm_error.txt"
