@@ -11,7 +11,7 @@ from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
 from tests.faults.matrix import BEGIN, END, MACHINES, PAGE, Machine, faults_table, tables, try_matrix, try_random
 from tests.faults.rows import ROWS
 from tests.lab.namespace import why_not
-from vmgahp.drivers import lifecycle
+from vmgahp import lifecycle
 
 BY_DAY = [
     Case("START", "launch.made", "daemon: SIGKILL"),
