@@ -411,6 +411,8 @@ class Server:
         self._ending = True
         if self._identity is None:
             return  # without settings there is no driver, and no START goes on from here
+        if self._driver is not None:
+            self._driver.interrupt()
         end = time.monotonic() + DESTROY_DEADLINE
         workers = list(self._threads.values())
         without_thread = []

@@ -53,12 +53,13 @@ class ManagedMachine(Machine):
         self.state: State = STARTING
         self._doing = lifecycle.START
         """The operation under way, `END`, or empty."""
-        self._overruled = False
+        self.overruled = False
         """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
         self._turn = threading.Condition()
         self.usage = Usage()
         """The CPU time of the guest, in seconds."""
-        self._lost: errors.Fault | None = None
+        self.lost: errors.Fault | None = None
+        """What `report_lost` was told."""
 
     # What a driver fills in
 
@@ -135,20 +136,10 @@ class ManagedMachine(Machine):
 
     # What a driver may ask
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether `report_lost` was called."""
-        return self._lost is not None
-
-    @property
-    def overruled(self) -> bool:
-        """Whether the VM is to end, and what is under way to stop."""
-        return self._overruled
-
     def step(self, point: str) -> None:
         """What is under way has come to this point. Raises `errors.ClientFault` where the VM is to end."""
         reached(point)
-        if self._overruled:
+        if self.overruled or (self.state is STARTING and self.resources.server_ends()):
             raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is being ended.")
 
     def started(self) -> None:
@@ -159,16 +150,16 @@ class ManagedMachine(Machine):
     def report_lost(self, problem: str, hint: str) -> errors.Fault:
         """The guest is gone with its work, by nobody's will: no STATUS says that it has stopped, for that would mean
         that the job is done. The fault is to be raised."""
-        self._lost = errors.HypervisorFault(problem, hint)
-        return self._lost
+        self.lost = errors.HypervisorFault(problem, hint)
+        return self.lost
 
     # What the server asks
 
     def status(self) -> Status:
         if self.state is STOPPED:
             return Status(STOPPED)
-        if self._lost is not None:
-            raise self._lost
+        if self.lost is not None:
+            raise self.lost
         if self.state is SUSPENDED:
             self.look_at_saved()
         if self.state in (SUSPENDED, CHECKPOINTED):
@@ -213,11 +204,11 @@ class ManagedMachine(Machine):
 
     def stop(self) -> None:
         self.resources.to_be_stopped()
-        if self.state in (RUNNING, SOFT_SUSPENDED, SUSPENDED) and not (self._doing or self._overruled or self._lost):
+        if self.state in (RUNNING, SOFT_SUSPENDED, SUSPENDED) and not (self._doing or self.overruled or self.lost):
             with self._under_way(lifecycle.STOP):
                 if self.state is not SUSPENDED:
                     self._ask_and_wait()
-                if not self._overruled:
+                if not self.overruled:
                     self.collect_output()
         self.destroy()
 
@@ -231,7 +222,7 @@ class ManagedMachine(Machine):
             self.end_guest()
             self._tidy()
         except BaseException:
-            self._overruled = False  # it lives on, and is as it was
+            self.overruled = False  # it lives on, and is as it was
             raise
         finally:
             self._over_with_it()
@@ -262,8 +253,8 @@ class ManagedMachine(Machine):
         """Carry out an operation, alone; its success leads where the table says. Raises `errors.ClientFault`."""
         with self._turn:
             outcome = lifecycle.TRANSITIONS.get((self.state, operation))
-            if outcome is None or self._doing or self._overruled or self._lost:
-                word = errors.VM_NOT_FOUND if self.state is STOPPED or self._overruled else errors.VM_INVALID_OPERATION
+            if outcome is None or self._doing or self.overruled or self.lost:
+                word = errors.VM_NOT_FOUND if self.state is STOPPED or self.overruled else errors.VM_INVALID_OPERATION
                 raise errors.ClientFault(word, f"{self.name} is {self._doing or self.state}: it has no {operation}.")
             self._doing = operation
         try:
@@ -288,7 +279,7 @@ class ManagedMachine(Machine):
             self.step("end.asked")
             if self.wait_until_off(self.deadlines.stop):
                 self.resources.ended(POWERED_OFF_WHEN_ASKED)
-            elif not self._overruled:
+            elif not self.overruled:
                 self.log(f"{self.name} has not powered off in {self.deadlines.stop:g} s: destroying it")
         except errors.Fault as fault:
             self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
@@ -313,7 +304,7 @@ class ManagedMachine(Machine):
 
     def _go_back_to(self, before: State) -> None:
         """A checkpoint was not written down: the VM is again what it was, unless it is to end."""
-        if before is SUSPENDED or self._overruled:
+        if before is SUSPENDED or self.overruled:
             return
         try:
             self.restore(lambda: None)
@@ -331,7 +322,7 @@ class ManagedMachine(Machine):
         Raises `errors.MachineFault` where that does not stop.
         """
         with self._turn:
-            self._overruled = True
+            self.overruled = True
             self._turn.notify_all()
         latest = time.monotonic() + OVERRULE_SECONDS
         while True:
@@ -373,6 +364,11 @@ class ManagedMachine(Machine):
 
 class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
     """A driver whose START reads as five calls; each is a step that a driver fills in."""
+
+    _server_ends = False
+
+    def interrupt(self) -> None:
+        self._server_ends = True
 
     def start(self, job: JobAd) -> Machine:
         try:
@@ -427,11 +423,11 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     def _carry_out(self, plan: Plan) -> AnyMachine:
         """Prepare, launch, keep; on any exception nothing of the VM is left."""
-        resources = Resources(self.log)
+        resources = Resources(self.log, lambda: self._server_ends)
         machine: AnyMachine | None = None
         try:
             machine = self.prepare(plan, resources)
-            reached("prepare.done")
+            machine.step("prepare.done")
             self.launch(machine, plan)
             reached("launch.runs")
             self.keep(machine, plan)

@@ -12,7 +12,9 @@ from vmgahp.host.serial_capture import ConsoleCapture
 class Resources:
     """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None], server_ends: Callable[[], bool] = lambda: False) -> None:
+        """`server_ends` says that a VM which is being started is to end instead."""
+        self.server_ends = server_ends
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
         """Of a VM that runs; none while it is still being started."""

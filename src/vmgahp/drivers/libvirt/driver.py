@@ -341,6 +341,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 host_checks.require_free_mac(connection, mac, self.log, domain.ID(), origin)
             if restart:
                 machine.set_aside()
+                machine.step("restore.set_aside")
 
         try:
             if authors:

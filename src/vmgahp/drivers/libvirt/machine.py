@@ -263,7 +263,7 @@ class LibvirtMachine(ManagedMachine):
             try:
                 return self._settle()
             except errors.MachineFault:
-                if self.is_lost or self.overruled or time.monotonic() >= end:
+                if self.lost or self.overruled or time.monotonic() >= end:
                     raise
             time.sleep(LOOK_INTERVAL)
 
