@@ -386,8 +386,8 @@ class Server:
         with self._configuring:  # a job may be refused before it is known who its user is
             pass
         directory = self._directories.get(call.vm.id)
-        if self._identity is None or directory is None:
-            return fault
+        if self._identity is None or directory is None or self._ending:
+            return fault  # a start that the end overtakes explains nothing to the job's owner
         try:
             self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
         except errors.MachineFault as failure:
