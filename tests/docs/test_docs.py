@@ -45,10 +45,10 @@ def matches(shown: str, real: str) -> bool:
     return re.fullmatch(r"\S+".join(map(re.escape, shown.split("…"))), real) is not None
 
 
-def test_the_protocol_page_is_what_the_daemon_says(tmp_path: Path) -> None:
-    script = transcript.parse("".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(tmp_path)))
+def test_the_protocol_page_is_what_the_daemon_says(scratch: Path) -> None:
+    script = transcript.parse("".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(scratch)))
     assert len(script.sent()) > 40
-    with Peer(environment("simulated", tmp_path)) as peer:
+    with Peer(environment("simulated", scratch)) as peer:
         for line in script.lines:
             if line.mark == transcript.CLIENT:
                 peer.send(line.text)

@@ -1,4 +1,4 @@
-"""What the child that is the job's user does: system calls alone, and none follows a link below a directory."""
+"""The system calls of the child that is the job's user; below a directory none follows a link."""
 
 import errno
 import os
