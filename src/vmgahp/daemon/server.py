@@ -417,9 +417,7 @@ class Server:
         workers = list(self._threads.values())
         without_thread = []
         for machine in list(self._machines.values()):
-            thread = threading.Thread(
-                target=self._destroy, args=(machine,), name=f"destroy-{machine.name}", daemon=True
-            )
+            thread = threading.Thread(target=self._destroy, args=(machine,), name=f"end-{machine.name}", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no thread can be started now
