@@ -48,6 +48,10 @@ CALL_SECONDS = 20.0
 """For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
 
 
+OWN_HEX = 8
+"""Digits at the end of the name of a VM whose own is taken."""
+
+
 class Found(NamedTuple):
     """A domain that libvirt has already."""
 
@@ -218,7 +222,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if uuid:
             return faults.find(connection, match, uuid)
         if not match.startswith("/"):
-            return connection.lookupByName(match)
+            # Of two VMs of one name (`_free_name`) the startd knows not which; a server that lives ends its own.
+            named = [domain for domain in connection.listAllDomains() if _is_called(domain.name(), match)]
+            if len(named) > 1:
+                named = [domain for domain in named if not is_claimed(domain.UUIDString())]
+            return named[0] if named else None
         for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT):
             try:
                 description = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
@@ -250,7 +258,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         found = self._named(spec.name)
         if found is None or self._is_ours(found, spec) or not is_claimed(found.uuid):
             return spec.name
-        name = f"{spec.name}_{uuids.uuid4().hex[:8]}"
+        name = f"{spec.name}_{uuids.uuid4().hex[:OWN_HEX]}"
         self.log(f"a VM of another job is called {spec.name}, and runs: this one is {name}")
         return name
 
@@ -411,6 +419,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self._connection.uri, self.log)
+
+
+def _is_called(name: str, match: str) -> bool:
+    """Whether a domain has this name, or was given another after it (`_free_name`)."""
+    own = name.removeprefix(f"{match}_")
+    return name == match or (own != name and len(own) == OWN_HEX and set(own) <= set("0123456789abcdef"))
 
 
 def _probing_for_a_startd() -> bool:

@@ -1,0 +1,84 @@
+"""VMs of one name: two schedds may give one user the same cluster and process."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor  # noqa: E402
+from vmgahp import lifecycle  # noqa: E402
+from vmgahp.host.runtime_dir import claim, is_claimed, unclaim  # noqa: E402
+from vmgahp.job.ad import quote  # noqa: E402
+
+
+@pytest.fixture
+def subject(scratch: Path) -> Iterator[AnyHypervisor]:
+    with any_hypervisor(scratch) as made:
+        yield made
+
+
+def names(prefix: str) -> list[str]:
+    with contextlib.closing(libvirt.open(TEST_URI)) as connection:
+        return sorted(each.name() for each in connection.listAllDomains() if each.name().startswith(prefix))
+
+
+def test_the_second_start_leaves_the_first_ones_guest_alone(subject: AnyHypervisor) -> None:
+    job = subject.job(1)
+    name = job.vm_name()
+    first = subject.driver().start(job)
+    elsewhere = subject.job(2)
+    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    assert second.name.startswith(f"{name}_")
+    assert names(name) == [name, second.name]
+    second.destroy()
+    assert first.status().state is lifecycle.RUNNING
+
+
+def test_what_is_left_of_a_server_that_died_elsewhere_is_cleared(subject: AnyHypervisor) -> None:
+    job = subject.job(1)
+    first = subject.driver().start(job)
+    for action in first.resources.at_end:  # type: ignore[attr-defined]
+        action()  # as if its server had died: nobody looks after it
+    elsewhere = subject.job(2)
+    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    assert names(job.vm_name()) == [second.name] == [job.vm_name()]
+
+
+def test_the_kill_mode_spares_those_that_a_server_looks_after(subject: AnyHypervisor) -> None:
+    """The startd knows their common name only, and one starter has vanished."""
+    job = subject.job(1)
+    name = job.vm_name()
+    subject.driver().start(job)
+    elsewhere = subject.job(2)
+    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    assert not subject.driver().kill(name)
+    assert names(name) == [name, second.name]
+    for action in second.resources.at_end:  # type: ignore[attr-defined]
+        action()
+    assert subject.driver().kill(name)
+    assert names(name) == [name]
+    assert subject.driver().kill(name), "alone it is the one that is meant"
+    assert names(name) == []
+
+
+def test_a_claim_is_seen_until_it_is_given_up(tmp_path: Path) -> None:
+    uuid = "00000000-1111-2222-3333-444444444444"
+    assert not is_claimed(uuid)
+    place = claim(uuid)
+    assert is_claimed(uuid)
+    unclaim(place)
+    assert not is_claimed(uuid)
+    assert not Path(place).exists()
+
+
+def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid = "00000000-1111-2222-3333-555555555555"
+    place = claim(uuid)
+    try:
+        monkeypatch.setattr("vmgahp.host.runtime_dir._birth", lambda _pid: "1")
+        assert not is_claimed(uuid)
+    finally:
+        unclaim(place)
