@@ -12,8 +12,9 @@ of a memory image before a hypervisor does (`vmgahp.checkpoint.memory_image`), a
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from vmgahp import errors
 from vmgahp.checkpoint import earlier, files, manifest
@@ -40,6 +41,19 @@ HINT = "look at the file system of the scratch directory; the VM keeps running."
 _MOST_REFUSED = 1000
 
 
+class Vm(Protocol):
+    """A job's VM, as every driver has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vm_type(self) -> str: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def vcpus(self) -> int: ...
+
+
 class CheckpointStore(NamedTuple):
     """Finds and makes the checkpoint of one scratch directory."""
 
@@ -50,6 +64,11 @@ class CheckpointStore(NamedTuple):
 
     # Making one
 
+    def now(self, vm: Vm, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
+        """What the manifest of a VM would say now, but for its files; to be written, or compared with one of then."""
+        head = (self.kind.driver, vm.name, vm.vm_type, vm.memory_mib, vm.vcpus)
+        return Manifest(*head, cpu_seconds, time.time(), facts)
+
     def write(self, now: Manifest, refs: Iterable[FileRef], hint: str = HINT) -> None:
         """Look at the files of a checkpoint, which are all in their places, and write its manifest, all or nothing.
 
@@ -58,7 +77,7 @@ class CheckpointStore(NamedTuple):
         try:
             whole = now._replace(files=tuple(files.describe(self.identity, self.directory, ref) for ref in refs))
             files.write(self.identity, self.directory, MANIFEST_FILE, manifest.dump(self.kind, whole), self._parse)
-        except (OSError, Invalid) as error:
+        except (OSError, Invalid, errors.MachineFault) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {now.name} cannot be completed: {error}.", hint, CANNOT_SAVE
             ) from error

@@ -324,6 +324,19 @@ def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:
     assert names >= {"guest.img", "vm_checkpoint.mem.refused-1", "vm_checkpoint.json.refused-1"}
 
 
+def test_a_guest_whose_restart_was_cut_off_boots_from_its_disks(job: Job) -> None:
+    """Its disk has moved on since the checkpoint, as after a power cut, and nobody has exchanged it."""
+    vacate(job)
+    (job.scratch / "vm_checkpoint.json").rename(job.scratch / "vm_checkpoint.json.restarting")
+    with job.disk.open("r+b") as disk:
+        disk.seek(512 * 8)
+        disk.write(b"written by the guest")
+    with running(job, WANTS) as peer:
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert not [path.name for path in job.scratch.iterdir() if path.name.startswith("vm_checkpoint")]
+        assert "as after a power cut" in peer.quit()
+
+
 def test_another_jobs_checkpoint_is_not_gone_on_from(job: Job) -> None:
     vacate(job)
     job.cluster += 50

@@ -4,7 +4,6 @@ The file travels with the job and is the job's to change, so it decides nothing 
 could have anyhow, and which of its own files is which disk.
 """
 
-import json
 import re
 from typing import NamedTuple
 
@@ -47,8 +46,9 @@ def load(directory: str, identity: Identity) -> Choice:
 
 def store(directory: str, identity: Identity, choice: Choice) -> None:
     """Write it down, all or nothing. Raises `errors.Fault`."""
-    data = json.dumps({"format": FORMAT, **choice._asdict()}, indent=1).encode() + b"\n"
-    write(directory, FILE, data, identity, 0o644)  # the kill mode reads it, as another user
+    from vmgahp.checkpoint import manifest
+
+    write(directory, FILE, manifest.encode(FORMAT, choice), identity, 0o644)  # the kill mode reads it, as another user
 
 
 def write(directory: str, name: str, data: bytes, identity: Identity, mode: int = 0o600) -> None:

@@ -5,7 +5,6 @@ The files and their checks are `vmgahp.checkpoint.store`'s; here is what only li
 
 import hashlib
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
@@ -157,7 +156,7 @@ class LibvirtCheckpoints:
                 "host_cpu": self._host_cpu(domain_type),
                 "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
             }
-            store.check(manifest, self._now(spec, here), disk_refs(spec.disks, chains))
+            store.check(manifest, store.now(spec, here), disk_refs(spec.disks, chains))
             descriptor = store.open_memory(manifest, spec.memory_mib)
             if self._is_taken(manifest.facts["uuid"]):
                 os.close(descriptor)
@@ -189,10 +188,7 @@ class LibvirtCheckpoints:
             "xml": machine.description,
         }
         refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks, chains)]
-        store.write(self._now(spec, facts)._replace(cpu_seconds=machine.usage.seconds, time=time.time()), refs)
-
-    def _now(self, spec: JobSpec, facts: Facts) -> Manifest:
-        return Manifest(self._kind.driver, spec.name, spec.vm_type, spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)
+        store.write(store.now(spec, facts, machine.usage.seconds), refs)
 
     @staticmethod
     def why_not(spec: JobSpec) -> str:

@@ -52,7 +52,13 @@ class _Overlay(NamedTuple):
     """The overlay, a name in the scratch directory."""
     image: str
     """The name in the catalog."""
-    base: _Base
+    base: tuple[_Base]
+
+
+class _Record(NamedTuple):
+    """The content of `RECORD`."""
+
+    layers: tuple[_Overlay, ...]
 
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
@@ -162,7 +168,7 @@ class Provision:
             if errors.is_machines(error, in_scratch=False):
                 raise files.unreadable(image.path, error) from error
             raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
-        ours = _Overlay(name, image.name, _Base(image.path, base.size, base.digest))
+        ours = _Overlay(name, image.name, (_Base(image.path, base.size, base.digest),))
         if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
@@ -178,7 +184,7 @@ class Provision:
                 f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
                 f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh.",
             )
-        saved, current = recorded.base, ours.base
+        [saved], [current] = recorded.base, ours.base
         if recorded.image != ours.image or (saved.size, saved.sample) != (current.size, current.sample):
             raise _bad(
                 f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
@@ -196,13 +202,12 @@ class Provision:
             ) from unusable
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
-        import json
+        from vmgahp.checkpoint import manifest
 
-        lines = [overlay._asdict() | {"base": [overlay.base._asdict()]} for overlay in overlays]
-        text = json.dumps({"format": FORMAT, "layers": lines}, indent=1) + "\n"
+        data = manifest.encode(FORMAT, _Record(tuple(overlays)))
         fresh = not self._has(RECORD)
         try:
-            self._identity.write_scratch(self._directory, RECORD, text.encode())
+            self._identity.write_scratch(self._directory, RECORD, data)
         except OSError as error:
             raise self._unwritable(RECORD, error) from error
         if fresh:
@@ -297,14 +302,14 @@ def _parse_record(data: bytes) -> list[_Overlay]:
     from vmgahp.checkpoint import manifest
 
     found = []
-    top = manifest.read(data, FORMAT, ("layers",))
+    top = manifest.read(data, FORMAT, _Record._fields)
     for number, item in enumerate(top.items("layers", MOST_DISKS)):
         fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
-        bases = [manifest.Fields(each, f"layers[{number}].base.", _Base._fields) for each in fields.items("base", 1)]
-        for base in bases:
+        for each in fields.items("base", 1):
+            base = manifest.Fields(each, f"layers[{number}].base.", _Base._fields)
             size = base.integer("size", 0, manifest.LARGEST_FILE)
             image = _Base(base.text("path", 4096), size, base.form("sample", manifest.SHA256))
-            found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), image))
+            found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), (image,)))
     return found
 
 

@@ -13,7 +13,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image
-from vmgahp.checkpoint.store import MEMORY_FILE
+from vmgahp.checkpoint.store import CANNOT_SAVE, MEMORY_FILE
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 
@@ -24,8 +24,6 @@ PARTIAL_SUFFIX = ".part"
 
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """An image may be as large as all of the guest's memory, and a little for the devices."""
-
-CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 
 
 def partial_name(name: str) -> str:

@@ -3,7 +3,6 @@
 The script makes the files and says which they are, but not which of them are disks.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -53,7 +52,7 @@ class ScriptCheckpoints(NamedTuple):
         """The checkpoint in the scratch directory, or None. Raises `Unusable`."""
         found = self.store.load()
         if found is not None:
-            self.store.check(found, _now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
+            self.store.check(found, self.store.now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
         return found
 
     def write(self, spec: ScriptSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
@@ -62,8 +61,4 @@ class ScriptCheckpoints(NamedTuple):
         if not refs:
             problem = f"The checkpoint of {spec.name} cannot be completed: the script names no files of it."
             raise errors.MachineFault(problem, HINT, CANNOT_SAVE)
-        self.store.write(_now(spec, facts)._replace(cpu_seconds=cpu_seconds, time=time.time()), refs, HINT)
-
-
-def _now(spec: ScriptSpec, facts: Facts) -> Manifest:
-    return Manifest(KIND.driver, spec.name, "script", spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)
+        self.store.write(self.store.now(spec, facts, cpu_seconds), refs, HINT)

@@ -21,6 +21,10 @@ class ScriptSpec(NamedTuple):
     checkpoint: bool
     no_output_vm: bool
 
+    @property
+    def vm_type(self) -> str:
+        return "script"
+
     @classmethod
     def from_ad(cls, ad: JobAd, settings: Settings) -> "ScriptSpec":
         """Raises `JobFault`, `ClientFault` and `MachineFault` as all drivers do for these attributes."""

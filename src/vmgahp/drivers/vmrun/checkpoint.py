@@ -6,7 +6,6 @@ copy of the ``.vmx``, all in the scratch directory, so HTCondor takes them along
 
 import os
 import re
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -64,7 +63,7 @@ class VmrunCheckpoints(NamedTuple):
         if manifest is None:
             return None
         # Which disks a guest has is the word of the working copy, which came back with it.
-        self.store.check(manifest, _now(spec, {}), map(FileRef.of, manifest.files))
+        self.store.check(manifest, self.store.now(spec, {}), map(FileRef.of, manifest.files))
         if manifest.facts["state"] not in (file.path for file in manifest.files if file.role == STATE):
             raise Unusable("its memory is not among its files.", True)
         try:
@@ -84,12 +83,8 @@ class VmrunCheckpoints(NamedTuple):
         names = dict.fromkeys(name for chain in disks for layer in chain for name in layer.files)
         refs = [FileRef(STATE, name) for name in state_files(self.directory, vmx_name)]
         refs += [FileRef(DISK, name) for name in names]
-        self.store.write(_now(spec, facts)._replace(cpu_seconds=cpu_seconds, time=time.time()), refs)
+        self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
 
     def forget(self, *names: str) -> None:
         """Remove files that are of no more use."""
         scratch.forget(self.identity, self.directory, self.log, *names)
-
-
-def _now(spec: VmwareSpec, facts: Facts) -> Manifest:
-    return Manifest(KIND.driver, spec.name, spec.vm_type, spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)

@@ -76,8 +76,8 @@ class VsphereCheckpoints(NamedTuple):
     def write(self, spec: VmwareSpec, vm_id: str, snapshot: str, cpu_seconds: float) -> None:
         """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
         facts = {"id": vm_id, "snapshot": snapshot, "server": str(self.connection.access)}
-        now = _now(spec, facts)._replace(cpu_seconds=cpu_seconds, time=time.time())
-        self._store(spec.working_dir).write(now, ())
+        store = self.store(spec.working_dir)
+        store.write(store.now(spec, facts, cpu_seconds), ())
 
     def waiting(self, tag: Tag) -> Tag:
         """The tag of a VM that from now on is a checkpoint and no host's."""
@@ -130,7 +130,8 @@ class VsphereCheckpoints(NamedTuple):
 
     def find(self, spec: VmwareSpec, job: str, vms: Iterable[Tagged]) -> tuple[Tagged, Manifest] | None:
         """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
-        store = self._store(spec.working_dir)
+        store = self.store(spec.working_dir)
+        store.forget_interrupted()
         try:
             manifest = store.load()
             if manifest is None:
@@ -141,7 +142,7 @@ class VsphereCheckpoints(NamedTuple):
                 raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
             if found.tag.job != job or found.tag.name != spec.name:
                 raise Unusable("it is another job's.", True)
-            store.check(manifest, _now(spec, {"snapshot": found.tag.checkpoint}), ())
+            store.check(manifest, store.now(spec, {"snapshot": found.tag.checkpoint}), ())
         except Unusable as unusable:
             # What the guest had is on the server; the disks that came with the job are as at its first start.
             store.refuse(spec.name, unusable, fresh_disks=True)
@@ -150,11 +151,8 @@ class VsphereCheckpoints(NamedTuple):
 
     def used_up(self, directory: str) -> None:
         """The guest continues, or has ended: the manifest in the scratch directory is obsolete."""
-        self._store(directory).discard()
+        self.store(directory).discard()
 
-    def _store(self, directory: str) -> CheckpointStore:
+    def store(self, directory: str) -> CheckpointStore:
+        """The checkpoint of the job in this scratch directory."""
         return CheckpointStore(KIND, self.identity, directory, self.log)
-
-
-def _now(spec: VmwareSpec, facts: Facts) -> Manifest:
-    return Manifest(KIND.driver, spec.name, spec.vm_type, spec.memory_mib, spec.vcpus, 0.0, 0.0, facts)
