@@ -36,7 +36,12 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         spec(
             vcpus=4,
             disks=(
-                disk("/scratch/root.qcow2", "vda", format="qcow2"),
+                disk(
+                    "/scratch/root.qcow2",
+                    "vda",
+                    format="qcow2",
+                    backing=(BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw")),
+                ),
                 disk("/shared/data.img", "sdb", writable=False, transferred=False),
                 disk("/scratch/old.vmdk", "hdc", format="vmdk"),
                 disk("/scratch/xen.vhd", "xvdd", format="vpc"),
@@ -45,14 +50,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
                 disk("/scratch/boot.img", "fda", kind="floppy"),
             ),
         ),
-        host(
-            backing={
-                "/scratch/root.qcow2": (
-                    BackingFile("/shared/base.qcow2", "qcow2"),
-                    BackingFile("/shared/old.img", "raw"),
-                )
-            }
-        ),
+        host(),
     ),
     "isolated-files": (spec(disks=(disk("/home/isobel/iso/disk.img"),)), host()),
     "nat": (spec(nics=(Nic("nat", "52:54:00:12:34:56"),)), host(nat_network="jobs")),
@@ -88,6 +86,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
                     "/scratch/vda-debian-12.qcow2",
                     format="qcow2",
                     image=Image("debian-12", "/srv/images/debian-12.qcow2", "qcow2"),
+                    backing=(BackingFile("/srv/images/debian-12.qcow2", "qcow2"),),
                 ),
                 disk(
                     "/srv/images/tools.iso",
@@ -101,7 +100,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
                 disk("/scratch/vm_data_files.iso", "sdb", kind="cdrom", writable=False, files=("in.csv",)),
             )
         ),
-        host(backing={"/scratch/vda-debian-12.qcow2": (BackingFile("/srv/images/debian-12.qcow2", "qcow2"),)}),
+        host(),
     ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),
     "topology-of-the-default-cpu": (spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))), host(cpu_mode="")),

@@ -89,7 +89,7 @@ SAVED = f"""\
 """
 
 DISKS = (
-    disk("/scratch/root.qcow2", format="qcow2"),
+    disk("/scratch/root.qcow2", format="qcow2", backing=(BackingFile("/shared/base.img", "raw"),)),
     disk("/shared/data.img", "sdb", writable=False, transferred=False),
 )
 
@@ -107,7 +107,6 @@ def host(**changes: object) -> domain_xml.Host:
         dac_label="+54321:+54321",
         console_socket="/run/vmgahp/new/console",
         vnc_password="newsecre",
-        backing={"/scratch/root.qcow2": (BackingFile("/shared/base.img", "raw"),)},
     )
     return plain._replace(**changes)  # type: ignore[arg-type]
 

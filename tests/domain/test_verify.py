@@ -13,18 +13,18 @@ from vmgahp.domain import verify
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec, Nic
 
-CHAINS = {"/scratch/root.qcow2": (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))}
+BACKING = (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))
 SPEC = spec(
     vcpus=2,
     vnc=True,
     nics=(Nic("nat", "52:54:00:12:34:56"),),
     disks=(
-        disk("/scratch/root.qcow2", "vda", format="qcow2"),
+        disk("/scratch/root.qcow2", "vda", format="qcow2", backing=BACKING),
         disk("/shared/data.img", "sdb", writable=False, transferred=False),
         disk("/scratch/install.iso", "sde", kind="cdrom"),
     ),
 )
-HOST = host(backing=CHAINS, dac_label="+54321:+107", console_socket="/run/vmgahp/x/console", vnc_password="secret12")
+HOST = host(dac_label="+54321:+107", console_socket="/run/vmgahp/x/console", vnc_password="secret12")
 ASKED = domain_xml.build(SPEC, HOST)
 
 ADDED = """<devices>
@@ -56,10 +56,8 @@ def live(asked: str = ASKED) -> etree.Element:
     return domain
 
 
-def compare(
-    domain: etree.Element, asked: str = ASKED, job: JobSpec = SPEC, chains: dict[str, tuple[BackingFile, ...]] = CHAINS
-) -> None:
-    verify.against_job(etree.tostring(domain, encoding="unicode"), asked, job, chains)
+def compare(domain: etree.Element, asked: str = ASKED, job: JobSpec = SPEC) -> None:
+    verify.against_job(etree.tostring(domain, encoding="unicode"), asked, job)
 
 
 def differences(domain: etree.Element) -> tuple[str, ...]:
@@ -170,7 +168,7 @@ def test_arguments_for_qemu_that_nobody_asked_for() -> None:
 def test_a_display_adapter_without_a_display() -> None:
     plain, asked = spec(), domain_xml.build(spec(), host(console_socket="/run/vmgahp/x/console"))
     with pytest.raises(verify.Mismatch, match="was not asked for, video"):
-        compare(live(asked), asked, plain, {})
+        compare(live(asked), asked, plain)
 
 
 def test_a_console_is_made_of_a_serial_port_once() -> None:

@@ -39,7 +39,7 @@ def live() -> etree.Element:
 
 def compare(domain: etree.Element, asked: str = ASKED, job: JobSpec = SPEC) -> str:
     try:
-        verify.against_job(etree.tostring(domain, encoding="unicode"), asked, job, {})
+        verify.against_job(etree.tostring(domain, encoding="unicode"), asked, job)
     except verify.Mismatch as mismatch:
         return str(mismatch)
     return ""

@@ -1,11 +1,9 @@
 """The devices of a domain, from disks and interfaces to the shared directory, as libvirt's XML."""
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.images.backing import BackingFile
 from vmgahp.job.exit_code import PORT
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
@@ -40,8 +38,6 @@ class Host(NamedTuple):
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
-    backing: Mapping[str, Sequence[BackingFile]] = {}
-    """The backing files of each image, by its path (`vmgahp.images.backing.backing_chain`)."""
     passt: bool = False
     """User networking by passt; otherwise by QEMU's own slirp."""
     arch: str = ""
@@ -146,7 +142,7 @@ def _disk(devices: etree.Element, disk: Disk, order: int, host: Host, machine: s
         # changing its owner, and that is for the job's own files alone, never for what it merely names.
         _keep_owner(source)
     store = element
-    for layer in host.backing.get(disk.path, ()):
+    for layer in disk.backing:
         store = etree.SubElement(store, "backingStore", type="file")
         etree.SubElement(store, "format", type=layer.format)
         _keep_owner(etree.SubElement(store, "source", file=layer.path))

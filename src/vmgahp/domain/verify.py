@@ -16,7 +16,6 @@ from xml.etree import ElementTree as etree
 from vmgahp.domain.compare import equal, is_added, memory, row_of, says, value
 from vmgahp.domain.devices import NETWORKS
 from vmgahp.domain.model import OTHER, Side
-from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
@@ -46,7 +45,7 @@ class _Disk(NamedTuple):
     """Whether others may write to it at the same time."""
 
 
-def against_job(live: str, asked: str, spec: JobSpec, chains: Mapping[str, Sequence[BackingFile]]) -> None:
+def against_job(live: str, asked: str, spec: JobSpec) -> None:
     """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found = []
@@ -61,7 +60,7 @@ def against_job(live: str, asked: str, spec: JobSpec, chains: Mapping[str, Seque
             disk.path,
             disk.format,
             not disk.writable or disk.kind == "cdrom",
-            tuple((image.path, image.format) for image in chains.get(disk.path, ())),
+            tuple((image.path, image.format) for image in disk.backing),
             disk.shared,
         )
         for disk in spec.disks

@@ -239,7 +239,7 @@ def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Chec
 
     def describe() -> None:
         spec = look(JobSpec.parse(job, settings), settings, identity)
-        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "", backing=spec.chains)
+        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "")
         domain_xml.build(spec, host)
 
     with pytest.raises(errors.Fault) as caught:

@@ -72,6 +72,7 @@ class Site:
                 writable=kind != "cdrom" and "readonly" not in file,
                 format=image_format,
                 kind=kind,
+                backing=(BackingFile(str(self.directory / "under.img"), "raw"),) if file == "over.qcow2" else (),
             )
             for file, device, image_format, kind in files
         ]
@@ -92,7 +93,6 @@ class Site:
             dac_label=label,
             console_socket=self.console,
             vnc_password=self.directory.name if vnc else "",
-            backing={str(self.directory / "over.qcow2"): (BackingFile(str(self.directory / "under.img"), "raw"),)},
         )
         return domain_xml.build(job, host)
 

@@ -130,7 +130,6 @@ class Describer:
             vnc_password=ground.password if spec.vnc else "",
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
-            backing=spec.chains,
             passt=plan.passt,
             arch=capabilities.arch_of(spec),
             panic=plan.panic,

@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt import (
     qemu_log,
     qemu_process,
 )
-from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, Chains, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
@@ -342,7 +342,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             machine.step("launch.made")
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
             if not authors:
-                self._verify(live, xml, spec, plan.spec.chains)
+                self._verify(live, xml, spec)
             elif less := verify.against_script(live, xml, spec):
                 self.log(f"{machine.name}, as {authors} made it: {less}")
             for mac, origin in macs:
@@ -376,7 +376,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
         chosen = [disk.path for disk in plan.spec.disks]
-        chosen += [image.path for images in plan.spec.chains.values() for image in images]
+        chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         more = ""
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
@@ -393,8 +393,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         return restart.description(ours, self._connection.uri)
 
-    def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
-        verify.against_job(live, asked, spec, chains)
+    def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
+        verify.against_job(live, asked, spec)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         """Why the VM's memory cannot be saved to a file; empty where it can."""

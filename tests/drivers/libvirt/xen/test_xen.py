@@ -68,7 +68,7 @@ ASKED = domain_xen.build(SPEC, BOOT, HOST)
 
 
 def verified(live: str) -> None:
-    object.__new__(xen.XenDriver)._verify(live, ASKED, SPEC, {})
+    object.__new__(xen.XenDriver)._verify(live, ASKED, SPEC)
 
 
 def test_the_domain_that_was_asked_for() -> None:

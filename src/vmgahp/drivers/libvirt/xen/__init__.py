@@ -15,7 +15,7 @@ from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
-from vmgahp.drivers.libvirt.checkpoint import XEN, Chains, LibvirtRestart
+from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.hooks import Described
@@ -187,7 +187,7 @@ class XenDriver(LibvirtDriver):
                 f"the VM that was saved is not the one that the job asks for: {mismatch}", True
             ) from mismatch
 
-    def _verify(self, live: str, asked: str, spec: JobSpec, chains: Chains) -> None:
+    def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_xen(live, asked, spec)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
