@@ -12,7 +12,7 @@ import pytest
 from tests.lab.namespace import Namespace, why_not
 from tests.peer import DEADLINE
 from vmgahp import errors
-from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt import connection, faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
 AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
@@ -103,6 +103,25 @@ def test_a_call_with_a_deadline_is_left_to_itself(way: LibvirtConnection) -> Non
     assert entered.wait(DEADLINE), "it was made all the same"
     assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
     leave.set()
+
+
+def test_a_libvirtd_that_was_seen_to_hang_is_not_waited_for_again(
+    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever has another way, such as to kill the VM's QEMU."""
+    way.deadline, answer = 0.01, threading.Event()
+    monkeypatch.setattr(libvirt, "open", lambda _uri: answer.wait(10 * DEADLINE))
+    monkeypatch.setattr(connection, "HANGING_DEADLINE", 0.01)
+    with pytest.raises(errors.MachineFault, match="does not answer"):
+        way.call(lambda opened: opened.getType())
+    assert way._opening is not None
+    way.deadline = 10 * DEADLINE
+    way._opening.began -= 10 * DEADLINE
+    try:
+        with pytest.raises(errors.MachineFault, match="does not answer"):
+            way.call(lambda opened: opened.getType(), seconds=10 * DEADLINE)
+    finally:
+        answer.set()
 
 
 def test_a_call_with_a_deadline_raises_what_libvirt_says(way: LibvirtConnection) -> None:

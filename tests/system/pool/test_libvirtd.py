@@ -145,6 +145,38 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(namespace: Namespace, cli
     client.quit()
 
 
+def qemus(namespace: Namespace) -> list[int]:
+    return [pid for pid, words in namespace.processes().items() if "qemu-system" in words]
+
+
+def test_a_vm_is_ended_though_libvirtd_hangs(namespace: Namespace, client: Client) -> None:
+    assert len(qemus(namespace)) == 1
+    hanging = libvirtd(namespace)
+    namespace.kill(hanging, "STOP")
+    try:
+        assert client.call("STOP", "1") == "NULL"
+        assert qemus(namespace) == []
+    finally:
+        namespace.kill(hanging, "CONT")
+    wait_until("libvirt to see it", lambda: namespace.domains() == [], 60)
+    client.quit()
+
+
+def test_a_guest_of_a_killed_daemon_ends_while_libvirtd_is_away(namespace: Namespace, client: Client) -> None:
+    """And its guardian does not wait for libvirtd."""
+    old = libvirtd(namespace)
+    namespace.kill(old, "KILL")
+    wait_until("libvirtd to end", lambda: old not in namespace.processes(), 30)
+    [server] = [pid for pid, words in namespace.processes().items() if f"{OUR_SERVER} -f" in words]
+    try:
+        namespace.kill(server, "KILL")
+        wait_until("the guest to end", lambda: qemus(namespace) == [], 60)
+        wait_until("the guardian to end", lambda: "vmgahp-guardian" not in str(namespace.processes()), 60)
+    finally:
+        namespace.run("libvirtd", "-d")
+    wait_until("libvirt to see it", lambda: namespace.domains() == [], 60)
+
+
 def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(namespace: Namespace) -> None:
     ended = probe(namespace)
     assert (ended.returncode, ended.stdout.startswith("VM_GAHP_VERSION")) == (0, True), ended.stderr

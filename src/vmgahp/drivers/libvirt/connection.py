@@ -23,6 +23,9 @@ RECONNECT_DEADLINE = 15.0
 
 RETRY_INTERVAL = 0.25
 
+HANGING_DEADLINE = 1.0
+"""The same for a call that has a deadline of its own, and so another way, once libvirtd was seen to hang."""
+
 CLOSE_WAIT = 2.0
 """Seconds that the end of a server waits for the farewell to libvirtd."""
 
@@ -118,6 +121,7 @@ class _Errand(Generic[Result]):
     """
 
     def __init__(self, name: str, work: Callable[[], Result]) -> None:
+        self.began = time.monotonic()
         self._ended = threading.Event()
         self._work = work
         try:
@@ -215,7 +219,9 @@ class LibvirtConnection:
         now = time.monotonic()
         if not seconds:
             return self._repeat(function, now + self.deadline)
-        end = now + min(seconds, self.deadline)
+        opening = self._opening
+        is_hanging = opening is not None and now - opening.began >= self.deadline
+        end = now + min(seconds, HANGING_DEADLINE if is_hanging else self.deadline)
         try:
             errand = _Errand("libvirt-call", lambda: self._repeat(function, end))
         except errors.MachineFault:
