@@ -41,18 +41,6 @@ def _wait_for_image(story: Story) -> None:
     assert until(whole, PATIENCE, 0.0002), "no image is written"
 
 
-def end_during_resume(fault: str, operation: str, point: str) -> Row:
-    """The daemon is told to end while a saved guest comes back: none is left."""
-
-    def play(story: Story) -> bool:
-        story.begin_for(operation)
-        tried = story.act("RESUME", point, fault)
-        story.next_start()
-        return tried
-
-    return play
-
-
 def killed_during_resume(point: str) -> Row:
     """The daemon is killed while a checkpointed guest comes back, which counts on where it can: nobody is held."""
 
@@ -181,12 +169,6 @@ ROWS: dict[str, Row] = {
         f"{fault} when the image of a {operation} is whole": libvirtd_ends_when_the_image_is_whole(fault, operation)
         for fault in ("libvirtd: SIGTERM", "libvirtd: SIGKILL")
         for operation in ("SUSPEND", "CHECKPOINT")
-    },
-    **{
-        f"{fault} at {point} during the {operation}": end_during_resume(fault, operation, point)
-        for fault in ("daemon: QUIT", "daemon: end of input", "daemon: SIGTERM")
-        for operation in ("RESUME of a saved VM", "RESUME of a checkpointed VM")
-        for point in ("restore.made", "restore.set_aside")
     },
     **{
         f"daemon: SIGKILL at {point} during the RESUME of a checkpointed VM": killed_during_resume(point)

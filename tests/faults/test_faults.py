@@ -27,18 +27,6 @@ BY_DAY = [
 ]
 ROWS_BY_DAY = ["libvirtd: SIGTERM when the image of a CHECKPOINT is whole", "the second START of a live job"]
 
-NOT_YET = {
-    "libvirtd: SIGTERM when the image": "the image is removed, and STATUS says Stopped",
-    "libvirtd: SIGKILL when the image of a SUSPEND": "a guest that libvirt has resumed itself cannot be resumed",
-    "at restore.": "libvirt's VMs have no points yet; after an end the guest runs on, after a SIGKILL the job is held",
-    "the second START": "it takes the first one's guest for an orphan",
-    "a START on a read-only": "QEMU's word for it holds the job",
-    "the STOP of": "virDomainDestroy waits behind the call that hangs",
-    "leftovers": "they stay",
-    "two VMs": "they overwrite each other's memory images",
-}
-"""The beginning of a row, or a part of it -> what is still lost."""
-
 RANDOM_SECONDS = 60.0
 
 
@@ -56,25 +44,19 @@ def survived(verdict: Verdict) -> None:
 
 
 @pytest.mark.libvirt
-@pytest.mark.xfail(reason="libvirt's VMs have no points yet", strict=True)
 @pytest.mark.parametrize("case", BY_DAY, ids=str)
 def test_a_fault_is_survived(machine: Machine, case: Case) -> None:
     survived(machine.try_case(case))
 
 
-def row_of(name: str) -> object:
-    reasons = [reason for part, reason in NOT_YET.items() if part in name]
-    return pytest.param(name, marks=[pytest.mark.xfail(reason=reason, strict=True) for reason in reasons])
-
-
 @pytest.mark.libvirt
-@pytest.mark.parametrize("row", [row_of(row) for row in ROWS_BY_DAY])
+@pytest.mark.parametrize("row", ROWS_BY_DAY)
 def test_a_mended_fault_stays_mended(machine: Machine, row: str) -> None:
     survived(machine.ask({"row": row}))
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("row", [row_of(row) for row in ROWS if row not in ROWS_BY_DAY])
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in ROWS_BY_DAY])
 def test_every_mended_fault_stays_mended(machine: Machine, row: str) -> None:
     survived(machine.ask({"row": row}))
 
