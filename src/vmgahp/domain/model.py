@@ -143,7 +143,7 @@ _BOOT = row({"order": NUMBER})
 
 _DISK = row(
     {
-        "device": _known(r"disk|cdrom|floppy", filled=r"disk|cdrom|floppy", default="disk"),
+        "device": _known(r"disk|cdrom|floppy", default="disk"),
         "type": _host(r"file"),
         "model": _both(r"virtio(?:-non)?-transitional|virtio", job=""),
     },
@@ -232,7 +232,7 @@ def _port(target: Mapping[str, Attribute | str], model: Attribute) -> Element:
     return row({"type": _host(r"pty")}, {"target": inside, "source": _end(job=False), **_PLACE})
 
 
-_SERIAL = _port({"port": _known(NUMBER, NUMBER, "0"), "type": _filled(WORD), "name": WORD}, _filled(WORD))
+_SERIAL = _port({"port": _known(NUMBER, default="0"), "type": _filled(WORD), "name": WORD}, _filled(WORD))
 _CONSOLE = _port({"type": _known(WORD, default="serial"), "name": _known(WORD), "port": NUMBER}, Attribute(WORD))
 
 _CHANNEL = row(
