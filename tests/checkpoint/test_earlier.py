@@ -11,7 +11,7 @@ from tests.checkpoint.support import image
 from tests.jobs import own, owner
 from vmgahp.checkpoint import earlier
 from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.manifest import BACKING, DISK, Kind, Manifest
+from vmgahp.checkpoint.manifest import BACKING, DISK, CheckpointKind, Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, CheckpointStore
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, XEN
 from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
@@ -44,7 +44,7 @@ QEMU = [
 class Earlier:
     """A scratch directory with what an earlier daemon has left of a checkpoint."""
 
-    def __init__(self, scratch: Path, kind: Kind) -> None:
+    def __init__(self, scratch: Path, kind: CheckpointKind) -> None:
         self.scratch = scratch
         self.kind = kind
         self.file = earlier.FILES.get(kind.driver, MANIFEST_FILE)
@@ -68,7 +68,7 @@ def place(scratch: Path, request: pytest.FixtureRequest) -> Earlier:
     return Earlier(scratch, request.param)
 
 
-def vsphere() -> Kind:
+def vsphere() -> CheckpointKind:
     from vmgahp.drivers.vsphere.checkpoint import KIND
 
     return KIND
@@ -152,3 +152,11 @@ def test_vsphere(scratch: Path) -> None:
     (scratch / place.file).write_bytes((scratch / place.file).read_bytes() + b" " * (64 << 10))
     with pytest.raises(Unusable, match="too long"):
         place.store.load()
+
+
+@WITH_FILES
+def test_one_whose_guest_has_not_run_is_put_back(place: Earlier) -> None:
+    place.store.begin_restart()
+    place.store.put_back()
+    assert (place.scratch / MANIFEST_FILE).exists()
+    place.check()

@@ -15,9 +15,9 @@ from vmgahp.checkpoint.manifest import (
     STATE,
     WORD,
     CheckpointFile,
+    CheckpointKind,
     Fields,
     Invalid,
-    Kind,
     Manifest,
 )
 
@@ -40,7 +40,7 @@ _FIELDS = {
 _FORMAT = re.compile(rb'\s*\{\s*"format"\s*:\s*1\s*[,}]')
 
 
-def parse(kind: Kind, data: bytes) -> Manifest | None:
+def parse(kind: CheckpointKind, data: bytes) -> Manifest | None:
     """The manifest of a format of before; None for anything else. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     driver = "libvirt" if kind.driver == "xen" else kind.driver
     if not _FORMAT.match(data) or driver not in _FIELDS:

@@ -74,12 +74,12 @@ class Manifest(NamedTuple):
     time: float
     """When it was made, in seconds since 1970."""
     facts: Facts
-    """What only its driver knows, as `Kind.facts` says."""
+    """What only its driver knows, as `CheckpointKind.facts` says."""
     files: tuple[CheckpointFile, ...] = ()
     """A disk before its backing files, of which the nearest is first."""
 
 
-class Kind(NamedTuple):
+class CheckpointKind(NamedTuple):
     """What the checkpoints of one driver have of their own."""
 
     driver: str
@@ -96,7 +96,7 @@ class Kind(NamedTuple):
     """Whether the files say which of them are disks; if not, nobody knows what a guest finds that boots afresh."""
 
 
-def dump(kind: Kind, manifest: Manifest) -> bytes:
+def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
     """The manifest as JSON, without the VNC password that XML may have."""
     facts = {
         name: _PASSWORD.sub("", value) if kind.facts.get(name) is xml else value
@@ -117,7 +117,7 @@ def _objects(value: Any) -> Any:
     return [_objects(one) for one in value] if isinstance(value, tuple) else value
 
 
-def parse(kind: Kind, data: bytes) -> Manifest:
+def parse(kind: CheckpointKind, data: bytes) -> Manifest:
     """The manifest of this kind that `data` is. Raises `Invalid`."""
     top = read(data, FORMAT, Manifest._fields)
     driver = top.form("driver", WORD)

@@ -1,4 +1,4 @@
-"""A checkpoint in the job's scratch directory: its files, and the manifest that goes with them; for every driver.
+"""A checkpoint in the scratch directory, of any driver: its files, and the manifest about them.
 
 The manifest is written last, so files without one are not a checkpoint. It says whose they are, what they can be
 restored with, and what the disks were like: memory and disks belong together, and a guest that wakes up on a disk
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from vmgahp import errors
 from vmgahp.checkpoint import earlier, files, manifest
 from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, Invalid, Kind, Manifest
+from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, CheckpointKind, Invalid, Manifest
 from vmgahp.checkpoint.memory_image import Damaged
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
@@ -41,7 +41,7 @@ HINT = "look at the file system of the scratch directory; the VM keeps running."
 _MOST_REFUSED = 1000
 
 
-class Vm(Protocol):
+class CheckpointedVm(Protocol):
     """A job's VM, as every driver has it."""
 
     @property
@@ -57,14 +57,14 @@ class Vm(Protocol):
 class CheckpointStore(NamedTuple):
     """Finds and makes the checkpoint of one scratch directory."""
 
-    kind: Kind
+    kind: CheckpointKind
     identity: Identity
     directory: str
     log: Callable[[str], None]
 
     # Making one
 
-    def now(self, vm: Vm, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
+    def now(self, vm: CheckpointedVm, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
         """What the manifest of a VM would say now, but for its files; to be written, or compared with one of then."""
         head = (self.kind.driver, vm.name, vm.vm_type, vm.memory_mib, vm.vcpus)
         return Manifest(*head, cpu_seconds, time.time(), facts)

@@ -20,8 +20,8 @@ from vmgahp.checkpoint.manifest import (
     MEMORY,
     UUID,
     WORD,
+    CheckpointKind,
     Facts,
-    Kind,
     Manifest,
     integer,
     matching,
@@ -58,7 +58,7 @@ def _differences(then: Facts, now: Facts) -> Iterator[str]:
         yield f"it was made by {hypervisor} {made}, and here is {here}"
 
 
-LIBVIRT = Kind(
+LIBVIRT = CheckpointKind(
     "libvirt",
     {
         "domain_type": matching(WORD),  # kvm or qemu: a guest saved under the one cannot be resumed under the other
@@ -130,7 +130,7 @@ class JobCheckpoints(NamedTuple):
 class LibvirtCheckpoints:
     """Finds and makes the checkpoints of one driver's jobs."""
 
-    def __init__(self, kind: Kind, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
+    def __init__(self, kind: CheckpointKind, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
         self._kind = kind
         self._identity = identity
         self._connection = connection

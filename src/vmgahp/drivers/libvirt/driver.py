@@ -8,7 +8,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import Kind
+from vmgahp.checkpoint.manifest import CheckpointKind
 from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger, Survey
@@ -71,7 +71,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     describer: type[Describer] = Describer
     machine: type[LibvirtMachine] = LibvirtMachine
     saver: type[Saver] = Saver
-    checkpoints: Kind = LIBVIRT
+    checkpoints: CheckpointKind = LIBVIRT
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import FileRef
-from vmgahp.checkpoint.manifest import STATE, Facts, Kind, Manifest, text
+from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script.spec import ScriptSpec
@@ -25,7 +25,7 @@ def _differences(then: Facts, now: Facts) -> Iterator[str]:
         yield f"its hypervisor is {then['hypervisor']!a}, and this is {now['hypervisor']!a}"
 
 
-KIND = Kind(
+KIND = CheckpointKind(
     "script",
     {
         "hypervisor": text(32),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.manifest import DISK, STATE, UUID, Facts, Kind, Manifest, matching
+from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Facts, Manifest, matching
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.vmrun.vmdk import VmdkLayer
@@ -23,7 +23,7 @@ from vmgahp.job.vmx import Vmx
 STATE_SUFFIXES = (".vmss", ".vmem", ".vmsn", ".vmsd", ".nvram")
 """What VMware keeps of a VM beside its ``.vmx`` and its disks."""
 
-KIND = Kind(
+KIND = CheckpointKind(
     "vmrun",
     {
         "uuid": matching(UUID),

@@ -18,7 +18,7 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import UUID, Facts, Kind, Manifest, matching, text
+from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag, Tagged
@@ -36,7 +36,7 @@ def _differences(then: Facts, now: Facts) -> Iterator[str]:
         yield "the VM on the server has another one"
 
 
-KIND = Kind(
+KIND = CheckpointKind(
     "vsphere",
     {
         "id": matching(UUID),  # that of the VM's tag
