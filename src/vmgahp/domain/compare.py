@@ -54,18 +54,6 @@ def all_fit(element: etree.Element, forms: Mapping[str, str]) -> bool:
     return all(re.fullmatch(form, element.get(name, ""), re.ASCII) for name, form in forms.items())
 
 
-def says(now: etree.Element, then: etree.Element, same: Callable[[str, str], bool] | None = None) -> bool:
-    """Whether an element says all that the other one says; as whom a file is opened is looked at elsewhere."""
-    same = same or equal
-    text = (then.text or "").strip()
-    return (
-        now.tag == then.tag
-        and (not text or same((now.text or "").strip(), text))
-        and all(same(now.get(name, ""), value) for name, value in then.items() if value)
-        and all(any(says(below, part, same) for below in now) for part in then if part.tag != "seclabel")
-    )
-
-
 def equal(now: str, then: str) -> bool:
     """Whether values are one; libvirt writes numbers, MAC addresses and paths in a form of its own."""
     if now.lower() == then.lower():
@@ -76,6 +64,17 @@ def equal(now: str, then: str) -> bool:
         return int(now, 0) == int(then, 0)
     except ValueError:
         return False
+
+
+def says(now: etree.Element, then: etree.Element, same: Callable[[str, str], bool] = equal) -> bool:
+    """Whether an element says all that the other one says; as whom a file is opened is looked at elsewhere."""
+    text = (then.text or "").strip()
+    return (
+        now.tag == then.tag
+        and (not text or same((now.text or "").strip(), text))
+        and all(same(now.get(name, ""), value) for name, value in then.items() if value)
+        and all(any(says(below, part, same) for below in now) for part in then if part.tag != "seclabel")
+    )
 
 
 def memory(element: etree.Element | None) -> int:

@@ -251,8 +251,9 @@ def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
             continue
         element = our.find(path) if path else our
         said = {} if element is None else element.attrib
-        for name in said.keys() & source.keys() & row.filled().keys():  # a MAC address in either case
-            _same_device(our, name, source.get(name, "").lower(), said[name].lower())
+        for name in row.filled():
+            if name in said and name in source.attrib:  # a MAC address in either case
+                _same_device(our, name, source.get(name, "").lower(), said[name].lower())
         facts = _facts(source, row, _name(our), said)
         if facts:
             _at(our, path).attrib.update(facts)
