@@ -7,7 +7,18 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, WANTS, Job, done, network_ad, running, until
+from tests.drivers.libvirt.support import (
+    MAC,
+    NETWORK_NAME,
+    URI,
+    WANTS,
+    Job,
+    done,
+    driver_for,
+    network_ad,
+    running,
+    until,
+)
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -198,3 +209,34 @@ def test_libvirts_answer_in_our_words() -> None:
     assert found.block == {"vda": {"write_bytes": 4096}}
     assert found.state == lifecycle.RUNNING
     assert from_stats(stats | {"state.state": libvirt.VIR_DOMAIN_SHUTOFF}, "3", nics) is None
+
+
+def test_the_cpu_time_of_a_qemu_that_has_ended_is_no_reading() -> None:
+    """libvirt says that it is 0."""
+    gone: dict[str, object] = {"state.state": libvirt.VIR_DOMAIN_SHUTDOWN, "cpu.time": 0, "vcpu.current": 1}
+    assert from_stats(gone, "3", {}) is None
+
+
+def test_a_driver_of_libvirts_that_says_0_is_not_believed_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = LibvirtConnection("test:///default", pytest.fail)
+    uuid = way.call(lambda connection: connection.lookupByName("test").UUIDString())
+    monkeypatch.setattr(libvirt.virDomain, "info", lambda _domain: [libvirt.VIR_DOMAIN_SHUTDOWN, 64, 64, 1, 0])
+    assert Meter(way, "test", uuid).read() is None
+    way.close()
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("state", [libvirt.VIR_DOMAIN_SHUTDOWN, libvirt.VIR_DOMAIN_RUNNING])
+def test_no_status_takes_cpu_time_back(job: Job, monkeypatch: pytest.MonkeyPatch, state: int) -> None:
+    driver, ad = driver_for(job, [])
+    machine = driver.start(ad)
+    before = machine.status().cpu_seconds
+    assert before > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(libvirt.virDomain, "info", lambda _domain: [state, 65536, 65536, 1, 0])
+        assert machine.status().cpu_seconds == before
+    monkeypatch.setattr(libvirt.virDomain, "info", lambda _domain: [state, 65536, 65536, 1, int(before * 1e9) + 1])
+    assert machine.status().cpu_seconds == pytest.approx(before, abs=1e-6)
+    monkeypatch.undo()
+    machine.destroy()
+    driver.close()

@@ -15,7 +15,7 @@ from vmgahp.drivers.libvirt.address import GuestAddress
 from vmgahp.drivers.libvirt.faults import ConnectionLost
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, Check, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.save import SUSPEND_FILE, MemoryFile, Saver
-from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.job import exit_code
@@ -109,7 +109,7 @@ class LibvirtMachine(ManagedMachine):
             self.pid()  # while libvirtd answers: by it a guest is known when libvirtd is away
         self._last_report = Status(
             _STATES.get(state, lifecycle.RUNNING),
-            cpu_seconds=self.usage.read(None if state == libvirt.VIR_DOMAIN_SHUTDOWN else cpu_nanoseconds / 1e9),
+            cpu_seconds=self.usage.read(cpu_seconds(cpu_nanoseconds)),
             vcpus=vcpus,
             memory_kib=memory,
             max_memory_kib=max_memory,
@@ -189,7 +189,7 @@ class LibvirtMachine(ManagedMachine):
         self.guest.watch.gone.clear()
         try:
             self._write(image, checkpoint=operation == lifecycle.CHECKPOINT)
-            self.usage.read(cpu_nanoseconds / 1e9)
+            self.usage.read(cpu_seconds(cpu_nanoseconds))
             self.step("save.written")
             self._keep(image)
         finally:

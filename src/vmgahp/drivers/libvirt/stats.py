@@ -108,7 +108,8 @@ class Meter:
 
     def _piece_by_piece(self, domain: libvirt.virDomain) -> Metrics | None:
         state, max_memory, memory, vcpus, nanoseconds = domain.info()
-        if state in OVER:
+        seconds = cpu_seconds(nanoseconds)
+        if state in OVER or seconds is None:
             return None
         block: Figures = {}
         network: Figures = {}
@@ -125,7 +126,7 @@ class Meter:
         return Metrics(
             STATES.get(state, lifecycle.RUNNING),
             time(),
-            cpu_seconds=nanoseconds / 1e9,
+            cpu_seconds=seconds,
             vcpus=vcpus,
             memory_kib=memory,
             max_memory_kib=max_memory,
@@ -135,10 +136,19 @@ class Meter:
         )
 
 
+def cpu_seconds(nanoseconds: int) -> float | None:
+    """The CPU time that libvirt has read, None where there was nothing to read.
+
+    It says 0 of a QEMU that has ended: of a domain in the state SHUTDOWN, and until it notices that one was killed.
+    """
+    return nanoseconds / 1e9 if nanoseconds else None
+
+
 def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -> Metrics | None:
     """The reading in libvirt's answer; `interfaces` are the MAC addresses of the host's network devices."""
     state = _number(stats, "state.state")
-    if state in OVER:
+    seconds = cpu_seconds(_number(stats, CPU_TIME))
+    if state in OVER or seconds is None:
         return None
     network = {}
     for interface, figures in _devices(stats, "net", _NETWORK):
@@ -146,7 +156,7 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
     return Metrics(
         STATES.get(state, lifecycle.RUNNING),
         time(),
-        cpu_seconds=_number(stats, CPU_TIME) / 1e9,
+        cpu_seconds=seconds,
         vcpus=_number(stats, "vcpu.current") or 1,
         vcpu_seconds={
             str(number): _number(stats, f"vcpu.{number}.time") / 1e9
