@@ -74,6 +74,10 @@ class Files:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return os.open("/dev/null", os.O_RDONLY)
 
+    def read_scratch(self, directory: str, name: str, most: int) -> bytes:
+        with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
+            return file.read(most)
+
     def check_access(self, path: str, write: bool) -> str | None:
         self.asked.append((path, write))
         return None if path in self.shared else "No such file or directory"

@@ -344,14 +344,14 @@ def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
 
 
 def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
-    from vmgahp.drivers.script.spec import ScriptSpec
+    from vmgahp.job import vm_spec
     from vmgahp.job.vmware import VmwareSpec
 
     ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
     with pytest.raises(JobFault, match="no images of a catalog"):
-        VmwareSpec.from_ad(ad, PLAIN, Files())  # type: ignore[arg-type]
+        VmwareSpec.parse(ad, PLAIN)
     with pytest.raises(JobFault, match="no images of a catalog"):
-        ScriptSpec.from_ad(ad, PLAIN)
+        vm_spec.parse(ad, PLAIN)
 
 
 @pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])

@@ -13,10 +13,8 @@ from tests.job import support
 from tests.jobs import ad, own, owner
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.errors import JobFault
-from vmgahp.host.job_user import Identity
-from vmgahp.job import cloud_init
+from vmgahp.job import cloud_init, vm_spec
 from vmgahp.job.options import NAMES
 from vmgahp.job.spec import Devices, Disk, JobSpec
 from vmgahp.job.vmware import VmwareSpec
@@ -225,12 +223,12 @@ def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, option: str) -> N
     value = "true" if option == "Exit_Port" else '"user-data"'
     job = ad(JobVMType='"vmrun"', **{form.format(option): value})
     with pytest.raises(JobFault) as raised:
-        VmwareSpec.from_ad(job, MACHINE, Identity(os.getuid(), os.getgid()))
+        VmwareSpec.parse(job, MACHINE)
     assert form.format(option) in raised.value.problem
     with pytest.raises(JobFault):
-        ScriptSpec.from_ad(job, MACHINE)
+        vm_spec.parse(job, MACHINE)
 
 
 def test_a_port_that_is_not_wanted_is_wanted_nowhere() -> None:
     job = ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false")
-    assert ScriptSpec.from_ad(job, MACHINE).name
+    assert vm_spec.parse(job, MACHINE).name

@@ -10,7 +10,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.vmware import LARGEST, VmwareSpec
+from vmgahp.job.vmware import LARGEST, VmwareSpec, look
 
 MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"})
 GOOD = BASE | {
@@ -28,7 +28,7 @@ FILES = ("dos.vmx", "dos.vmdk", "dos-s001.vmdk")
 
 
 def spec(settings=MACHINE, files=None, **changes):
-    return VmwareSpec.from_ad(ad(GOOD, **changes), settings, files or Files(FILES))
+    return look(VmwareSpec.parse(ad(GOOD, **changes), settings), files or Files(FILES))
 
 
 def refusal(word, part, **changes):
@@ -46,8 +46,7 @@ def test_a_job_with_all_its_attributes():
         working_dir="/scratch",
         memory_mib=512,
         vcpus=2,
-        networking_type="",
-        mac="",
+        nics=(),
         checkpoint=True,
         no_output_vm=False,
         dir=r"C:\vms\dos",
@@ -156,17 +155,17 @@ class TestReading:
             path.write_bytes(content)
             os.chown(path, user.uid, user.gid)
             attributes = {**GOOD, "VM_WORKING_DIR": f'"{scratch}"', "VMPARAM_VMware_VMDK_Files": '""'}
-            return VmwareSpec.from_ad(JobAd(attributes.items()), MACHINE, user)
+            return VmwareSpec.parse(JobAd(attributes.items()), MACHINE)
 
         return make
 
     def test_it_is_read_as_the_jobs_user(self, job, user):
-        assert job(b'memsize = "4"\r\n').read_vmx(user)["memsize"] == "4"
+        assert look(job(b'memsize = "4"\r\n'), user).vmx["memsize"] == "4"
 
     @pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
     def test_one_that_vmware_could_not_read_holds_the_job(self, job, user, content):
         with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
-            job(content).read_vmx(user)
+            look(job(content), user)
         assert caught.value.code == errors.BAD_IMAGE
 
     def test_a_link_is_not_followed(self, job, user, scratch):
@@ -174,4 +173,4 @@ class TestReading:
         (scratch / "dos.vmx").unlink()
         (scratch / "dos.vmx").symlink_to("/etc/hostname")
         with pytest.raises(JobFault, match="cannot be opened"):
-            found.read_vmx(user)
+            look(found, user)

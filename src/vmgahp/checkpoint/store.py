@@ -14,7 +14,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import earlier, files, manifest
@@ -23,6 +23,7 @@ from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, CheckpointK
 from vmgahp.checkpoint.memory_image import Damaged
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.job.vm_spec import VmSpec
 
 MANIFEST_FILE = "vm_checkpoint.json"
 MEMORY_FILE = "vm_checkpoint.mem"
@@ -41,19 +42,6 @@ HINT = "look at the file system of the scratch directory; the VM keeps running."
 _MOST_REFUSED = 1000
 
 
-class CheckpointedVm(Protocol):
-    """A job's VM, as every driver has it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def vm_type(self) -> str: ...
-    @property
-    def memory_mib(self) -> int: ...
-    @property
-    def vcpus(self) -> int: ...
-
-
 class CheckpointStore(NamedTuple):
     """Finds and makes the checkpoint of one scratch directory."""
 
@@ -64,7 +52,7 @@ class CheckpointStore(NamedTuple):
 
     # Making one
 
-    def now(self, vm: CheckpointedVm, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
+    def now(self, vm: VmSpec, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
         """What the manifest of a VM would say now, but for its files; to be written, or compared with one of then."""
         head = (self.kind.driver, vm.name, vm.vm_type, vm.memory_mib, vm.vcpus)
         return Manifest(*head, cpu_seconds, time.time(), facts)

@@ -47,8 +47,7 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
     """
     text = options.string(NICS)
     if not text:
-        kind = networking_type(ad, settings, kinds)
-        return (Nic(kind, mac(ad)),) if kind else ()
+        return classic(ad, settings, kinds)
     offered = settings.networking_types() if kinds is None else kinds
     found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
     if not found:
@@ -61,6 +60,12 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
             raise options.refused(NICS, f"two NICs have the address {address}", "give every NIC its own MAC address.")
     _agree_with_the_classic(ad, options, found[0])
     return tuple(found)
+
+
+def classic(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
+    """The NIC of vm_networking, none for a VM without a network. Raises `JobFault`."""
+    kind = networking_type(ad, settings, kinds)
+    return (Nic(kind, mac(ad)),) if kind else ()
 
 
 def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:

@@ -8,15 +8,15 @@ hold the job, and its sentence names the attribute.
 
 import errno
 import os
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job import data_disks, nics
-from vmgahp.job import spec as job
+from vmgahp.job import vm_spec
 from vmgahp.job.ad import JobAd
+from vmgahp.job.vm_spec import VmSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
 from vmgahp.text import has_control, shown
 
@@ -39,21 +39,10 @@ _MOST_VMDKS = 1000
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
-class VmwareSpec(NamedTuple):
-    """A VMware virtual machine as the job wants it and this machine grants it."""
+@dataclass(frozen=True, kw_only=True)
+class VmwareSpec(VmSpec):
+    """A VMware virtual machine, with one NIC of the kind ``nat`` or ``bridge`` at most."""
 
-    name: str
-    """The VM's name, `JobAd.vm_name`."""
-    vm_type: str
-    working_dir: str
-    memory_mib: int
-    vcpus: int
-    networking_type: str
-    """``nat`` or ``bridge``; empty for a VM without a network."""
-    mac: str
-    """``00:50:56:xx:xx:xx`` in lower case; empty where the job leaves it to VMware."""
-    checkpoint: bool
-    no_output_vm: bool
     dir: str
     """The directory that has the disks where they are not transferred, a full path; else what the ad says of
     the submit machine, which means nothing here."""
@@ -62,27 +51,23 @@ class VmwareSpec(NamedTuple):
     snapshot_disk: bool
     """Whether the guest writes to snapshot disks and leaves the job's disks as they are."""
     vmx_file: str
-    """The name of the job's ``.vmx``, a regular file in the scratch directory that the job's user can read."""
+    """The name of the job's ``.vmx`` in the scratch directory."""
     vmdk_files: tuple[str, ...]
     """The names of the job's ``.vmdk`` files as the ad lists them, in the scratch directory or in `dir`. A
     split disk's extents are among them."""
 
-    @property
-    def networking(self) -> bool:
-        """Whether the VM has a network."""
-        return bool(self.networking_type)
+    vmx: Vmx = field(default_factory=Vmx)
+    """What the ``.vmx`` says; nothing before it was looked at (`look`)."""
 
     @classmethod
-    def from_ad(cls, ad: JobAd, settings: Settings, identity: Identity) -> "VmwareSpec":
-        """Read and check everything but the content of the ``.vmx``.
+    def parse(cls, ad: JobAd, settings: Settings) -> "VmwareSpec":
+        """Read and check what the job's ad says; no file is looked at.
 
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
         sent, `MachineFault` for settings that are missing or wrong.
         """
-        data_disks.refuse(ad)
-        kinds = settings.networking_types(NETWORKING_TYPES, own_bridge=True)
-        network = nics.networking_type(ad, settings, kinds)
-        working_dir = ad.working_dir()
+        common = vm_spec.parse(ad, settings, settings.networking_types(NETWORKING_TYPES, own_bridge=True))
+        _require_static(common.mac)
         transfer = _boolean(ad, TRANSFER)
         snapshot_disk = _boolean(ad, SNAPSHOT_DISK)
         if not transfer and not snapshot_disk:
@@ -92,25 +77,25 @@ class VmwareSpec(NamedTuple):
                 "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True).",
             )
         return cls(
-            name=ad.vm_name(),
-            vm_type=ad.vm_type(),
-            working_dir=working_dir,
-            memory_mib=job.memory_mib(ad, settings),
-            vcpus=job.vcpus(ad),
-            networking_type=network,
-            mac=_static_mac(ad) if network else "",
-            checkpoint=bool(ad.boolean("JobVMCheckpoint")),
-            no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
+            **vars(common),
             dir=_dir(ad, transfer),
             transfer=transfer,
             snapshot_disk=snapshot_disk,
-            vmx_file=_vmx_file(ad, working_dir, identity),
-            vmdk_files=_vmdk_files(ad, working_dir if transfer else "", identity),
+            vmx_file=_vmx_file(ad),
+            vmdk_files=_vmdk_files(ad),
         )
 
-    def read_vmx(self, identity: Identity) -> Vmx:
-        """The job's ``.vmx``, read as the job's user. Raises `JobFault`."""
-        return read_vmx(identity, self.working_dir, self.vmx_file)
+
+def look(spec: VmwareSpec, identity: Identity) -> VmwareSpec:
+    """The job with its ``.vmx`` read, and its transferred disks seen to be there. Raises `JobFault`."""
+    vmx = read_vmx(identity, spec.working_dir, spec.vmx_file)
+    for name in spec.vmdk_files if spec.transfer else ():
+        try:
+            os.close(identity.open_scratch(spec.working_dir, name, os.O_RDONLY))
+        except OSError as error:
+            problem = f"it cannot be opened in the job's scratch directory: {error.strerror}"
+            raise _bad(VMDK_FILES, name, problem, _TRANSFER_HINT) from error
+    return spec._replace(vmx=vmx)
 
 
 def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
@@ -153,7 +138,7 @@ def _dir(ad: JobAd, transfer: bool) -> str:
     return directory
 
 
-def _vmx_file(ad: JobAd, working_dir: str, identity: Identity) -> str:
+def _vmx_file(ad: JobAd) -> str:
     text = (ad.string(VMX_FILE) or "").strip()
     if not text:
         raise JobFault(
@@ -167,15 +152,11 @@ def _vmx_file(ad: JobAd, working_dir: str, identity: Identity) -> str:
     if name.lower().endswith(WORKING_COPY_SUFFIX):
         problem = f"names that end in {WORKING_COPY_SUFFIX} are for the working copy"
         raise _bad(VMX_FILE, text, problem, "give the file another name.")
-    try:
-        os.close(identity.open_scratch(working_dir, name, os.O_RDONLY))
-    except OSError as error:
-        raise _no_vmx(name, error) from error
     return name
 
 
-def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
-    """The names of the list; with `scratch`, each is made sure to be a regular file there."""
+def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
+    """The names of the list."""
     text = ad.string(VMDK_FILES)
     if text is None and ad.expression(VMDK_FILES) is not None:
         hint = "write the names of the .vmdk files with commas between them."
@@ -190,13 +171,6 @@ def _vmdk_files(ad: JobAd, scratch: str, identity: Identity) -> tuple[str, ...]:
         names[name] = None
         if len(names) > _MOST_VMDKS:
             raise _bad(VMDK_FILES, text, f"it names more than {_MOST_VMDKS} files", "use fewer or larger disks.")
-    if scratch:
-        for name in names:
-            try:
-                os.close(identity.open_scratch(scratch, name, os.O_RDONLY))
-            except OSError as error:
-                problem = f"it cannot be opened in the job's scratch directory: {error.strerror}"
-                raise _bad(VMDK_FILES, name, problem, _TRANSFER_HINT) from error
     return tuple(names)
 
 
@@ -206,8 +180,7 @@ def _base_name(path: str) -> str | None:
     return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
 
 
-def _static_mac(ad: JobAd) -> str:
-    mac = nics.mac(ad)
+def _require_static(mac: str) -> None:
     first, last = STATIC_MACS
     if mac and not first <= mac <= last:
         raise JobFault(
@@ -215,7 +188,6 @@ def _static_mac(ad: JobAd) -> str:
             f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only.",
             "set vm_macaddr to one of these, or remove it.",
         )
-    return mac
 
 
 def _no_vmx(name: str, error: OSError) -> JobFault:

@@ -15,6 +15,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import vmdk, working_copy
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.nics import Nic
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import Vmx
 
@@ -213,7 +214,7 @@ def build(scratch, user, disk):
 
     def make(source=None, machine=None, **changes):
         job = {"name": "alice_lab_7.0", "vm_type": "vmware", "working_dir": str(scratch), "memory_mib": 515, "vcpus": 2}
-        job |= {"networking_type": "", "mac": "", "checkpoint": False, "no_output_vm": False}
+        job |= {"nics": (), "checkpoint": False, "no_output_vm": False}
         job |= {"dir": "", "transfer": True, "snapshot_disk": True, "vmx_file": "dos.vmx", "vmdk_files": ()}
         vmx, spec = Vmx(BASE | (source or {})), VmwareSpec(**job | changes)
         return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), user)
@@ -296,8 +297,8 @@ class TestWorkingCopy:
     @given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
     @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_no_value_adds_a_line(self, build, value):
-        plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, networking_type="nat").encode()
-        nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, networking_type="nat").encode()
+        plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, nics=(Nic("nat"),)).encode()
+        nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, nics=(Nic("nat"),)).encode()
         names = [line.partition(b" = ")[0] for line in plain.splitlines()]
         lines = nasty.replace(b"\r", b"\n").split(b"\n")[:-1]
         assert [line.partition(b" = ")[0] for line in lines] == names
@@ -323,7 +324,7 @@ class TestWorkingCopy:
         ],
     )
     def test_networks(self, build, kind, machine, word):
-        vmx = build(machine=machine, networking_type=kind, mac="00:50:56:00:00:01").vmx
+        vmx = build(machine=machine, nics=(Nic(kind, "00:50:56:00:00:01"),)).vmx
         assert vmx["ethernet0.connectionType"] == word
         assert (vmx["ethernet0.addressType"], vmx["ethernet0.address"]) == ("static", "00:50:56:00:00:01")
 

@@ -11,8 +11,8 @@ from vmgahp.checkpoint.files import FileRef
 from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host.job_user import Identity
+from vmgahp.job.vm_spec import VmSpec
 
 HINT = (
     "let the script name the files that it has made in the scratch directory; they belong to the job's user. "
@@ -48,14 +48,14 @@ class ScriptCheckpoints(NamedTuple):
     def store(self) -> CheckpointStore:
         return CheckpointStore(KIND, self.identity, self.directory, self.log)
 
-    def find(self, spec: ScriptSpec, hypervisor: str) -> Manifest | None:
+    def find(self, spec: VmSpec, hypervisor: str) -> Manifest | None:
         """The checkpoint in the scratch directory, or None. Raises `Unusable`."""
         found = self.store.load()
         if found is not None:
             self.store.check(found, self.store.now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
         return found
 
-    def write(self, spec: ScriptSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
+    def write(self, spec: VmSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
         """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
         refs = [FileRef(STATE, name) for name in dict.fromkeys(names)]
         if not refs:

@@ -14,10 +14,11 @@ from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.machine import ScriptMachine, ScriptPlan, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
-from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.hooks.program import clean
 from vmgahp.host.job_user import Identity
+from vmgahp.job import vm_spec
 from vmgahp.job.ad import JobAd
+from vmgahp.job.vm_spec import VmSpec
 
 
 class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
@@ -26,9 +27,9 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     # A start
 
     def plan(self, job: JobAd) -> ScriptPlan:
-        spec = ScriptSpec.from_ad(job, self.settings)
+        spec = vm_spec.parse(job, self.settings)
         script = self._program(self.identity)
-        checkpoints = ScriptCheckpoints(self.identity, spec.directory, self.log)
+        checkpoints = ScriptCheckpoints(self.identity, spec.working_dir, self.log)
         restart, unusable = None, None
         try:
             restart = checkpoints.find(spec, script.hypervisor) if spec.checkpoint else None
@@ -50,7 +51,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             plan.checkpoints.store.discard()
 
     def prepare(self, plan: ScriptPlan, resources: Resources) -> ScriptMachine:
-        resources.guardian = self.post_guardian(plan.spec.directory, plan.request.uuid)
+        resources.guardian = self.post_guardian(plan.spec.working_dir, plan.request.uuid)
         reached("prepare.guarded")
         return ScriptMachine(plan, resources, self.deadlines(self._seconds()), self.log)
 
@@ -64,7 +65,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
-        self.record_end(machine.resources, spec.name, spec.directory, machine.cpu_seconds, spec.no_output_vm)
+        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.no_output_vm)
         self.log(f"started {spec.name} ({plan.request.key}) by {plan.script.path}")
 
     # The contract
@@ -100,8 +101,8 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)
 
-    def _request(self, spec: ScriptSpec, script: Program, restart: Manifest | None) -> ScriptRequest:
-        directory = os.path.realpath(spec.directory)
+    def _request(self, spec: VmSpec, script: Program, restart: Manifest | None) -> ScriptRequest:
+        directory = os.path.realpath(spec.working_dir)
         return ScriptRequest(
             protocol.START,
             script.hypervisor,
@@ -113,7 +114,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             gid=self.identity.gid,
             memory_mib=spec.memory_mib,
             vcpus=spec.vcpus,
-            networking=spec.networking,
+            networking=spec.networking_type,
             mac=spec.mac,
             restart=restart is not None,
             note=restart.facts["note"] if restart else "",
@@ -146,7 +147,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
         try:
             ad = protocol.changed(job, answer.attributes)
-            spec = ScriptSpec.from_ad(ad, self.settings)
+            spec = vm_spec.parse(ad, self.settings)
         except (Malformed, errors.JobFault) as error:
             raise _odd(script, str(error)) from error
         before = machine.spec

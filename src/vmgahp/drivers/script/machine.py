@@ -15,9 +15,9 @@ from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, ScriptRequest
-from vmgahp.drivers.script.spec import ScriptSpec
 from vmgahp.host import proc
 from vmgahp.job.ad import JobAd
+from vmgahp.job.vm_spec import VmSpec
 from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
 
@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 class ScriptPlan(NamedTuple):
     """A START as it will be carried out."""
 
-    spec: ScriptSpec
+    spec: VmSpec
     job: JobAd
     script: Program
     request: ScriptRequest
@@ -76,7 +76,7 @@ class ScriptMachine(ManagedMachine):
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
 
-    def change(self, spec: ScriptSpec, job: JobAd) -> None:
+    def change(self, spec: VmSpec, job: JobAd) -> None:
         """The script runs the VM like this instead."""
         self.spec, self._job = spec, job
         self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)

@@ -16,7 +16,7 @@ from vmgahp.drivers.vmrun.working_copy import WorkingCopy
 from vmgahp.host import guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, read_vmx
+from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, look, read_vmx
 
 SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""
@@ -28,12 +28,11 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     # A start
 
     def plan(self, job: JobAd) -> VmrunPlan:
-        spec = VmwareSpec.from_ad(job, self.settings, self.identity)
+        spec = look(VmwareSpec.parse(job, self.settings), self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
         directory = os.path.realpath(spec.working_dir)
         vmrun = self._tool(directory)
-        source = spec.read_vmx(self.identity)
-        copy = working_copy.build(source, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
+        copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
         checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
         plan = VmrunPlan(spec, directory, vmrun, copy, checkpoints)
         try:

@@ -30,8 +30,8 @@ class Deployment(NamedTuple):
 
     @classmethod
     def of(cls, spec: VmwareSpec, identity: Identity) -> "Deployment":
-        """Read the job's ``.vmx`` and look at its disks. Raises `errors.JobFault`."""
-        found = hardware.read(spec.read_vmx(identity), spec.vmx_file)
+        """Look at the disks of the job's ``.vmx``. Raises `errors.JobFault`."""
+        found = hardware.read(spec.vmx, spec.vmx_file)
         wanted = [device.file for device in found.of_kind(hardware.DISK)]
         return cls(spec, found, {name: disks.look(name, spec, identity) for name in wanted})
 

@@ -24,7 +24,7 @@ from vmgahp.drivers.vsphere.machine import VsphereContext, VsphereMachine
 from vmgahp.drivers.vsphere.survey import VsphereSurveyor
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-from vmgahp.job.vmware import VmwareSpec
+from vmgahp.job.vmware import VmwareSpec, look
 
 START_EXTRA, RESERVE = 120, 60
 """Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
@@ -44,7 +44,7 @@ class VsphereDriver(Driver):
 
     def start(self, job: JobAd) -> Machine:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
-        spec = VmwareSpec.from_ad(job, self.settings, self.identity)
+        spec = look(VmwareSpec.parse(job, self.settings), self.identity)
         deployment = Deployment.of(spec, self.identity)
         place = self._inventory.place()
         checkpoints = self._checkpoints()
@@ -76,7 +76,7 @@ class VsphereDriver(Driver):
         return vm
 
     def describe(self, job: JobAd) -> str:
-        spec = VmwareSpec.from_ad(job, self.settings, self.identity)
+        spec = look(VmwareSpec.parse(job, self.settings), self.identity)
         deployment = Deployment.of(spec, self.identity)
         lines = [
             f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",

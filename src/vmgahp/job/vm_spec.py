@@ -1,0 +1,128 @@
+"""What every job asks of its virtual machine, whichever hypervisor runs it, checked against the settings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job import data_disks
+from vmgahp.job.ad import JobAd
+from vmgahp.job.nics import Nic, classic
+from vmgahp.text import shown
+
+LEAST_MEMORY_MIB = 32
+"""A smaller VM gets this much, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
+MOST_VCPUS = 255
+"""What QEMU's pc machine can have; more would fail in the hypervisor, which is blamed on the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmSpec:
+    """A virtual machine as the job wants it and this machine grants it."""
+
+    name: str
+    """The VM's name with the hypervisor, `JobAd.vm_name`."""
+    vm_type: str
+    working_dir: str
+    memory_mib: int
+    vcpus: int
+    nics: tuple[Nic, ...]
+    checkpoint: bool
+    no_output_vm: bool
+
+    @property
+    def networking(self) -> bool:
+        """Whether the VM has a network."""
+        return bool(self.nics)
+
+    @property
+    def networking_type(self) -> str:
+        """The kind of network of the first NIC; empty for a VM without a network."""
+        return self.nics[0].networking_type if self.nics else ""
+
+    @property
+    def mac(self) -> str:
+        """The MAC address that the job has chosen for the first NIC; empty where it leaves that to the hypervisor."""
+        return self.nics[0].mac if self.nics else ""
+
+    def _replace(self, **changes: Any) -> Self:
+        """The same with other values in some fields, as a NamedTuple has it."""
+        return replace(self, **changes)
+
+
+def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> VmSpec:
+    """What a job asks for, of a VM type that has one NIC and makes nothing for its jobs; nothing is looked at.
+
+    `kinds` are the kinds of network on offer, where those are not just what the settings say.
+
+    Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
+    sent, `MachineFault` for settings that are missing or wrong.
+    """
+    data_disks.refuse(ad)
+    return with_nics(ad, settings, classic(ad, settings, kinds))
+
+
+def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
+    """What a job asks for beside its NICs, which are read. Raises as `parse`."""
+    number = vcpus(ad)
+    return VmSpec(
+        memory_mib=memory_mib(ad, settings),
+        name=ad.vm_name(),
+        vm_type=ad.vm_type(),
+        working_dir=ad.working_dir(),
+        vcpus=number,
+        nics=nics,
+        checkpoint=bool(ad.boolean("JobVMCheckpoint")),
+        no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
+    )
+
+
+def memory_mib(ad: JobAd, settings: Settings) -> int:
+    """JobVMMemory, else RequestMemory, MiB.
+
+    Too much is answered with the word for a missing value: the one that says "too much" takes the machine
+    out of service.
+    """
+    limit = settings.integer("VM_MEMORY")
+    if limit <= 0:
+        raise MachineFault(
+            "VM_MEMORY is not set: it says how much memory VMs may have on this machine.",
+            "set VM_MEMORY to the memory in MiB that is for VMs.",
+        )
+    name = "JobVMMemory"
+    memory = ad.integer(name)
+    if memory is None:
+        name = "RequestMemory"
+        memory = ad.integer(name)
+    if memory is None:
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"JobVMMemory = {shown(ad.expression('JobVMMemory'))} and RequestMemory = "
+            f"{shown(ad.expression('RequestMemory'))}: neither says how much memory the VM gets.",
+            "set vm_memory, in MiB, in the submit file.",
+        )
+    if not 0 < memory <= limit:
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"{name} = {memory} MiB, and a VM on this machine may have from 1 to {limit} MiB (VM_MEMORY).",
+            "lower vm_memory in the submit file, or require VM_Memory of the machine.",
+        )
+    return max(memory, LEAST_MEMORY_MIB)
+
+
+def vcpus(ad: JobAd) -> int:
+    """JobVM_VCPUS, else RequestCpus, else 1; less than 1 is 1, as from the C++ daemon."""
+    name = "JobVM_VCPUS"
+    number = ad.integer(name)
+    if number is None:
+        name = "RequestCpus"
+        number = ad.integer(name)
+    if number is not None and number > MOST_VCPUS:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{name} = {number}, and a VM can have {MOST_VCPUS} CPUs at most.",
+            "lower vm_vcpus (or request_cpus) in the submit file.",
+        )
+    return max(number or 1, 1)
