@@ -26,6 +26,55 @@ def xml(name: str, what: str) -> str:
     return (GOLDEN / "libvirt" / f"{name}.{what}.xml").read_text()
 
 
+# Amounts and devices
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("<memory>65536</memory>", 64 << 20), ("<memory unit=''>65536</memory>", 64 << 20)),
+        *(("<memory unit='b'> 7 </memory>", 7), ("<memory unit='bytes'>7</memory>", 7)),
+        *(("<memory unit='KB'>7</memory>", 7000), ("<memory unit='k'>7</memory>", 7 << 10)),
+        *(("<memory unit='M'>7</memory>", 7 << 20), ("<memory unit='mib'>7</memory>", 7 << 20)),
+        *(("<memory unit='GB'>7</memory>", 7 * 10**9), ("<memory unit='TiB'>7</memory>", 7 << 40)),
+        *(("<memory unit='P'>7</memory>", 7 << 50), ("<memory unit='EiB'>7</memory>", 7 << 60)),
+    ],
+)
+def test_memory_in_libvirts_units(text: str, size: int) -> None:
+    assert compare.memory(etree.fromstring(text)) == size
+    assert compare.memory(None) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<memory/>", "<memory>-1</memory>", "<memory>1.5</memory>", "<memory>1e3</memory>", "<memory>0x1</memory>"),
+        *("<memory unit='XiB'>1</memory>", "<memory unit='KiBi'>1</memory>", "<memory unit=' '>1</memory>"),
+        *("<memory>1234567890123456789</memory>", "<memory>\u0663</memory>"),
+    ],
+)
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ValueError, match="no amount of memory"):
+        compare.memory(etree.fromstring(text))
+
+
+@pytest.mark.parametrize(
+    ("device", "known"),
+    [
+        ("<disk type='file'><target dev='vda' bus='virtio'/></disk>", ("disk", "vda", "disk")),
+        ("<interface type='user'><mac address='52:54:00:12:34:56'/></interface>", ("interface", "user")),
+        ("<controller type='usb' index='0' model='x'/>", ("controller", "usb", "0")),
+        ("<serial type='pty'/>", ("serial", "0")),
+        ("<console type='pty'><target type='virtio' port='1'/></console>", ("console", "virtio", "")),
+        ("<video><model type='vga'/></video>", ("video",)),
+        ("<hostdev mode='subsystem' type='usb'/>", ("hostdev", "usb", "", "", "subsystem")),
+        ("<teleporter type='x'/>", ("teleporter", "x", "", "", "")),
+    ],
+)
+def test_by_what_a_device_is_known(device: str, known: tuple[str, ...]) -> None:
+    assert compare.known_by(etree.fromstring(device)) == known
+
+
 # What a job may say
 
 
