@@ -196,12 +196,30 @@ def test_the_starter_is_told_as_the_jobs_user(
 ) -> None:
     assert tell() == ""
     who = f"{user.uid} {scratch}/.chirp.config"
-    assert notes(libexec) == [f"{who} set_job_attr VMExitCode 3", f"{who} set_job_attr_delayed ChirpVMExitCode 3"]
+    assert notes(libexec) == [
+        f"{who} set_job_attr VMExitCode 3",
+        f"{who} set_job_attr_delayed ChirpVMExitCode 3",
+        f"{who} set_job_attr_delayed ChirpVMExitReason undefined",
+    ]
 
 
 def test_without_a_code_none_of_an_earlier_run_stays(libexec: Path, tell: Callable[..., str]) -> None:
     tell(None)
-    assert [line.split()[-1] for line in notes(libexec)] == ["undefined", "undefined"]
+    assert [line.split()[-1] for line in notes(libexec)] == ["undefined", "undefined", "undefined"]
+
+
+def test_why_it_failed_is_in_the_job_ad_and_in_the_jobs_log(scratch: Path, user: Identity, libexec: Path) -> None:
+    configured(scratch)
+    vm = Vm(scratch, user, libexec)
+    vm.resources.ended(exit_code.DISK_ERROR, reason='an error of the disk "vda"' + " and so on" * 20)
+    vm.resources.release()
+    found = json.loads((scratch / "vm_exit.json").read_text())
+    assert (found["ended_by"], found["reason"][:26]) == ("disk error", 'an error of the disk "vda"')
+    told = [line.split(" ", 2)[2] for line in notes(libexec)]
+    assert told[1] == "set_job_attr_delayed ChirpVMExitCode undefined"
+    assert told[2].startswith('set_job_attr_delayed ChirpVMExitReason "an error of the disk \\"vda\\" and so on')
+    assert told[3].startswith('ulog an error of the disk "vda" and so on')
+    assert len(told[3]) == len("ulog ") + 127
 
 
 def test_without_chirp_nothing_is_said(scratch: Path, user: Identity, libexec: Path) -> None:
@@ -227,7 +245,7 @@ def test_nobody_but_the_starter_of_this_machine_is_spoken_to(
 def test_a_failure_is_said_and_no_more(libexec: Path, tell: Callable[..., str]) -> None:
     (libexec / "then").write_text("echo no such attribute >&2; exit 1\n")
     assert tell().endswith("no such attribute")
-    assert len(notes(libexec)) == 2
+    assert len(notes(libexec)) == 3
 
 
 def test_one_of_the_two_is_enough(libexec: Path, tell: Callable[..., str]) -> None:

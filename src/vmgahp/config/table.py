@@ -109,6 +109,9 @@ SETTINGS = (
         "docs/reference/job-xml.md lists."),
     Setting("VM_STOP_TIMEOUT", "integer", "30",
         "How long a guest may take to shut down when asked to.", unit="seconds"),
+    Setting("VM_IO_ERROR_TIMEOUT", "integer", "600",
+        "How long a guest that an error of a disk has paused, such as a full file system, is tried again before "
+        "its job ends as a failure; 0: for ever.", unit="seconds", types=QEMU),
     Setting("VM_NAT_NETWORK", "string", "default",
         "The libvirt network for VMs with networking of type nat."),
     Setting("VM_CPU_MODE", "string", "",

@@ -35,6 +35,8 @@ class ExitRecord:
         """How it ended, once somebody knows: one of the words in `vmgahp.job.exit_code`."""
         self.ended_at = 0.0
         """When, in seconds since 1970; 0: when it is written down."""
+        self.reason = ""
+        """Why it was ended as a failure, where it was."""
         self.tells = True
         """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
         self.port: Callable[[], bytes] | None = None
@@ -60,7 +62,7 @@ class ExitRecord:
         if not self.tells or ending.how not in BY_ITSELF:
             return
         libexec = self._settings.string("LIBEXEC")
-        if told := exit_code.tell_starter(ending.exit_code, self._directory, libexec, self._identity):
+        if told := exit_code.tell_starter(ending.exit_code, self._directory, libexec, self._identity, ending.reason):
             self._log(f"{self._name}: {told}")
 
     def _ending(self) -> Ending:
@@ -76,6 +78,7 @@ class ExitRecord:
             source=source,
             began=self._began,
             ended=self.ended_at or time.time(),
+            reason=self.reason,
             cpu_seconds=self._cpu_seconds() or None,
         )
 

@@ -42,10 +42,10 @@ class Resources:
         if self.exit is not None:
             self.exit.tells = False
 
-    def ended(self, how: str, when: float = 0.0) -> None:
-        """Say how the VM ended (`vmgahp.job.exit_code` has the words), and when; what was said first stands."""
+    def ended(self, how: str, when: float = 0.0, reason: str = "") -> None:
+        """Say how the VM ended (`vmgahp.job.exit_code` has the words), when and why; what was said first stands."""
         if self.exit is not None and not self.exit.how:
-            self.exit.how, self.exit.ended_at = how, when
+            self.exit.how, self.exit.ended_at, self.exit.reason = how, when, reason
 
     def begin_release(self) -> bool:
         """Whether the caller is the first, and so the one to tidy up and to call `release`."""

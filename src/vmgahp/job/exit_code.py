@@ -35,6 +35,11 @@ ATTRIBUTE = "VMExitCode"
 """Set at once, in a job with ``+WantIOProxy = true`` or ``+WantRemoteUpdates = true``."""
 DELAYED_ATTRIBUTE = "ChirpVMExitCode"
 """Set with the starter's next update, in every job: the names of such attributes begin with Chirp."""
+DELAYED_REASON = "ChirpVMExitReason"
+"""Set likewise: why the VM was ended as a failure."""
+LONGEST_EVENT = 127
+"""Characters that an event of this kind in the job's log has (``GenericEvent`` in HTCondor's
+``src/condor_utils/condor_event.h``)."""
 
 _LINE = re.compile(rb"(?:^|[\r\n])[ \t]*" + MARKER.encode() + rb"[ \t]*([0-9]{1,3})[ \t]*(?=[\r\n]|$)")
 _STARTER = re.compile(rb"(?:127(?:\.[0-9]{1,3}){3}|::1) [0-9]{1,5} [A-Za-z0-9]{1,100}\s*")
@@ -53,6 +58,8 @@ class Ending(NamedTuple):
     began: float
     """When it was started, or restarted from a checkpoint, on this machine: seconds since 1970."""
     ended: float
+    reason: str
+    """Why it was ended as a failure; empty where it was not."""
     cpu_seconds: float | None
     """What it is known to have used; None where it was never looked at."""
 
@@ -66,10 +73,12 @@ DESTROYED = "destroyed"
 CRASHED = "crashed"
 """The guest panicked, or its hypervisor's process ended without its doing."""
 DESTROYED_BY_OTHERS = "destroyed by somebody else"
+DISK_ERROR = "disk error"
+"""An error of a disk has kept the guest from running for too long (VM_IO_ERROR_TIMEOUT)."""
 GONE = "gone"
 """It ended by itself; the hypervisor does not say how."""
 
-BY_ITSELF = (POWERED_OFF, CRASHED, GONE)
+BY_ITSELF = (POWERED_OFF, CRASHED, DISK_ERROR, GONE)
 """The job is over, and not told to be."""
 
 
@@ -99,6 +108,7 @@ def render(ending: Ending) -> bytes:
         "exit_code": ending.exit_code,
         "source": ending.source or None,
         "ended_by": ending.how,
+        "reason": ending.reason or None,
         "started": time(ending.began),
         "ended": time(ending.ended),
         "cpu_seconds": None if ending.cpu_seconds is None else round(ending.cpu_seconds, 2),
@@ -130,8 +140,10 @@ def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> by
 # The job ad
 
 
-def tell_starter(code: int | None, directory: str, libexec: str, identity: Identity) -> str:
-    """Put the exit code into the job ad; without one, make sure that none of an earlier run stands there.
+def tell_starter(code: int | None, directory: str, libexec: str, identity: Identity, reason: str = "") -> str:
+    """Put the exit code into the job ad, and why the VM was ended as a failure, also into the job's log.
+
+    Where there is no code, or no reason, none of an earlier run remains.
 
     By HTCondor's own condor_chirp, in LIBEXEC, as the job's user: it is of the starter's own release, and on every
     machine that has a starter. Returns what the log should know, empty for nothing. Raises nothing: a job does not
@@ -147,11 +159,15 @@ def tell_starter(code: int | None, directory: str, libexec: str, identity: Ident
     if not program or not os.access(program, os.X_OK):
         return f"{program or 'condor_chirp'} is not there: the job ad does not get the exit code"
     value = "undefined" if code is None else str(code)
-    problems = [
-        _run([program, command, name, value], directory, identity)
-        for command, name in (("set_job_attr", ATTRIBUTE), ("set_job_attr_delayed", DELAYED_ATTRIBUTE))
+    told = [
+        ["set_job_attr", ATTRIBUTE, value],
+        ["set_job_attr_delayed", DELAYED_ATTRIBUTE, value],
+        ["set_job_attr_delayed", DELAYED_REASON, json.dumps(reason) if reason else "undefined"],
     ]
-    # The first needs a job that wants it, the second an administrator who has not forbidden it.
+    if reason:
+        told.append(["ulog", reason[:LONGEST_EVENT]])
+    problems = [_run([program, *words], directory, identity) for words in told]
+    # The first and the last need a job that wants them, the others an administrator who has not forbidden them.
     return "" if not all(problems) else f"the job ad does not get the exit code: {problems[-1]}"
 
 

@@ -1,15 +1,20 @@
 """What guests are told and what they say, with real guests: cloud-init's drive, exit codes, pictures of failures."""
 
+import json
 import os
 import re
 import signal
 import stat
+import time
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
+    METRICS,
     WANTS,
     Job,
     done,
@@ -27,7 +32,9 @@ from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
 from vmgahp.drivers.libvirt import capabilities, screenshot
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.host.job_user import Identity
+from vmgahp.metrics import Usage
 
 pytestmark = pytest.mark.libvirt
 
@@ -40,6 +47,12 @@ def put(job: Job, name: str, content: str) -> None:
     path = job.scratch / name
     path.write_text(content)
     job.own(path)
+
+
+def panics(job: Job) -> None:
+    """Let the job's guest be one that panics."""
+    with open(job.disk, "r+b") as disk:
+        disk.write(panicking_sector())
 
 
 # The exit code
@@ -76,16 +89,68 @@ def test_a_stopped_vm_was_destroyed(job: Job, before: list[str]) -> None:
         assert job.exit_file()["ended_by"] == "destroyed"
 
 
+@pytest.mark.parametrize("panic", [False, True])
+def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bool) -> None:
+    """And not those of the STATUS that hears of it, or of none before it."""
+    make_guest(job.disk, seconds=2)
+    if panic:
+        panics(job)
+    with running(job) as peer:
+        until(lambda: job.domain() is None, "the guest ends")
+        ended = time.time()
+        until(lambda: time.time() > ended + 3, "some time has passed")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    found = job.exit_file()
+    assert datetime.fromisoformat(str(found["ended"])).timestamp() <= ended
+    samples = [json.loads(line) for line in (job.scratch / METRICS).read_text().splitlines()]
+    known = [sample["cpu_seconds"] for sample in samples if "cpu_seconds" in sample]
+    # How much it was at the very end can be seen where QEMU has not gone too fast.
+    assert float(str(found["cpu_seconds"] or 0)) >= round(max(known, default=0), 2)
+
+
+@pytest.mark.parametrize(
+    ("event", "detail", "asked", "how"),
+    [
+        (libvirt.VIR_DOMAIN_EVENT_SHUTDOWN, libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_FINISHED, True, None),
+        (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED, True, "crashed"),
+        (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN, False, "powered off"),
+        (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED, False, ""),
+    ],
+)
+def test_a_guest_that_begins_to_end_is_asked_for_its_last_figures(
+    event: int, detail: int, asked: bool, how: str | None
+) -> None:
+    """But not one that was saved, which counts on."""
+    connection = LibvirtConnection("test:///default", lambda _: None)
+    watch = connection.watch("1-2", "vm")
+    usage = Usage(100.0)
+    guest = SimpleNamespace(type="qemu", known_pid=os.getpid)
+    watch.ending = lambda: LibvirtMachine._last_look(SimpleNamespace(guest=guest, usage=usage))  # type: ignore[arg-type]
+    before = time.time()
+    connection._lifecycle(None, SimpleNamespace(UUIDString=lambda: "1-2"), event, detail, None)
+    assert (usage.seconds > 100.0) == asked
+    assert watch.gone.is_set() == (how is not None)
+    assert watch.how == (how or "")
+    assert (watch.ended_at >= before) == (how is not None)
+
+
+@pytest.mark.parametrize("end", ["STOP", "QUIT"])
+def test_a_guest_that_has_powered_itself_off_was_not_destroyed(job: Job, end: str) -> None:
+    """Although no STATUS has seen its end before HTCondor wanted it."""
+    make_guest(job.disk, seconds=1)
+    with running(job) as peer:
+        until(lambda: job.domain() is None, "the guest ends")
+        if end == "STOP":
+            done(peer, end)
+        else:
+            peer.quit()
+        assert job.exit_file()["ended_by"] == "powered off"
+
+
 def test_a_killed_qemu_is_a_crash(job: Job) -> None:
     with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
-
-
-def panics(job: Job) -> None:
-    """Let the job's guest be one that panics."""
-    with open(job.disk, "r+b") as disk:
-        disk.write(panicking_sector())
 
 
 def test_a_panic_ends_the_job(job: Job) -> None:
@@ -315,8 +380,8 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
             domain = linux.domain()
             assert domain is not None
             until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED, "the disk has no room")
-            assert peer.run("STATUS", 1)[1] == "STATUS=SoftSuspended"
-            assert list(linux.scratch.glob("vm_screenshot.*"))
+            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+            until(lambda: list(linux.scratch.glob("vm_screenshot.*")), "its picture is there")
             assert "paused by an error of a disk" in peer.quit()
 
 

@@ -45,9 +45,6 @@ _CAUSES = {
     ): "QEMU has crashed, or somebody has killed it",
     (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): "the guest has panicked",
     (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_PAUSED): "it was paused",
-    (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_IOERROR): (
-        "it was paused by an error of a disk: see whether the file system is full, then virsh resume"
-    ),
     (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_WATCHDOG): "its watchdog paused it",
     (libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_EVENT_RESUMED_UNPAUSED): "it was resumed",
 }
@@ -85,8 +82,8 @@ class Watch:
         self.ending: Callable[[], None] = lambda: None
         """Called as soon as the guest is known to have powered off or crashed, when its process may still be there.
         It makes no call to libvirt."""
-        self.disk_error = False
-        """An error of a disk has paused it; cleared by who looks at what it shows."""
+        self.disk_error: Callable[[], None] = lambda: None
+        """Called when an error of a disk has paused it. It makes no call to libvirt."""
         self.ours = False
         """What happens now is the machine's own doing and needs no line in the log."""
 
@@ -365,7 +362,7 @@ class LibvirtConnection:
         watch = self._watches.get(domain.UUIDString())
         if watch is None:
             return
-        if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN or event in _GONE_EVENTS:
+        if event in (libvirt.VIR_DOMAIN_EVENT_SHUTDOWN, libvirt.VIR_DOMAIN_EVENT_CRASHED):
             watch.ending()
         if not watch.ours or event == libvirt.VIR_DOMAIN_EVENT_CRASHED:
             cause = _CAUSES.get((event, detail))
@@ -379,7 +376,7 @@ class LibvirtConnection:
             watch.how = ""
             watch.ended_at = 0.0
         elif (event, detail) == _DISK_ERROR:
-            watch.disk_error = True
+            watch.disk_error()
         elif event in _GONE_EVENTS:
             watch.was_saved = (event, detail) == _SAVED
             # A crash comes before the stop that follows from it.

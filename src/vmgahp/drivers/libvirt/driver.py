@@ -328,6 +328,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self.deadlines(CALL_SECONDS),
             self.log,
         )
+        machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self._checkpoints.why_not(spec)
         machine.checkpoints = JobCheckpoints(self._checkpoints, plan)
         machine.order = Order(described, restart)

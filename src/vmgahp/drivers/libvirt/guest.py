@@ -87,6 +87,8 @@ class LibvirtGuest:
 
         def begin(connection: libvirt.virConnect) -> None:
             domain = make(connection)
+            if other_hypervisors.is_qemu(self.type):
+                self.pid()  # by which its last figures are found
             look(connection, domain, domain.XMLDesc())
             if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or other_hypervisors.is_qemu(self.type):
                 try:

@@ -14,10 +14,12 @@ from vmgahp.drivers.libvirt import faults, other_hypervisors
 from vmgahp.drivers.libvirt.address import GuestAddress
 from vmgahp.drivers.libvirt.faults import ConnectionLost
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, Check, LibvirtGuest, Make, let_run
+from vmgahp.drivers.libvirt.io_error import IoErrors
 from vmgahp.drivers.libvirt.save import SUSPEND_FILE, MemoryFile, Saver
 from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
+from vmgahp.host import proc
 from vmgahp.job import exit_code
 from vmgahp.metrics import Metrics, Status
 
@@ -69,6 +71,9 @@ class LibvirtMachine(ManagedMachine):
         """What is to be launched."""
         self.description = ""
         """The domain XML as of the last save, without secrets."""
+        self.io_errors = IoErrors(guest, self._give_up, log)
+        self.io_errors.at_first = lambda: self.screenshot()
+        guest.watch.ending = self._last_look
         self._address = GuestAddress()
         self._meter = Meter(guest.connection, guest.name, guest.uuid)
         self._last_report: Status | None = None
@@ -82,7 +87,8 @@ class LibvirtMachine(ManagedMachine):
 
     def look(self) -> Status:
         if self._unsure is not None and self._settle():
-            self._keep(self._unsure)
+            with self.io_errors.held():
+                self._keep(self._unsure)
             self.state = lifecycle.SUSPENDED
             return Status(lifecycle.SUSPENDED)
         try:
@@ -100,11 +106,10 @@ class LibvirtMachine(ManagedMachine):
             raise
         if state == libvirt.VIR_DOMAIN_CRASHED:
             self.screenshot()
-            self.resources.ended(exit_code.CRASHED)
+            self.resources.ended(exit_code.CRASHED, self.guest.watch.ended_at)
             self.destroy()
-        elif self.guest.watch.disk_error:
-            self.guest.watch.disk_error = False
-            self.screenshot()
+        elif state == libvirt.VIR_DOMAIN_PAUSED and self.state is lifecycle.RUNNING and self.io_errors.look():
+            state = libvirt.VIR_DOMAIN_RUNNING  # HTCondor has suspended nothing, and need not resume it
         if self._last_report is None:
             self.pid()  # while libvirtd answers: by it a guest is known when libvirtd is away
         self._last_report = Status(
@@ -122,7 +127,12 @@ class LibvirtMachine(ManagedMachine):
         return self.guest.pid()
 
     def metrics(self) -> Metrics | None:
-        return self._meter.read() if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED) else None
+        if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
+            return None
+        found = self._meter.read()
+        if found is not None and self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
+            self.usage.at_least(found.cpu_seconds)
+        return found
 
     def saved_bytes(self) -> int:
         return self.saver.size(self._image) if self._image else 0
@@ -162,18 +172,38 @@ class LibvirtMachine(ManagedMachine):
             raise fault
         self.log(f"{self.name}: {fault.problem} Its QEMU was killed")
 
+    def destroy(self) -> None:
+        self._say_how_it_ended()  # it may have done so by itself
+        super().destroy()
+
+    def _say_how_it_ended(self) -> None:
+        self.resources.ended(self.guest.watch.how, self.guest.watch.ended_at)
+
     def before_release(self) -> None:
-        self.resources.ended(self.guest.watch.how)
+        self._say_how_it_ended()
+        self.io_errors.end()
         self.guest.connection.unwatch(self.uuid)
         self._forget_unsure()
+
+    def _last_look(self) -> None:
+        """The guest has powered off or crashed, and its process is about to go."""
+        if other_hypervisors.is_qemu(self.guest.type):
+            self.usage.at_least(proc.cpu_seconds(self.guest.known_pid()))
+
+    def _give_up(self, why: str) -> None:
+        self.log(f"{self.name} ends as a failure: {why}")
+        self.resources.ended(exit_code.DISK_ERROR, reason=why)
+        self.destroy()
 
     # Saving and restoring
 
     def pause(self) -> None:
-        self.guest.operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
+        with self.io_errors.held():
+            self.guest.operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
 
     def unpause(self) -> None:
         self.guest.operate("resuming", lambda domain: domain.resume())
+        self.io_errors.let_go()
 
     def save(self, operation: str) -> None:
         self.require_saving(operation)
@@ -188,10 +218,11 @@ class LibvirtMachine(ManagedMachine):
         self.guest.watch.ours = True
         self.guest.watch.gone.clear()
         try:
-            self._write(image, checkpoint=operation == lifecycle.CHECKPOINT)
-            self.usage.read(cpu_seconds(cpu_nanoseconds))
-            self.step("save.written")
-            self._keep(image)
+            with self.io_errors.held():
+                self._write(image, checkpoint=operation == lifecycle.CHECKPOINT)
+                self.usage.read(cpu_seconds(cpu_nanoseconds))
+                self.step("save.written")
+                self._keep(image)
         finally:
             self.guest.watch.ours = False
             if image is not self._unsure:
@@ -216,6 +247,7 @@ class LibvirtMachine(ManagedMachine):
             self._restore_from(descriptor, before_it_runs)
         finally:
             os.close(descriptor)
+        self.io_errors.let_go()
 
     def set_aside(self) -> None:
         self.checkpoints.store.begin_restart()

@@ -1,0 +1,193 @@
+"""A guest that an error of a disk has paused is tried again while there is hope, and then given up.
+
+QEMU pauses a guest whose disk has no space left rather than to let it see an error, and makes the failed request again
+when the guest is resumed (libvirt's ``error_policy``): so it goes on, with nothing lost, as soon as there is space.
+Nobody but the machine's users can tell whether there will be, and whether there is shows best by trying.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before a guest is tried again, the first time and at most; each pause is twice the one before."""
+
+SETTLED = 5.0
+"""Seconds after which a guest that was resumed, and still runs, has got over its error."""
+
+_KINDS = {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE: "no space left"}
+
+STALLED = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+"""State and reason of a domain that an error of a disk has paused."""
+
+
+class IoErrors:
+    """Keeps trying one domain, in a thread that is there while an error of a disk keeps the guest from running."""
+
+    def __init__(self, guest: LibvirtGuest, give_up: Callable[[str], None], log: Logger) -> None:
+        """`give_up` ends the VM, and raises `errors.Fault` where it cannot."""
+        self.patience = 0.0
+        """Seconds after which the guest is given up; 0: never."""
+        self.at_first: Callable[[], None] = lambda: None
+        """Done when an error has been seen, before the first attempt."""
+        guest.watch.disk_error = self.seen
+        self._guest = guest
+        self._name = guest.name
+        self._give_up = give_up
+        self._log = log
+        self._changed = threading.Condition()
+        self._attempt = threading.Lock()
+        """Held while the guest is resumed."""
+        self._seen = 0
+        self._held = False
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._problem = "an error of a disk"
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the guest is paused by an error, or was until now."""
+        return self._thread is not None
+
+    def look(self) -> bool:
+        """Whether an error has paused the guest, which is found paused: no event may have said so."""
+        if not self.under_way:
+            try:
+                if self._guest.call(lambda domain: tuple(domain.state()) == STALLED):
+                    self.seen()
+            except (errors.Fault, libvirt.libvirtError):
+                return False
+        return self.under_way
+
+    def seen(self) -> None:
+        """An error has paused the guest. Called from libvirt's event thread too: makes no call to libvirt."""
+        with self._changed:
+            self._seen += 1
+            if self._thread is None and not self._ended:
+                thread = threading.Thread(target=self._run, name=f"io-error-{self._name}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the next STATUS sees it too
+                    self._log(f"{self._name} is not tried again yet after an error of a disk: {error}")
+                else:
+                    self._thread = thread
+            self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The guest is made to stand still, and unless that fails nothing of this resumes it before `let_go`."""
+        with self._changed:
+            before, self._held = self._held, True
+        with self._attempt:
+            pass
+        try:
+            yield
+        except BaseException:
+            if not before:
+                self.let_go()
+            raise
+
+    def let_go(self) -> None:
+        """The guest may run again."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """The VM is over."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    # The thread
+
+    def _run(self) -> None:
+        self._log(f"{self._name}: it was paused by an error of a disk, and is tried again")
+        self.at_first()
+        pause, since = FIRST_PAUSE, time.monotonic()
+        while self._wait(pause):
+            if self._held:
+                self._wait_until_let_go()
+                pause, since = FIRST_PAUSE, time.monotonic()
+                continue
+            before = self._seen
+            if self._try() and self._is_over(before):
+                return
+            left = since + self.patience - time.monotonic()
+            if self.patience and left <= 0 and self._end():
+                return
+            pause = min(2 * pause, LONGEST_PAUSE, max(left, FIRST_PAUSE) if self.patience else LONGEST_PAUSE)
+        self._thread = None
+
+    def _wait(self, seconds: float) -> bool:
+        """False where the VM is over by then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, seconds)
+            return not self._ended
+
+    def _wait_until_let_go(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._held)
+
+    def _try(self) -> bool:
+        """Resume the guest where the error still pauses it; False where that was not to be, or could not be done."""
+        with self._attempt:
+            if self._held or self._ended:
+                return False
+            watch = self._guest.watch
+            watch.resumed.clear()
+            watch.ours = True
+            try:
+                if self._guest.call(self._resume):
+                    watch.resumed.wait(EVENT_WAIT)  # it may come later than the answer, and is nobody else's
+            except (errors.Fault, libvirt.libvirtError) as error:
+                self._log(f"{self._name} cannot be resumed after an error of a disk: {error}")
+                return False
+            finally:
+                watch.ours = False
+            return True
+
+    def _resume(self, domain: libvirt.virDomain) -> bool:
+        if tuple(domain.state()) != STALLED:
+            return False  # somebody else has resumed it, or it is gone
+        self._problem = _problem(domain)
+        domain.resume()
+        return True
+
+    def _is_over(self, before: int) -> bool:
+        """Whether the guest, which was resumed when `before` errors had been seen, sees no other."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._ended or self._held or self._seen != before, SETTLED):
+                return False
+            self._thread = None
+        self._log(f"{self._name} runs on: the error of its disk is over")
+        return True
+
+    def _end(self) -> bool:
+        """Whether the VM was ended for its error."""
+        if self._held:
+            return False
+        try:
+            self._give_up(f"{self._problem} has kept the guest from running for {self.patience:g} s")
+        except errors.Fault as fault:
+            self._log(f"{self._name} cannot be ended after an error of a disk: {fault.problem}")
+            return False
+        self._thread = None
+        return True
+
+
+def _problem(domain: libvirt.virDomain) -> str:
+    """What is wrong with which disk, as far as libvirt knows."""
+    try:
+        found = domain.diskErrors()
+    except libvirt.libvirtError:
+        found = {}
+    said = [f"{disk} ({_KINDS.get(kind, 'an I/O error')})" for disk, kind in sorted(found.items())]
+    return f"an error of the disk {', '.join(said)}" if said else "an error of a disk"

@@ -1,0 +1,316 @@
+"""Guests that an error of a disk has paused: tried again, and given up."""
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from tests.drivers.libvirt.support import Job, done, mounted, running, until
+from tests.lab.guest import counts
+from tests.peer import DEADLINE
+from vmgahp import errors
+from vmgahp.drivers.libvirt import io_error
+from vmgahp.drivers.libvirt.connection import Watch
+from vmgahp.drivers.libvirt.io_error import STALLED, IoErrors
+
+RUNNING = (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_UNPAUSED)
+
+# Without libvirt
+
+
+class Domain:
+    """One whose disk is full until it has `room`."""
+
+    def __init__(self, room: bool = False) -> None:
+        self.room = room
+        self.now = STALLED
+        self.resumed = threading.Semaphore(0)
+        self.stalls: Callable[[], None] = lambda: None
+        self.runs: Callable[[], None] = lambda: None
+
+    def state(self) -> list[int]:
+        return list(self.now)
+
+    def diskErrors(self) -> dict[str, int]:
+        return {"vda": libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
+
+    def resume(self) -> None:
+        self.now = RUNNING if self.room else STALLED
+        self.runs()
+        self.resumed.release()
+        if not self.room:
+            self.stalls()
+
+
+class Scene:
+    """Stands in for the guest, too (`vmgahp.drivers.libvirt.guest.LibvirtGuest`)."""
+
+    def __init__(self, patience: float = 0, room: bool = False) -> None:
+        self.domain = Domain(room)
+        self.name = "vm"
+        self.call: Callable[[Callable[[Domain], bool]], bool] = lambda function: function(self.domain)
+        self.said: list[str] = []
+        self.given_up: list[str] = []
+        self.over = threading.Event()
+        self.cannot_end = 0
+        self.watch = Watch("vm")
+        self.errors = IoErrors(self, self.give_up, self.say)  # type: ignore[arg-type]
+        self.errors.patience = patience
+        self.domain.stalls = self.watch.disk_error
+        self.domain.runs = self.watch.resumed.set
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        if "runs on" in line:
+            self.over.set()
+
+    def give_up(self, why: str) -> None:
+        if self.cannot_end:
+            self.cannot_end -= 1
+            raise errors.HypervisorFault("libvirtd is away.")
+        self.given_up.append(why)
+        self.errors.end()
+        self.over.set()
+
+    def tried(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.domain.resumed.acquire(timeout=DEADLINE), "nobody resumes the guest"
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io_error, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(io_error, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(io_error, "SETTLED", 0.5)
+
+
+@pytest.fixture
+def scene(quickly: None) -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.errors.end()
+
+
+def test_a_guest_goes_on_as_soon_as_there_is_room(scene: Scene) -> None:
+    scene.errors.seen()
+    scene.tried(3)
+    assert scene.errors.under_way
+    scene.domain.room = True
+    assert scene.over.wait(DEADLINE)
+    assert not scene.errors.under_way
+    assert scene.domain.now == RUNNING
+    assert [line for line in scene.said if "paused" in line] == scene.said[:1], "said once, however often it is tried"
+
+
+def test_a_second_error_is_tried_again_too(scene: Scene) -> None:
+    for _ in range(2):
+        scene.domain.room, scene.domain.now = True, STALLED
+        scene.over.clear()
+        scene.errors.seen()
+        assert scene.over.wait(DEADLINE)
+    assert scene.domain.now == RUNNING
+
+
+def test_a_guest_is_given_up_with_the_reason(scene: Scene) -> None:
+    scene = Scene(patience=0.1)
+    scene.cannot_end = 1
+    scene.errors.seen()
+    assert scene.over.wait(DEADLINE)
+    assert scene.given_up == ["an error of the disk vda (no space left) has kept the guest from running for 0.1 s"]
+    assert any("cannot be ended" in line for line in scene.said)
+    assert not scene.errors.under_way
+
+
+def test_a_pause_that_was_asked_for_is_never_undone(scene: Scene) -> None:
+    scene = Scene(patience=0.05)
+    scene.errors.seen()
+    with scene.errors.held():
+        pass
+    while scene.domain.resumed.acquire(blocking=False):
+        pass
+    assert not scene.domain.resumed.acquire(timeout=0.3), "held, it is not resumed"
+    assert scene.given_up == [], "nor given up"
+    scene.errors.let_go()
+    scene.tried()
+    scene.errors.end()
+
+
+def test_a_pause_that_fails_is_none(scene: Scene) -> None:
+    with pytest.raises(ValueError, match="no"), scene.errors.held():
+        raise ValueError("no")
+    scene.errors.seen()
+    scene.tried()
+    with scene.errors.held():
+        pass
+    with pytest.raises(ValueError, match="no"), scene.errors.held():
+        raise ValueError("no")
+    while scene.domain.resumed.acquire(blocking=False):
+        pass
+    assert not scene.domain.resumed.acquire(timeout=0.2), "what was held before is held on"
+
+
+def test_an_error_of_which_no_event_has_told_is_found(scene: Scene) -> None:
+    assert scene.errors.look()
+    scene.tried()
+    other = Scene()
+    other.domain.now = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER
+    assert not other.errors.look()
+    other.call = lambda _: _raise(libvirt.libvirtError("gone"))
+    assert not other.errors.look()
+
+
+def _raise(error: Exception) -> bool:
+    raise error
+
+
+def test_to_hold_waits_for_an_attempt_under_way(scene: Scene) -> None:
+    inside, go_on, held = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(function: Callable[[Domain], bool]) -> bool:
+        inside.set()
+        assert go_on.wait(DEADLINE)
+        return function(scene.domain)
+
+    scene.call = slow
+    scene.errors.seen()
+    assert inside.wait(DEADLINE)
+
+    def hold() -> None:
+        with scene.errors.held():
+            held.set()
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert not held.wait(0.1)
+    go_on.set()
+    assert held.wait(DEADLINE)
+    assert scene.domain.resumed.acquire(blocking=False)
+    assert not scene.domain.resumed.acquire(timeout=0.2)
+
+
+def test_a_guest_that_somebody_else_has_paused_is_left_alone(scene: Scene) -> None:
+    scene.domain.now = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER
+    scene.errors.seen()
+    assert scene.over.wait(DEADLINE)
+    assert not scene.domain.resumed.acquire(blocking=False)
+
+
+def test_a_libvirtd_that_is_away_is_waited_for(scene: Scene) -> None:
+    call, left = scene.call, [errors.HypervisorFault("away."), libvirt.libvirtError("gone")]
+
+    def unsure(function: Callable[[Domain], bool]) -> bool:
+        if left:
+            raise left.pop()
+        return call(function)
+
+    scene.call = unsure
+    scene.domain.room = True
+    scene.errors.seen()
+    assert scene.over.wait(DEADLINE)
+    assert len([line for line in scene.said if "cannot be resumed" in line]) == 2
+
+
+def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
+    scene.errors.seen()
+    scene.tried()
+    thread = scene.errors._thread
+    assert thread is not None
+    scene.errors.end()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    scene.errors.seen()
+    assert not scene.errors.under_way
+
+
+def test_a_machine_without_threads_is_tried_at_the_next_look(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        scene.errors.seen()
+        assert not scene.errors.under_way
+    scene.domain.room = True
+    scene.errors.seen()
+    assert scene.over.wait(DEADLINE)
+
+
+# A real guest, which counts on when its count is on its disk
+
+
+class Full:
+    """A job whose disk is on a file system with no space left."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        self.job = job
+        overlay = directory / "over.qcow2"
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", job.disk, overlay]
+        subprocess.run(command, check=True)
+        job.own(overlay)
+        self.disk = f'VMPARAM_vm_Disk = "{overlay}:hda:w:qcow2"'
+        self._ballast = directory / "ballast"
+        with contextlib.suppress(OSError), open(self._ballast, "wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+
+    def make_room(self) -> None:
+        self._ballast.unlink()
+
+    def is_paused(self) -> bool:
+        domain = self.job.domain()
+        return domain is not None and tuple(domain.state()) == STALLED
+
+
+@pytest.fixture
+def full(job: Job) -> Iterator[Full]:
+    if os.getuid() != 0:
+        pytest.skip("only root can make a file system that is full")
+    with mounted(job.scratch.parent / "full", "size=1m,mode=755") as directory:
+        yield Full(job, directory)
+
+
+@pytest.mark.libvirt
+def test_a_guest_with_a_full_disk_goes_on_when_there_is_space(job: Job, full: Full) -> None:
+    with running(job, full.disk) as peer:
+        until(full.is_paused, "the disk has no space")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running", "HTCondor has suspended nothing"
+        full.make_room()
+        until(lambda: counts(job.console()), "the guest goes on")
+        assert counts(job.console())[0] == 1, "with nothing lost"
+        done(peer, "STOP")
+        assert job.exit_file()["reason"] is None
+        assert "paused by an error of a disk" in peer.quit()
+
+
+@pytest.mark.libvirt
+def test_a_guest_whose_disk_stays_full_ends_as_a_failure(job: Job, full: Full) -> None:
+    with running(job, full.disk, VM_IO_ERROR_TIMEOUT=2) as peer:
+        until(lambda: job.domain() is None, "the guest is given up")
+        until(lambda: (job.scratch / "vm_exit.json").exists(), "the end is written down")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        found = job.exit_file()
+        assert (found["ended_by"], found["exit_code"]) == ("disk error", None)
+        assert "disk hda (no space left)" in str(found["reason"])
+        assert str(found["reason"]) in peer.quit()
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(("way", "state"), [("SOFT_SUSPEND", "SoftSuspended"), ("SUSPEND", "Suspended")])
+def test_a_suspended_guest_is_left_alone_and_goes_on_at_its_resume(job: Job, full: Full, way: str, state: str) -> None:
+    with running(job, full.disk, VM_IO_ERROR_TIMEOUT=1) as peer:
+        until(full.is_paused, "the disk has no space")
+        done(peer, way)
+        assert peer.run("STATUS", 1)[1] == f"STATUS={state}"
+        full.make_room()
+        # As long as it would have been tried again, and given up, by then.
+        threading.Event().wait(3 * io_error.FIRST_PAUSE)
+        assert peer.run("STATUS", 1)[1] == f"STATUS={state}"
+        assert not counts(job.console())
+        done(peer, "RESUME")
+        until(lambda: counts(job.console()), "the guest goes on")
+        assert counts(job.console())[0] == 1
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
