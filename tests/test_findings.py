@@ -3,6 +3,8 @@
 import threading
 from time import monotonic
 
+import pytest
+
 from vmgahp import errors, findings
 from vmgahp.findings import BAD, OFF, OK, Finding
 
@@ -21,6 +23,20 @@ def test_one_that_has_not_ended_in_time_does_not_work_and_keeps_nobody_waiting()
     assert isinstance(outcomes["slow"], errors.MachineFault)
     assert "had not ended" in outcomes["slow"].problem
     never.set()
+
+
+def test_one_that_no_thread_can_make_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Thread.start
+
+    def start_all_but_one(thread: threading.Thread) -> None:
+        if "second" in thread.name:
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_all_but_one)
+    outcomes = findings.side_by_side({"first": lambda: 1, "second": lambda: 2}, monotonic() + 20)
+    assert outcomes["first"] == 1
+    assert isinstance(outcomes["second"], errors.MachineFault)
 
 
 def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:

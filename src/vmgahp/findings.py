@@ -68,10 +68,16 @@ def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict
         name: threading.Thread(target=run, args=(name, check), name=f"check {name}", daemon=True)
         for name, check in checks.items()
     }
-    for thread in threads.values():
-        thread.start()
     for name, thread in threads.items():
-        thread.join(max(0.0, end - monotonic()))
+        try:
+            thread.start()
+        except RuntimeError as error:
+            outcomes[name] = errors.MachineFault(
+                f"The check was not made: {error}.", "look at the limits on processes."
+            )
+    for name, thread in threads.items():
+        if name not in outcomes:
+            thread.join(max(0.0, end - monotonic()))
         late = errors.MachineFault(
             f"The check had not ended after {monotonic() - began:.1f} s.", "see what it waits for."
         )

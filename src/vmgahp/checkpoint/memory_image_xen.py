@@ -10,11 +10,11 @@ the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own s
 
 import os
 import struct
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp.checkpoint.memory_image import Damaged
+from vmgahp.host import threads
 
 MAGIC = b"libvirt-xml\n \0 \r"
 VERSION = 2
@@ -87,8 +87,12 @@ class Substitute:
             finally:
                 os.close(source)
 
-        self._thread = threading.Thread(target=run, name="memory image", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = threads.start("the memory image", run)
+        except BaseException:
+            for descriptor in (self._reading, writing, source):
+                os.close(descriptor)
+            raise
 
     def __enter__(self) -> "Substitute":
         return self

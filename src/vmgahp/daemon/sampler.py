@@ -12,6 +12,7 @@ import time
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Machine
+from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Status, Totals
@@ -142,13 +143,10 @@ class Sampler:
         """Have a thread, or none where none can be started now: the next operation tries again."""
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:
-            self._log.always(f"no figures of VMs are kept for now: {error}")
-        else:
-            self._thread = thread
+            self._thread = threads.start("metrics", self._run)
+        except errors.MachineFault as fault:
+            self._log.always(f"no figures of VMs are kept for now: {fault.problem}")
 
     def _end(self, watched: _Watched, line: dict[str, object]) -> None:
         self._write(watched, line)

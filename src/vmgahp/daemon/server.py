@@ -220,17 +220,13 @@ class Server:
             self.session.finished(call, outcome, now)
 
     def _begin(self, call: Call) -> None:
-        import threading  # here, in the main thread: Python 3.11 takes whoever imports it first for that one
+        from vmgahp.host import (
+            threads,  # in the main thread: Python 3.11 takes who imports threading first for that one
+        )
 
-        thread = threading.Thread(target=self._work, args=(call,), name=f"vm{call.vm.id}-{call.operation}", daemon=True)
-        self._threads[call] = thread
         try:
-            thread.start()
-        except RuntimeError as error:
-            fault = errors.MachineFault(
-                f"{call.operation} cannot be carried out: {error}.",
-                "look at the limits on processes of HTCondor's user and of this machine's control groups.",
-            )
+            self._threads[call] = threads.start(f"vm{call.vm.id}-{call.operation}", self._work, call)
+        except errors.MachineFault as fault:
             self._outcomes.append((call, fault))
             self._wake()
 
@@ -406,7 +402,7 @@ class Server:
 
     def _destroy_all(self) -> None:
         """Destroy every VM, those whose START still runs included, side by side and within a deadline."""
-        import threading
+        from vmgahp.host import threads
 
         self._ending = True
         if self._identity is None:
@@ -417,13 +413,10 @@ class Server:
         workers = list(self._threads.values())
         without_thread = []
         for machine in list(self._machines.values()):
-            thread = threading.Thread(target=self._destroy, args=(machine,), name=f"end-{machine.name}", daemon=True)
             try:
-                thread.start()
-            except RuntimeError:  # no thread can be started now
+                workers.append(threads.start(f"end-{machine.name}", self._destroy, machine))
+            except errors.MachineFault:
                 without_thread.append(machine)
-            else:
-                workers.append(thread)
         for machine in without_thread:
             if time.monotonic() < end:
                 self._destroy(machine)
@@ -438,8 +431,9 @@ class Server:
     def _destroy(self, machine: "Machine") -> None:
         try:
             machine.destroy()
-        except errors.Fault as fault:
-            self.log.always(f"could not destroy {machine.name}: {fault.render()}")
+        except Exception as error:  # noqa: BLE001 - a bug in one driver must not keep the other VMs
+            said = error.render() if isinstance(error, errors.Fault) else repr(error)
+            self.log.always(f"could not destroy {machine.name}: {said}")
         else:
             if self._sampler is not None:
                 self._sampler.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))

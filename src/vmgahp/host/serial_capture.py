@@ -23,6 +23,7 @@ from stat import S_ISREG
 from time import monotonic
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import threads
 from vmgahp.host.runtime_dir import LONGEST_PATH
 
 CUT = b"\n[the console's output continues, but no more of it is kept: it has reached its limit of %d bytes]\n"
@@ -79,7 +80,7 @@ class ConsoleCapture:
             except BaseException:
                 os.close(self._output)
                 raise
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        except OSError as error:
             self._remove()
             raise MachineFault(
                 f"The console's socket {path} cannot be made: {error}.",
@@ -105,8 +106,7 @@ class ConsoleCapture:
             if owner is not None and owner != (os.geteuid(), os.getegid()):
                 os.chown(self.path, *owner)
             self._listener.listen(4)
-            self._thread = threading.Thread(target=self._run, name=f"console {self.path}", daemon=True)
-            self._thread.start()
+            self._thread = threads.start(f"console {self.path}", self._run)
         except BaseException:
             self._listener.close()
             os.close(self._wake)

@@ -1,10 +1,12 @@
 """What guests are told and what they say, with real guests: cloud-init's drive, exit codes, pictures of failures."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import stat
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -409,6 +411,19 @@ def test_a_picture_that_is_too_large_is_not_kept(
         way.close()
     assert "more than 100 bytes" in said[0]
     assert not list(scratch.iterdir())
+
+
+def test_where_no_thread_can_start_a_picture_holds_no_end_up(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    said: list[str] = []
+    with contextlib.closing(LibvirtConnection("test:///default", said.append)) as way:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        screenshot.Screenshot(way, "test", "", str(scratch), user, said.append).take()
+    assert "no thread for the screenshot of test" in said[0]
 
 
 def test_a_display_that_cannot_be_had_holds_nothing_up(job: Job) -> None:

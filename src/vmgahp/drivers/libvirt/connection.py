@@ -14,6 +14,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import faults
+from vmgahp.host import threads
 from vmgahp.job import exit_code
 
 Result = TypeVar("Result")
@@ -102,7 +103,7 @@ class _EventLoop:
             # libvirt prints every error on stderr by default; ours are logged where they are understood.
             libvirt.registerErrorHandler(lambda _context, _error: None, None)
             libvirt.virEventRegisterDefaultImpl()
-            threading.Thread(target=cls._run, name="libvirt-events", daemon=True).start()
+            threads.start("libvirt-events", cls._run)
             cls._running = True
 
     @staticmethod
@@ -121,10 +122,7 @@ class _Errand(Generic[Result]):
         self.began = time.monotonic()
         self._ended = threading.Event()
         self._work = work
-        try:
-            threading.Thread(target=self._run, name=name, daemon=True).start()
-        except RuntimeError as error:
-            raise errors.MachineFault(f"The machine is out of resources: {error}.") from error
+        threads.start(name, self._run)
 
     def _run(self) -> None:
         self.error: BaseException | None = None

@@ -5,13 +5,13 @@ kept as it comes. A guest chooses the size of its screen, so what is taken is li
 well hang, so nobody waits for it for long.
 """
 
-import threading
 from collections.abc import Callable
 
 import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 
 NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
@@ -47,8 +47,11 @@ class Screenshot:
         if self._taken:
             return
         self._taken = True
-        thread = threading.Thread(target=self._run, name=f"screenshot {self._name}", daemon=True)
-        thread.start()
+        try:
+            thread = threads.start(f"the screenshot of {self._name}", self._run)
+        except errors.MachineFault as fault:
+            self._log(fault.problem)
+            return
         thread.join(DEADLINE)
         if thread.is_alive():
             self._log(f"{self._name}: its screenshot could not be taken within {DEADLINE:.0f} s")

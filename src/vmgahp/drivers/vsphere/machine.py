@@ -7,7 +7,6 @@ STATUS fails, and the next one has it done again; the starter gives up after som
 again.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.download import Download
+from vmgahp.host import threads
 from vmgahp.job.exit_code import DESTROYED
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.metrics import Status
@@ -59,8 +59,7 @@ class _Fetch:
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self.fault: errors.Fault | None = None
         self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"download of {name}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(f"download of {name}", self._run)
 
     @property
     def ended(self) -> bool:

@@ -5,6 +5,7 @@ import select
 import threading
 from collections.abc import Callable
 
+from vmgahp.host import threads
 from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
 
 TYPE_CHECKING = False
@@ -38,15 +39,12 @@ class PtyCapture(ConsoleCapture):
         sink = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
         try:
             sink.connect(self.path)
+            self._reader = threads.start(f"console {terminal}", self._read, descriptor, sink)
         except BaseException:
             os.close(descriptor)
             sink.close()
             raise
         self._terminal = terminal
-        self._reader = threading.Thread(
-            target=self._read, args=(descriptor, sink), name=f"console {terminal}", daemon=True
-        )
-        self._reader.start()
 
     def close(self) -> None:
         """As `ConsoleCapture.close`; what waits in the terminal is kept."""
