@@ -9,6 +9,7 @@ import os
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
+from vmgahp.domain import compare
 from vmgahp.domain.job_xml.sanitize import refused
 from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
@@ -18,7 +19,6 @@ DISK, NICS = "VMPARAM_vm_Disk", "VMPARAM_vm_NICs"
 
 _KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
 _FIRMWARES = {"bios": "bios", "efi": "uefi"}
-_POWERS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def attributes(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> dict[str, str]:
@@ -69,13 +69,13 @@ class _Said:
 
 
 def _memory(domain: etree.Element, said: _Said) -> None:
-    memory, current = (_bytes(domain.find(tag)) for tag in ("memory", "currentMemory"))
-    if current is not None and current > (memory or 0):
+    memory, current = (compare.memory(domain.find(tag)) for tag in ("memory", "currentMemory"))
+    if current > memory:
         raise said.refused("/domain/currentMemory is more than /domain/memory", "let it be the same, or less.")
     given = said.ad.integer("JobVMMemory")
     if given is None:
         given = said.ad.integer("RequestMemory")
-    if memory is None or given is None:
+    if not memory or given is None:
         return  # the ad alone says how much; one that does not is refused there
     if memory > given << 20:
         raise said.refused(
@@ -83,18 +83,6 @@ def _memory(domain: etree.Element, said: _Said) -> None:
             "set vm_memory to as much, or lower it in the file.",
         )
     said.added["JobVMMemory"] = str(-(-memory >> 20))
-
-
-def _bytes(element: etree.Element | None) -> int | None:
-    """An amount of memory; libvirt's unit by default is KiB."""
-    if element is None:
-        return None
-    unit = element.get("unit", "KiB")
-    amount = int(element.text or "0")
-    if unit in ("b", "bytes"):
-        return amount
-    base = 1000 if len(unit) == 2 else 1024
-    return amount * int(base ** _POWERS[unit[0].lower()])
 
 
 def _cpus(domain: etree.Element, said: _Said) -> None:
@@ -192,18 +180,13 @@ def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> None:
                     + (f" ({setting} = {mine})" if setting else ""),
                     "leave the source out: jobs get this machine's own.",
                 )
-        words = [_KINDS[kind], _of(interface, "mac", "address").replace("-", ":").lower()]
-        words += [_of(interface, "model", "type"), _of(interface, "link", "state")]
+        words = [_KINDS[kind], compare.value(interface, "mac", "address").replace("-", ":").lower()]
+        words += [compare.value(interface, "model", "type"), compare.value(interface, "link", "state")]
         interfaces.append([word for word in words if word])
     if not interfaces:
         return
     said.boolean("JobVMNetworking")
     said.text(NICS, ", ".join(":".join(interface) for interface in interfaces))
-
-
-def _of(element: etree.Element, path: str, name: str) -> str:
-    found = element.find(path)
-    return "" if found is None else found.get(name, "")
 
 
 def _firmware(domain: etree.Element, said: _Said) -> None:
@@ -219,7 +202,7 @@ def _firmware(domain: etree.Element, said: _Said) -> None:
         raise said.refused("/domain/os/firmware is for <os firmware='efi'>", "set the attribute too.")
     if firmware:
         said.text("VMPARAM_vm_Firmware", "uefi-secure" if secure else firmware)
-    arch = _of(element, "type", "arch")
+    arch = compare.value(element, "type", "arch")
     if arch and arch != os.uname().machine:
         said.text("VMPARAM_vm_Arch", arch)
     if element.find("kernel") is None and any(element.find(tag) is not None for tag in ("initrd", "cmdline")):
