@@ -9,7 +9,7 @@ END = ("end.begun", "end.gone", "end.released")
 
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "START": (*BEGUN, "launch.made", "launch.runs", "keep.done"),
-    "START from a checkpoint": (*BEGUN, "launch.made", "launch.runs", "keep.done"),
+    "START from a checkpoint": (*BEGUN, "launch.made", "restore.set_aside", "launch.runs", "keep.done"),
     "SOFT_SUSPEND": ("pause.begun", "pause.done"),
     "RESUME of a paused VM": ("unpause.begun", "unpause.done"),
     "SUSPEND": SAVE,

@@ -250,6 +250,7 @@ class Story:
         """
         assert self.daemon is not None
         daemon, request, status = self.daemon, None, None
+        begun = len(daemon.points.trace)
         if point:
             daemon.points.hold(point)
         if operation in ENDS:
@@ -271,7 +272,7 @@ class Story:
             daemon.points.wait_for("end.begun", 1.0)
         daemon.points.release()
         self.heal(fault)
-        self._forget_what_has_run(daemon)
+        self._forget_what_has_run(daemon.points.trace[begun:], fault)
         if operation in ENDS or self.ends_daemon(fault):
             self.judge_end(in_order=fault != "daemon: SIGKILL")
         elif request is not None:
@@ -282,9 +283,14 @@ class Story:
         self.scratch.heal()
         return tried
 
-    def _forget_what_has_run(self, daemon: Daemon) -> None:
-        """A guest that has run may have changed its disks, and what was saved of it before is none any more."""
-        if {"restore.runs", "launch.runs"} & set(daemon.points.trace):
+    def _forget_what_has_run(self, trace: list[str], fault: str) -> None:
+        """A guest that has run may have changed its disks, and what was saved of it before is none any more.
+
+        Where the daemon was killed when it was about to run, nobody can know whether it has.
+        """
+        if {"restore.runs", "launch.runs"} & set(trace):
+            self.saved_at = None
+        if fault == "daemon: SIGKILL" and "restore.set_aside" in trace:
             self.saved_at = None
 
     def _comes_to_the_point(self, request: Request | None) -> bool:
@@ -393,7 +399,7 @@ class Story:
         A checkpoint is left for the next START.
         """
         assert self.daemon is not None
-        if not self.vm or (self.durable and self.is_safe()):
+        if not self.vm or self.hung or (self.durable and self.is_safe()):
             return
         word = self.judge_status()
         if self.daemon is not None and word in SERVED:

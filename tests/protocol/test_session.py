@@ -278,6 +278,22 @@ def test_what_takes_too_long_is_answered_before_the_client_gives_up(client: Clie
     assert client.results() == ["4 0 STATUS=Suspended"], "the save continued, and its outcome is the truth"
 
 
+def test_a_stop_does_not_wait_for_what_may_hang_for_good(client: Client) -> None:
+    client.session.request_timeout = 100.0
+    client.started()
+    client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_STOP 3 1")
+    assert [call.operation for call in client.calls] == [lifecycle.SUSPEND], "it waits while the client does"
+    client.session.expire(client.now + 80)
+    client.send("CONDOR_VM_STOP 4 1")
+    suspend, stop = client.calls
+    assert (suspend.operation, stop.operation) == (lifecycle.SUSPEND, lifecycle.STOP)
+    client.session.finished(suspend, errors.HypervisorFault("its guest is gone"), client.now)
+    assert 1 in client.session.vms
+    client.session.finished(stop, None, client.now)
+    assert client.results() == ["3 1 VMGAHP_ERR_CRITICAL", "2 1 VMGAHP_ERR_CRITICAL", "4 0 NULL"]
+    assert client.session.vms == {}
+
+
 def test_a_vm_that_starts_too_late_is_stopped_again(client: Client) -> None:
     client.start()
     client.session.expire(client.now + 399)

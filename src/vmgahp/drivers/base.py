@@ -79,7 +79,8 @@ class Machine(ABC):
     def stop(self) -> None:
         """Ask the guest to power off, wait for the settable deadline, then destroy it.
 
-        When this returns the guest is gone and everything of the VM that is not the job's is tidied up.
+        When this returns the guest is gone and everything of the VM that is not the job's is tidied up. Unlike other
+        operations this may come while another has taken longer than the client waits, which it overrules.
         """
 
     @abstractmethod

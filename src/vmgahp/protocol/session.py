@@ -103,6 +103,8 @@ class Session:
     def finished(self, call: Call, outcome: "Status | int | errors.Fault | None", now: float) -> None:
         """A call has ended: with a fault, a `Status` for a STATUS, a pid for a GETPID, None otherwise."""
         target = call.vm
+        if target.running is not call:
+            return  # a STOP has overruled it, and says what has become of the VM
         target.running = None
         if isinstance(outcome, errors.Fault):
             self._failed(call, outcome)
@@ -121,7 +123,8 @@ class Session:
     def expire(self, now: float) -> None:
         """Answer what has waited too long: a STATUS with the last known one, everything else with a fault.
 
-        A call that is being carried out is not ended, and its outcome still changes the VM's state.
+        A call that is being carried out is not ended, and its outcome still changes the VM's state; a STOP no longer
+        waits for it.
         """
         for target in list(self.vms.values()):
             for when, call in list(self._deadlines(target)):
@@ -135,6 +138,7 @@ class Session:
                 else:
                     self._log(f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long")
                     self._result(call, False, errors.CRITICAL)
+            self._advance(target)
 
     def _deadlines(self, target: Vm) -> Iterator[tuple[float, Call]]:
         """When each unanswered call of a VM must be answered."""
@@ -304,7 +308,7 @@ class Session:
 
     def _advance(self, target: Vm) -> None:
         """Issue the next call of a VM, after answering those that need no driver."""
-        while target.queue and target.running is None:
+        while target.queue and (target.running is None or self._is_overruled(target.running, target.queue[0])):
             call = target.queue.pop(0)
             call.state = target.state
             if target.id not in self.vms:
@@ -320,6 +324,11 @@ class Session:
                     self._result(call, True, "0")
             else:
                 self._operate(call)
+
+    @staticmethod
+    def _is_overruled(running: Call, following: Call) -> bool:
+        """Whether nobody waits for a call any more, which may hang for good, and the next one is to end the VM."""
+        return following.operation == lifecycle.STOP and running.answered and running.operation != lifecycle.STOP
 
     def _operate(self, call: Call) -> None:
         target = call.vm

@@ -198,11 +198,16 @@ class LibvirtMachine(ManagedMachine):
     # Saving and restoring
 
     def pause(self) -> None:
+        seconds = self.deadlines.usual
         with self.io_errors.held():
-            self.guest.operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND)
+            self.guest.operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND, seconds)
 
     def unpause(self) -> None:
-        self.guest.operate("resuming", lambda domain: domain.resume())
+        def resume(domain: libvirt.virDomain) -> None:
+            if domain.info()[0] != libvirt.VIR_DOMAIN_RUNNING:  # libvirtd itself resumes what it finds in a save
+                domain.resume()
+
+        self.guest.operate("resuming", resume, seconds=self.deadlines.usual)
         self.io_errors.let_go()
 
     def save(self, operation: str) -> None:
@@ -354,6 +359,7 @@ class LibvirtMachine(ManagedMachine):
 
     def _restore_from(self, descriptor: int, before_it_runs: Callable[[], None]) -> None:
         """Let the guest continue from an open memory image, or leave no domain. Raises `errors.Fault`."""
+        self.end_guest()  # an attempt that libvirtd did not outlive may have left one
         try:
             self.restart_from(descriptor, self._saved_xml, lambda *_: before_it_runs())
         except BaseException as error:
