@@ -442,6 +442,7 @@ def test_every_field_of_a_disk_is_checked(job: Job) -> None:
     for old, new in (
         ('"vda"', '"vd a"'),
         ('"memory"', '"ram"'),
+        ('"backing"', '"memory"'),
         ('"writable": true', '"writable": 1'),
         ('"transferred": true', '"transferred": null'),
         ('"root.qcow2"', '"root\\u0000"'),

@@ -124,6 +124,9 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest:
     if driver != kind.driver:
         raise Invalid(f"it is of the driver {driver}, and here is {kind.driver}.")
     facts = Fields(top.value("facts"), "facts.", tuple(kind.facts))
+    files = read_files(top, "files", kind.most_files)
+    if odd := [file.path for file in files if file.role == MEMORY and file.path != kind.memory]:
+        raise Invalid(f"{odd[0]!a} is no memory image of {kind.driver}.")
     return Manifest(
         driver=driver,
         name=top.text("name", 300),
@@ -133,7 +136,7 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest:
         cpu_seconds=top.real("cpu_seconds", 1e12),
         time=top.real("time", 1e12),
         facts={name: form(facts, name) for name, form in kind.facts.items()},
-        files=read_files(top, "files", kind.most_files),
+        files=files,
     )
 
 

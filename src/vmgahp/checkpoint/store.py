@@ -124,7 +124,7 @@ class CheckpointStore(NamedTuple):
         last. Raises `Unusable`, and `errors.MachineFault`.
         """
         name = self.kind.memory
-        saved = next((file for file in then.files if (file.role, file.path) == (MEMORY, name)), None)
+        saved = next((file for file in then.files if file.role == MEMORY), None)
         if saved is None:
             raise Unusable(f"{name} is not among its files.", True)
         if saved.size > (memory_mib << 20) + IMAGE_EXTRA:
