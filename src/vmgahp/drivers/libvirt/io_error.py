@@ -15,6 +15,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest
+from vmgahp.host import threads
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a guest is tried again, the first time and at most; each pause is twice the one before."""
@@ -71,13 +72,10 @@ class IoErrors:
         with self._changed:
             self._seen += 1
             if self._thread is None and not self._ended:
-                thread = threading.Thread(target=self._run, name=f"io-error-{self._name}", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError as error:  # the next STATUS sees it too
-                    self._log(f"{self._name} is not tried again yet after an error of a disk: {error}")
-                else:
-                    self._thread = thread
+                    self._thread = threads.start(f"io-error-{self._name}", self._run)
+                except errors.MachineFault as fault:  # the next STATUS sees it too
+                    self._log(f"{self._name} is not tried again yet after an error of a disk: {fault.problem}")
             self._changed.notify_all()
 
     @contextmanager
