@@ -76,9 +76,17 @@ def is_claimed(uuid: str) -> bool:
         for name in names:
             words = name.removeprefix(PREFIX).split("-")
             known = name.startswith(PREFIX) and len(words) == 3 and words[0].isdigit()
-            if known and os.path.lexists(f"{place}/{name}/{uuid}") and _birth(int(words[0])) == words[1]:
+            if known and _is_mine(f"{place}/{name}/{uuid}") and _birth(int(words[0])) == words[1]:
                 return True
     return False
+
+
+def _is_mine(path: str) -> bool:
+    """Whether it is there, and made by this user: others may write to ``/tmp``."""
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def sweep(base: str | None = None) -> list[str]:

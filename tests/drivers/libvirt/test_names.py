@@ -1,6 +1,8 @@
 """VMs of one name: two schedds may give one user the same cluster and process."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed
 
 from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor  # noqa: E402
 from vmgahp import lifecycle  # noqa: E402
-from vmgahp.host.runtime_dir import claim, is_claimed, unclaim  # noqa: E402
+from vmgahp.host.runtime_dir import claim, is_claimed, runtime_dir, unclaim  # noqa: E402
 from vmgahp.job.ad import quote  # noqa: E402
 
 
@@ -82,3 +84,22 @@ def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytes
         assert not is_claimed(uuid)
     finally:
         unclaim(place)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's directory is made by root")
+def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    uuid = "00000000-1111-2222-3333-666666666666"
+    monkeypatch.setattr("vmgahp.host.runtime_dir._bases", lambda: [str(tmp_path)])
+    place = Path(runtime_dir(str(tmp_path)))
+    (place / uuid).touch()
+    assert is_claimed(uuid)
+    os.chown(place / uuid, 54321, 54321)
+    assert not is_claimed(uuid)
+
+
+def test_a_vm_starts_where_nothing_can_be_claimed(subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_uuid: str) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vmgahp.drivers.libvirt.driver.claim", full)
+    assert subject.driver().start(subject.job(1)).status().state is lifecycle.RUNNING

@@ -314,8 +314,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         described = self._describer.describe(plan, uuid, resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
-        claimed = claim(uuid)
-        resources.at_end.append(lambda: unclaim(claimed))
+        self._claim(uuid, resources)
         resources.guardian = self.post_guardian(spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore = resources.before_restore
@@ -334,6 +333,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         machine.order = Order(described, restart)
         machine.step("prepare.guarded")
         return machine
+
+    def _claim(self, uuid: str, resources: Resources) -> None:
+        """Let no other server take the VM for what a dead one has left."""
+        try:
+            claimed = claim(uuid)
+        except (errors.MachineFault, OSError) as error:
+            self.log(f"another job of the same name would end this VM: {error}")
+        else:
+            resources.at_end.append(lambda: unclaim(claimed))
 
     def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
         xml, authors, macs, _ = order.described
