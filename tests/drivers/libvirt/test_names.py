@@ -66,7 +66,7 @@ def test_the_kill_mode_spares_those_that_a_server_looks_after(subject: AnyHyperv
     assert names(name) == []
 
 
-def test_a_claim_is_seen_until_it_is_given_up(tmp_path: Path) -> None:
+def test_a_claim_is_seen_until_it_is_given_up() -> None:
     uuid = "00000000-1111-2222-3333-444444444444"
     assert not is_claimed(uuid)
     place = claim(uuid)
@@ -87,10 +87,10 @@ def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytes
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's directory is made by root")
-def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     uuid = "00000000-1111-2222-3333-666666666666"
-    monkeypatch.setattr("vmgahp.host.runtime_dir._bases", lambda: [str(tmp_path)])
-    place = Path(runtime_dir(str(tmp_path)))
+    monkeypatch.setattr("vmgahp.host.runtime_dir._bases", lambda: [str(scratch)])
+    place = Path(runtime_dir(str(scratch)))
     (place / uuid).touch()
     assert is_claimed(uuid)
     os.chown(place / uuid, 54321, 54321)

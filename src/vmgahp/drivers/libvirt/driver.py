@@ -2,7 +2,6 @@
 
 import os
 import uuid as uuids
-from typing import NamedTuple
 
 import libvirt
 
@@ -19,6 +18,7 @@ from vmgahp.drivers.libvirt import (
     hooks,
     host_checks,
     job_xml,
+    names,
     other_hypervisors,
     provision,
     qemu_log,
@@ -38,7 +38,7 @@ from vmgahp.drivers.lifecycle import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import claim, is_claimed, sweep, unclaim
+from vmgahp.host.runtime_dir import claim, sweep, unclaim
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
@@ -46,18 +46,6 @@ from vmgahp.metrics import Usage
 
 CALL_SECONDS = 20.0
 """For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
-
-
-OWN_HEX = 8
-"""Digits at the end of the name of a VM whose own is taken."""
-
-
-class Found(NamedTuple):
-    """A domain that libvirt has already."""
-
-    uuid: str
-    directory: str
-    persistent: bool
 
 
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
@@ -95,7 +83,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
             raise
         host_checks.require_free_space(spec.working_dir)
-        return self._describer.plan(job, spec._replace(name=self._free_name(spec)), domain_type)
+        name = names.free_name(self._connection, spec.name, spec.working_dir, self.log)
+        return self._describer.plan(job, spec._replace(name=name), domain_type)
 
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
@@ -105,7 +94,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
     def clear(self, plan: Plan) -> None:
-        self._clear_orphan(plan.spec)
+        names.clear(self._connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
         self._forget_firmware(plan.spec.name)
         sweep()
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
@@ -170,7 +159,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: libvirt.virConnect) -> bool:
             try:
-                domain = self._matching(connection, match, uuid)
+                domain = names.matching(connection, match, uuid)
                 if domain is None:
                     return False
                 name, of_a_job = domain.name(), not domain.isPersistent()
@@ -212,30 +201,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _usual_uri() -> str:
         return SYSTEM_URI if os.getuid() == 0 else SESSION_URI
 
-    @staticmethod
-    def _matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
-        """The domain that a kill is about: by its name, or by the scratch directory of its job.
-
-        The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
-        HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``).
-        """
-        if uuid:
-            return faults.find(connection, match, uuid)
-        if not match.startswith("/"):
-            # Of two VMs of one name (`_free_name`) the startd knows not which; a server that lives ends its own.
-            named = [domain for domain in connection.listAllDomains() if _is_called(domain.name(), match)]
-            if len(named) > 1:
-                named = [domain for domain in named if not is_claimed(domain.UUIDString())]
-            return named[0] if named else None
-        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT):
-            try:
-                description = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
-            except libvirt.libvirtError:
-                continue  # it has none, or it went away
-            if os.path.normpath(description) == os.path.normpath(match):
-                return domain
-        return None
-
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         if not other_hypervisors.is_qemu(fixed):
@@ -249,59 +214,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
         raise kvm_fault(reason)
-
-    def _free_name(self, spec: JobSpec) -> str:
-        """The job's name for its domain, or one of its own where a server that lives has a VM of that name elsewhere.
-
-        Two schedds may give one user the same cluster and process.
-        """
-        found = self._named(spec.name)
-        if found is None or self._is_ours(found, spec) or not is_claimed(found.uuid):
-            return spec.name
-        name = f"{spec.name}_{uuids.uuid4().hex[:OWN_HEX]}"
-        self.log(f"a VM of another job is called {spec.name}, and runs: this one is {name}")
-        return name
-
-    def _clear_orphan(self, spec: JobSpec) -> None:
-        """Destroy what an earlier server left behind under the name of this job."""
-        found = self._named(spec.name)
-        if found is None:
-            return
-        if found.persistent:
-            raise errors.MachineFault(
-                f"A domain called {spec.name} is defined in libvirt, and jobs' domains never are.",
-                f"see whose it is; then virsh undefine {spec.name}.",
-            )
-        self.log(f"{spec.name} still runs from an earlier start: destroying it")
-        try:
-            self._connection.call(lambda connection: faults.find(connection, spec.name, found.uuid).destroy())
-        except libvirt.libvirtError as error:
-            if not faults.is_no_domain(error):
-                raise faults.from_libvirt(error, f"clearing a leftover {spec.name}") from error
-
-    def _named(self, name: str) -> Found | None:
-        """The domain of that name."""
-
-        def look(connection: libvirt.virConnect) -> Found:
-            domain = connection.lookupByName(name)
-            try:
-                directory = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
-            except libvirt.libvirtError as error:
-                if faults.is_no_domain(error):
-                    raise
-                directory = ""
-            return Found(domain.UUIDString(), directory, bool(domain.isPersistent()))
-
-        try:
-            return self._connection.call(look)
-        except libvirt.libvirtError as error:
-            if faults.is_no_domain(error):
-                return None
-            raise faults.from_libvirt(error, f"looking for a leftover {name}") from error
-
-    @staticmethod
-    def _is_ours(found: Found, spec: JobSpec) -> bool:
-        return os.path.normpath(found.directory) == os.path.normpath(spec.working_dir)
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
         """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
@@ -428,12 +340,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self._connection.uri, self.log)
-
-
-def _is_called(name: str, match: str) -> bool:
-    """Whether a domain has this name, or was given another after it (`_free_name`)."""
-    own = name.removeprefix(f"{match}_")
-    return name == match or (own != name and len(own) == OWN_HEX and set(own) <= set("0123456789abcdef"))
 
 
 def _probing_for_a_startd() -> bool:

@@ -1,0 +1,119 @@
+"""Whose a domain of some name is: the job's, a dead server's, or another job's that runs.
+
+A VM has the name that the startd knows it by, of its user, cluster and process. Two schedds may give one user the same;
+the later one's VM gets a name of its own after it, and keeps the first one's guest alive.
+"""
+
+import os
+import uuid as uuids
+from typing import NamedTuple
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host.runtime_dir import is_claimed
+
+OWN_HEX = 8
+"""Digits at the end of the name of a VM whose own is taken."""
+
+
+class NamedDomain(NamedTuple):
+    """A domain that libvirt has already."""
+
+    name: str
+    uuid: str
+    directory: str
+    """The scratch directory of its job; empty where it says none."""
+    persistent: bool
+
+    def is_left_over(self, working_dir: str) -> bool:
+        """Whether nobody but the job of that directory has anything to do with it."""
+        return os.path.normpath(self.directory) == os.path.normpath(working_dir) or not is_claimed(self.uuid)
+
+
+def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> str:
+    """`name`, or one after it where a VM of another directory has that and its server lives. Raises `errors.Fault`."""
+    taken = [each for each in _called(connection, name) if each.name == name and not each.is_left_over(working_dir)]
+    if not taken:
+        return name
+    own = f"{name}_{uuids.uuid4().hex[:OWN_HEX]}"
+    log(f"a VM of another job is called {name}, and runs: this one is {own}")
+    return own
+
+
+def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> None:
+    """Destroy what an earlier server has left of the job, or of one that nobody looks after. Raises `errors.Fault`."""
+    for left in _called(connection, name):
+        if not left.is_left_over(working_dir):
+            continue
+        if left.persistent:
+            raise errors.MachineFault(
+                f"A domain called {left.name} is defined in libvirt, and jobs' domains never are.",
+                f"see whose it is; then virsh undefine {left.name}.",
+            )
+        log(f"{left.name} still runs from an earlier start: destroying it")
+        try:
+            _destroy(connection, left)
+        except libvirt.libvirtError as error:
+            if not faults.is_no_domain(error):
+                raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
+
+
+def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
+    """The domain that a kill is about: by its name, or by the scratch directory of its job.
+
+    The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
+    HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises `libvirt.libvirtError`.
+    """
+    if uuid:
+        return faults.find(connection, match, uuid)
+    if not match.startswith("/"):
+        # Of two VMs of one name the startd knows not which; a server that lives ends its own.
+        named = [domain for domain in connection.listAllDomains() if _is_called(domain.name(), match)]
+        if len(named) > 1:
+            named = [domain for domain in named if not is_claimed(domain.UUIDString())]
+        return named[0] if named else None
+    for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT):
+        directory = _directory(domain)
+        if directory and os.path.normpath(directory) == os.path.normpath(match):
+            return domain
+    return None
+
+
+def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
+    def look(opened: libvirt.virConnect) -> list[NamedDomain]:
+        named = [domain for domain in opened.listAllDomains() if _is_called(domain.name(), name)]
+        return [NamedDomain(each.name(), each.UUIDString(), _directory(each), _is_persistent(each)) for each in named]
+
+    try:
+        return connection.call(look)
+    except libvirt.libvirtError as error:
+        raise faults.from_libvirt(error, f"looking for a leftover {name}") from error
+
+
+def _destroy(connection: LibvirtConnection, left: NamedDomain) -> None:
+    connection.call(lambda opened: faults.find(opened, left.name, left.uuid).destroy())
+
+
+def _directory(domain: libvirt.virDomain) -> str:
+    """Empty where it has none, or went away."""
+    try:
+        return str(domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None))
+    except libvirt.libvirtError:
+        return ""
+
+
+def _is_persistent(domain: libvirt.virDomain) -> bool:
+    try:
+        return bool(domain.isPersistent())
+    except libvirt.libvirtError:
+        return False  # it went away
+
+
+def _is_called(name: str, match: str) -> bool:
+    """Whether a domain has this name, or was given another after it."""
+    own = name.removeprefix(f"{match}_")
+    return name == match or (own != name and len(own) == OWN_HEX and set(own) <= set("0123456789abcdef"))
