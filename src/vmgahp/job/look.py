@@ -1,4 +1,4 @@
-"""Looks at the files that a job names, as the job's user: what is there, where, and with which backing files.
+"""Looks at the files that a job names, as the job's user: what is there, and with which backing files.
 
 A disk that the hypervisor cannot open would be blamed on the machine. What goes in and what comes out is plain data.
 """

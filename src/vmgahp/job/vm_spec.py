@@ -1,4 +1,4 @@
-"""What every job asks of its virtual machine, whichever hypervisor runs it, checked against the settings."""
+"""What every job asks of its virtual machine, whichever hypervisor runs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
