@@ -210,19 +210,18 @@ class Server:
             pass
 
     def _collect(self, now: float) -> None:
-        outcomes, self._outcomes = self._outcomes, []
-        for call, outcome in outcomes:
+        while self._outcomes:  # to which the threads append
+            call, outcome = self._outcomes.pop(0)
             self._threads.pop(call, None)
-            if call.operation == lifecycle.STOP and not isinstance(outcome, errors.Fault):
-                self._machines.pop(call.vm.id, None)
-                self._job_ad_files.pop(call.vm.id, None)
-                self._directories.pop(call.vm.id, None)
+            failed = isinstance(outcome, errors.Fault)
+            if (call.operation == lifecycle.STOP and not failed) or (call.operation == lifecycle.START and failed):
+                for kept in (self._machines, self._job_ad_files, self._directories):
+                    kept.pop(call.vm.id, None)
             self.session.finished(call, outcome, now)
 
     def _begin(self, call: Call) -> None:
-        from vmgahp.host import (
-            threads,  # in the main thread: Python 3.11 takes who imports threading first for that one
-        )
+        # Here, in the main thread: Python 3.11 takes whoever imports threading first for that one.
+        from vmgahp.host import threads
 
         try:
             self._threads[call] = threads.start(f"vm{call.vm.id}-{call.operation}", self._work, call)
@@ -268,7 +267,6 @@ class Server:
             )
         if call.operation == lifecycle.START and isinstance(outcome, errors.Fault):
             outcome = self._explain(call, outcome)
-            self._directories.pop(call.vm.id, None)
         if self._sampler is not None:
             self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
