@@ -191,9 +191,10 @@ class LibvirtMachine(ManagedMachine):
             self.usage.at_least(proc.cpu_seconds(self.guest.known_pid()))
 
     def _give_up(self, why: str) -> None:
+        """The next STATUS finds the guest gone, and tells the starter, which hears nothing before."""
         self.log(f"{self.name} ends as a failure: {why}")
-        self.resources.ended(exit_code.DISK_ERROR, reason=why)
-        self.destroy()
+        self.resources.ended(exit_code.DISK_ERROR, time.time(), why)
+        self.end_guest()
 
     # Saving and restoring
 
