@@ -96,6 +96,7 @@ OF_THE_JOB = (
     _job("VMPARAM_Libvirt_XML", "an element or attribute that jobs may not use"),
     _job("VMPARAM_Libvirt_XML", "it contradicts the job ad"),
     _job("VMPARAM_Libvirt_XML", "this machine does not take it, or cannot run it"),
+    _job("the job ad", "its expressions take more than 10 s to evaluate"),
     _job("the scratch directory", "it has a directory under the name of a file that is made"),
     _job("the checkpoint", "its disks have changed since", code=errors.MISMATCHED_CHECKPOINT),
 )

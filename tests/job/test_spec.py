@@ -139,6 +139,16 @@ def test_a_bad_attribute_does_not_hide_those_after_it():
     assert found.integer("Bad") is None
 
 
+def test_expressions_that_take_for_ever_are_given_up(monkeypatch):
+    monkeypatch.setattr("vmgahp.job.ad.EVALUATION_SECONDS", 0.05)
+    a, b = (f"sum({{{', '.join([name] * 1000)}}})" for name in "bc")
+    wanted = ad(a=a, b=b, c="1 + 0")
+    assert wanted.integer("a") == 1_000_000
+    with pytest.raises(JobFault, match=r"more than 0\.05 s to evaluate"):
+        wanted.integer("b")
+    assert wanted.integer("JobVMMemory") == 512, "what is no expression is read all the same"
+
+
 def test_literals_and_references_do_not_load_the_engine(monkeypatch):
     monkeypatch.setitem(sys.modules, "classad2", None)
     found = ad(RequestMemory="MY.JobVMMemory", Again="requestmemory")

@@ -1,5 +1,7 @@
 """The session without any I/O: replies, results, the order of things, and a model of the states."""
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,6 +138,14 @@ def test_a_start_for_another_type_than_the_servers_fails() -> None:
     client = Client("xen")
     client.send("CLASSAD", *AD, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
     assert client.results() == ["1 1 VMGAHP_ERR_NO_SUPPORTED_VM_TYPE"]
+
+
+def test_an_ad_that_cannot_be_read_fails_its_start_and_nothing_else(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "classad2", None)
+    client.send("CLASSAD", *AD, 'JobVMType = strcat("k", "vm")', "CLASSAD_END", "CONDOR_VM_START 1 kvm")
+    assert client.results() == ["1 1 VMGAHP_ERR_CRITICAL"]
 
 
 def test_secrets_of_the_ad_are_not_logged(client: Client) -> None:

@@ -6,6 +6,7 @@ engine is imported: a block of attributes comes in at the start of every job.
 """
 
 from collections.abc import Iterable, Mapping
+from time import thread_time
 from typing import Any
 
 from vmgahp import errors
@@ -16,6 +17,10 @@ Literal = str | int | float | bool | None
 
 LONGEST_NAME = 200
 """Bytes of a VM's name: libvirt makes file names of it."""
+
+EVALUATION_SECONDS = 10.0
+"""CPU time that the expressions of one ad may take together. HTCondor's engine gives up on a single one by itself,
+after a second or so, in which no other thread of this process runs."""
 
 _NOT_LITERAL = object()
 
@@ -34,6 +39,7 @@ class JobAd:
             if key != "vm_working_dir" or key not in self._attributes:
                 self._attributes[key] = (name, expression)
         self._evaluator: Any = None
+        self._evaluation_seconds = 0.0
 
     @staticmethod
     def parse_line(line: str) -> tuple[str, str] | None:
@@ -181,6 +187,13 @@ class JobAd:
         return self._evaluate(name)
 
     def _evaluate(self, name: str) -> Literal:
+        if self._evaluation_seconds > EVALUATION_SECONDS:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"The expressions of the job ad have taken more than {EVALUATION_SECONDS:g} s to evaluate.",
+                "write attributes that do not refer to each other again and again.",
+            )
+        began = thread_time()
         if self._evaluator is None:
             self._evaluator = self._load()
         import classad2
@@ -189,6 +202,8 @@ class JobAd:
             value = self._evaluator.eval(name)
         except Exception:  # noqa: BLE001 - classad2 raises several kinds for an attribute that is no good
             return None
+        finally:
+            self._evaluation_seconds += thread_time() - began
         # Undefined and error are members of an IntEnum: 2 and 1, if one does not look.
         if isinstance(value, classad2.Value) or not isinstance(value, str | int | float):
             return None

@@ -286,8 +286,13 @@ class Session:
         self._bad_lines = len(self._ad) - len(pairs)
         self._tell_skipped()
         job = JobAd(pairs)
-        job_type = job.string("JobVMType")
-        if job.string("VM_WORKING_DIR") is None or job_type is None:
+        try:
+            job_type, directory = job.string("JobVMType"), job.string("VM_WORKING_DIR")
+        except errors.Fault as fault:
+            self._log(f"START failed: {fault.render()}")
+            self._answer(request_id, False, fault.code)
+            return
+        if directory is None or job_type is None:
             self._log("START failed: VM_WORKING_DIR or JobVMType is not in the job ad")
             self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
             return
