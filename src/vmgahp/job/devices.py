@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
+from vmgahp.job.own_xml import NOTHING, OwnXml
 
 TYPE_CHECKING = False  # loaded for the jobs that have user data
 if TYPE_CHECKING:
@@ -57,14 +58,14 @@ class Devices(NamedTuple):
     """What its cloud-init is told; the drive with it is one of the job's disks."""
 
 
-def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
+def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, own: OwnXml = NOTHING) -> Devices:
     """Read and check. Raises `JobFault`, and `MachineFault` for a setting that is wrong."""
-    arch = _arch(options)
+    arch = _arch(options) or own.arch
     return Devices(
         arch=arch,
-        firmware=_firmware(options, arch),
+        firmware=_firmware(options, arch, own.firmware),
         topology=_topology(options, vcpus),
-        tpm=options.boolean(TPM),
+        tpm=options.boolean(TPM) or own.tpm,
         share=_share(options, settings, working_dir),
         exit_port=options.boolean(EXIT_PORT),
     )
@@ -87,8 +88,8 @@ def _arch(options: Options) -> str:
     return ARCHES.get(wanted, "")
 
 
-def _firmware(options: Options, arch: str) -> str:
-    wanted = options.string(FIRMWARE).lower()
+def _firmware(options: Options, arch: str, own: str) -> str:
+    wanted = options.string(FIRMWARE).lower() or own
     if wanted and wanted not in FIRMWARES:
         raise options.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
     if arch == ARM and wanted in (BIOS, UEFI_SECURE):

@@ -6,7 +6,7 @@ Asking is one thing and finding another: `requests` opens nothing, and `vmgahp.j
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -103,15 +103,15 @@ class Disk(NamedTuple):
         return bool(self.size or self.files or (self.image and self.writable))
 
 
-def requests(ad: JobAd) -> tuple[DiskRequest, ...]:
-    """All disks of vm_disk, in the job's order. Raises `JobFault`."""
-    text = ad.string(DISK)
+def requests(ad: JobAd, own: Sequence[DiskEntry] = ()) -> tuple[DiskRequest, ...]:
+    """All disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`."""
+    text = ",".join(entry.text for entry in own) or ad.string(DISK)
     if text is None:
         raise JobFault(
             errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
     found: dict[str, DiskRequest] = {}
-    for entry in entries(text):
+    for entry in own or entries(text):
         disk = _request(entry)
         # To a Xen guest sda1 and sda2 are two disks; to any other, one.
         device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")

@@ -6,6 +6,7 @@ order, each with its kind of network and, in any order, a MAC address, a model a
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -39,17 +40,31 @@ class Nic(NamedTuple):
     link_up: bool = True
     """Whether the cable is plugged in; a NIC without it receives nothing."""
 
+    def __str__(self) -> str:
+        """The NIC as an entry of the list."""
+        model = "" if self.model == MODELS[0] else self.model
+        return ":".join(filter(None, (self.networking_type, self.mac, model, "" if self.link_up else "down")))
 
-def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
+
+def nics(
+    ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None, own: Sequence[Nic] = ()
+) -> tuple[Nic, ...]:
     """All NICs of the VM, none for a VM without a network. Raises `JobFault`.
 
-    `kinds` are the kinds of network on offer, where those are not just what the settings say.
+    `kinds` are the kinds of network on offer, where those are not just what the settings say; `own` are the NICs of
+    the job's own XML.
     """
     text = options.string(NICS)
-    if not text:
+    if not text and not own:
         return classic(ad, settings, kinds)
     offered = settings.networking_types() if kinds is None else kinds
     found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
+    if own:
+        granted = [_granted(nic, options, offered) for nic in own]
+        if text and found != granted:
+            asked = ", ".join(map(str, granted))
+            raise options.refused(NICS, f"the job's own XML asks for {shown(asked)}", "say it in one place only.")
+        found = granted
     if not found:
         raise options.refused(NICS, "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
@@ -128,19 +143,11 @@ def _address(text: str) -> tuple[str, str]:
 
 def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
     """Read and check one entry of the list."""
-
-    def refused(problem: str, hint: str = _NICS_HINT) -> JobFault:
-        name = options.attribute(NICS)
-        return JobFault(errors.MISMATCHED, f"{name}, entry {shown(entry)}: {problem}.", hint)
-
+    refused = partial(_refused, entry, options)
     kind, *words = (word.strip().lower() for word in entry.split(":"))
     if kind not in ("nat", "bridge", "user"):
         raise refused(f"{shown(kind)} is not a kind of network")
-    if kind not in offered:
-        raise refused(
-            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
-            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
-        )
+    _require_offered(kind, entry, options, offered)
     said: dict[str, str] = {}
 
     def take(what: str, value: str) -> None:
@@ -162,6 +169,31 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
                 raise refused(f"{shown(word)} {problem}")
             take("address", address)
     return Nic(kind, said.get("address", ""), said.get("model", "virtio"), said.get("link") != "down")
+
+
+def _granted(nic: Nic, options: Options, offered: Sequence[str]) -> Nic:
+    """Check a NIC of the job's own XML, which has no kinds and no models but those that there are."""
+    _require_offered(nic.networking_type, str(nic), options, offered)
+    if not nic.mac:
+        return nic
+    address, problem = _address(nic.mac)
+    if problem:
+        raise _refused(str(nic), options, f"{shown(nic.mac)} {problem}")
+    return nic._replace(mac=address)
+
+
+def _require_offered(kind: str, entry: str, options: Options, offered: Sequence[str]) -> None:
+    if kind not in offered:
+        raise _refused(
+            entry,
+            options,
+            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
+            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
+        )
+
+
+def _refused(entry: str, options: Options, problem: str, hint: str = _NICS_HINT) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{options.attribute(NICS)}, entry {shown(entry)}: {problem}.", hint)
 
 
 def _agree_with_the_classic(ad: JobAd, options: Options, first: Nic) -> None:

@@ -17,6 +17,7 @@ from vmgahp.job.devices import Devices, Topology, devices, require_saveable
 from vmgahp.job.disks import DISK, Disk, DiskRequest, requests
 from vmgahp.job.nics import Nic, mac, networking_type, nics
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
+from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
 
 TYPE_CHECKING = False  # what follows is loaded for the jobs that need it
@@ -54,24 +55,31 @@ class JobSpec(VmSpec):
 
     @classmethod
     def parse(
-        cls, ad: JobAd, settings: Settings, *, diskless: bool = False, networks: Sequence[str] | None = None
+        cls,
+        ad: JobAd,
+        settings: Settings,
+        *,
+        own: OwnXml = NOTHING,
+        diskless: bool = False,
+        networks: Sequence[str] | None = None,
     ) -> "JobSpec":
         """Read and check what the job says. A job that may be `diskless` need not name a disk.
 
-        `networks` are the kinds of network on offer, where those are not just what the settings say.
+        `own` is what the job's own XML says, which counts in place of the ad; `networks` are the kinds of network on
+        offer, where those are not just what the settings say.
 
         Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
         sent, `MachineFault` for settings that are missing or wrong.
         """
         options = Options(ad, others_know=bool(settings.xml_script()))
-        common = with_nics(ad, settings, nics(ad, settings, options, networks))
+        common = with_nics(ad, settings, nics(ad, settings, options, networks, own.nics), own)
         made = cls(
             **vars(common),
             disks=(),
-            requests=_requests(ad, options, diskless=diskless),
-            vnc=bool(ad.boolean("JobVMVNCConsole")),
+            requests=_requests(ad, options, own, diskless=diskless),
+            vnc=bool(ad.boolean("JobVMVNCConsole")) or own.vnc,
             hardware_vt=_hardware_vt(ad, settings),
-            devices=devices(options, settings, common.vcpus, common.working_dir),
+            devices=devices(options, settings, common.vcpus, common.working_dir, own),
             ignored=options.ignored,
         )
         made = _with_seed(made, ad, options)
@@ -106,9 +114,9 @@ def _require_our_description(settings: Settings, options: Options) -> None:
             )
 
 
-def _requests(ad: JobAd, options: Options, *, diskless: bool) -> tuple[DiskRequest, ...]:
-    """The disks of vm_disk, then those that are made for the job."""
-    found = () if diskless and ad.string(DISK) is None else requests(ad)
+def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool) -> tuple[DiskRequest, ...]:
+    """The disks of vm_disk or of the job's own XML, then those that are made for the job."""
+    found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks)
     if options.has(DATA_DISK) or options.has(DATA_FILES):
         from vmgahp.job import data_disks
 

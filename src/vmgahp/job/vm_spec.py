@@ -10,6 +10,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic, classic
+from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.text import shown
 
 LEAST_MEMORY_MIB = 32
@@ -64,11 +65,11 @@ def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> 
     return with_nics(ad, settings, classic(ad, settings, kinds))
 
 
-def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
-    """What a job asks for beside its NICs, which are read. Raises as `parse`."""
-    number = vcpus(ad)
+def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml = NOTHING) -> VmSpec:
+    """What a job asks for beside its NICs, which are read; `own` is what its own XML says. Raises as `parse`."""
+    number = vcpus(ad, own.vcpus)
     return VmSpec(
-        memory_mib=memory_mib(ad, settings),
+        memory_mib=memory_mib(ad, settings, own.memory_mib),
         name=ad.vm_name(),
         vm_type=ad.vm_type(),
         working_dir=ad.working_dir(),
@@ -79,8 +80,8 @@ def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
     )
 
 
-def memory_mib(ad: JobAd, settings: Settings) -> int:
-    """JobVMMemory, else RequestMemory, MiB.
+def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
+    """What the job's `own` XML says, else JobVMMemory, else RequestMemory, MiB.
 
     Too much is answered with the word for a missing value: the one that says "too much" takes the machine
     out of service.
@@ -92,7 +93,7 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
             "set VM_MEMORY to the memory in MiB that is for VMs.",
         )
     name = "JobVMMemory"
-    memory = ad.integer(name)
+    memory = ad.integer(name) if own is None else own
     if memory is None:
         name = "RequestMemory"
         memory = ad.integer(name)
@@ -112,10 +113,10 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
     return max(memory, LEAST_MEMORY_MIB)
 
 
-def vcpus(ad: JobAd) -> int:
-    """JobVM_VCPUS, else RequestCpus, else 1; less than 1 is 1, as from the C++ daemon."""
+def vcpus(ad: JobAd, own: int | None = None) -> int:
+    """What the job's `own` XML says, else JobVM_VCPUS, else RequestCpus, else 1; and 1 for less, as the C++ daemon."""
     name = "JobVM_VCPUS"
-    number = ad.integer(name)
+    number = ad.integer(name) if own is None else own
     if number is None:
         name = "RequestCpus"
         number = ad.integer(name)

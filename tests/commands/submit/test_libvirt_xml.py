@@ -7,7 +7,7 @@ from tests.commands.submit.samples import lost
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.config import Settings
-from vmgahp.domain.job_xml import to_attributes
+from vmgahp.domain.job_xml import requests
 from vmgahp.domain.job_xml.sanitize import sanitized
 from vmgahp.job.ad import JobAd, quote
 
@@ -132,8 +132,8 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
             *((name[3:], read[name]) for name in read if name.startswith("MY.")),
         ]
     )
-    added = to_attributes.attributes(domain, ad, Settings({"VM_NETWORKING": "true"}), "web_server.xml")
-    assert "52:54:00:aa:bb:02" in added["VMPARAM_vm_NICs"].lower()
+    asks = requests.of(domain, ad, Settings({"VM_NETWORKING": "true"}), "web_server.xml")
+    assert "52:54:00:aa:bb:02" in [nic.mac for nic in asks.nics]
     assert absent(lost(said), "hostdev", "sound", "on a block", "loader") == []
     assert lost(said).count("/domain/devices/disk[3]") == 1
     # What jobs may say and the ad has no words for is still there.

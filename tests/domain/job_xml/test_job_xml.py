@@ -82,15 +82,15 @@ class Job:
     def domain(self, text: str | bytes, machine: dict[str, str] | None = None, **attributes: str) -> etree.Element:
         """What libvirt would be given."""
         settings = Settings(machine or MACHINE)
-        ad = job_xml.load(self.ad(text, **attributes), settings, WHO)
-        spec = look(JobSpec.parse(ad, settings), settings, WHO)
+        ad = self.ad(text, **attributes)
+        xml = job_xml.load(ad, settings, WHO)
+        assert xml is not None
+        spec = look(JobSpec.parse(ad, settings, own=xml.asks), settings, WHO)
         host = domain_xml.Host(
             "00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c", panic="isa"
         )
         ours = domain_xml.build(spec, host)
-        if not isinstance(ad, job_xml.JobAdWithXml):
-            return etree.fromstring(ours)
-        return etree.fromstring(ad.describe(ours, None, WHO))
+        return etree.fromstring(xml.describe(ours, str(self.scratch), None, WHO))
 
     def refused(self, text: str | bytes, **attributes: str) -> str:
         with pytest.raises(errors.JobFault) as caught:
@@ -155,9 +155,27 @@ def test_a_panic_device_of_its_own_stands_for_ours(job: Job, own: str, models: l
 
 def test_a_job_without_xml_is_left_alone(job: Job) -> None:
     ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
-    assert job_xml.load(ad, Settings(MACHINE), WHO) is ad
-    with_xml = job_xml.load(job.ad(WHOLE), Settings(MACHINE), WHO)
-    assert job_xml.load(with_xml, Settings(MACHINE), WHO) is with_xml
+    assert job_xml.load(ad, Settings(MACHINE), WHO) is None
+    assert job_xml.ad_for_policy(ad, None) is ad
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        a_domain(),
+        WHOLE,
+        a_domain(DISK + "<interface type='user'/><tpm model='tpm-crb'><backend type='emulator'/></tpm>"),
+        a_domain(rest="<os firmware='efi'><type arch='aarch64'>hvm</type></os><vcpu>1</vcpu>"),
+    ],
+)
+def test_the_administrators_policy_reads_in_the_ad_what_the_xml_asks_for(job: Job, text: str) -> None:
+    """Nothing that the XML asks for can be kept from it: said in the ad it is the same job."""
+    ad, settings = job.ad(text), Settings(MACHINE)
+    xml = job_xml.load(ad, settings, WHO)
+    assert xml is not None
+    seen = job_xml.ad_for_policy(ad, xml)
+    assert JobSpec.parse(seen, settings) == JobSpec.parse(ad, settings, own=xml.asks)
+    assert seen.string("VMPARAM_Libvirt_XML") == FILE
 
 
 def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
@@ -225,6 +243,13 @@ def test_networks_are_those_on_offer(job: Job) -> None:
         job.domain(a_domain(DISK + nic), machine={"VM_MEMORY": "1024"})
 
 
+def test_nics_of_the_ad_are_those_of_the_xml_or_none(job: Job) -> None:
+    two = a_domain(DISK + "<interface type='network'><model type='e1000'/></interface><interface type='user'/>")
+    assert len(job.domain(two, VMPARAM_vm_NICs='"nat:E1000, user:virtio:up"').findall("devices/interface")) == 2
+    for other in ('"nat, user"', '"user, nat:e1000"', '"nat:e1000"', '"nat:e1000, user, user"'):
+        assert "nat:e1000, user" in job.refused(two, VMPARAM_vm_NICs=other)
+
+
 def test_several_cards(job: Job) -> None:
     two = "<interface type='network'><mac address='52:54:00:00:00:01'/></interface><interface type='user'/>"
     made = job.domain(a_domain(DISK + two))
@@ -273,6 +298,8 @@ def test_firmware_and_tpm_are_those_of_the_ad(job: Job) -> None:
     job.refused(a_domain(DISK + tpm.replace("2.0", "1.2")))
     assert "uefi" in job.refused(a_domain(rest=efi), VMPARAM_vm_Firmware='"bios"')
     assert "VMPARAM_vm_TPM" in job.refused(a_domain(DISK + tpm), VMPARAM_vm_TPM="false")
+    assert "VM_ATTR_TPM" in job.refused(a_domain(DISK + tpm), VM_ATTR_TPM="false")
+    assert "VM_kvm_ATTR_Firmware" in job.refused(a_domain(rest=efi), VM_kvm_ATTR_Firmware='"bios"')
     job.refused(a_domain(rest="<os><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"))
 
 

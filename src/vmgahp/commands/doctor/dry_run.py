@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
 from vmgahp.daemon.probe import Probe
+from vmgahp.domain import job_xml
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types, look
 from vmgahp.job.ad import JobAd, quote
+from vmgahp.job.own_xml import NOTHING
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
@@ -74,19 +76,19 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         trial.findings += _type(context, ad, check)
         accepted_types.require(ad)
         choice = accepted_types.is_choice(context.vm_type)  # what the job asks for means something else to each type
-        if not choice and ad.expression("VMPARAM_Libvirt_XML") is not None:
-            from vmgahp.domain import job_xml
-
-            ad = job_xml.load(ad, context.settings, identity)
+        for_policy = ad
         if not choice:
-            spec = look.find(JobSpec.parse(ad, context.settings), context.settings, identity)
+            xml = job_xml.load(ad, context.settings, identity)
+            for_policy = job_xml.ad_for_policy(ad, xml)
+            spec = JobSpec.parse(ad, context.settings, own=xml.asks if xml else NOTHING)
+            spec = look.find(spec, context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings.append(check.ok(seen))
             trial.findings += _unmet(spec, probe)
         if context.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
-            policy.require(context.settings, ad)
+            policy.require(context.settings, for_policy)
 
         def log(line: str) -> None:
             (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else context.notes).append(line)

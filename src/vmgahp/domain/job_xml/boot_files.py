@@ -7,7 +7,7 @@ a directory of root's, which go away with the VM.
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -57,7 +57,7 @@ def names(domain: etree.Element, name: str, directory: str, identity: Identity) 
 
 
 def copy(
-    files: dict[str, str], directory: str, identity: Identity, make_room: Callable[[], str], name: str
+    files: Mapping[str, str], directory: str, identity: Identity, make_room: Callable[[], str], name: str
 ) -> dict[str, str]:
     """Copy the files into a directory that `make_room` makes; element -> path. Raises `errors.Fault`."""
     room = make_room()

@@ -10,9 +10,10 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build
+from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
-from vmgahp.drivers.libvirt import capabilities, job_xml, other_hypervisors, qemu_check, tpm
+from vmgahp.drivers.libvirt import capabilities, other_hypervisors, qemu_check, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -44,6 +45,7 @@ class Plan(NamedTuple):
     """A VM that is to be started, or shown: what the job asks for, checked, and what this machine makes of it."""
 
     job: JobAd
+    """As the administrator's programs see it: with what its own XML asks for."""
     spec: JobSpec
     """Its name is that of the domain, which has one of its own where another pool's VM has the job's."""
     domain_type: str
@@ -53,6 +55,8 @@ class Plan(NamedTuple):
     """Whether its user network is passt's."""
     panic: str = ""
     """The model of its panic device; empty for none."""
+    xml: JobXml | None = None
+    """The job's own XML."""
     may_restart: bool = True
     """Whether it goes on from its checkpoint, where there is one; one that turned out to be useless is left."""
 
@@ -136,7 +140,8 @@ class Describer:
             tpm_socket=ground.tpm if spec.devices.tpm else "",
             exit_socket=ground.exit_port if spec.devices.exit_port else "",
         )
-        return job_xml.describe(plan.job, build.build(spec, host), ground.make_room, self.identity)
+        ours = build.build(spec, host)
+        return plan.xml.describe(ours, spec.working_dir, ground.make_room, self.identity) if plan.xml else ours
 
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
         """Make what the XML names; each ends with the `resources`."""

@@ -10,6 +10,7 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import CheckpointKind
 from vmgahp.config import Settings
 from vmgahp.domain import verify
+from vmgahp.domain.job_xml import ad_for_policy
 from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import (
     capabilities,
@@ -41,6 +42,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import claim, sweep, unclaim
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
+from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Usage
 
@@ -72,10 +74,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     # The contract
 
     def plan(self, job: JobAd) -> Plan:
-        job = job_xml.load(job, self.settings, self.identity)
-        hooks.require(self.settings, job)
+        xml = job_xml.load(job, self.settings, self.identity)
+        for_policy = ad_for_policy(job, xml)
+        hooks.require(self.settings, for_policy)
         try:
-            spec = look(self._read(job), self.settings, self.identity)
+            spec = look(self._read(job, xml.asks if xml else NOTHING), self.settings, self.identity)
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
         except errors.JobFault:
@@ -84,7 +87,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise
         host_checks.require_free_space(spec.working_dir)
         name = names.free_name(self._connection, spec.name, spec.working_dir, self.log)
-        return self._describer.plan(job, spec._replace(name=name), domain_type)
+        return self._describer.plan(for_policy, spec._replace(name=name), domain_type)._replace(xml=xml)
 
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
@@ -149,12 +152,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return plan._replace(may_restart=False)
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
-        if job.expression(job_xml.ATTRIBUTE) is None:
-            return fault
         try:
-            return job_xml.judge(job_xml.load(job, self.settings, self.identity), fault)
+            xml = job_xml.load(job, self.settings, self.identity)
         except errors.Fault:
             return fault
+        return fault if xml is None else job_xml.judge(xml, fault)
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: libvirt.virConnect) -> bool:
@@ -193,9 +195,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     # A start
 
-    def _read(self, job: JobAd) -> JobSpec:
+    def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
-        return JobSpec.parse(job, self.settings, diskless=diskless)
+        return JobSpec.parse(job, self.settings, own=own, diskless=diskless)
 
     @staticmethod
     def _usual_uri() -> str:

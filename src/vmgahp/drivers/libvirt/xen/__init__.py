@@ -12,9 +12,10 @@ from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
+from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import capabilities, faults, job_xml, other_hypervisors
+from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -31,6 +32,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
+from vmgahp.job.own_xml import OwnXml
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import XenBoot
 
@@ -145,11 +147,11 @@ class XenDriver(LibvirtDriver):
     def _usual_uri() -> str:
         return URI
 
-    def _read(self, job: JobAd) -> JobSpec:
-        if job.expression(job_xml.ATTRIBUTE) is not None:
+    def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
+        if job.expression(ATTRIBUTE) is not None:
             raise JobFault(
                 errors.MISMATCHED,
-                f"{job_xml.ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
+                f"{ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
                 "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
         data_disks.refuse(job)

@@ -1,74 +1,79 @@
-"""What the job's XML asks for, said once more in the attributes of the job ad.
+"""What the job's XML asks for, as the records in which a job ad is read too.
 
-There it is checked by the very code that checks every other job: images are looked for and opened as the job's
+They are checked by the very code that checks every other job: images are looked for and opened as the job's
 user, networks are those on offer, memory and CPUs those of the machine. Where the ad says it too, both must
 agree: the ad is what HTCondor has matched and accounts for, and of memory and CPUs the XML may have less.
 """
 
 import os
+from collections.abc import Iterable
+from math import prod
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.domain import compare
 from vmgahp.domain.job_xml.sanitize import refused
+from vmgahp.errors import JobFault
 from vmgahp.job import disks
-from vmgahp.job.ad import JobAd, quote
+from vmgahp.job.ad import JobAd
+from vmgahp.job.disks import DISK, DiskEntry
+from vmgahp.job.nics import Nic
+from vmgahp.job.options import ARCH, FIRMWARE, TOPOLOGY, TPM, Options
+from vmgahp.job.own_xml import OwnXml
 from vmgahp.text import shown
-
-DISK, NICS = "VMPARAM_vm_Disk", "VMPARAM_vm_NICs"
 
 _KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
 _FIRMWARES = {"bios": "bios", "efi": "uefi"}
 
 
-def attributes(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> dict[str, str]:
-    """Attribute -> expression, for all that a sanitized domain says and the ad does not. Raises `JobFault`."""
+def of(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> OwnXml:
+    """All that a sanitized domain says and other jobs say in the ad. Raises `JobFault`."""
     said = _Said(ad, name)
-    _memory(domain, said)
-    _cpus(domain, said)
-    _disks(domain, said)
-    _interfaces(domain, said, settings)
-    if domain.find("devices/graphics") is not None:
-        said.boolean("JobVMVNCConsole")
-    if domain.find("devices/tpm") is not None:
-        said.boolean("VMPARAM_vm_TPM")
-    _firmware(domain, said)
-    return said.added
+    memory = _memory(domain, said)
+    vcpus = _vcpus(domain, said)
+    entries = _disks(domain, said)
+    nics = _interfaces(domain, said, settings)
+    vnc = domain.find("devices/graphics") is not None
+    if vnc and said.has("JobVMVNCConsole") and not ad.boolean("JobVMVNCConsole"):
+        raise said.declined("JobVMVNCConsole")
+    tpm = domain.find("devices/tpm") is not None
+    if tpm and said.options.has(TPM) and not said.options.boolean(TPM):
+        raise said.declined(said.options.attribute(TPM))
+    firmware, arch = _firmware(domain, said)
+    return OwnXml(memory, vcpus, entries, nics, vnc, tpm, firmware, arch)
 
 
 class _Said:
-    """The ad, and what the XML adds to it."""
+    """What the ad says of the same."""
 
     def __init__(self, ad: JobAd, name: str) -> None:
         self.ad = ad
         self.name = name
-        self.added: dict[str, str] = {}
+        self.options = Options(ad)
 
-    def refused(self, problem: str, hint: str) -> Exception:
+    def refused(self, problem: str, hint: str) -> JobFault:
         return refused(self.name, problem, hint)
 
     def has(self, attribute: str) -> bool:
         return (self.ad.expression(attribute) or "undefined").lower() != "undefined"
 
-    def boolean(self, attribute: str) -> None:
+    def declined(self, attribute: str) -> JobFault:
         """The XML wants something that the ad may want too, but must not forbid."""
-        if self.has(attribute) and not self.ad.boolean(attribute):
-            raise self.refused(
-                f"it asks for what {attribute} = {shown(self.ad.expression(attribute))} declines",
-                f"leave {attribute} out, or the device out of the file.",
-            )
-        self.added[attribute] = "true"
+        return self.refused(
+            f"it asks for what {attribute} = {shown(self.ad.expression(attribute))} declines",
+            f"leave {attribute} out, or the device out of the file.",
+        )
 
-    def text(self, attribute: str, value: str) -> None:
-        given = (self.ad.string(attribute) or "").strip()
+    def require_same(self, option: str, value: str) -> None:
+        given = self.options.string(option)
         if given and given.lower() != value.lower():
+            attribute = self.options.attribute(option)
             raise self.refused(
                 f"it asks for {shown(value)}, and {attribute} = {shown(given)}", f"leave {attribute} out."
             )
-        self.added[attribute] = quote(value)
 
 
-def _memory(domain: etree.Element, said: _Said) -> None:
+def _memory(domain: etree.Element, said: _Said) -> int | None:
     memory, current = (compare.memory(domain.find(tag)) for tag in ("memory", "currentMemory"))
     if current > memory:
         raise said.refused("/domain/currentMemory is more than /domain/memory", "let it be the same, or less.")
@@ -76,16 +81,16 @@ def _memory(domain: etree.Element, said: _Said) -> None:
     if given is None:
         given = said.ad.integer("RequestMemory")
     if not memory or given is None:
-        return  # the ad alone says how much; one that does not is refused there
+        return None  # the ad alone says how much; one that does not is refused there
     if memory > given << 20:
         raise said.refused(
             f"/domain/memory is {-(-memory >> 20)} MiB, and the job has {given} MiB (JobVMMemory)",
             "set vm_memory to as much, or lower it in the file.",
         )
-    said.added["JobVMMemory"] = str(-(-memory >> 20))
+    return -(-memory >> 20)
 
 
-def _cpus(domain: etree.Element, said: _Said) -> None:
+def _vcpus(domain: etree.Element, said: _Said) -> int | None:
     number = int(domain.findtext("vcpu") or 0)
     ours = said.ad.integer("JobVM_VCPUS")
     if ours is None:
@@ -95,23 +100,22 @@ def _cpus(domain: etree.Element, said: _Said) -> None:
             f"/domain/vcpu is {number}, and the job has {max(ours or 1, 1)} (JobVM_VCPUS)",
             "set vm_vcpus to as many, or lower it in the file.",
         )
-    if number:
-        said.added["JobVM_VCPUS"] = str(number)
     topology = domain.find("cpu/topology")
-    if topology is None:
-        return
-    if said.has("VMPARAM_vm_Topology"):
-        raise said.refused("it has a CPU topology, and the job has VMPARAM_vm_Topology too", "leave one of them out.")
-    product = 1
-    for value in topology.attrib.values():
-        product *= int(value)
-    number = number or max(ours or 1, 1)
-    if product != number:
-        raise said.refused(f"/domain/cpu/topology has {product} CPUs, and the VM has {number}", "let them be the same.")
+    if topology is not None:
+        if said.options.has(TOPOLOGY):
+            attribute = said.options.attribute(TOPOLOGY)
+            raise said.refused(f"it has a CPU topology, and the job has {attribute} too", "leave one of them out.")
+        product, granted = prod(map(int, topology.attrib.values())), number or max(ours or 1, 1)
+        if product != granted:
+            raise said.refused(
+                f"/domain/cpu/topology has {product} CPUs, and the VM has {granted}", "let them be the same."
+            )
+    return number or None
 
 
-def _disks(domain: etree.Element, said: _Said) -> None:
-    entries: dict[str, tuple[str, str, str]] = {}
+def _disks(domain: etree.Element, said: _Said) -> tuple[DiskEntry, ...]:
+    """The disks; none where vm_disk names them, which counts then."""
+    found: dict[str, DiskEntry] = {}
     for number, disk in enumerate(domain.iterfind("devices/disk"), start=1):
         path = f"/domain/devices/disk[{number}]"
         source, target = disk.find("source"), disk.find("target")
@@ -124,7 +128,7 @@ def _disks(domain: etree.Element, said: _Said) -> None:
                 f"{path}/source/@file = {shown(file)} has a comma, a colon or a blank at its end",
                 "give the image another name.",
             )
-        if device in entries:
+        if device in found:
             raise said.refused(f"{path}/target/@dev = {device} is used twice", "give every disk its own device.")
         driver = disk.find("driver")
         image_format = "raw" if driver is None else driver.get("type", "raw").lower()
@@ -132,16 +136,15 @@ def _disks(domain: etree.Element, said: _Said) -> None:
             image_format = "iso"
         written = disk.find("readonly") is None and disk.get("device") != "cdrom"
         permission = ("w" if written else "r") + ("s" if disk.find("shareable") is not None else "")
-        entries[device] = (file, permission, image_format)
-    if said.has(DISK):
-        _agree(entries, said)
-    elif entries:
-        said.added[DISK] = quote(
-            ",".join(f"{file}:{device}:{mode}:{form}" for device, (file, mode, form) in entries.items())
-        )
+        fields = (file, device, permission, image_format)
+        found[device] = DiskEntry(":".join(fields), fields)
+    if not said.has(DISK):
+        return tuple(found.values())
+    _require_agreement(found.values(), said)
+    return ()
 
 
-def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
+def _require_agreement(asked: Iterable[DiskEntry], said: _Said) -> None:
     """vm_disk, which condor_submit demands of jobs of type kvm, counts: the XML may tell more of the same disks."""
     text = said.ad.string(DISK) or ""
     given = {}
@@ -150,7 +153,8 @@ def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
             file, device, permission, form = (*entry.fields, "raw")[:4]
             mode = ("w" if "w" in permission.lower() else "r") + ("s" if "s" in permission.lower() else "")
             given[device.lower()] = (os.path.basename(file), mode, "raw" if form.lower() == "iso" else form.lower())
-    for device, (file, mode, form) in entries.items():
+    for entry in asked:
+        file, device, mode, form = entry.fields
         same = (os.path.basename(file), mode, "raw" if form == "iso" else form)
         if given.get(device) != same:
             raise said.refused(
@@ -159,7 +163,7 @@ def _agree(entries: dict[str, tuple[str, str, str]], said: _Said) -> None:
             )
 
 
-def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> None:
+def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> tuple[Nic, ...]:
     """The interfaces: only of networks that the machine offers, as for any job."""
     ours = {
         "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),
@@ -180,19 +184,20 @@ def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> None:
                     + (f" ({setting} = {mine})" if setting else ""),
                     "leave the source out: jobs get this machine's own.",
                 )
-        words = [_KINDS[kind], compare.value(interface, "mac", "address").replace("-", ":").lower()]
-        words += [compare.value(interface, "model", "type"), compare.value(interface, "link", "state")]
-        interfaces.append([word for word in words if word])
-    if not interfaces:
-        return
-    said.boolean("JobVMNetworking")
-    said.text(NICS, ", ".join(":".join(interface) for interface in interfaces))
+        address = compare.value(interface, "mac", "address").replace("-", ":").lower()
+        nic = Nic(_KINDS[kind], address, link_up=compare.value(interface, "link", "state") != "down")
+        model = compare.value(interface, "model", "type")
+        interfaces.append(nic._replace(model=model) if model else nic)
+    if interfaces and said.has("JobVMNetworking") and not said.ad.boolean("JobVMNetworking"):
+        raise said.declined("JobVMNetworking")
+    return tuple(interfaces)
 
 
-def _firmware(domain: etree.Element, said: _Said) -> None:
+def _firmware(domain: etree.Element, said: _Said) -> tuple[str, str]:
+    """The firmware and the architecture."""
     element = domain.find("os")
     if element is None:
-        return
+        return "", ""
     secure = any(
         feature.get("name") == "secure-boot" and feature.get("enabled") == "yes"
         for feature in element.iterfind("firmware/feature")
@@ -201,9 +206,13 @@ def _firmware(domain: etree.Element, said: _Said) -> None:
     if element.find("firmware") is not None and firmware != "uefi":
         raise said.refused("/domain/os/firmware is for <os firmware='efi'>", "set the attribute too.")
     if firmware:
-        said.text("VMPARAM_vm_Firmware", "uefi-secure" if secure else firmware)
+        firmware = "uefi-secure" if secure else firmware
+        said.require_same(FIRMWARE, firmware)
     arch = compare.value(element, "type", "arch")
-    if arch and arch != os.uname().machine:
-        said.text("VMPARAM_vm_Arch", arch)
+    if arch == os.uname().machine:
+        arch = ""
+    if arch:
+        said.require_same(ARCH, arch)
     if element.find("kernel") is None and any(element.find(tag) is not None for tag in ("initrd", "cmdline")):
         raise said.refused("/domain/os has an initrd or a cmdline and no kernel", "add the kernel.")
+    return firmware, arch

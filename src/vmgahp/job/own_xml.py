@@ -1,0 +1,42 @@
+"""What a job's own XML asks for, in the records in which a job ad is read; still to be checked.
+
+`vmgahp.domain.job_xml` reads it. Where the XML says something, it counts in place of what the ad says of it.
+"""
+
+from typing import NamedTuple
+
+from vmgahp.job.ad import quote
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.disks import DISK, DiskEntry
+from vmgahp.job.nics import Nic
+from vmgahp.job.options import ARCH, FIRMWARE, NICS, TPM
+
+
+class OwnXml(NamedTuple):
+    """The part of an XML that other jobs say in their ads; what is empty the XML does not say."""
+
+    memory_mib: int | None = None
+    vcpus: int | None = None
+    disks: tuple[DiskEntry, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    vnc: bool = False
+    tpm: bool = False
+    firmware: str = ""
+    arch: str = ""
+
+    def in_words(self) -> dict[str, str]:
+        """Attribute -> expression. It is for the administrator's policy alone, which knows jobs by their ads."""
+        texts = {
+            DISK: ",".join(entry.text for entry in self.disks),
+            PREFIX + NICS: ", ".join(map(str, self.nics)),
+            PREFIX + FIRMWARE: self.firmware,
+            PREFIX + ARCH: self.arch,
+        }
+        truths = {"JobVMNetworking": bool(self.nics), "JobVMVNCConsole": self.vnc, PREFIX + TPM: self.tpm}
+        numbers = {"JobVMMemory": self.memory_mib, "JobVM_VCPUS": self.vcpus}
+        words = {name: quote(text) for name, text in texts.items() if text}
+        words |= {name: "true" for name, truth in truths.items() if truth}
+        return words | {name: str(number) for name, number in numbers.items() if number is not None}
+
+
+NOTHING = OwnXml()
