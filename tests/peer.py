@@ -1,9 +1,11 @@
 """This clone's daemon for tests, at the other end of the pipes of `vmgahp.protocol.client`."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vmgahp.cli import KILL, PROBE, SERVE
@@ -71,3 +73,12 @@ def daemon(environ: Mapping[str, str], mode: int, *words: str) -> subprocess.Com
         check=False,
         cwd=environ["VMGAHP_WORKING_DIR"],
     )
+
+
+def kill_guardian(uuid: str) -> None:
+    """Kill the guardian of the VM with this UUID."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"vmgahp-guardian" in words and uuid.encode() in words:
+                os.kill(int(process.name), signal.SIGKILL)

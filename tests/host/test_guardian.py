@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import uuid as uuids
 from pathlib import Path
 
 import pytest
@@ -225,19 +224,6 @@ def test_to_dismiss_one_that_was_stopped_does_not_block(post):
     assert members(one.session, "T") == [watcher], "nothing but the test lets it continue"
     os.kill(watcher, signal.SIGCONT)
     is_gone(one)
-
-
-def test_a_vm_is_watched_while_its_guardian_lives():
-    uuid = str(uuids.uuid4())
-    one = Guardian.post(["/bin/true", "uuid", uuid], os.environ)
-    try:
-        assert guardian.is_watched(uuid)
-        assert not guardian.is_watched("")
-        assert not guardian.is_watched(str(uuids.uuid4()))
-        dismiss(one)
-        assert not guardian.is_watched(uuid)
-    finally:
-        end(one.session)
 
 
 def test_signals_to_its_group_do_not_kill_it(post, tmp_path):

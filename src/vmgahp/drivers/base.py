@@ -180,6 +180,19 @@ class Driver(ABC):
         kill = (sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4")
         return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
 
+    def claim(self, resources: Resources, match: str, uuid: str) -> None:
+        """Let no other server take the VM for what a dead one has left, and post its guardian. Raises OSError."""
+        from vmgahp.host import runtime_dir
+
+        runtime_dir.sweep()
+        try:
+            claimed = runtime_dir.claim(uuid)
+        except (errors.MachineFault, OSError) as error:
+            self.log(f"another job of the same name would end this VM: {error}")
+        else:
+            resources.at_end.append(lambda: runtime_dir.unclaim(claimed))
+        resources.guardian = self.post_guardian(match, uuid)
+
     def record_end(
         self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], no_output: bool
     ) -> None:

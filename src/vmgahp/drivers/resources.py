@@ -1,6 +1,5 @@
 """What a VM holds on this machine and releases at its end, for every driver."""
 
-from _thread import allocate_lock
 from collections.abc import Callable
 
 from vmgahp import errors
@@ -10,7 +9,7 @@ from vmgahp.host.serial_capture import ConsoleCapture
 
 
 class Resources:
-    """A VM's guardian, and what is to be done at its end. It ends once, whoever sees it first."""
+    """A VM's guardian, and what is to be done at its end, which happens once (`vmgahp.drivers.lifecycle`)."""
 
     def __init__(self, log: Callable[[str], None], server_ends: Callable[[], bool] = lambda: False) -> None:
         """`server_ends` says that a VM which is being started is to end instead."""
@@ -29,13 +28,6 @@ class Resources:
         self.when_over: list[Callable[[], None]] = []
         """Done in order after `at_end` when the job is over: not where a checkpoint waits for its restart."""
         self._log = log
-        self._claimed = False
-        self._lock = allocate_lock()
-
-    @property
-    def claimed(self) -> bool:
-        """Whether somebody has begun to tidy up."""
-        return self._claimed
 
     def to_be_stopped(self) -> None:
         """HTCondor wants the VM to end, and waits for it."""
@@ -46,12 +38,6 @@ class Resources:
         """Say how the VM ended (`vmgahp.job.exit_code` has the words), when and why; what was said first stands."""
         if self.exit is not None and not self.exit.how:
             self.exit.how, self.exit.ended_at, self.exit.reason = how, when, reason
-
-    def begin_release(self) -> bool:
-        """Whether the caller is the first, and so the one to tidy up and to call `release`."""
-        with self._lock:
-            first, self._claimed = not self._claimed, True
-        return first
 
     def release(self, *, kept: bool = False) -> None:
         """Tidy up and dismiss the guardian; `kept` says that a checkpoint is left behind.

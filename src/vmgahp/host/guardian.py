@@ -34,11 +34,7 @@ from _thread import allocate_lock
 from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 
-from vmgahp.host import proc
 from vmgahp.host.run import open_descriptors
-
-NAME = b"vmgahp-guardian"
-"""What the shell calls itself."""
 
 DISMISSED = b"done\n"
 
@@ -130,7 +126,7 @@ class Guardian:
             os.close(low)
             pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", SCRIPT, NAME.decode(), str(pause), str(tries), *argv],
+                ["sh", "-c", SCRIPT, "vmgahp-guardian", str(pause), str(tries), *argv],
                 environment(environ),
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -196,21 +192,3 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         if name in KEPT or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):
             kept[name] = value
     return kept
-
-
-def is_watched(uuid: str) -> bool:
-    """Whether a guardian of this user's watches over the VM with that UUID, so that its server may live.
-
-    Anybody's process can look like a guardian, so only this user's count. One walk through /proc may miss a guardian
-    that is just being posted, which becomes another process; not two.
-    """
-    return any(_is_guardian_of(uuid, int(name)) for _ in range(2) for name in os.listdir("/proc") if name.isdigit())
-
-
-def _is_guardian_of(uuid: str, pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(1 << 16).split(b"\0")
-    except OSError:
-        return False
-    return bool(uuid) and NAME in words and uuid.encode() in words and proc.uid(pid) == os.getuid()

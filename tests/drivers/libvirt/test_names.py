@@ -101,5 +101,5 @@ def test_a_vm_starts_where_nothing_can_be_claimed(subject: AnyHypervisor, monkey
     def full(_uuid: str) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vmgahp.drivers.libvirt.driver.claim", full)
+    monkeypatch.setattr("vmgahp.host.runtime_dir.claim", full)
     assert subject.driver().start(subject.job(1)).status().state is lifecycle.RUNNING

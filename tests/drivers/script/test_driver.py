@@ -539,6 +539,17 @@ def test_a_suspended_vm_that_has_vanished_has_not_done_its_job(toy: Toy, driver:
     assert machine.status().state == lifecycle.STOPPED
 
 
+@pytest.mark.parametrize(("state", "action"), [("suspended", "resume"), ("paused", "unpause")])
+def test_what_somebody_else_did_to_a_vm_is_undone(toy: Toy, driver: ScriptDriver, state: str, action: str) -> None:
+    machine = driver.start(toy.job())
+    toy.of(toy.job()).write_text(state)
+    seen = machine.status().state
+    assert seen in (lifecycle.SUSPENDED, lifecycle.SOFT_SUSPENDED)
+    machine.resume(seen)
+    assert toy.calls()[-1].endswith(f" {action}")
+    assert machine.status().state == lifecycle.RUNNING
+
+
 def test_a_suspend_that_was_not_answered_and_done_is_done(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
     toy.odd("suspend", "echo suspended >$vm; exit 1")

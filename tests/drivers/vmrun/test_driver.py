@@ -6,14 +6,14 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.lab.guest import counts
 from tests.lab.vmware import DEADLINE, VMware, VmwareJob, count_on, vmware
-from tests.peer import Peer, daemon, environment
+from tests.peer import Peer, daemon, environment, kill_guardian
 from vmgahp.cli import KILL
 from vmgahp.job.vmx import Vmx
 from vmgahp.testing.contract import until
@@ -92,15 +92,6 @@ def lying(host: VMware, lie: str) -> Path:
     wrapper.write_text(f'#!/bin/sh\n{lie}\nexec {host.vmrun} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
-
-
-def kill_guardian(uuid: str) -> None:
-    """Kill the guardian of the VM with this UUID."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"vmgahp-guardian" in words and uuid.encode() in words:
-                os.kill(int(process.name), signal.SIGKILL)
 
 
 def words_of(peer: Peer) -> dict[str, str]:

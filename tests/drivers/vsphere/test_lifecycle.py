@@ -7,14 +7,27 @@ VM from outside; see `tests.drivers.vsphere.simulator.Server`.
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, does, powers_off, status
+from tests.drivers.vsphere.simulator import (
+    CHECKPOINT,
+    CRITICAL,
+    INTERNAL,
+    MANIFEST,
+    MIB,
+    VMX,
+    Job,
+    Lab,
+    does,
+    powers_off,
+    status,
+)
 from tests.lab.vcsim import Vcsim
-from tests.peer import DEADLINE
+from tests.peer import DEADLINE, kill_guardian
 from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.vsphere
@@ -122,7 +135,7 @@ def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
         lab.sim.tell("at ShutdownGuest fail ToolsUnavailable")
         does(peer, "STOP")
         assert server.jobs() == {}
-        assert "cannot be asked to shut down" in peer.quit()
+        assert "cannot be asked to power off" in peer.quit()
 
 
 def test_quit_destroys_the_vm(both: Lab) -> None:
@@ -361,14 +374,31 @@ def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:
         assert "has waited for its job for too long" in peer.quit()
 
 
-def test_a_suspended_vm_that_somebody_switched_off_is_not_booted_anew(lab: Lab) -> None:
+def test_a_suspended_vm_that_somebody_switched_off_is_neither_booted_anew_nor_done(lab: Lab) -> None:
     with lab.watched(CHECKPOINT) as (peer, server, vm):
         does(peer, "SUSPEND")
         server.wait(vm.PowerOffVM_Task())
         for command in ("RESUME", "CHECKPOINT"):
             assert peer.run(command, 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"], command
         assert server.power(vm) == "poweredOff"
-        until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are downloaded")
+        for _ in range(2):
+            assert peer.run("STATUS", 1) == ["1", INTERNAL], "its memory is lost, and the job has to run again"
+        does(peer, "STOP")
+        assert server.left() == ({}, [])
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_vm_of_a_job_of_the_same_name_is_left_alone_while_its_server_lives(lab: Lab, alive: bool) -> None:
+    """Two schedds that say no GlobalJobId have jobs of one name."""
+    nameless = "GlobalJobId = UNDEFINED"
+    with lab.watched(nameless) as (first, server, vm):
+        other = lab.other_scratch()
+        if not alive:
+            kill_guardian(server.tags(vm)["id"])
+            first.end_by(signal.SIGKILL)
+        with lab.running(nameless, scratch=other):
+            assert (vm in server.jobs().values()) is alive
+            assert len(server.jobs()) == 1 + alive
 
 
 def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:

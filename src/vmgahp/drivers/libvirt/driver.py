@@ -39,7 +39,7 @@ from vmgahp.drivers.lifecycle import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import kvm, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import claim, sweep, unclaim
+from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -99,7 +99,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def clear(self, plan: Plan) -> None:
         names.clear(self._connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
         self._forget_firmware(plan.spec.name)
-        sweep()
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
         self._require_free_macs(plan.spec)
 
@@ -228,8 +227,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         described = self._describer.describe(plan, uuid, resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
-        self._claim(uuid, resources)
-        resources.guardian = self.post_guardian(spec.name, uuid)
+        self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore = resources.before_restore
         if spec.devices.share:
@@ -247,15 +245,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         machine.order = Order(described, restart)
         machine.step("prepare.guarded")
         return machine
-
-    def _claim(self, uuid: str, resources: Resources) -> None:
-        """Let no other server take the VM for what a dead one has left."""
-        try:
-            claimed = claim(uuid)
-        except (errors.MachineFault, OSError) as error:
-            self.log(f"another job of the same name would end this VM: {error}")
-        else:
-            resources.at_end.append(lambda: unclaim(claimed))
 
     def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
         xml, authors, macs, _ = order.described

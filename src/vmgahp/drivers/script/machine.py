@@ -66,6 +66,8 @@ class ScriptMachine(ManagedMachine):
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._pid = 0
         self._asks_pid = True
+        self._last_state = protocol.RUNNING
+        """What the script has said at the last look."""
         self._saved: Answer | None = None
         """What the script answered to the last CHECKPOINT."""
 
@@ -100,7 +102,7 @@ class ScriptMachine(ManagedMachine):
 
     def look(self) -> Status:
         answer = self._look()
-        state = answer.text("state")
+        state = self._last_state = answer.text("state")
         if state == protocol.STOPPED:
             return Status(lifecycle.STOPPED)
         self._pid = answer.integer("pid") or self._pid
@@ -159,7 +161,9 @@ class ScriptMachine(ManagedMachine):
         self._do(protocol.PAUSE, errors.VM_NO_SUPPORT_SUSPEND)
 
     def unpause(self) -> None:
-        self._do(protocol.UNPAUSE, errors.VM_INVALID_OPERATION)
+        # A VM that runs for us may have been suspended by somebody else.
+        suspended = self._last_state == protocol.SUSPENDED
+        self._do(protocol.RESUME if suspended else protocol.UNPAUSE, errors.VM_INVALID_OPERATION)
 
     def save(self, operation: str) -> None:
         action, word = protocol.SUSPEND, errors.VM_NO_SUPPORT_SUSPEND

@@ -13,8 +13,8 @@ from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, stat
 from vmgahp.drivers.vmrun.machine import VmrunMachine, VmrunPlan
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
-from vmgahp.host import guardian
 from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, look, read_vmx
 
@@ -58,7 +58,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         if plan.unusable is not None:
             raise plan.unusable
         machine = VmrunMachine(plan, resources, self.deadlines(self._seconds()), self.log)
-        resources.guardian = self.post_guardian(plan.spec.working_dir, machine.uuid)
+        self.claim(resources, plan.spec.working_dir, machine.uuid)
         reached("prepare.guarded")
         plan.copy.correct_parents(plan.directory, self.identity)
         return machine
@@ -148,7 +148,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 return True
             if self._value_of(place, vmx, "displayName", self.identity) != plan.spec.name:
                 return False
-            return not guardian.is_watched(self._value_of(place, vmx, working_copy.UUID, self.identity))
+            return not is_claimed(self._value_of(place, vmx, working_copy.UUID, self.identity))
 
         return sorted(vmx for vmx in found if vmx.endswith(WORKING_COPY_SUFFIX) and is_ours(vmx))
 

@@ -128,26 +128,17 @@ class VsphereCheckpoints(NamedTuple):
 
     # Finding one
 
-    def find(self, spec: VmwareSpec, job: str, vms: Iterable[Tagged]) -> tuple[Tagged, Manifest] | None:
-        """The VM that the manifest in the scratch directory is about; None where there is no (good) one."""
+    def match(self, manifest: Manifest, spec: VmwareSpec, job: str, vms: Iterable[Tagged]) -> Tagged:
+        """The VM that the manifest is about. Raises `Unusable`."""
+        found = next((vm for vm in vms if vm.tag.id == manifest.facts["id"]), None)
+        if found is None:
+            where = manifest.facts["server"]
+            raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
+        if found.tag.job != job or found.tag.name != spec.name:
+            raise Unusable("it is another job's.", True)
         store = self.store(spec.working_dir)
-        store.forget_interrupted()
-        try:
-            manifest = store.load()
-            if manifest is None:
-                return None
-            found = next((vm for vm in vms if vm.tag.id == manifest.facts["id"]), None)
-            if found is None:
-                where = manifest.facts["server"]
-                raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
-            if found.tag.job != job or found.tag.name != spec.name:
-                raise Unusable("it is another job's.", True)
-            store.check(manifest, store.now(spec, {"snapshot": found.tag.checkpoint}), ())
-        except Unusable as unusable:
-            # What the guest had is on the server; the disks that came with the job are as at its first start.
-            store.refuse(spec.name, unusable, fresh_disks=True)
-            return None
-        return found, manifest
+        store.check(manifest, store.now(spec, {"snapshot": found.tag.checkpoint}), ())
+        return found
 
     def used_up(self, directory: str) -> None:
         """The guest continues, or has ended: the manifest in the scratch directory is obsolete."""

@@ -37,6 +37,8 @@ class Download:
         self._log = log
         self._scratch = deployment.spec.working_dir
         self._parts: list[str] = []
+        self.done = False
+        """Whether all of it is here, although the VM may not have been removed yet."""
 
     def run(self, ref: "vim.VirtualMachine") -> None:
         """All of it. Raises `errors.Fault`; then every file of the job is as it was or whole."""
@@ -63,6 +65,7 @@ class Download:
         finally:
             for part in self._parts:
                 self._forget(part)
+        self.done = True
 
     def _check(self, ref: "vim.VirtualMachine", directory: str) -> None:
         """Make sure that what the VM has written to are the files that are fetched."""

@@ -14,18 +14,22 @@ from typing import NamedTuple
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.base import Logger, Machine
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
+from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, faults, power
 from vmgahp.drivers.vsphere.annotations import Tag
 from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.deploy import Deployment
 from vmgahp.drivers.vsphere.download import Download
+from vmgahp.drivers.vsphere.inventory import Placement
 from vmgahp.host import threads
-from vmgahp.job.exit_code import DESTROYED
 from vmgahp.job.vmware import VmwareSpec
-from vmgahp.metrics import Status
+from vmgahp.metrics import Status, Usage
 
 FIGURES = (
     "runtime.powerState",
@@ -39,6 +43,9 @@ FIGURES = (
 
 MIB_IN_KIB = 1024
 
+POLL = 0.5
+"""Seconds between two looks at a guest that was asked to shut down."""
+
 
 class VsphereContext(NamedTuple):
     """What a machine works with."""
@@ -46,11 +53,26 @@ class VsphereContext(NamedTuple):
     connection: VsphereConnection
     store: Store
     checkpoints: VsphereCheckpoints
-    datacenter: "vim.Datacenter"
-    stop_timeout: float
-    resources: Resources
+    place: Placement
     log: Logger
-    download: Download | None = None
+
+
+class VspherePlan(NamedTuple):
+    """A START as it will be carried out, as far as the job says; the server has not been asked yet."""
+
+    deployment: Deployment
+    job: str
+    """Which job it is (`annotations.job_id`)."""
+    manifest: Manifest | None
+    """The checkpoint that came with the job."""
+    end: float
+    """When uploads must be done, by the monotonic clock."""
+    unusable: Unusable | None = None
+    """Why the checkpoint that is there is not restored."""
+
+    @property
+    def spec(self) -> VmwareSpec:
+        return self.deployment.spec
 
 
 class _Fetch:
@@ -80,47 +102,57 @@ class _Fetch:
             self.fault = errors.HypervisorFault(f"The disks cannot be downloaded: {error!r}.", "report it as a bug.")
 
 
-class VsphereMachine(Machine):
-    """A VM that this daemon created, or took up from a checkpoint."""
+class VsphereMachine(ManagedMachine):
+    """A VM that this daemon creates, or takes up from a checkpoint."""
 
-    def __init__(self, ref: "vim.VirtualMachine", tag: Tag, spec: VmwareSpec, context: VsphereContext) -> None:
-        self.name = tag.name
+    def __init__(
+        self, plan: VspherePlan, tag: Tag, context: VsphereContext, resources: Resources, deadlines: Deadlines
+    ) -> None:
+        super().__init__(plan.spec.name, resources, deadlines, context.log)
         self.uuid = tag.id
-        self.cpu_seconds = 0.0
-        """Seconds of CPU that the guest has used, as far as can be told: the server gives a mean load of the
-        last seconds, in MHz of what the VM may have, and that is added up from STATUS to STATUS."""
-        self._ref = ref
-        self._tag = tag
-        self._spec = spec
-        self._context = context
+        if plan.spec.checkpoint:
+            self.no_checkpoint = ""
+        self.tag = tag
+        self.ref: vim.VirtualMachine = None
+        """The VM, once the start has made or found it."""
+        self._deployment = plan.deployment
+        self._spec = plan.spec
+        self.context = context
         self._connection = context.connection
-        self._log = context.log
-        self._mac = ""
+        self._snapshot = ""
+        """Which snapshot has the guest's memory; empty where a suspended VM has it, or none."""
+        self._raw_seconds = 0.0
+        """Seconds of CPU that the guest has used here, as far as can be told: the server gives a mean load of the
+        last seconds, in MHz of what the VM may have, and that is added up from STATUS to STATUS."""
         self._looked: float | None = None
+        spec = plan.spec
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
         self._fetch: _Fetch | None = None
-        self._saved = False
-        """The guest is in a checkpoint, and its VM is off."""
         self._question = ""
-        self._downloaded = False
-        """The disks are downloaded, although the VM may not have been removed yet."""
-        self._over = False
+        self._mac = ""
+        self._download = Download(
+            self._connection, context.store, plan.deployment, context.checkpoints.identity, self.log
+        )
 
     # What the server asks
 
-    def status(self) -> Status:
-        if self._over:
-            return Status(lifecycle.STOPPED)
-        if self._saved:
-            return Status(lifecycle.SUSPENDED)
+    def pid(self) -> int:
+        return 0  # the guest runs on another machine
+
+    def cpu_seconds(self) -> float:
+        """What the guest had used when it was last looked at."""
+        return self.usage.seconds
+
+    # The life
+
+    def look(self) -> Status:
         if self._fetch is not None:
             return self._downloading()
-        if self._downloaded:
-            self._fetch = _Fetch(self._download, self.name)
-            return self._last
+        if self._download.done:  # and the VM could not be removed
+            return self._begin_download()
         try:
             with faults.explained(f"asking for the status of {self.name}"):
-                seen = self._connection.properties(self._ref, *FIGURES)
+                seen = self._connection.properties(self.ref, *FIGURES)
         except Gone as gone:
             # A guest that powers off leaves its VM; one that is gone was removed, and the job's disks with it.
             raise errors.HypervisorFault(
@@ -129,9 +161,8 @@ class VsphereMachine(Machine):
             ) from gone
         state = str(seen.get("runtime.powerState"))
         if state == power.OFF:
-            self._log(f"{self.name}: the guest has powered off")
-            self._fetch = _Fetch(self._download, self.name)
-            return self._last
+            self.log(f"{self.name}: the guest has powered off")
+            return self._begin_download()
         if state == power.SUSPENDED:
             self._looked = None
             return Status(lifecycle.SUSPENDED)
@@ -139,125 +170,198 @@ class VsphereMachine(Machine):
         self._last = self._figures(seen)
         return self._last
 
-    def pid(self) -> int:
-        return 0  # the guest runs on another machine
+    def look_at_saved(self) -> None:
+        try:
+            if self._snapshot:
+                there = self._snapshot in self.context.checkpoints.snapshots(self.ref)
+            else:
+                there = power.state(self._connection, self.ref) != power.OFF
+        except Gone:
+            there = False
+        if not there:
+            raise self.report_lost(
+                f"The memory of {self.name} is not on the server any more.",
+                "see who has powered the VM off or removed it; the job has to run again.",
+            )
 
-    def stop(self) -> None:
-        self._context.resources.to_be_stopped()
-        if not (self._over or self._saved):
-            if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
-                self._fetch = None  # it failed before, and nobody has asked since
-            try:
-                if self._fetch is None:
-                    power.shut_down(self._connection, self._ref, self._context.stop_timeout, self._log)
-                    self._context.resources.ended(DESTROYED)
-                    self._fetch = _Fetch(self._download, self.name)
-                self._fetch.wait()
-            except Gone:
-                self._log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
-                self._over = True
-            except errors.Fault:
-                self._fetch = None  # told now; whoever asks next has it done again
-                raise
-        self.release()
+    def ask_to_power_off(self) -> None:
+        if self._fetch is not None or not power.ask_to_shut_down(self._connection, self.ref):
+            raise errors.HypervisorFault("VMware Tools do not run in it.")
 
-    def destroy(self) -> None:
-        self._context.store.aborted.set()
-        if self._fetch is None:
-            self._context.resources.ended(DESTROYED)
+    def wait_until_off(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while on := power.state(self._connection, self.ref) == power.ON:
+            if self.overruled or time.monotonic() >= end:
+                break
+            time.sleep(POLL)
+        return not on
+
+    def collect_output(self) -> None:
+        if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
+            self._fetch = None  # it failed before, and nobody has asked since
+        try:
+            if self._fetch is None:
+                power.off(self._connection, self.ref, f"powering {self.name} off")
+                self._begin_download()
+            self._fetched()
+        except Gone:
+            self.log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
+
+    def interrupt(self) -> None:
+        """A task of the server's cannot be hurried, and a VM not removed in the middle of one."""
+        self.context.store.aborted.set()
+
+    def end_guest(self) -> None:
+        self.context.store.aborted.set()
+        if self.state is lifecycle.STARTING:
+            for found in annotations.find(self._connection, self.context.place.folder):
+                if (found.tag.id, found.tag.host) == (self.tag.id, self.tag.host):
+                    retire(self.context, found.ref, found.tag)
+            return
         if self._fetch is not None:
             try:
-                self._fetch.wait()
+                self._fetched()
+                return
             except errors.Fault as fault:
-                self._log(f"{self.name}: {fault.problem}")
-        if not (self._over or self._saved):
-            retire(self._context, self._ref, self._tag)
-            self._over = True
-        self.release()
+                self.log(f"{self.name}: {fault.problem}")
+        if not (self.state is lifecycle.CHECKPOINTED and self.tag.state == annotations.SAVED):
+            retire(self.context, self.ref, self.tag)
 
-    def release(self) -> None:
-        if self._context.resources.begin_release():
-            self._context.resources.release(kept=self._saved)
+    def unpause(self) -> None:
+        """Somebody else has suspended it."""
+        self._must_not_be_off("resumed")
+        power.on(self._connection, self.ref, f"resuming {self.name}")
 
-    def suspend(self) -> None:
-        self._must_run("suspended")
-        power.suspend(self._connection, self._ref, f"suspending {self.name}")
+    def save(self, operation: str) -> None:
+        if operation == lifecycle.CHECKPOINT:
+            self._must_not_be_off("checkpointed")
+            self._take_snapshot()
+        else:
+            self._must_run("suspended")
+            power.suspend(self._connection, self.ref, f"suspending {self.name}")
+            self.log(f"{self.name} is suspended, its memory is on the datastore")
         self._looked = None
-        self._log(f"{self.name} is suspended, its memory is on the datastore")
+        self.step("save.written")
 
-    def resume(self, state: str) -> None:
-        if not self._saved:
-            self._must_run("resumed")
-            self._must_not_be_off("resumed")
-            power.on(self._connection, self._ref, f"resuming {self.name}")
+    def keep_saved(self) -> None:
+        if self._snapshot:
             return
-        snapshot = self._tag.checkpoint
-        self._retag(
-            self._tag._replace(state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host())
-        )
-        self._context.checkpoints.go_on(self._ref, snapshot, self.name)
-        self._saved = False
-        self._context.checkpoints.forget_others(self._ref, snapshot)
-        self._log(f"{self.name} is restored from its checkpoint")
-
-    def checkpoint(self) -> None:
-        if not self._spec.checkpoint:
-            raise errors.ClientFault(
-                errors.VM_NO_SUPPORT_CHECKPOINT,
-                f"{self.name} cannot be checkpointed: the job does not ask for it with vm_checkpoint.",
-            )
-        self._must_run("checkpointed")
         self._must_not_be_off("checkpointed")
-        checkpoints = self._context.checkpoints
-        if power.state(self._connection, self._ref) == power.SUSPENDED:
-            # The memory that is in a snapshot is that of a guest which runs.
-            power.on(self._connection, self._ref, f"resuming {self.name} for its checkpoint")
-        snapshot = checkpoints.make(self._ref, self.name)
-        before = self._tag
         try:
-            power.off(self._connection, self._ref, f"saving {self.name}")
-            checkpoints.write(self._spec, self.uuid, snapshot, self.cpu_seconds)
-            self._retag(checkpoints.waiting(self._tag._replace(checkpoint=snapshot)))
+            self._take_snapshot()
         except errors.Fault:
-            self._tag = before
-            checkpoints.used_up(self._spec.working_dir)
-            checkpoints.go_on(self._ref, snapshot, self.name)
+            power.suspend(self._connection, self.ref, f"suspending {self.name} again")
             raise
-        self._saved = True
-        self._looked = None
-        self._log(f"{self.name} is checkpointed, in the snapshot {snapshot} on the server")
 
-    # What helps
+    def write_manifest(self) -> None:
+        checkpoints = self.context.checkpoints
+        try:
+            checkpoints.write(self._spec, self.uuid, self._snapshot, self.usage.seconds)
+            self._retag(checkpoints.waiting(self.tag._replace(checkpoint=self._snapshot)))
+        except errors.Fault:
+            checkpoints.used_up(self._spec.working_dir)
+            raise
+        self.log(f"{self.name} is checkpointed, in the snapshot {self._snapshot} on the server")
+
+    def restore(self, before_it_runs: Callable[[], None]) -> None:
+        before_it_runs()
+        if not self._snapshot:
+            self.unpause()
+            return
+        try:
+            self._retag(
+                self.tag._replace(
+                    state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host()
+                )
+            )
+            self.context.checkpoints.go_on(self.ref, self._snapshot, self.name)
+        except errors.Fault:
+            self._put_away()
+            raise
+        self.log(f"{self.name} is restored from its checkpoint")
+
+    def forget_saved(self) -> None:
+        """Of the checkpoints only the last that was written down is kept, for the job's spool directory has it."""
+        if self._snapshot and self.state is lifecycle.RUNNING:
+            self.context.checkpoints.forget_others(self.ref, self.tag.checkpoint)
+        self._snapshot = ""
+
+    # What the driver asks
+
+    def take_up(self, manifest: Manifest) -> None:
+        """Restore the guest of a checkpoint. Where that fails the checkpoint stays, for another day or machine."""
+        snapshot = manifest.facts["snapshot"]
+        self._retag(self.tag._replace(checkpoint=snapshot))
+        power.off(self._connection, self.ref, f"powering {self.name} off")
+        self.context.checkpoints.go_on(self.ref, snapshot, self.name)
+        self.usage = Usage(manifest.cpu_seconds)
+        self.log(f"{self.name} is restored from its checkpoint {snapshot}")
 
     def find_mac(self) -> None:
         """Find out the address of the first NIC, which no STATUS asks for again. Raises `errors.Fault`."""
         path = "config.hardware.device"
         with faults.explained(f"looking at the NIC of {self.name}"):
-            found = self._connection.properties(self._ref, path).get(path)
+            found = self._connection.properties(self.ref, path).get(path)
         for device in found or ():
             if isinstance(device, vim.vm.device.VirtualEthernetCard):
                 self._mac = str(device.macAddress or "").lower()
                 return
 
-    def _download(self) -> None:
-        if not (self._downloaded or self._spec.no_output_vm) and self._context.download is not None:
-            self._context.download.run(self._ref)
-            self._log(f"{self.name}: its disks are downloaded")
-        self._downloaded = True
-        power.destroy(self._connection, self._ref, self._context.datacenter)
-        self._context.checkpoints.used_up(self._spec.working_dir)
-        self._over = True
+    # What helps
+
+    def _begin_download(self) -> Status:
+        if not self.overruled:
+            self._fetch = _Fetch(self._bring_home, self.name)
+        return self._last
+
+    def _bring_home(self) -> None:
+        if not (self._download.done or self._spec.no_output_vm):
+            self._download.run(self.ref)
+            self.log(f"{self.name}: its disks are downloaded")
+        power.destroy(self._connection, self.ref, self.context.place.datacenter)
+        self.context.checkpoints.used_up(self._spec.working_dir)
 
     def _downloading(self) -> Status:
         assert self._fetch is not None
         if not self._fetch.ended:
             return self._last
-        fetch, self._fetch = self._fetch, None
-        fetch.wait()
+        self._fetched()
         return Status(lifecycle.STOPPED)
 
+    def _fetched(self) -> None:
+        """Wait until the VM's disks are here, and the VM is gone. Raises `errors.Fault`: then the next one tries."""
+        if self._fetch is None:
+            return
+        try:
+            self._fetch.wait()
+        except errors.Fault:
+            self._fetch = None
+            raise
+
+    def _take_snapshot(self) -> None:
+        """Have the guest's memory in a snapshot, and the VM off; on any exception the guest runs."""
+        if power.state(self._connection, self.ref) == power.SUSPENDED:
+            # The memory that is in a snapshot is that of a guest which runs.
+            power.on(self._connection, self.ref, f"resuming {self.name} for its checkpoint")
+        self._snapshot = self.context.checkpoints.make(self.ref, self.name)
+        try:
+            power.off(self._connection, self.ref, f"saving {self.name}")
+        except errors.Fault:
+            self.context.checkpoints.go_on(self.ref, self._snapshot, self.name)
+            self._snapshot = ""
+            raise
+
+    def _put_away(self) -> None:
+        """The guest has not continued: its VM is to be off, and to wait if it did. What fails is done at the end."""
+        try:
+            power.off(self._connection, self.ref, f"powering {self.name} off")
+            if self.state is lifecycle.CHECKPOINTED:
+                self._retag(self.context.checkpoints.waiting(self.tag))
+        except errors.Fault as fault:
+            self.log(f"{self.name} cannot be put away: {fault.problem}")
+
     def _must_run(self, what: str) -> None:
-        if self._over or self._fetch is not None:
+        if self._fetch is not None:
             raise errors.ClientFault(
                 errors.VM_INVALID_OPERATION,
                 f"{self.name} cannot be {what}: its guest has powered off, and its disks are being downloaded.",
@@ -265,17 +369,18 @@ class VsphereMachine(Machine):
 
     def _must_not_be_off(self, what: str) -> None:
         """To power a VM on that is off would boot it anew. Its next STATUS has its disks downloaded."""
-        if power.state(self._connection, self._ref) == power.OFF:
+        self._must_run(what)
+        if power.state(self._connection, self.ref) == power.OFF:
             raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off.")
 
     def _retag(self, tag: Tag) -> None:
-        annotations.write(self._connection, self._ref, tag)
-        self._tag = tag
+        annotations.write(self._connection, self.ref, tag)
+        self.tag = tag
 
     def _note_question(self, question: object) -> None:
         text = str(getattr(question, "text", "") or "")
         if text and text != self._question:
-            self._log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
+            self.log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
         self._question = text
 
     def _figures(self, seen: dict[str, object]) -> Status:
@@ -285,11 +390,11 @@ class VsphereMachine(Machine):
         now = time.monotonic()
         if self._looked is not None and most > 0:
             load = min(1.0, _number(getattr(stats, "overallCpuUsage", 0)) / most)
-            self.cpu_seconds += load * vcpus * (now - self._looked)
+            self._raw_seconds += load * vcpus * (now - self._looked)
         self._looked = now
         return Status(
             lifecycle.RUNNING,
-            cpu_seconds=self.cpu_seconds,
+            cpu_seconds=self.usage.read(self._raw_seconds),
             vcpus=vcpus,
             memory_kib=_number(getattr(stats, "hostMemoryUsage", 0)) * MIB_IN_KIB,
             max_memory_kib=(_number(seen.get("config.hardware.memoryMB")) or self._spec.memory_mib) * MIB_IN_KIB,
@@ -310,7 +415,7 @@ def retire(context: VsphereContext, ref: "vim.VirtualMachine", tag: Tag) -> None
             annotations.write(context.connection, ref, context.checkpoints.waiting(tag))
             context.log(f"{tag.name} is off; its last checkpoint stays on the server")
         else:
-            power.destroy(context.connection, ref, context.datacenter)
+            power.destroy(context.connection, ref, context.place.datacenter)
     except Gone:
         return
 

@@ -4,8 +4,6 @@ A server that went away in the middle of an operation may have carried it out. S
 before anything is done twice.
 """
 
-import threading
-import time
 from collections.abc import Callable
 
 from pyVmomi import vim, vmodl
@@ -16,8 +14,6 @@ from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 
 ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
 """Values of runtime.powerState."""
-
-POLL = 0.5
 
 
 def state(connection: VsphereConnection, ref: "vim.VirtualMachine") -> str:
@@ -60,27 +56,16 @@ def suspend(connection: VsphereConnection, ref: "vim.VirtualMachine", doing: str
     settle(connection, ref, ref.SuspendVM_Task, doing, SUSPENDED)
 
 
-def shut_down(
-    connection: VsphereConnection, ref: "vim.VirtualMachine", seconds: float, log: Callable[[str], None]
-) -> None:
-    """Ask the guest to shut down, if VMware Tools run in it to hear that, and wait; then power it off."""
+def ask_to_shut_down(connection: VsphereConnection, ref: "vim.VirtualMachine") -> bool:
+    """Ask the guest to shut down, if VMware Tools run in it to hear that; whether they do. Raises `errors.Fault`."""
     path = "guest.toolsRunningStatus"
     with faults.explained("asking for VMware Tools"):
         seen = connection.properties(ref, path, "runtime.powerState")
-    if str(seen.get("runtime.powerState")) == ON and seen.get(path) == "guestToolsRunning":
-        try:
-            with faults.explained("asking the guest to shut down"):
-                connection.once(lambda _content: ref.ShutdownGuest(), "asking the guest to shut down")
-        except errors.Fault as fault:
-            log(f"the guest cannot be asked to shut down: {fault.problem}")
-        else:
-            end = time.monotonic() + seconds
-            waiting = threading.Event()
-            while state(connection, ref) == ON and time.monotonic() < end:
-                waiting.wait(POLL)
-            if state(connection, ref) == ON:
-                log(f"the guest has not shut down in {seconds:g} s: powering it off")
-    off(connection, ref, "powering a VM off")
+    if str(seen.get("runtime.powerState")) != ON or seen.get(path) != "guestToolsRunning":
+        return False
+    with faults.explained("asking the guest to shut down"):
+        connection.once(lambda _content: ref.ShutdownGuest(), "asking the guest to shut down")
+    return True
 
 
 def destroy(connection: VsphereConnection, ref: "vim.VirtualMachine", datacenter: "vim.Datacenter") -> bool:
