@@ -11,6 +11,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.images.formats import HEADER
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
 from vmgahp.job.spec import JobSpec
 
@@ -100,4 +101,17 @@ def backing_files(disk: Disk, working_dir: str, identity: Identity) -> tuple[Bac
         return (top, *found) if disk.writable else found
     if disk.files or (disk.size and not is_there(working_dir, disk, identity)):
         return ()
-    return backing_chain(disk.path, disk.format, identity)
+    try:
+        return backing_chain(disk.path, disk.format, identity)
+    except JobFault:
+        if disk.transferred:
+            _require_readable(working_dir, os.path.basename(disk.path), identity)
+        raise
+
+
+def _require_readable(working_dir: str, name: str, identity: Identity) -> None:
+    """Is it not the machine that fails, where qemu-img cannot use an image? Raises `errors.MachineFault`."""
+    try:
+        identity.read_scratch(working_dir, name, HEADER)
+    except OSError:
+        pass  # what is wrong with the file has been said
