@@ -1,6 +1,5 @@
 """The daemon and real guests: libvirt with QEMU, TCG where KVM does not work."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -25,7 +24,6 @@ from tests.drivers.libvirt.support import (
     another_vm,
     done,
     greeted,
-    mounted,
     moved,
     network_ad,
     refused,
@@ -204,30 +202,6 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
-def test_a_full_disk_is_seen_and_named(job: Job) -> None:
-    base, full = job.scratch.parent / "base.img", job.scratch.parent / "full"
-    make_guest(base, seconds=None)
-    base.chmod(0o644)
-    with mounted(full, "size=2m,mode=755"):
-        overlay = full / "overlay.qcow2"
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", overlay], check=True)
-        job.own(overlay)
-        with (full / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
-            while filling.write(bytes(4096)):
-                pass
-        with running(job, f'VMPARAM_vm_Disk = "{overlay}:vda:w:qcow2"') as peer:
-
-            def status() -> str:
-                return peer.run("STATUS", 1)[1]
-
-            until(lambda: status() == "STATUS=SoftSuspended", "QEMU stops the guest at its first write")
-            (full / "filling").unlink()
-            done(peer, "RESUME")
-            until(lambda: status() == "STATUS=Running", "it is resumed")
-            until(lambda: "2\n" in job.console(), "it counts on")
-            assert "paused by an error of a disk" in peer.quit()
-
-
 def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
     with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)

@@ -251,11 +251,14 @@ class Full:
         command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", job.disk, overlay]
         subprocess.run(command, check=True)
         job.own(overlay)
-        self.disk = f'VMPARAM_vm_Disk = "{overlay}:hda:w:qcow2"'
+        self._overlay = overlay
         self._ballast = directory / "ballast"
         with contextlib.suppress(OSError), open(self._ballast, "wb", buffering=0) as ballast:
             while True:
                 ballast.write(bytes(4096))
+
+    def disk(self, device: str = "hda") -> str:
+        return f'VMPARAM_vm_Disk = "{self._overlay}:{device}:w:qcow2"'
 
     def make_room(self) -> None:
         self._ballast.unlink()
@@ -274,8 +277,9 @@ def full(job: Job) -> Iterator[Full]:
 
 
 @pytest.mark.libvirt
-def test_a_guest_with_a_full_disk_goes_on_when_there_is_space(job: Job, full: Full) -> None:
-    with running(job, full.disk) as peer:
+@pytest.mark.parametrize("device", ["hda", "vda"])
+def test_a_guest_with_a_full_disk_goes_on_when_there_is_space(job: Job, full: Full, device: str) -> None:
+    with running(job, full.disk(device)) as peer:
         until(full.is_paused, "the disk has no space")
         assert peer.run("STATUS", 1)[1] == "STATUS=Running", "HTCondor has suspended nothing"
         full.make_room()
@@ -283,12 +287,14 @@ def test_a_guest_with_a_full_disk_goes_on_when_there_is_space(job: Job, full: Fu
         assert counts(job.console())[0] == 1, "with nothing lost"
         done(peer, "STOP")
         assert job.exit_file()["reason"] is None
-        assert "paused by an error of a disk" in peer.quit()
+        log = peer.quit()
+    assert log.count("paused by an error of a disk") == 1
+    assert "it was resumed" not in log, "nobody but the daemon has resumed it"
 
 
 @pytest.mark.libvirt
 def test_a_guest_whose_disk_stays_full_ends_as_a_failure(job: Job, full: Full) -> None:
-    with running(job, full.disk, VM_IO_ERROR_TIMEOUT=2) as peer:
+    with running(job, full.disk(), VM_IO_ERROR_TIMEOUT=2) as peer:
         until(lambda: job.domain() is None, "the guest is given up")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         found = job.exit_file()
@@ -300,7 +306,7 @@ def test_a_guest_whose_disk_stays_full_ends_as_a_failure(job: Job, full: Full) -
 @pytest.mark.libvirt
 @pytest.mark.parametrize(("way", "state"), [("SOFT_SUSPEND", "SoftSuspended"), ("SUSPEND", "Suspended")])
 def test_a_suspended_guest_is_left_alone_and_goes_on_at_its_resume(job: Job, full: Full, way: str, state: str) -> None:
-    with running(job, full.disk, VM_IO_ERROR_TIMEOUT=1) as peer:
+    with running(job, full.disk(), VM_IO_ERROR_TIMEOUT=1) as peer:
         until(full.is_paused, "the disk has no space")
         done(peer, way)
         assert peer.run("STATUS", 1)[1] == f"STATUS={state}"
