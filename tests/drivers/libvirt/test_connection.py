@@ -4,16 +4,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import libvirt
 import pytest
 
-from tests.lab.namespace import Namespace, why_not
+from tests.drivers.libvirt.support import another_vm
+from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DEADLINE
 from vmgahp import errors
-from vmgahp.drivers.libvirt import connection, faults
+from vmgahp.drivers.libvirt import connection as connections
+from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+
+CALLS = 1000
+"""Of which about five had to wait."""
 
 AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
 
@@ -111,7 +117,7 @@ def test_a_libvirtd_that_was_seen_to_hang_is_not_waited_for_again(
     """By whoever has another way, such as to kill the VM's QEMU."""
     way.deadline, answer = 0.01, threading.Event()
     monkeypatch.setattr(libvirt, "open", lambda _uri: answer.wait(10 * DEADLINE))
-    monkeypatch.setattr(connection, "HANGING_DEADLINE", 0.01)
+    monkeypatch.setattr(connections, "HANGING_DEADLINE", 0.01)
     with pytest.raises(errors.MachineFault, match="does not answer"):
         way.call(lambda opened: opened.getType())
     assert way._opening is not None
@@ -250,16 +256,33 @@ way.close()
 """Asks libvirtd from four threads at once; for each line that it reads it waits until all have lost it."""
 
 
+@contextmanager
+def a_libvirtd(tmp_path: Path, settings: str = "") -> Iterator[Namespace]:
+    """A libvirtd of our own, in a namespace."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Namespace(tmp_path) as made:
+        with made.path("/etc/libvirt/libvirtd.conf").open("a") as file:
+            file.write(settings)
+        made.start_libvirt()
+        yield made
+
+
+def uri_of(namespace: Namespace) -> str:
+    return f"qemu+unix:///system?socket={namespace.path('/run/libvirt/libvirt-sock')}"
+
+
+def process(namespace: Namespace, words: str) -> int:
+    [pid] = [pid for pid, command in namespace.processes().items() if words in command]
+    return pid
+
+
 @pytest.mark.pool
 def test_a_libvirtd_that_hangs_and_comes_back_does_not_kill_its_clients(tmp_path: Path) -> None:
     """Each thread sees its connection fail while the others are inside of theirs."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with Namespace(tmp_path) as namespace:
-        namespace.start_libvirt()
-        [libvirtd] = [pid for pid, words in namespace.processes().items() if words.startswith("libvirtd")]
-        uri = f"qemu+unix:///system?socket={namespace.path('/run/libvirt/libvirt-sock')}"
-        command = [sys.executable, "-c", BESET, uri]
+    with a_libvirtd(tmp_path) as namespace:
+        libvirtd = process(namespace, "libvirtd -d")
+        command = [sys.executable, "-c", BESET, uri_of(namespace)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdin
             assert client.stdout
@@ -272,3 +295,47 @@ def test_a_libvirtd_that_hangs_and_comes_back_does_not_kill_its_clients(tmp_path
             client.stdin.close()
             assert client.stdout.read() == "QEMU\n"
         assert client.returncode == 0
+
+
+@pytest.mark.pool
+def test_while_a_domain_is_saved_no_call_about_another_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one connection libvirt at times leaves a second call lying until the first is answered or a ping is due.
+
+    The save lasts for as long as the test wants: the QEMU that is to write its memory stands still.
+    """
+    monkeypatch.setattr(connections, "KEEPALIVE_INTERVAL", 100 * int(DEADLINE))
+    with a_libvirtd(tmp_path, "keepalive_interval = -1\n") as namespace:
+        check_that_no_call_waits(namespace)
+
+
+def check_that_no_call_waits(namespace: Namespace) -> None:
+    way = LibvirtConnection(uri_of(namespace), lambda _line: None)
+    begun, saved, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def save(opened: libvirt.virConnect) -> None:
+        found = opened.lookupByName("saved")
+        begun.set()
+        found.save(f"{LAB}/saved")
+
+    def save_it() -> None:
+        way.once(save)
+        saved.set()
+
+    def ask() -> None:
+        for _ in range(CALLS):
+            way.call(lambda opened: opened.lookupByName("asked").interfaceAddresses(0))
+        answered.set()
+
+    opened = libvirt.open(uri_of(namespace))
+    with another_vm(opened, "saved"), another_vm(opened, "asked"):
+        qemu = process(namespace, "guest=saved,")
+        namespace.kill(qemu, "STOP")
+        threading.Thread(target=save_it, daemon=True).start()
+        assert begun.wait(DEADLINE)
+        threading.Thread(target=ask, daemon=True).start()
+        assert answered.wait(DEADLINE)
+        assert not saved.is_set()
+        namespace.kill(qemu, "CONT")
+        assert saved.wait(DEADLINE)
+    way.close()
+    opened.close()
