@@ -52,6 +52,12 @@ def test_what_would_hold_the_job(pool: Condor, ad: Ad, line: str, seen: str, hin
     assert trial.description == ""
 
 
+def test_what_the_machine_does_not_offer_is_told_without_the_files(pool: Condor, ad: Ad) -> None:
+    trial = tried(pool, ad.write('VMPARAM_vm_Disk = "gone.img:vda:w:raw"'), offers(VM_Memory=40))
+    judged(named(trial.findings, "job memory"), BAD, "VM_Memory is 40")
+    judged(named(trial.findings, "job ad"), BAD, "gone.img")
+
+
 def test_a_job_of_another_type(pool: Condor, ad: Ad) -> None:
     judged(named(tried(pool, ad.write(vm_type="xen")).findings, "job type"), BAD, "offers VM_Type qemu")
 

@@ -17,6 +17,8 @@ from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
+_LOOKED_AT = "what the job asks for, beside what the probe advertises"
+
 LARGEST_AD = 1 << 22
 """Bytes of a file that are read; ads have some kilobytes."""
 
@@ -81,10 +83,10 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
             xml = job_xml.load(ad, context.settings, identity)
             for_policy = job_xml.ad_for_policy(ad, xml)
             spec = JobSpec.parse(ad, context.settings, own=xml.asks if xml else NOTHING)
+            trial.findings += _unmet(spec, probe)
             spec = look.find(spec, context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
-            trial.findings.append(check.ok(seen))
-            trial.findings += _unmet(spec, probe)
+            trial.findings += [check.ok(seen), *_not_transferred(spec)]
         if context.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
@@ -153,13 +155,12 @@ def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
 
 
 def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
-    """What the job asks for and this machine, as probed, does not offer."""
+    """What the job asks for and this machine, as probed, does not offer; its files are not needed for that."""
     offered = probe.attributes
     found = []
-    looked_at = "what the job asks for, beside what the probe advertises"
 
     def miss(check: str, seen: str, hint: str, verdict: str = BAD) -> None:
-        found.append(Finding(check, verdict, looked_at, seen, hint))
+        found.append(Finding(check, verdict, _LOOKED_AT, seen, hint))
 
     memory = offered.get("VM_Memory")
     if isinstance(memory, int) and spec.memory_mib > memory:
@@ -193,13 +194,13 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
             "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
             OFF,
         )
-    if spec.checkpoint and spec.vm_type not in HTCONDORS:
-        shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
-        if shared:
-            miss(
-                "job checkpoint",
-                f"{escape(shared[0])} is not transferred with the job, so it has no checkpoints under this type.",
-                "transfer the disk, or use vm_type = kvm.",
-                OFF,
-            )
     return found
+
+
+def _not_transferred(spec: JobSpec) -> list[Finding]:
+    """A disk that keeps a job that asks for checkpoints from having any."""
+    shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
+    if not shared or not spec.checkpoint or spec.vm_type in HTCONDORS:
+        return []
+    seen = f"{escape(shared[0])} is not transferred with the job, so it has no checkpoints under this type."
+    return [Finding("job checkpoint", OFF, _LOOKED_AT, seen, "transfer the disk, or use vm_type = kvm.")]
