@@ -140,11 +140,11 @@ def test_a_bad_attribute_does_not_hide_those_after_it():
 
 
 def test_expressions_that_take_for_ever_are_given_up(monkeypatch):
-    monkeypatch.setattr("vmgahp.job.ad.EVALUATION_SECONDS", 0.05)
+    monkeypatch.setattr("vmgahp.job.ad.EVALUATION_SECONDS", 0.0)
     a, b = (f"sum({{{', '.join([name] * 1000)}}})" for name in "bc")
     wanted = ad(a=a, b=b, c="1 + 0")
     assert wanted.integer("a") == 1_000_000
-    with pytest.raises(JobFault, match=r"more than 0\.05 s to evaluate"):
+    with pytest.raises(JobFault, match=r"more than 0 s to evaluate"):
         wanted.integer("b")
     assert wanted.integer("JobVMMemory") == 512, "what is no expression is read all the same"
 
@@ -223,6 +223,25 @@ def test_the_least_that_a_job_can_say():
         hardware_vt=False,
     )
     assert spec().networking is False
+
+
+def test_reading_an_ad_opens_nothing(monkeypatch):
+    def refuse(*arguments, **named):
+        raise AssertionError(f"{arguments} {named}")
+
+    everything = {
+        "VMPARAM_vm_Disk": '"disk.img:vda:w, catalog:debian:vdb:w, /shared/x.qcow2:vdc:r:qcow2"',
+        "VMPARAM_vm_Data_Disk": '"vdd:1G"',
+        "VMPARAM_vm_Data_Files": '"in.csv, params"',
+        "VMPARAM_vm_User_Data": '"user-data"',
+        "JobVMNetworking": "true",
+        "JobVMCheckpoint": "true",
+    }
+    spec(**everything)  # loads what it needs
+    for name in ("open", "stat", "lstat", "listdir", "scandir", "access", "fork", "readlink"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    assert [request.device for request in spec(**everything).requests] == [f"vd{letter}" for letter in "abcdef"]
 
 
 def test_switches():

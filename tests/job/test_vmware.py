@@ -27,13 +27,13 @@ GOOD = BASE | {
 FILES = ("dos.vmx", "dos.vmdk", "dos-s001.vmdk")
 
 
-def spec(settings=MACHINE, files=None, **changes):
-    return look(VmwareSpec.parse(ad(GOOD, **changes), settings), files or Files(FILES))
+def spec(settings=MACHINE, **changes):
+    return VmwareSpec.parse(ad(GOOD, **changes), settings)
 
 
 def refusal(word, part, **changes):
     with pytest.raises(JobFault) as caught:
-        spec(**changes)
+        look(spec(**changes), Files(FILES))
     assert caught.value.code == word
     assert caught.value.hint
     assert part in caught.value.problem
@@ -68,7 +68,7 @@ def test_names_are_the_last_part_of_a_path_of_either_system():
 
 
 def test_shared_disks_need_not_be_in_the_scratch_directory():
-    found = spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"', files=Files(("dos.vmx",)))
+    found = look(spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"'), Files(("dos.vmx",)))
     assert (found.dir, found.transfer, found.snapshot_disk) == ("/net/vms", False, True)
     assert found.vmdk_files == ("dos.vmdk", "dos-s001.vmdk")
 
@@ -136,7 +136,7 @@ def test_a_jobs_mistake_holds_the_job(changes, word, part):
 @pytest.mark.parametrize("error", [errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR])
 def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
     with pytest.raises(JobFault, match=name) as caught:
-        spec(files=Files(FILES, bad={name: error}))
+        look(spec(), Files(FILES, bad={name: error}))
     assert os.strerror(error) in caught.value.problem
 
 

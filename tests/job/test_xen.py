@@ -14,7 +14,7 @@ from vmgahp.domain import xen as domain_xen
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.disks import DiskRequest
 from vmgahp.job.spec import JobSpec, Nic
-from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot
+from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot, look
 
 GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
 
@@ -28,14 +28,17 @@ OWN = {
 FILES = ("disk.img", "vmlinuz", "initrd.img")
 
 
-def boot(settings: dict[str, str] | None = None, files: object = None, **changes: str | None) -> XenBoot:
-    asked = XenBoot.parse(ad(**{**OWN, **changes}), Settings(settings or {}))
-    return asked.look("/scratch", files or Files(FILES))  # type: ignore[arg-type]
+def boot(settings: dict[str, str] | None = None, **changes: str | None) -> XenBoot:
+    return XenBoot.parse(ad(**{**OWN, **changes}), Settings(settings or {}))
+
+
+def looked(files: object = None, **changes: str | None) -> XenBoot:
+    return look(boot(**changes), "/scratch", files or Files(FILES))  # type: ignore[arg-type]
 
 
 def refused(word: str, *parts: str, **changes: object) -> None:
     with pytest.raises(JobFault) as caught:
-        boot(**changes)  # type: ignore[arg-type]
+        looked(**changes)  # type: ignore[arg-type]
     assert caught.value.code == f"VMGAHP_ERR_JOBCLASSAD_{word}"
     assert caught.value.hint
     for part in parts:
@@ -47,7 +50,7 @@ def refused(word: str, *parts: str, **changes: object) -> None:
 
 def test_a_kernel_of_its_own() -> None:
     """By its base name, which condor_submit's path of the submit machine ends with."""
-    assert boot() == XenBoot(
+    assert looked() == XenBoot(
         kernel=BootFile("/scratch/vmlinuz", True),
         initrd=BootFile("/scratch/initrd.img", True),
         command_line="root=/dev/xvda1 ro console=hvc0",
@@ -55,7 +58,7 @@ def test_a_kernel_of_its_own() -> None:
 
 
 def test_a_kernel_of_the_machine_and_no_initrd() -> None:
-    found = boot(
+    found = looked(
         files=Files((), ("/boot/vmlinuz",)),
         VMPARAM_Xen_Kernel='" /boot/vmlinuz "',
         VMPARAM_Xen_Initrd=None,
@@ -70,7 +73,7 @@ def test_the_kernel_in_the_disk_is_the_bootloaders() -> None:
     assert boot({"XEN_BOOTLOADER": '"/bin/sh"'}, **only) == XenBoot(bootloader="/bin/sh")
     refused("XEN_KERNEL_NOT_FOUND", "XEN_BOOTLOADER", **only)
     with pytest.raises(MachineFault, match="not a program"):
-        boot({"XEN_BOOTLOADER": "/etc/passwd"}, **only)
+        look(boot({"XEN_BOOTLOADER": "/etc/passwd"}, **only), "/scratch", Files())  # type: ignore[arg-type]
 
 
 def test_hardware_virtualization_is_the_machines_to_offer() -> None:

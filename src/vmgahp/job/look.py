@@ -26,7 +26,9 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """The job with all its files found; no image is looked into. Raises `errors.Fault`."""
     if spec.xen is not None:
-        spec = spec._replace(xen=spec.xen.look(spec.working_dir, identity))
+        from vmgahp.job import xen
+
+        spec = spec._replace(xen=xen.look(spec.xen, spec.working_dir, identity))
     disks = _disks(spec, settings, identity)
     if spec.devices.user_data is not None:
         from vmgahp.job import cloud_init

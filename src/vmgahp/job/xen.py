@@ -42,12 +42,6 @@ class BootFile(NamedTuple):
     """The full path; of a transferred one, in the scratch directory. As the job names it until it was looked for."""
     transferred: bool = False
 
-    def open(self, working_dir: str, identity: Identity) -> int:
-        """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
-        if self.transferred:
-            return identity.open_scratch(working_dir, os.path.basename(self.path), os.O_RDONLY)
-        return identity.open_named(self.path, os.O_RDONLY)
-
 
 class XenBoot(NamedTuple):
     """How a guest boots; exactly one of the first three says it."""
@@ -87,14 +81,22 @@ class XenBoot(NamedTuple):
             command_line=_command_line(ad),
         )
 
-    def look(self, working_dir: str, identity: Identity) -> "XenBoot":
-        """It with its files found. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
-        if self.bootloader:
-            require_bootloader(self.bootloader)
-        return self._replace(
-            kernel=self.kernel and _find(_KERNEL, self.kernel.path, working_dir, identity),
-            initrd=self.initrd and _find(_INITRD, self.initrd.path, working_dir, identity),
-        )
+
+def look(boot: XenBoot, working_dir: str, identity: Identity) -> XenBoot:
+    """It with its files found. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
+    if boot.bootloader:
+        require_bootloader(boot.bootloader)
+    return boot._replace(
+        kernel=boot.kernel and _find(_KERNEL, boot.kernel.path, working_dir, identity),
+        initrd=boot.initrd and _find(_INITRD, boot.initrd.path, working_dir, identity),
+    )
+
+
+def open_file(file: BootFile, working_dir: str, identity: Identity) -> int:
+    """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
+    if file.transferred:
+        return identity.open_scratch(working_dir, os.path.basename(file.path), os.O_RDONLY)
+    return identity.open_named(file.path, os.O_RDONLY)
 
 
 def _bootloader(settings: Settings) -> str:

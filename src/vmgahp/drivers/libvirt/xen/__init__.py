@@ -34,7 +34,7 @@ from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
 from vmgahp.job.own_xml import OwnXml
 from vmgahp.job.spec import Disk, JobSpec
-from vmgahp.job.xen import XenBoot
+from vmgahp.job.xen import XenBoot, open_file
 
 URI = "xen:///system"
 
@@ -82,7 +82,7 @@ class XenDescriber(Describer):
                 return ""
             try:
                 # libxl opens it as root. By this name it is the file that the job's user could open, and no other.
-                return f"/proc/{os.getpid()}/fd/{keep(file.open(spec.working_dir, self.identity))}"
+                return f"/proc/{os.getpid()}/fd/{keep(open_file(file, spec.working_dir, self.identity))}"
             except OSError as error:
                 raise JobFault(
                     word, f"The {what} {file.path} cannot be opened: {error.strerror}.", "see that it stays."
