@@ -405,12 +405,11 @@ class Server:
         self._ending = True
         if self._identity is None:
             return  # without settings there is no driver, and no START goes on from here
-        if self._driver is not None:
-            self._driver.interrupt()
+        starting = () if self._driver is None else self._driver.interrupt()
         end = time.monotonic() + DESTROY_DEADLINE
         workers = list(self._threads.values())
         without_thread = []
-        for machine in list(self._machines.values()):
+        for machine in {*self._machines.values(), *starting}:
             try:
                 workers.append(threads.start(f"end-{machine.name}", self._destroy, machine))
             except errors.MachineFault:

@@ -209,8 +209,12 @@ class Driver(ABC):
         memory = max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
         return Deadlines(usual, memory, self.settings.integer("VM_STOP_TIMEOUT"))
 
-    def interrupt(self) -> None:  # noqa: B027 - a START that runs to its end is ended then
-        """The server ends: a START that is under way, in another thread, is to fail as soon as it can."""
+    def interrupt(self) -> Sequence[Machine]:
+        """The server ends: a START that is under way, in another thread, is to fail as soon as it can.
+
+        What is returned is destroyed, whether it has started or not. A START that runs to its end is ended then.
+        """
+        return ()
 
     def close(self) -> None:  # noqa: B027 - nor any connection to let go of
         """Let go of connections; called once, when the server ends."""

@@ -7,7 +7,7 @@ leaves behind is decided here. `vmgahp.lifecycle.TRANSITIONS` is the table of wh
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -366,9 +366,11 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
     """A driver whose START reads as five calls; each is a step that a driver fills in."""
 
     _server_ends = False
+    _starting: tuple[AnyMachine, ...] = ()
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> Sequence[Machine]:
         self._server_ends = True
+        return self._starting
 
     def start(self, job: JobAd) -> Machine:
         try:
@@ -379,10 +381,11 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             try:
                 return self._carry_out(plan)
             except Unusable as unusable:
+                if self._server_ends:
+                    raise errors.ClientFault(errors.VM_NOT_FOUND, unusable.reason) from unusable
                 return self._carry_out(self.without_checkpoint(plan, unusable))
         except errors.Fault as fault:
-            explained = self.explain(job, fault)
-            if explained is fault:
+            if (explained := self.explain(job, fault)) is fault:
                 raise
             raise explained from fault
 
@@ -427,6 +430,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         machine: AnyMachine | None = None
         try:
             machine = self.prepare(plan, resources)
+            self._starting = (*self._starting, machine)
             machine.step("prepare.done")
             self.launch(machine, plan)
             reached("launch.runs")
