@@ -60,8 +60,7 @@ class Job:
         self.overlay = self.put(scratch / "root.qcow2", os.urandom(200_000))
         self.data = self.put(self.shared / "data.img", os.urandom(300_000))
         self.memory = self.put(scratch / MEMORY_FILE, image(rest=os.urandom(3_000_000)))
-        self.disks = [self.disk(self.overlay, "vda", format="qcow2"), self.disk(self.data, "sdb")]
-        self.chains = {str(self.overlay): (BackingFile(str(self.template), "raw"),)}
+        self.disks = [self.root(self.overlay), self.disk(self.data, "sdb")]
 
     def put(self, path: Path, content: bytes) -> Path:
         path.write_bytes(content)
@@ -75,13 +74,16 @@ class Job:
         )
         return plain._replace(**changes)  # type: ignore[arg-type]
 
+    def root(self, path: Path) -> Disk:
+        return self.disk(path, "vda", format="qcow2", backing=(BackingFile(str(self.template), "raw"),))
+
     @property
     def store(self) -> CheckpointStore:
         return CheckpointStore(LIBVIRT, self.user, str(self.scratch), self.logged.append)
 
     @property
     def refs(self) -> list[FileRef]:
-        return [FileRef(MEMORY, MEMORY_FILE), *disk_refs(self.disks, self.chains)]
+        return [FileRef(MEMORY, MEMORY_FILE), *disk_refs(self.disks)]
 
     def files(self) -> list[CheckpointFile]:
         return [files.describe(self.user, str(self.scratch), ref) for ref in self.refs]
@@ -100,12 +102,12 @@ class Job:
     def load(self) -> Manifest | None:
         return self.store.load()
 
-    def check(self, disks: list[Disk] | None = None, chains: object = None, **changes: object) -> None:
+    def check(self, disks: list[Disk] | None = None, **changes: object) -> None:
         """Check what is in the scratch directory, as a restart does."""
         found = self.load()
         assert found is not None
         now = changed(HERE, changes)
-        refs = disk_refs(self.disks if disks is None else disks, self.chains if chains is None else chains)  # type: ignore[arg-type]
+        refs = disk_refs(self.disks if disks is None else disks)
         self.store.check(found, now, refs)
         descriptor = self.store.open_memory(found, now.memory_mib)
         assert os.read(descriptor, 16) == b"LibvirtQemudSave"
@@ -165,8 +167,7 @@ def test_another_machine_with_another_scratch_directory(job: Job) -> None:
     job.scratch.rename(there)
     os.utime(there / "root.qcow2", (1, 1))  # a transfer gives the files new times
     job.scratch = there
-    job.disks[0] = job.disk(there / "root.qcow2", "vda", format="qcow2")
-    job.chains = {str(there / "root.qcow2"): (BackingFile(str(job.template), "raw"),)}
+    job.disks[0] = job.root(there / "root.qcow2")
     job.check()
 
 
@@ -344,7 +345,7 @@ def test_other_disks(job: Job) -> None:
     assert "read-only" in job.refused(False, disks=[root, data._replace(writable=False)])
     other = job.put(job.shared / "other.img", job.data.read_bytes())
     assert "other.img" in job.refused(False, disks=[root, job.disk(other, "sdb")])
-    assert "1 backing files and has 0" in job.refused(False, chains={})
+    assert "1 backing files and has 0" in job.refused(False, disks=[root._replace(backing=()), data])
     moved = job.put(job.scratch / "data.img", job.data.read_bytes())
     assert "data.img" in job.refused(False, disks=[root, job.disk(moved, "sdb")])
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.images.backing import BackingFile
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, devices, require_saveable
 from vmgahp.job.disks import DISK, Disk, DiskRequest, requests
@@ -47,11 +46,6 @@ class JobSpec(VmSpec):
     def macs(self) -> tuple[str, ...]:
         """The MAC addresses that the job has chosen."""
         return tuple(nic.mac for nic in self.nics if nic.mac)
-
-    @property
-    def chains(self) -> dict[str, tuple[BackingFile, ...]]:
-        """The backing files of each disk, by its path."""
-        return {disk.path: disk.backing for disk in self.disks}
 
     @classmethod
     def parse(

@@ -5,7 +5,7 @@ The files and their checks are `vmgahp.checkpoint.store`'s; here is what only li
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -34,14 +34,11 @@ from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
 
 if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.describe import Plan
-
-Chains = Mapping[str, tuple[BackingFile, ...]]
 
 
 def _differences(then: Facts, now: Facts) -> Iterator[str]:
@@ -78,15 +75,14 @@ LIBVIRT = CheckpointKind(
 XEN = LIBVIRT._replace(driver="xen", inspect=memory_image_xen.inspect)
 
 
-def disk_refs(disks: Iterable[Disk], chains: Chains) -> list[FileRef]:
-    """The disks, each with its backing files, which `chains` has by the path of its image."""
+def disk_refs(disks: Iterable[Disk]) -> list[FileRef]:
+    """The disks, each with its backing files."""
     refs = []
     for disk in disks:
         known_as = disk.image.known_as if disk.image and not disk.writable else ""
         refs.append(FileRef(DISK, disk.path, disk.device, disk.writable, disk.format, known_as))
         refs += [
-            FileRef(BACKING, layer.path, disk.device, False, layer.format, layer.known_as)
-            for layer in chains.get(disk.path, ())
+            FileRef(BACKING, layer.path, disk.device, False, layer.format, layer.known_as) for layer in disk.backing
         ]
     return refs
 
@@ -124,7 +120,7 @@ class JobCheckpoints(NamedTuple):
         return self.every.store(self.plan.checkpoint_spec)
 
     def write(self, machine: LibvirtMachine) -> None:
-        self.every.write(machine, self.plan.checkpoint_spec, self.plan.domain_type, self.plan.spec.chains)
+        self.every.write(machine, self.plan.checkpoint_spec, self.plan.domain_type)
 
 
 class LibvirtCheckpoints:
@@ -140,7 +136,7 @@ class LibvirtCheckpoints:
         """The checkpoint of a job, whatever it is."""
         return CheckpointStore(self._kind, self._identity, spec.working_dir, self._log)
 
-    def find(self, spec: JobSpec, domain_type: str, chains: Chains) -> LibvirtRestart | None:
+    def find(self, spec: JobSpec, domain_type: str) -> LibvirtRestart | None:
         """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
 
         One that cannot be used is set aside. Raises `errors.JobFault` as `CheckpointStore.refuse` does.
@@ -156,7 +152,7 @@ class LibvirtCheckpoints:
                 "host_cpu": self._host_cpu(domain_type),
                 "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
             }
-            store.check(manifest, store.now(spec, here), disk_refs(spec.disks, chains))
+            store.check(manifest, store.now(spec, here), disk_refs(spec.disks))
             descriptor = store.open_memory(manifest, spec.memory_mib)
             if self._is_taken(manifest.facts["uuid"]):
                 os.close(descriptor)
@@ -166,7 +162,7 @@ class LibvirtCheckpoints:
             return None
         return LibvirtRestart(manifest, descriptor)
 
-    def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str, chains: Chains) -> None:
+    def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str) -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""
         kind = etree.fromstring(machine.description).find("os/type")
         assert kind is not None
@@ -187,7 +183,7 @@ class LibvirtCheckpoints:
             "architecture": kind.get("arch", ""),
             "xml": machine.description,
         }
-        refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks, chains)]
+        refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks)]
         store.write(store.now(spec, facts, machine.usage.seconds), refs)
 
     @staticmethod

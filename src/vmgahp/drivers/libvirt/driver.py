@@ -108,7 +108,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         made.make(plan.spec)
         restart = None
         if plan.may_restart:
-            restart = self._checkpoints.find(plan.checkpoint_spec, plan.domain_type, plan.spec.chains)
+            restart = self._checkpoints.find(plan.checkpoint_spec, plan.domain_type)
         try:
             return self._prepare(plan, restart, resources)
         except BaseException:
