@@ -184,6 +184,7 @@ class LibvirtMachine(ManagedMachine):
         self.io_errors.end()
         self.guest.connection.unwatch(self.uuid)
         self._forget_unsure()
+        self.saver.forget_the_rest()
 
     def _last_look(self) -> None:
         """The guest has powered off or crashed, and its process is about to go."""
@@ -337,7 +338,10 @@ class LibvirtMachine(ManagedMachine):
             self._unsure = None
 
     def _keep(self, image: MemoryFile) -> None:
-        """The guest is gone and its memory whole: keep it, or have the guest run again. Raises `errors.Fault`."""
+        """The guest is gone and its memory whole: keep it, or have the guest run again. Raises `errors.Fault`.
+
+        Where neither can be done, as on a file system that has become read-only, it stays where it is.
+        """
         name = image.name
         try:
             image.keep()
@@ -345,11 +349,10 @@ class LibvirtMachine(ManagedMachine):
             try:
                 self._restore_from(image.descriptor, lambda: None)
             except errors.Fault as fault:
-                raise self.report_lost(
-                    f"{self.name} is lost: {name} cannot be kept ({error}), and it cannot run on: {fault.problem}",
-                    "look at the file system of EXECUTE.",
-                ) from error
-            raise self.saver.fault(f"{name} cannot be kept in {self.saver.directory}: {error}") from error
+                self.log(f"{self.name} cannot run on ({fault.problem}), nor its memory be called {name}: {error}")
+                name = image.leave()
+            else:
+                raise self.saver.fault(f"{name} cannot be kept in {self.saver.directory}: {error}") from error
         finally:
             image.close()
         self._image = name

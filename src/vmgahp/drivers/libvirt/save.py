@@ -58,6 +58,12 @@ class MemoryFile:
         os.fsync(self.descriptor)
         self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
 
+    def leave(self) -> str:
+        """Let go of one that is whole and cannot have its name; the name under which it stays."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+        return partial_name(self.name)
+
     def close(self) -> None:
         """Let go of it, whether it was kept or not; may be called again."""
         if self.descriptor < 0:
@@ -79,6 +85,7 @@ class Saver:
         """Makes anew what ended with the QEMU that was saved."""
         self._log = log
         self._settings = settings
+        self._not_removed: set[str] = set()
 
     def begin(self, name: str, memory_kib: int) -> "MemoryFile":
         """A file for the memory image `name`, under a name that says that it is not whole yet.
@@ -134,6 +141,12 @@ class Saver:
             self.identity.unlink_scratch(self.directory, name)
         except (OSError, errors.Fault) as error:
             self._log(f"could not remove {name} from {self.directory}: {error}")
+            self._not_removed.add(name)
+
+    def forget_the_rest(self) -> None:
+        """Try once more to remove what could not be removed."""
+        for name in self._not_removed.copy():
+            self.forget(name)
 
     def rename(self, old: str, new: str) -> None:
         """Give a memory image another name. Raises `errors.MachineFault`."""
