@@ -25,7 +25,7 @@ class Simulated(Subject):
         return {}
 
     def exists(self, job: JobAd) -> bool:
-        return job.vm_name() in SimulatedDriver._machines
+        return job.working_dir() in SimulatedDriver._machines
 
     def bad_jobs(self) -> dict[str, JobAd]:
         job = self.job(2)
@@ -38,7 +38,7 @@ class Simulated(Subject):
         return Settings({"VM_MEMORY": "0"})
 
     def power_off(self, job: JobAd) -> None:
-        SimulatedDriver._machines[job.vm_name()].power_off()
+        SimulatedDriver._machines[job.working_dir()].power_off()
 
 
 @pytest.mark.qemu

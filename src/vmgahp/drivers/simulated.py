@@ -63,7 +63,7 @@ class SimulatedMachine(Machine):
 
     def destroy(self) -> None:
         self._state = lifecycle.STOPPED
-        self._machines.pop(self.name, None)
+        self._machines.pop(self.working_dir, None)
 
     def soft_suspend(self) -> None:
         self._go(lifecycle.SOFT_SUSPEND, lifecycle.SOFT_SUSPENDED)
@@ -80,7 +80,7 @@ class SimulatedMachine(Machine):
     def power_off(self) -> None:
         """The guest's own doing."""
         self._state = lifecycle.STOPPED
-        self._machines.pop(self.name, None)
+        self._machines.pop(self.working_dir, None)
 
     def _go(self, operation: str, state: lifecycle.State) -> None:
         self.gate(operation)
@@ -93,6 +93,7 @@ class SimulatedDriver(Driver):
     """Starts whatever it is given, on a machine that has memory for VMs."""
 
     _machines: dict[str, SimulatedMachine] = {}
+    """By their scratch directories."""
 
     def start(self, job: JobAd) -> Machine:
         fault = self._fault()
@@ -109,7 +110,7 @@ class SimulatedDriver(Driver):
             raise ZeroDivisionError("Simulated_Fault is bug")
         machine = SimulatedMachine(job, self._machines)
         machine.gate(lifecycle.START)
-        self._machines[machine.name] = machine
+        self._machines[machine.working_dir] = machine
         return machine
 
     def kill(self, match: str, uuid: str = "") -> bool:
