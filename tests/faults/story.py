@@ -16,7 +16,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.requests import Request, RequestState
 
-VM_TYPE = "qemu"
+VM_TYPE = "kvm"
 MEMORY_MIB = 16
 TICKS = 4
 """Of 18.2 a second, between two counts of the guest."""
