@@ -16,10 +16,10 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
 from vmgahp.job import ad as job_ad
-from vmgahp.job.ad import literal, quote
+from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.job.disks import Disk, DiskRequest, entries
 from vmgahp.job.look import find
-from vmgahp.job.spec import JobAd, JobSpec
+from vmgahp.job.spec import JobSpec
 from vmgahp.text import has_control
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)

@@ -89,8 +89,17 @@ def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
 
 
 def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
-    _, _, device, partition, writable, image_format, kind, shared, _, size, _, _ = request
-    return Disk(path, device, partition, writable, image_format, transferred, kind, shared, size=size)
+    return Disk(
+        path,
+        request.device,
+        request.partition,
+        request.writable,
+        request.format,
+        transferred,
+        request.kind,
+        request.shared,
+        size=request.size,
+    )
 
 
 def backing_files(disk: Disk, working_dir: str, identity: Identity) -> tuple[BackingFile, ...]:

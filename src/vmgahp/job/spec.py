@@ -14,7 +14,7 @@ from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, devices, require_saveable
 from vmgahp.job.disks import DISK, Disk, DiskRequest, requests
-from vmgahp.job.nics import Nic, mac, networking_type, nics
+from vmgahp.job.nics import Nic, nics
 from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
@@ -23,7 +23,7 @@ TYPE_CHECKING = False  # what follows is loaded for the jobs that need it
 if TYPE_CHECKING:
     from vmgahp.job.xen import XenBoot
 
-__all__ = ["Devices", "Disk", "JobAd", "JobSpec", "Nic", "Topology", "mac", "networking_type"]
+__all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]
 
 
 @dataclass(frozen=True, kw_only=True)
