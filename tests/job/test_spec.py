@@ -244,6 +244,26 @@ def test_reading_an_ad_opens_nothing(monkeypatch):
     assert [request.device for request in spec(**everything).requests] == [f"vd{letter}" for letter in "abcdef"]
 
 
+def test_what_is_asked_and_what_is_found_is_plain_data():
+    """So that another process can do the looking."""
+
+    def is_plain(value):
+        if isinstance(value, tuple):
+            return all(map(is_plain, value))
+        return value is None or type(value) in (str, int, bool)
+
+    wanted = {
+        "VMPARAM_vm_Disk": '"disk.img:vda:w, /shared/x.img:vdc:r"',
+        "VMPARAM_vm_Data_Disk": '"vdd:1G"',
+        "VMPARAM_vm_Data_Files": '"in.csv"',
+        "VMPARAM_vm_Topology": '"cores=1"',
+        "JobVMNetworking": "true",
+    }
+    whole = found_spec(files=Files(("disk.img", "in.csv"), ("/shared/x.img",)), **wanted)
+    assert len(whole.disks) == 4
+    assert all(map(is_plain, vars(whole).values()))
+
+
 def test_switches():
     found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
     assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
