@@ -1,13 +1,17 @@
 """The shipped contract suite against the drivers that are here, and against one that comes from elsewhere."""
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.drivers import small_driver
 from tests.drivers.support import WHO, Emulated, any_hypervisor
 from vmgahp import errors, vm_types
 from vmgahp.config import Settings
@@ -64,6 +68,44 @@ class TestSimulated(DriverContract):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Iterator[Subject]:
         with Simulated(tmp_path, Settings({"VM_MEMORY": "1024"}), WHO) as subject:
+            yield subject
+
+
+class Small(Subject):
+    """A driver that knows nothing but the life of a VM; it is shown as an example too."""
+
+    vm_type = "small"
+    checkpoint = False
+
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        if os.getuid() == 0:
+            os.chown(scratch, self.identity.uid, self.identity.gid)
+        return {}
+
+    def exists(self, job: JobAd) -> bool:
+        return small_driver.find(job.working_dir()) != 0
+
+    def count(self, job: JobAd) -> int:
+        with suppress(FileNotFoundError):
+            return Path(job.working_dir(), "count").stat().st_size
+        return 0
+
+    def power_off(self, job: JobAd) -> None:
+        small_driver.tell(job.working_dir(), signal.SIGTERM)
+
+    def bad_jobs(self) -> dict[str, JobAd]:
+        return {"no memory": self.changed(self.job(2), JobVMMemory=None)}
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "0"})
+
+
+class TestOneOfHundredLines(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+        assert len([line for line in Path(small_driver.__file__).read_text().splitlines() if line]) <= 100
+        monkeypatch.setitem(vm_types.DRIVERS, "small", f"{small_driver.__name__}:SmallDriver")
+        with Small(scratch.parent, Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "5"}), WHO) as subject:
             yield subject
 
 
