@@ -584,6 +584,17 @@ def test_a_checkpoint_whose_guest_has_not_run_is_put_back(job: Job) -> None:
     assert job.logged == []
 
 
+def test_a_checkpoint_whose_guest_has_run_after_all_is_not_put_back(job: Job) -> None:
+    """As when the hypervisor lets it run and fails to say so; what it wrote need not be where a sample is taken."""
+    job.save()
+    job.store.begin_restart()
+    later = (job.scratch / RESTARTING).stat().st_ctime_ns + 1
+    os.utime(job.overlay, ns=(later, later))
+    job.store.put_back()
+    assert job.load() is None
+    assert "was written to" in job.logged[0]
+
+
 def test_a_later_checkpoint_counts_though_an_earlier_one_was_cut_off(job: Job) -> None:
     job.save()
     job.store.begin_restart()

@@ -175,7 +175,7 @@ class CheckpointStore(NamedTuple):
         No file is overwritten. What fails is logged.
         """
         made = []
-        for name in (*self._manifests(), *self._own_files(), *own):  # what is left is never a checkpoint
+        for name in (*self._manifests(), RESTARTING, *self._own_files(), *own):  # what is left is never a checkpoint
             try:
                 made += self._set_aside(name)
             except (OSError, errors.Fault) as error:
@@ -226,12 +226,21 @@ class CheckpointStore(NamedTuple):
         self._forget(RESTARTING, *([] if later else self._own_files()))
 
     def put_back(self) -> None:
-        """The guest has not run after all, and its checkpoint is one again. What fails is logged."""
+        """The guest has not run after all, and its checkpoint is one again. What fails is logged.
+
+        A hypervisor that fails may have let it run all the same: where a file was written to meanwhile it is none.
+        """
         try:
+            found = files.find(self.identity, self.directory, RESTARTING, self._parse)
+            if found is None:
+                return
+            since = self._status(RESTARTING).st_ctime_ns
+            for file in found.files:
+                if file.transferred and file.role in (DISK, STATE) and self._status(file.path).st_mtime_ns > since:
+                    self.log(f"{file.path!a} was written to: the guest has run, and its checkpoint is no longer valid")
+                    return
             self.identity.rename_scratch(self.directory, RESTARTING, MANIFEST_FILE)
-        except FileNotFoundError:
-            pass
-        except (OSError, errors.Fault) as error:
+        except (OSError, Unusable, errors.Fault) as error:
             self.log(f"{RESTARTING} cannot be renamed to {MANIFEST_FILE}: {error}")
 
     def discard(self, *own: str) -> None:
@@ -239,6 +248,13 @@ class CheckpointStore(NamedTuple):
         self._forget(*self._manifests(), RESTARTING, *self._own_files(), *own)
 
     # What helps
+
+    def _status(self, name: str) -> os.stat_result:
+        descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _parse(self, data: bytes) -> Manifest:
         return earlier.parse(self.kind, data) or manifest.parse(self.kind, data)

@@ -123,9 +123,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             return
         try:
             self._create(order, machine, plan)
-        except BaseException:
-            machine.put_back()
-            raise
         finally:
             order.restart.close()
         machine.checkpoints.store.discard()

@@ -181,6 +181,8 @@ class LibvirtMachine(ManagedMachine):
 
     def before_release(self) -> None:
         self._say_how_it_ended()
+        if self.state is lifecycle.STARTING:
+            self.put_back()  # not before the guest is gone: it may have run although its start failed
         self.io_errors.end()
         self.guest.connection.unwatch(self.uuid)
         self._forget_unsure()
