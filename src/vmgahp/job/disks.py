@@ -142,6 +142,13 @@ def device_of(text: str) -> tuple[str, str] | None:
     return found[1], found[2]
 
 
+def kind_of(device: str, file: str, image_format: str) -> str:
+    """What the guest sees: ``disk``, ``cdrom`` or ``floppy``; the catalog knows itself what its images are."""
+    if device.lower().startswith("fd"):
+        return "floppy"
+    return "cdrom" if image_format.lower() == "iso" or file.lower().endswith(".iso") else "disk"
+
+
 def free_device(disks: Iterable[DiskRequest]) -> str:
     """A device for one more read-only drive; empty where there is none left.
 
@@ -173,12 +180,7 @@ def _request(entry: DiskEntry) -> DiskRequest:
     if image_format not in FORMATS:
         hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
         raise bad_disk(entry.text, f"{shown(image_format)} is not an image format that can be used here", hint)
-    if name.startswith("fd"):
-        kind = "floppy"
-    elif image_format == "iso" or file.lower().endswith(".iso"):
-        kind = "cdrom"
-    else:
-        kind = "disk"
+    kind = kind_of(name, file, image_format)
     writable = written and kind != "cdrom"
     if shared and writable and FORMATS[image_format] != "raw":
         # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
@@ -194,8 +196,7 @@ def _of_catalog(entry: DiskEntry) -> DiskRequest:
     if shared:
         problem = "shares an image of the catalog, which any number of VMs use, each with an overlay of its own"
         raise bad_disk(entry.text, problem, "write the permission r or w.")
-    kind = "floppy" if name.startswith("fd") else "disk"
-    return DiskRequest(entry.text, "", name, partition, writable, "", kind, image=image)
+    return DiskRequest(entry.text, "", name, partition, writable, "", kind_of(name, "", ""), image=image)
 
 
 def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
@@ -243,6 +244,6 @@ def find_file(
     return file, False
 
 
-def bad_disk(entry: str, problem: str, hint: str = DISK_HINT) -> JobFault:
+def bad_disk(entry: str, problem: str, hint: str = DISK_HINT, code: str = errors.INVALID_DISK_PARAM) -> JobFault:
     """The fault of one entry of vm_disk; `problem` is a sentence without its end."""
-    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}, entry {shown(entry)}: {problem}.", hint)
+    return JobFault(code, f"{DISK}, entry {shown(entry)}: {problem}.", hint)

@@ -18,7 +18,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import DISK
+from vmgahp.job.disks import bad_disk
 from vmgahp.text import shown
 
 STARTING = 60.0
@@ -106,7 +106,7 @@ def _require_new(directory: str, name: str, disk: AnyDisk, identity: Identity) -
         return
     except OSError:
         pass  # there is something else of that name
-    raise _bad(disk, f"{name}, which it would be converted to, is there already", "rename one of the two.")
+    raise bad_disk(disk.entry, f"{name}, which it would be converted to, is there already", "rename one of the two.")
 
 
 def _require_free_space(ad: JobAd, disk: AnyDisk, size: int, directory: str) -> None:
@@ -156,18 +156,16 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
         )
     by_hand = f"convert it before you submit: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
     if isinstance(error, qemu_img.TooSlow):
-        return _bad(disk, f"it could not be converted within {error.seconds:.0f} s", by_hand, errors.BAD_IMAGE)
+        return bad_disk(
+            disk.entry, f"it could not be converted within {error.seconds:.0f} s", by_hand, errors.BAD_IMAGE
+        )
     if isinstance(error, qemu_img.TooLarge):
-        return _bad(disk, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)
+        return bad_disk(disk.entry, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)
     if isinstance(error, qemu_img.Refused) and error.no_space:
         return _no_room(ad, disk, size, f"qemu-img says: {error}")
-    return _bad(
-        disk,
+    return bad_disk(
+        disk.entry,
         f"it cannot be converted from {disk.format} ({error})",
         "see what qemu-img check says about it, and that vm_disk names its true format.",
         errors.BAD_IMAGE,
     )
-
-
-def _bad(disk: AnyDisk, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> JobFault:
-    return JobFault(word, f"{DISK}, entry {shown(disk.entry)}: {problem}.", hint)

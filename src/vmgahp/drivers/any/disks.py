@@ -12,7 +12,7 @@ from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries
+from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, kind_of
 
 
 class AnyDisk(NamedTuple):
@@ -43,8 +43,8 @@ class AnyDisk(NamedTuple):
 
     @property
     def is_cdrom(self) -> bool:
-        """Whether the guest sees a CD-ROM, as `vmgahp.job.disks` decides it."""
-        return self.format == "iso" or self.name.lower().endswith(".iso")
+        """Whether the guest sees a CD-ROM."""
+        return kind_of(self.device, self.name, self.format) == "cdrom"
 
     @property
     def shared(self) -> bool:
