@@ -179,6 +179,11 @@ class LibvirtMachine(ManagedMachine):
     def _say_how_it_ended(self) -> None:
         self.resources.ended(self.guest.watch.how, self.guest.watch.ended_at)
 
+    def clear_up(self) -> None:
+        self.guest.watch.gone.wait(EVENT_WAIT)  # one that is off is still there while libxl clears up after it
+        self._say_how_it_ended()
+        self.end_guest()
+
     def before_release(self) -> None:
         self._say_how_it_ended()
         if self.state is lifecycle.STARTING:
