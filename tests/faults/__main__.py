@@ -17,11 +17,11 @@ from tests.faults.cases import Verdict
 
 def heard(verdict: Verdict) -> None:
     """Say what came of one."""
-    word = "LOST" if verdict.lost else "survived" if verdict.tried else "no guest"
+    word = "LOST" if verdict.lost else "survived" if verdict.tried else "untried"
     print(f"{word:8} {verdict.seconds:5.1f} s  {verdict.operation}, {verdict.point}, {verdict.fault}", flush=True)
     for what in verdict.lost:
         print(f"         {what}", flush=True)
-    if verdict.lost:
+    if verdict.log:
         print("         | " + verdict.log.replace("\n", "\n         | "), flush=True)
 
 

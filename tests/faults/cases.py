@@ -85,4 +85,4 @@ class Verdict(NamedTuple):
     """What was lost, in words; empty where all survived."""
     seconds: float
     log: str
-    """The daemon's, where something was lost."""
+    """What was done and answered, where something was lost or nothing tried."""

@@ -142,9 +142,16 @@ class Scratch:
 
     def make_read_only(self) -> None:
         """Whoever opens a file in it anew may only read."""
-        subprocess.run(["mount", "--bind", self.path, self.path], check=True)
+
+        def bind() -> bool:
+            subprocess.run(["mount", "--bind", self.path, self.path], check=True)
+            made = subprocess.run(["mount", "-o", "remount,bind,ro", self.path], check=False).returncode == 0
+            if not made:  # somebody has opened a file to write to in between
+                subprocess.run(["umount", "-l", self.path], check=True)
+            return made
+
+        assert until(bind, PATIENCE), f"{self.path} does not become read-only"
         self._bound = True
-        subprocess.run(["mount", "-o", "remount,bind,ro", self.path], check=True)
 
     def heal(self) -> None:
         """Have room in it, and leave to write."""

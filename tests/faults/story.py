@@ -163,7 +163,7 @@ class Story:
     def moves(self) -> bool:
         """Whether the guest counts on."""
         before = self.count()
-        return until(lambda: self.count() > before, SOON)
+        return until(lambda: self.count() != before, SOON)  # a guest that boots begins at 1
 
     def guests(self) -> list[int]:
         return self.host.guests(self.name)
@@ -263,7 +263,7 @@ class Story:
         if point:
             if not self._comes_to_the_point(request):
                 daemon.points.release()
-                self.told.append(f"{point} is not reached")
+                self.told += [f"{point} is not reached: {daemon.points.trace}", daemon.said()]
                 if request is not None:
                     self.granted(request)
                 return False

@@ -59,7 +59,7 @@ class Worker:
             story.lose(f"the harness failed: {traceback.format_exc()}")
         finally:
             story.close()
-        log = "\n".join(story.told) if story.lost else ""
+        log = "" if tried and not story.lost else "\n".join(story.told)
         return Verdict(*case, tried, story.lost, time.monotonic() - began, log)
 
     def _try(self, story: Story, case: Case) -> bool:
