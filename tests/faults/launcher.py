@@ -29,8 +29,8 @@ def ask(path: str, point: str) -> None:
             asked.connect(path)
             asked.sendall(point.encode() + b"\n")
             asked.recv(1)
-    except OSError:
-        return  # nobody wants to know any more
+    except OSError as error:
+        print(f"{point} passes unheld: {error}", file=sys.stderr)
 
 
 def main(path: str, arguments: list[str]) -> int:
