@@ -176,7 +176,7 @@ def test_it_is_not_done_again_for_ever(way: LibvirtConnection) -> None:
     def ask(_connection: libvirt.virConnect) -> None:
         raise away()
 
-    with pytest.raises(errors.MachineFault, match="cannot be reached|does not answer"):
+    with pytest.raises(errors.MachineFault, match=r"cannot be reached|does not answer"):
         way.call(ask)
 
 
