@@ -109,7 +109,6 @@ def test_the_tables_say_what_was_lost() -> None:
     assert "- seed 7: a request\n" in text
 
 
-@pytest.mark.xfail(reason="it is made by a run without a loss", strict=True)
 def test_the_page_has_the_tables_of_a_run() -> None:
     page = PAGE.read_text()
     assert faults_table() in page
