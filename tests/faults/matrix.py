@@ -17,7 +17,7 @@ from tests import REPOSITORY
 from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
 from tests.lab.namespace import LAB, LabError, Namespace
 
-MACHINES = 6
+MACHINES = 10
 """Most of a case is waiting."""
 
 LONGEST = 300.0

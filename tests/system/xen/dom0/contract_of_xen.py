@@ -71,7 +71,7 @@ class TestXen(DriverContract):
     @pytest.fixture
     def subject(self) -> Iterator[Subject]:
         place = tempfile.mkdtemp(prefix="contract-", dir=HOME)
-        os.chmod(place, 0o755)  # noqa: S103 - the job's user passes through it
+        os.chmod(place, 0o755)
         try:
             with ParavirtualGuests(Path(place), Settings(SETTINGS), Identity(UID, UID)) as made:
                 yield made
