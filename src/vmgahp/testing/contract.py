@@ -27,7 +27,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.endings import EndingContract
-from vmgahp.testing.subject import DEADLINE, POLL, Subject, goes_on, until
+from vmgahp.testing.subject import DEADLINE, POLL, Subject, can_be_saved, goes_on, until
 
 __all__ = ["DEADLINE", "POLL", "DriverContract", "Subject", "goes_on", "until"]
 
@@ -99,6 +99,7 @@ class DriverContract(EndingContract):
         before = {path.name for path in scratch.iterdir()}
         machine = driver.start(job)
         if subject.suspend:
+            can_be_saved(subject, job)
             machine.suspend()
         machine.destroy()
         after = {path.name for path in scratch.iterdir()}
@@ -149,6 +150,7 @@ class DriverContract(EndingContract):
         self, subject: Subject, job: JobAd, machine: Machine
     ) -> None:
         if subject.suspend:
+            can_be_saved(subject, job)
             machine.suspend()
         machine.destroy()
         assert not subject.exists(job)
@@ -178,7 +180,7 @@ class DriverContract(EndingContract):
     # Clearing up
 
     def test_a_start_clears_what_an_earlier_one_left(self, subject: Subject, job: JobAd) -> None:
-        subject.driver().start(job)
+        subject.server_dies(subject.driver().start(job))
         again = subject.driver().start(job)
         assert again.status().state == lifecycle.RUNNING
         again.destroy()

@@ -11,7 +11,7 @@ from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.job.ad import JobAd
-from vmgahp.testing.subject import DEADLINE, Subject, goes_on, until
+from vmgahp.testing.subject import DEADLINE, Subject, can_be_saved, goes_on, until
 
 REACHED = "vmgahp.drivers.lifecycle.reached"
 
@@ -73,6 +73,7 @@ class EndingContract:
         wanted = with_checkpoints(subject, job)
         before = set(Path(job.working_dir()).iterdir())
         machine = driver.start(wanted)
+        can_be_saved(subject, job)
         perform = machine.checkpoint if operation == "checkpoint" else machine.suspend
         if operation.startswith("resume"):
             (machine.checkpoint if "checkpoint" in operation else machine.suspend)()

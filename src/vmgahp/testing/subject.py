@@ -35,6 +35,8 @@ class Subject(ABC):
     """Whether a checkpoint can be made, and a later START in the same scratch directory restarts from it."""
     has_guest = True
     """Whether a guest really runs, so that `count` has something to say."""
+    saves_at_once = True
+    """Whether a guest can be saved before it has come up."""
 
     def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
         self.directory = directory
@@ -129,6 +131,9 @@ class Subject(ABC):
     def power_off(self, job: JobAd) -> None:  # noqa: B027 - a real guest needs no help
         """Make the guest of a job that `ends` do so; for a hypervisor whose guests do nothing by themselves."""
 
+    def server_dies(self, machine: Machine) -> None:  # noqa: B027 - mostly nothing but its memory goes with a process
+        """What the kernel does when the server of a VM dies, such as to close what that holds open."""
+
     def count(self, job: JobAd) -> int:
         """How far the guest has counted; grows while it runs, and only then."""
         raise NotImplementedError
@@ -141,6 +146,12 @@ def until(condition: Callable[[], T], what: str) -> T:
         assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
         time.sleep(POLL)
     return found
+
+
+def can_be_saved(subject: Subject, job: JobAd) -> None:
+    """Wait until the guest has come so far."""
+    if subject.has_guest and not subject.saves_at_once:
+        goes_on(subject, job)
 
 
 def goes_on(subject: Subject, job: JobAd) -> int:

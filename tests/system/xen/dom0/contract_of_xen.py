@@ -11,6 +11,8 @@ import libvirt
 import pytest
 
 from vmgahp.config import Settings
+from vmgahp.drivers.base import Machine
+from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.testing import subject as subjects
@@ -28,6 +30,7 @@ class ParavirtualGuests(Subject):
     """The lab's guest, which counts on its disk and its console."""
 
     vm_type = "xen"
+    saves_at_once = False
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
         with open(scratch / DISK, "wb") as disk:
@@ -60,6 +63,12 @@ class ParavirtualGuests(Subject):
     def unfit(self) -> Settings:
         nowhere = "xen+unix:///system?socket=/nonexistent/libvirt-sock"
         return Settings(SETTINGS | {"VM_LIBVIRT_URI": nowhere})
+
+    def server_dies(self, machine: Machine) -> None:
+        """Its locks on the job's disks go."""
+        assert isinstance(machine, ManagedMachine)
+        while machine.resources.at_end:
+            machine.resources.at_end.pop(0)()
 
     def count(self, job: JobAd) -> int:
         console = Path(job.working_dir(), CONSOLE)
