@@ -82,6 +82,8 @@ class SmallMachine(ManagedMachine):
     def run(self, how):
         argv = ["/bin/sh", "-c", GUEST, "small-vm", self.spec.working_dir, how]
         self.process = subprocess.Popen(argv, start_new_session=True, **self.identity.of_process())
+        while self.process.poll() is None and not self.pid():  # a program that begins has no arguments yet
+            time.sleep(0.001)
 
 
 class SmallDriver(ManagedDriver):
