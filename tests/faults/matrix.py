@@ -21,7 +21,7 @@ MACHINES = 10
 """Most of a case is waiting."""
 
 LONGEST = 300.0
-"""Seconds for a case, with all that is looked at after it."""
+"""Seconds for a case, with all that is looked at after it; `worker.SHOWN` is less."""
 
 PAGE = REPOSITORY / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- tried -->\n", "<!-- end of tried -->"
@@ -85,11 +85,15 @@ class Machine:
 def try_all(
     tasks: Iterable[Callable[[Machine], Verdict]], machines: int, heard: Callable[[Verdict], None]
 ) -> list[Verdict]:
-    """Try everything, on as many machines at once; `heard` is told of each verdict, in one thread at a time."""
+    """Try everything, on as many machines at once; `heard` is told of each verdict, in one thread at a time.
+
+    What a machine has said nothing of is tried once more, on another: its worker prints where it stood.
+    """
     waiting: queue.SimpleQueue[Callable[[Machine], Verdict]] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
     found: list[Verdict] = []
+    again: list[Callable[[Machine], Verdict]] = []
     lock = threading.Lock()
 
     def note(verdict: Verdict) -> None:
@@ -102,11 +106,17 @@ def try_all(
             with tempfile.TemporaryDirectory(prefix="vmgahp-faults.") as directory, Machine(directory) as machine:
                 try:
                     while True:
-                        note(waiting.get_nowait()(machine))
+                        task = waiting.get_nowait()
+                        note(task(machine))
                 except queue.Empty:
                     return
-                except LabError as error:  # the case is lost, and its machine with it
-                    note(Verdict("harness", "", "", True, [str(error)], 0.0, ""))
+                except LabError as error:  # the machine is lost
+                    if task in again:
+                        note(Verdict("harness", "", "", True, [str(error)], 0.0, ""))
+                    else:
+                        print(f"a machine of the harness: {error}", file=sys.stderr, flush=True)
+                        again.append(task)
+                        waiting.put(task)
 
     threads = [threading.Thread(target=work) for _ in range(machines)]
     for thread in threads:

@@ -3,6 +3,7 @@
 A line of JSON on standard input is a case, or a seed and seconds for a random story; the answer is a verdict.
 """
 
+import faulthandler
 import json
 import random
 import sys
@@ -16,6 +17,9 @@ from tests.faults import rows
 from tests.faults.cases import ENDS, FAULTS, OPERATIONS, Case, Verdict
 from tests.faults.host import Host
 from tests.faults.story import CHECKPOINT, Story
+
+SHOWN = 280.0
+"""Seconds after which it says where it stands; a case has some more (`matrix.LONGEST`)."""
 
 TRIES = 3
 """On a busy machine a point early in the life of a daemon is now and then passed before it can be held."""
@@ -50,10 +54,12 @@ class Worker:
         """Try one case, and look at what it left."""
         if case.operation == "START from a checkpoint" and not self._checkpoint:
             self._make_checkpoint()
+        faulthandler.dump_traceback_later(SHOWN)
         for _ in range(TRIES):
             verdict = self._judged(case, lambda story: self._try(story, case))
             if verdict.tried or verdict.lost:
                 break
+        faulthandler.cancel_dump_traceback_later()
         return verdict
 
     def _judged(self, case: Case, play: Callable[[Story], bool]) -> Verdict:
