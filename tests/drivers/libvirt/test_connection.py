@@ -120,9 +120,7 @@ def test_a_libvirtd_that_was_seen_to_hang_is_not_waited_for_again(
     monkeypatch.setattr(connections, "HANGING_DEADLINE", 0.01)
     with pytest.raises(errors.MachineFault, match="does not answer"):
         way.call(lambda opened: opened.getType())
-    assert way._opening is not None
     way.deadline = 10 * DEADLINE
-    way._opening.began -= 10 * DEADLINE
     try:
         with pytest.raises(errors.MachineFault, match="does not answer"):
             way.call(lambda opened: opened.getType(), seconds=10 * DEADLINE)

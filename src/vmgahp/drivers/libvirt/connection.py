@@ -119,7 +119,6 @@ class _Errand(Generic[Result]):
     """
 
     def __init__(self, name: str, work: Callable[[], Result]) -> None:
-        self.began = time.monotonic()
         self._ended = threading.Event()
         self._work = work
         threads.start(name, self._run)
@@ -201,6 +200,8 @@ class LibvirtConnection:
         """The one that hears of events, idle or not."""
         self._opening: _Errand[None] | None = None
         self._watches: dict[str, Watch] = {}
+        self._is_silent = False
+        """It was seen to hang, and nothing has been heard of it since."""
         self._closed = False
 
     def call(self, function: Callable[[libvirt.virConnect], Result], *, seconds: float = 0) -> Result:
@@ -214,14 +215,13 @@ class LibvirtConnection:
         now = time.monotonic()
         if not seconds:
             return self._repeat(function, now + self.deadline)
-        opening = self._opening
-        is_hanging = opening is not None and now - opening.began >= self.deadline
-        end = now + min(seconds, HANGING_DEADLINE if is_hanging else self.deadline)
+        end = now + min(seconds, HANGING_DEADLINE if self._is_silent else self.deadline)
         try:
             errand = _Errand("libvirt-call", lambda: self._repeat(function, end))
         except errors.MachineFault:
             return self._repeat(function, end)  # rather without a deadline than not at all
         if not errand.wait(seconds):
+            self._is_silent = True
             raise faults.late(self.uri, seconds)
         return errand.result()
 
@@ -266,7 +266,9 @@ class LibvirtConnection:
         while True:
             with self._way(end) as way:
                 try:
-                    return function(way.connection)
+                    answer = function(way.connection)
+                    self._is_silent = False
+                    return answer
                 except libvirt.libvirtError as error:
                     if not way.is_lost(error):
                         raise
@@ -300,6 +302,7 @@ class LibvirtConnection:
                     self._opening = _Errand("libvirt-open", self._open)
                 opening = self._opening
             if not opening.wait(end - time.monotonic()):
+                self._is_silent = refused is None
                 raise faults.hanging(self.uri) if refused is None else faults.unreachable(self.uri, refused)
             if opening.error is not None:
                 refused = opening.error
