@@ -1,6 +1,7 @@
 """Directories for the sockets of one VM, outside of the scratch directory."""
 
 import os
+from collections.abc import Iterable, Iterator
 from stat import S_ISDIR
 
 from vmgahp.errors import MachineFault
@@ -68,17 +69,20 @@ def unclaim(path: str) -> None:
 
 def is_claimed(uuid: str) -> bool:
     """Whether a process that lives looks after the VM `uuid`."""
-    for place in _bases():
+    return any(alive and _is_mine(f"{path}/{uuid}") for path, alive in _made_in(_bases()))
+
+
+def _made_in(places: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """What `runtime_dir` has made there, and whether the process that did lives. Others may write there too."""
+    for place in places:
         try:
-            names = os.listdir(place)
+            names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
         except OSError:
             continue
         for name in names:
             words = name.removeprefix(PREFIX).split("-")
-            known = name.startswith(PREFIX) and len(words) == 3 and words[0].isdigit()
-            if known and _is_mine(f"{place}/{name}/{uuid}") and _birth(int(words[0])) == words[1]:
-                return True
-    return False
+            if len(words) == 3 and all(word.isascii() and word.isdigit() for word in words):
+                yield f"{place}/{name}", _birth(int(words[0])) == words[1]
 
 
 def _is_mine(path: str) -> bool:
@@ -96,17 +100,9 @@ def sweep(base: str | None = None) -> list[str]:
     directories of the caller's own user are touched. Raises nothing.
     """
     removed = []
-    for place in _bases() if base is None else [base]:
-        try:
-            names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
-        except OSError:
-            continue
-        for name in names:
-            words = name.removeprefix(PREFIX).split("-")
-            if len(words) != 3 or not all(word.isascii() and word.isdigit() for word in words):
-                continue
-            if _birth(int(words[0])) != words[1] and _remove_directory(f"{place}/{name}", os.geteuid()):
-                removed.append(f"{place}/{name}")
+    for path, alive in _made_in(_bases() if base is None else [base]):
+        if not alive and _remove_directory(path, os.geteuid()):
+            removed.append(path)
     return removed
 
 

@@ -95,6 +95,10 @@ def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, sc
     assert is_claimed(uuid)
     os.chown(place / uuid, 54321, 54321)
     assert not is_claimed(uuid)
+    odd = scratch / "vmgahp-²-1-0"  # a digit to str.isdigit(), and to nobody else
+    odd.mkdir()
+    (odd / uuid).touch()
+    assert not is_claimed(uuid)
 
 
 def test_a_vm_starts_where_nothing_can_be_claimed(subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch) -> None:
