@@ -12,7 +12,7 @@ import sys
 import time
 
 from tests.faults import matrix
-from tests.faults.cases import Verdict
+from tests.faults.cases import Verdict, all_cases
 
 
 def heard(verdict: Verdict) -> None:
@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if not any(options.only in str(case) for case in all_cases()):
+        parser.error(f"--only {options.only!r}: no case has these words in it, such as: {all_cases()[0]}")
     began = time.monotonic()
     found = matrix.try_matrix(options.machines, options.only, heard)
     seconds = time.monotonic() - began
