@@ -1,5 +1,6 @@
 """Command lines, as HTCondor writes them and as people do."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,19 @@ def test_serving_loads_no_hypervisor_library_before_a_start() -> None:
     found = loaded("import vmgahp.daemon.server; print(*sys.modules)")
     heavy = "libvirt lxml classad2 logging asyncio re subprocess dataclasses json"
     assert not set(found) & set(heavy.split())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(".:/usr/bin", "/usr/bin"), ("/opt::/usr/bin:", "/opt:/usr/bin"), ("bin", None), ("", None), (None, None)],
+)
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH"])
+def test_nothing_is_looked_for_in_the_working_directory(
+    name: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in (cli.daemon, cli.main):
+        monkeypatch.delenv(name, raising=False)
+        if before is not None:
+            monkeypatch.setenv(name, before)
+        program(["vmgahp", "version"] if program is cli.main else ["condor_vm-gahp", "-version"])
+        assert os.environ.get(name) == after

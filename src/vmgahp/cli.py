@@ -87,6 +87,7 @@ class _Arguments:
 
 def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> int:
     """The program ``condor_vm-gahp``; returns the exit status."""
+    _keep_absolute_places()
     try:
         arguments = _Arguments(argv)
     except _UsageError as error:
@@ -123,6 +124,19 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     return serve(environ["VMGAHP_VMTYPE"], environ["VMGAHP_WORKING_DIR"], environ, to_stderr=to_stderr)
 
 
+def _keep_absolute_places() -> None:
+    """No program or library is looked for in the working directory: it is a job's, and its files a stranger's.
+
+    An empty or relative entry of these variables stands for it. What the loader took for this process itself is
+    for the probe to say, which HTCondor starts elsewhere with the same environment.
+    """
+    for name in ("PATH", "LD_LIBRARY_PATH"):
+        if name in os.environ:
+            entries = os.environ.pop(name).split(":")
+            if absolute := ":".join([entry for entry in entries if entry.startswith("/")]):
+                os.environ[name] = absolute
+
+
 def _say(text: str) -> None:
     try:
         os.write(2, text.encode())
@@ -157,6 +171,7 @@ COMMANDS = (
 
 def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
+    _keep_absolute_places()
     options = main_parser(argv[1] if len(argv) > 1 else "-").parse_args(argv[1:])
     try:
         status: int = options.run(options)

@@ -142,6 +142,20 @@ def test_the_startd_reads_nothing_from_a_machine_that_cannot(scratch: Path) -> N
     assert 'VM_Type = "simulated"\nVM_Memory = 1024\n' in ended.stdout
 
 
+@pytest.mark.parametrize("value", [":/opt/x", "/opt/x:", "/opt::/srv", ".", "lib:/opt/x"])
+def test_a_machine_whose_loader_looks_into_working_directories_takes_no_jobs(value: str, scratch: Path) -> None:
+    """There a job's libc.so.6 would be loaded by root's programs, before any of them can object."""
+    environ = environment("simulated", scratch) | {"LD_LIBRARY_PATH": value}
+    ended = daemon(environ, PROBE, "vmtype", "simulated")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"LD_LIBRARY_PATH={value}, in HTCondor's environment" in ended.stderr
+
+
+def test_libraries_in_directories_of_the_administrators_are_no_matter(scratch: Path) -> None:
+    environ = environment("simulated", scratch) | {"LD_LIBRARY_PATH": "/opt/x:/srv"}
+    assert daemon(environ, PROBE, "vmtype", "simulated").returncode == 0
+
+
 def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
     code = (

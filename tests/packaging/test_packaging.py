@@ -1,6 +1,7 @@
 """What is in the sdist and in the wheel, and that the wheel installs; the Debian package is in pool/."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -16,6 +17,35 @@ import pytest
 from tests import REPOSITORY
 
 PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
+INTERPRETER = "vmgahp-python"
+"""What the programs read their Python from, in its first line."""
+
+STRANGERS = (
+    *("sitecustomize.py", "usercustomize.py", "encodings/__init__.py", "vmgahp/__init__.py", "libvirt.py", "os.py"),
+    *(
+        "classad2/__init__.py",
+        "htcondor2.py",
+        "lxml/__init__.py",
+        "lib/python3.11/os.py",
+        f"lib/python3.{sys.version_info.minor}/encodings/__init__.py",
+    ),
+)
+"""Modules in a scratch directory, each of which writes down that it was imported."""
+
+ENVIRONMENTS = (
+    *("PYTHONPATH=.", "PYTHONPATH=/opt/x:", "PYTHONPATH=/opt::/srv", "PYTHONPATH={scratch}", "PYTHONHOME=."),
+    *("PYTHONHOME={scratch}", "PYTHONSTARTUP=os.py", "PYTHONUSERBASE=.", "PYTHONPLATLIBDIR=.", "PYTHONINSPECT=1"),
+    *("PYTHONBREAKPOINT=libvirt.x", "PYTHONWARNINGS=error::libvirt.X", "PYTHONPYCACHEPREFIX=.", "PYTHONEXECUTABLE=./x"),
+    *(
+        "PYTHONEXECUTABLE={scratch}/bin/x",
+        "__PYVENV_LAUNCHER__=./x",
+        "HOME=.",
+        "ENV=./os.py",
+        "BASH_ENV=./os.py",
+        "PATH=.:/usr/bin:/bin",
+        "PATH=:/usr/bin:/bin",
+    ),
+)
 
 
 def run(*command: str, **how: Any) -> str:
@@ -70,7 +100,7 @@ def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) ->
     assert package == sources("src")
     others = [name for name in names if not name.startswith("vmgahp/")]
     assert {name.partition("/")[0].rpartition(".")[2] for name in others} == {"data", "dist-info"}
-    assert {Path(name).name for name in others if ".data/scripts/" in name} == set(PROGRAMS)
+    assert {Path(name).name for name in others if ".data/scripts/" in name} == {*PROGRAMS, INTERPRETER}
     data = [name.partition(".data/data/")[2] for name in others if ".data/data/" in name]
     assert {name for name in data if not name.startswith("share/man/man1/")} == set()
     assert any(name.endswith("licenses/LICENSE") for name in others)
@@ -86,28 +116,76 @@ def test_a_manual_page_that_was_built_goes_into_the_wheel(tmp_path: Path) -> Non
     assert list(data["shared_data"].values()) == ["share/man/man1/vmgahp.1"]
 
 
-def test_the_wheel_installs_and_its_programs_run_with_that_python(wheel: Path, tmp_path: Path) -> None:
-    """Without what it depends on, which takes a compiler and a network; nothing here needs that."""
-    where = tmp_path / "venv"
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a wheel that was installed without what it depends on, which takes a compiler and a network."""
+    where = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(where, symlinks=True, with_pip=True)
+    run(str(where / "bin" / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    return where / "bin"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "_CONDOR_VM_MEMORY": "64"}
     if os.geteuid() == 0:
         environ |= {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
+    return environ
 
-    bin_ = where / "bin"
 
+def test_the_wheel_installs_and_its_programs_run_with_that_python(
+    wheel: Path, installed: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
     def out(program: str, *words: str) -> str:
-        return run(str(bin_ / program), *words, env=environ, cwd=tmp_path)
+        return run(str(installed / program), *words, env=environ, cwd=tmp_path)
 
-    out("pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
-    (tmp_path / "vmgahp.py").write_text("raise SystemExit('a file of the working directory was imported')\n")
     version = wheel.name.split("-")[1]
     assert out("vmgahp", "version").startswith(f"vmgahp {version} ")
     assert out("condor_vm-gahp", "-version").startswith(f"vmgahp {version} ")
     assert 'PluginType = "FileTransfer"' in out("vmgahp-image-plugin", "-classad")
     assert 'VM_Type = "simulated"' in out("condor_vm-gahp", "-f", "-M", "0", "vmtype", "simulated")
-    for program in PROGRAMS:
-        assert (bin_ / program).read_text().startswith(f"#!{bin_}/python")
+    assert (installed / INTERPRETER).read_text().startswith(f"#!{installed}/python")
+
+
+@pytest.mark.parametrize("variable", ENVIRONMENTS)
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_nothing_is_imported_from_the_working_directory(
+    kind: str, variable: str, installed: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Which is a job's scratch directory, while the environment is HTCondor's and may be careless."""
+    programs = installed if kind == "wheel" else Path(sys.executable).parent
+    scratch, imported = tmp_path / "scratch", tmp_path / "imported"
+    for name in STRANGERS:
+        module = scratch / name
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(f"open({str(imported)!r}, 'a').write(__file__ + '\\n')\n")
+    (scratch / "pyvenv.cfg").write_text(f"home = {scratch}/bin\n")
+    for name in ("readlink", "python3", "python"):
+        (scratch / name).write_text(f"#!/bin/sh\necho $0 >>{imported}\n")
+        (scratch / name).chmod(0o755)
+    name, _, value = variable.partition("=")
+    link = tmp_path / "condor_vm-gahp"
+    link.symlink_to(programs / "condor_vm-gahp")
+    commands = (
+        [programs / "condor_vm-gahp", "-f", "-M", "0", "vmtype", "simulated"],
+        [link, "-version"],
+        [programs / "vmgahp", "version"],
+        [programs / "vmgahp-image-plugin", "-classad"],
+    )
+    for command in commands:
+        environ = {**environ, name: value.format(scratch=scratch)}
+        run(*map(str, command), env=environ, cwd=scratch, stdin=subprocess.DEVNULL)
+    assert not imported.exists(), imported.read_text()
+
+
+def test_the_programs_find_their_python_in_one_way(tmp_path: Path) -> None:
+    """Of Debian's package, which knows its Python, only these lines are others (packaging/debian/rules)."""
+    texts = [(REPOSITORY / "launchers" / name).read_text() for name in PROGRAMS]
+    [head] = {text.partition("\n'''\n")[0] for text in texts}
+    [edit] = re.findall(r"sed -i '(.*)'", (REPOSITORY / "packaging/debian/rules").read_text())
+    for name in PROGRAMS:
+        of_debian = run("sed", edit, str(REPOSITORY / "launchers" / name))
+        assert of_debian.startswith(f'{head.partition("here=")[0]}python=/usr/bin/python3\nexec "$python" -I ')
 
 
 def test_the_versions_of_python_that_it_claims_are_those_that_it_takes() -> None:

@@ -233,11 +233,29 @@ def render(attributes: Attributes) -> str:
     return "".join(lines)
 
 
+def _require_absolute_libraries() -> None:
+    """That the loader found this process's libraries in no working directory: a starter has the same environment.
+
+    Raises `errors.MachineFault`.
+    """
+    with open("/proc/self/environ", "rb") as file:
+        started_with = file.read().split(b"\0")
+    for entry in started_with:
+        name, _, value = entry.partition(b"=")
+        if name == b"LD_LIBRARY_PATH" and value and not all(each.startswith(b"/") for each in value.split(b":")):
+            raise errors.MachineFault(
+                f"{os.fsdecode(entry)}, in HTCondor's environment, has an entry that is empty or relative: it stands "
+                "for the working directory, so programs that root runs for a job would load the job's libraries.",
+                "take that entry away where HTCondor's daemons are started; then restart them.",
+            )
+
+
 def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool) -> Probe:
     """Load the settings and the driver, and probe; every fault ends as a finding."""
     try:
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
+        _require_absolute_libraries()
         wrong = check.values(settings, vm_type)
         if findings.first_bad(wrong):
             found = Probe(vm_type)
