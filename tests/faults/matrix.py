@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests import REPOSITORY
 from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
@@ -31,6 +31,9 @@ FAULTS_BETWEEN = "<!-- faults -->\n", "<!-- end of faults -->"
 class Machine:
     """A namespace over this very system, with a libvirtd of its own and a worker in it."""
 
+    worker = "tests.faults.worker"
+    """The module that is run there, and answers a line of JSON with another."""
+
     def __init__(self, directory: str | Path) -> None:
         self._namespace = Namespace(directory, root="/")
         self._worker: subprocess.Popen[str] | None = None
@@ -42,7 +45,7 @@ class Machine:
             # KVM that does not work is the same everywhere, and quickly seen.
             self._namespace.run("sh", "-c", "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm")
             self._worker = self._namespace.popen(
-                *("env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", "tests.faults.worker", LAB),
+                *("env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", self.worker, LAB),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -63,7 +66,11 @@ class Machine:
         self._worker.stdout.close()
 
     def ask(self, what: dict[str, object], seconds: float = LONGEST) -> Verdict:
-        """Have something tried. Raises `LabError` where nothing comes of it."""
+        """Have something tried."""
+        return Verdict(*self.answer(what, seconds))
+
+    def answer(self, what: object, seconds: float = LONGEST) -> list[Any]:
+        """What the worker says. Raises `LabError` where nothing comes of it."""
         assert self._worker is not None
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
@@ -73,7 +80,8 @@ class Machine:
         line = self._worker.stdout.readline()
         if not line:
             raise LabError("its worker has ended")
-        return Verdict(*json.loads(line))
+        answer: list[Any] = json.loads(line)
+        return answer
 
     def try_case(self, case: Case) -> Verdict:
         return self.ask({"case": case})
