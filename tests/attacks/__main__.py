@@ -1,0 +1,40 @@
+"""Try attacks, and write the table of them: ``python -m tests.attacks``, as root.
+
+--only WORDS  the rows that have these words in their surface and name
+--mode MODE   only with QEMU as this user: job, libvirt or none
+--write       try nothing, and put the table into docs/explanation/security.md
+"""
+
+import argparse
+import sys
+import tempfile
+
+from tests.attacks.support import SURFACES, Battleground, Mode, rows, write_page
+
+
+def main() -> int:
+    """Say what came of each; the exit status is 1 where one was not stopped."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--mode", choices=[mode.name.lower() for mode in Mode], default="")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    if options.write:
+        write_page()
+        return 0
+    breached = False
+    with tempfile.TemporaryDirectory(prefix="vmgahp-attacks.") as directory, Battleground(directory) as ground:
+        for surface in SURFACES:
+            for row in rows(surface):
+                for mode in row.modes:
+                    if options.only in f"{surface} {row.name}" and options.mode in ("", mode.name.lower()):
+                        outcome = ground.attack(surface, row.name, mode.name)
+                        word = "BREACHED" if outcome.breaches else "stopped"
+                        print(f"{word:8} {outcome.seconds:5.1f} s  {surface}: {row.name}, {mode}")
+                        print("         | " + "\n".join(outcome.told).replace("\n", "\n         | "), flush=True)
+                        breached |= bool(outcome.breaches)
+    return int(breached)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Attacks a machine of its own, inside of a namespace: ``python -m tests.attacks.worker DIRECTORY``.
+
+A line of JSON on standard input is the name of a surface, of a row and of a mode; the answer is an outcome.
+"""
+
+import importlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from tests.attacks.ground import Ground
+from tests.attacks.site import Site
+from tests.attacks.support import Mode, Outcome, rows
+
+
+def attack(ground: Ground, surface: str, name: str, mode: str) -> Outcome:
+    """Try one row in one mode, and judge what came of it."""
+    began = time.monotonic()
+    [row] = [row for row in rows(surface) if row.name == name]
+    site = Site(ground, row, Mode[mode])
+    try:
+        getattr(importlib.import_module(f"tests.attacks.test_{surface}"), row.act)(site, *row.arguments)
+        site.judge()
+    except Exception:  # noqa: BLE001 - the harness has to say what it saw, whatever that was
+        site.breach(f"the attack did not come to its end: {traceback.format_exc()}")
+    finally:
+        site.close()
+    return Outcome(site.breaches, site.told, time.monotonic() - began)
+
+
+def main() -> None:
+    """Answer line by line, until there are no more."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    ground = Ground(Path(sys.argv[1]))
+    for line in sys.stdin:
+        print(json.dumps(attack(ground, *json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
