@@ -98,6 +98,8 @@ OF_THE_JOB = (
     _job("VMPARAM_Libvirt_XML", "this machine does not take it, or cannot run it"),
     _job("the job ad", "its expressions take more than 10 s to evaluate"),
     _job("the scratch directory", "it has a directory under the name of a file that is made"),
+    _job("the scratch directory", "its user has closed it"),
+    _job("the scratch directory", "it is a file system of its own, or has a quota, and is full"),
     _job("the checkpoint", "its disks have changed since", code=errors.MISMATCHED_CHECKPOINT),
 )
 """What the job's owner must correct: the job is held, and the machine stays."""
@@ -117,8 +119,8 @@ OF_THE_MACHINE = (
     _machine("network nat", "the network of VM_NAT_NETWORK is not active"),
     _machine("network bridge", "the bridge is missing, or down"),
     _machine("network user", "neither passt nor slirp works"),
-    _machine("the scratch directory", "the job's user may not enter or write it"),
-    _machine("the scratch directory", "its file system is full, read-only, or fails"),
+    _machine("EXECUTE", "the job's user may not pass to the scratch directory, or that is another's"),
+    _machine("EXECUTE", "its file system is full, read-only, or fails"),
     _machine("this daemon", "no thread, process or open file is left for a request"),
     _machine("the domain's name", "a persistent domain has it"),
     _machine("qemu-img", "not installed"),

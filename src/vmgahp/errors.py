@@ -6,7 +6,7 @@ the job on hold, every other word takes the whole machine out of the VM universe
 it. So a fault is raised by whom it blames, and the class makes sure that the word agrees: a `JobFault`
 can only carry a code that holds the job, a `MachineFault` never does.
 
-An OSError blames nobody by itself: whose it is, `is_machines` says.
+An OSError blames nobody by itself: whose one beneath the scratch directory is, `vmgahp.host.execute` finds out.
 """
 
 import errno
@@ -122,40 +122,21 @@ class HypervisorFault(MachineFault):
         super().__init__(problem, hint, code)
 
 
-_OF_THIS_PROCESS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS))
-"""This machine has run out of what a system call needs, whatever file was asked for."""
-
-_OF_A_FILE_SYSTEM = frozenset(
+_PERHAPS_THE_MACHINES = frozenset(
     (
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS),
         *(errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EUCLEAN),
         *(errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
         *(errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
     )
 )
-"""A file system is full, read-only, damaged, or its server is away. Every other errno is the job's: ENOENT, EACCES,
-EPERM, EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and their like say what the job has named or left there, and EDQUOT
-that its user has had enough: a quota is there so that one user harms no others, as a machine taken out of service
-would."""
 
 
-def is_machines(error: OSError, *, in_scratch: bool = True) -> bool:
-    """Whether the machine is to blame for an error about a file of the job's, and not the job.
+def is_perhaps_the_machines(error: OSError) -> bool:
+    """Whether it may be that this machine lacks something, or that a file system of it is full, damaged or away.
 
-    HTCondor has made the scratch directory, so its file system is the machine's. With `in_scratch` false the job has
-    named a full path, and with it a file system: one that fails there is the job's, or any job could take the machine
-    out of service by naming a dead one. Only what this process itself lacks is the machine's then too.
+    It may be the job's as well, with a file system of its own: `vmgahp.host.execute` finds out. Every other errno is
+    the job's: EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and their like say what it has named or left there, and
+    EDQUOT that its user has had enough: a quota is there so that one user harms no others.
     """
-    return error.errno in _OF_THIS_PROCESS or (in_scratch and error.errno in _OF_A_FILE_SYSTEM)
-
-
-def unwritable(name: str, error: OSError, *, is_there: bool = False) -> Fault:
-    """Whose fault it is that a file of ours cannot be written in the scratch directory, which HTCondor has made.
-
-    A job can bring a directory of that name, or where it `is_there` a file that forbids its owner to write to it, and
-    must not take the machine out of service by it.
-    """
-    problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
-    closed = error.errno == errno.ENOENT or (error.errno == errno.EACCES and not is_there)
-    if is_machines(error) or closed:
-        return MachineFault(problem, "see that the job's user can write there: check the file system of EXECUTE.")
-    return JobFault(MISMATCHED, problem, "see that nothing else of the job's has this name.")
+    return error.errno in _PERHAPS_THE_MACHINES

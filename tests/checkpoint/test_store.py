@@ -18,7 +18,8 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, disk_refs
-from vmgahp.errors import JobFault, MachineFault
+from vmgahp.errors import Fault, JobFault, MachineFault
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
@@ -520,25 +521,33 @@ def test_what_is_in_the_place_of_the_manifest(job: Job, harm: Callable[[Path], N
 
 def fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     """The user cannot open the file `name`, for this reason."""
-    plain = Identity._run
+    plain = Identity.run
 
     def run(self: Identity, operation: Callable[..., int], directory: bytes, *more: object) -> int:
         if name.encode() in (directory, *(more[0] if isinstance(more[0], list) else ())):
             raise OSError(number, os.strerror(number))
         return plain(self, operation, directory, *more)
 
-    monkeypatch.setattr(Identity, "_run", run)
+    monkeypatch.setattr(Identity, "run", run)
 
 
+@pytest.mark.parametrize("fault", [MachineFault, JobFault])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", [MANIFEST_FILE, MEMORY_FILE, "root.qcow2"])
-def test_a_checkpoint_that_the_machine_cannot_read_stays(
-    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+def test_a_checkpoint_that_cannot_be_read_stays(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type[Fault]
 ) -> None:
+    """It is the machine's where EXECUTE fails as well."""
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
     job.save()
     before = job.names()
     fails(monkeypatch, name, number)
-    with pytest.raises(MachineFault, match=os.strerror(number)):
+    if fault is MachineFault:
+        monkeypatch.setattr(execute, "_look", fail)
+    with pytest.raises(fault, match=os.strerror(number)):
         job.check()
     assert job.names() == before
     monkeypatch.undo()

@@ -20,8 +20,7 @@ import pytest
 
 from tests.conftest import JOB_UID
 from vmgahp.errors import MachineFault
-from vmgahp.host import job_user as identity_module
-from vmgahp.host import system_calls
+from vmgahp.host import child, execute, system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.testing.contract import until
 
@@ -99,7 +98,7 @@ def test_the_child_has_the_users_rights_only(user):
 
     user._groups = [JOB_UID, SHARED_GID]
     with pytest.raises(OSError, match="Uid") as caught:
-        user._run(report)
+        user.run(report)
     # Real and saved uid stay root's, so that the user's own processes can neither signal nor trace it.
     assert caught.value.strerror == (
         f"Uid: 0 {JOB_UID} 0 {JOB_UID} Gid: {JOB_UID} {JOB_UID} {JOB_UID} {JOB_UID} "
@@ -159,7 +158,7 @@ for attempt in (
     try:
         attempt()
     except MachineFault as fault:
-        print("MachineFault", fault.problem.rpartition(": ")[2])
+        print("MachineFault", fault.problem.rpartition("system. ")[2])
     except OSError as error:
         print("OSError", error.strerror)
     else:
@@ -172,11 +171,11 @@ for attempt in (
     ("state", "outcomes"),
     [
         # The job itself has named the full path: any other machine may have it read-only too.
-        ("read-only", [*["MachineFault Read-only file system."] * 4, "OSError Read-only file system"]),
-        ("full", ["MachineFault No space left on device.", *["done"] * 3, "OSError No such file or directory"]),
+        ("read-only", [*["MachineFault It was mounted so."] * 4, "OSError Read-only file system"]),
+        ("full", ["OSError No space left on device", *["done"] * 3, "OSError No such file or directory"]),
     ],
 )
-def test_a_scratch_file_system_that_fails_is_the_machines(scratch, state, outcomes):
+def test_a_file_system_of_its_own_that_fails_is_the_machines_where_no_job_can_do_that(scratch, state, outcomes):
     command = [sys.executable, "-c", ON_A_FILE_SYSTEM_OF_ITS_OWN, scratch, state, str(JOB_UID)]
     done = subprocess.run(["unshare", "--mount", *command], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == outcomes
@@ -201,11 +200,18 @@ def test_a_lack_of_descriptors_is_the_machines(user, scratch):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_file_that_cannot_be_read_is_the_machines(user, scratch, monkeypatch):
+def fails(*_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_file_that_cannot_be_read_is_the_machines_where_execute_fails(user, scratch, monkeypatch):
     put(scratch / "there", b"text")
     assert user.read_scratch(str(scratch), "there", 3) == b"tex"
     # Nothing is mapped at the address 0: a read fails as that of a broken disk does.
     monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
+    with pytest.raises(OSError, match="Input/output error"):
+        user.read_scratch(str(scratch), "there", 3)
+    monkeypatch.setattr(execute, "_look", fails)
     with pytest.raises(MachineFault, match="Input/output error"):
         user.read_scratch(str(scratch), "there", 3)
 
@@ -384,17 +390,20 @@ def hang(*_):
 
 @as_root
 def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
-    monkeypatch.setattr(identity_module, "DEADLINE", 0.2)
+    monkeypatch.setattr(child, "DEADLINE", 0.2)
     monkeypatch.setattr(system_calls, "open_beneath", hang)
     monkeypatch.setattr(system_calls, "open_named", hang)
-    with pytest.raises(MachineFault, match="did not answer"):
+    with pytest.raises(TimeoutError, match="has not answered"):
         user.open_scratch("/tmp", "x", os.O_RDONLY)
-    assert "did not answer" in user.check_access("/tmp/x", write=False)
+    assert "has not answered" in user.check_access("/tmp/x", write=False)
+    monkeypatch.setattr(execute, "_look", hang)
+    with pytest.raises(MachineFault, match="has not answered"):
+        user.open_scratch("/tmp", "x", os.O_RDONLY)
 
     def reaped():
-        for pid in identity_module._unreaped[:]:
-            identity_module._reap(pid)
-        return not identity_module._unreaped
+        for pid in child._unreaped[:]:
+            child._reap(pid)
+        return not child._unreaped
 
     until(reaped, "what was killed to be reaped")
 
@@ -402,9 +411,9 @@ def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
 @as_root
 def test_a_child_that_dies_is_a_fault_of_the_machine(user):
     with pytest.raises(MachineFault, match="without an answer"):
-        user._run(lambda: os._exit(1))
+        user.run(lambda: os._exit(1))
     with pytest.raises(MachineFault, match="without an answer"):
-        user._run(lambda: [][1])
+        user.run(lambda: [][1])
 
 
 @as_root
@@ -417,7 +426,7 @@ def test_the_child_keeps_nothing_open_and_no_signal_reaches_it(user):
         raise OSError(errno.EPERM, f"{len(os.listdir('/proc/self/fd'))} {blocked > 50} {gc.isenabled()}")
 
     with pytest.raises(OSError, match="True") as caught:
-        user._run(report)
+        user.run(report)
     assert caught.value.strerror == "2 True False"  # the channel, and the descriptor of the listing itself
     os.close(low)
     os.close(high)
@@ -435,7 +444,7 @@ def test_the_users_own_processes_cannot_signal_the_child(user, scratch):
             time.sleep(0.01)
         return -1
 
-    worker = threading.Thread(target=user._run, args=(wait, os.fsencode(scratch)))
+    worker = threading.Thread(target=user.run, args=(wait, os.fsencode(scratch)))
     worker.start()
     pid = until(lambda: (scratch / "pid").exists() and (scratch / "pid").read_text(), "its process id")
     command = ["/bin/sh", "-c", f"kill -9 {pid}"]

@@ -6,7 +6,8 @@ from typing import NamedTuple, TypeVar
 
 from vmgahp import errors
 from vmgahp.checkpoint.manifest import LARGEST, MEMORY, CheckpointFile, Invalid
-from vmgahp.host.job_user import Hung, Identity
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
 
 Record = TypeVar("Record")
 AnyFile = TypeVar("AnyFile", CheckpointFile, "FileRef")
@@ -58,7 +59,7 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
     """The file as it is, read as the job's user: a memory image as a whole, of any other a sample.
 
     A memory image takes 0.6 to 1.3 s a GiB where it was measured (SHA-256 in hardware, the image still in the page
-    cache). Raises OSError, with the path that was asked for, and `errors.MachineFault` where a file system hangs.
+    cache). Raises OSError, with the path that was asked for, and `errors.MachineFault`.
     """
     inside = _inside(directory, ref.path)
     try:
@@ -90,7 +91,7 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
 def differences(
     identity: Identity, directory: str, saved: Iterable[CheckpointFile], current: Iterable[FileRef]
 ) -> list[str]:
-    """What is other than it was, as parts of a sentence. Raises `errors.MachineFault`.
+    """What is other than it was, as parts of a sentence. Raises `errors.Fault`.
 
     Files are compared one by one; those of a disk with those of the same disk, wherever they now lie.
     """
@@ -125,14 +126,9 @@ def _difference(identity: Identity, directory: str, then: CheckpointFile, ref: F
     try:
         now = describe(identity, directory, ref)
     except OSError as error:
-        if is_machines(error, directory, ref.path):
-            raise unreadable(ref.path, error) from error
-        return f"{ref.path!a} cannot be opened ({error.strerror})"
-    except Hung:
-        if _inside(directory, ref.path) is not None:
-            raise
-        # Whoever names a path chooses the file system.
-        return f"{ref.path!a} cannot be opened (its file system does not answer)"
+        if _inside(directory, ref.path) is not None and errors.is_perhaps_the_machines(error):
+            raise unreadable(identity, directory, ref.path, error) from error
+        return f"{ref.path!a} cannot be opened ({error.strerror})"  # whoever names a path chooses the file system
     if (then.role, then.writable) != (now.role, now.writable):
         return f"{now.path!a} was {_words(then)} and is {_words(now)} now"
     if (then.path, then.transferred) != (now.path, now.transferred):
@@ -153,17 +149,14 @@ def _words(file: CheckpointFile) -> str:
     return f"a {'writable' if file.writable else 'read-only'} {file.role}"
 
 
-def is_machines(error: OSError, directory: str, path: str) -> bool:
-    """Whether it is the machine's fault that a file that is open cannot be read (`errors.is_machines`)."""
-    return errors.is_machines(error, in_scratch=_inside(directory, path) is not None)
+def unreadable(identity: Identity, directory: str, path: str, error: OSError) -> errors.Fault:
+    """The fault for a file of the scratch directory that its file system does not give.
 
-
-def unreadable(path: str, error: OSError) -> errors.MachineFault:
-    """The fault for what cannot be read although nothing is wrong with it. The checkpoint stays where it is."""
-    return errors.MachineFault(
-        f"{path!a} cannot be read ({error.strerror}).",
-        "look at the file system of EXECUTE and at the limit of open files; a checkpoint of the job stays as it is.",
-    )
+    Nothing is known of the file then, and the checkpoint stays where it is.
+    """
+    hint = "see what is wrong with it; a checkpoint of the job stays as it is."
+    problem = f"{path!a} cannot be read ({error.strerror})."
+    return execute.blame(error, directory, identity, problem, hint, errors.MISMATCHED_CHECKPOINT)
 
 
 def _inside(directory: str, path: str) -> str | None:
@@ -218,7 +211,7 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes], Record]") -> Record | None:
     """The record `name` of the scratch directory as `parse` reads it; None where there is none.
 
-    Raises `Unusable` for one that is not what it should be, and `errors.MachineFault` where that cannot be found out.
+    Raises `Unusable` for one that is not what it should be, and `errors.Fault` where that cannot be found out.
     """
     try:
         with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
@@ -226,8 +219,8 @@ def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes]
     except FileNotFoundError:
         return None
     except OSError as error:
-        if errors.is_machines(error):
-            raise unreadable(name, error) from error
+        if errors.is_perhaps_the_machines(error):
+            raise unreadable(identity, directory, name, error) from error
         raise Unusable(f"{name} cannot be opened: {error.strerror}.", False) from error
     try:
         return parse(data)

@@ -141,8 +141,8 @@ class CheckpointStore(NamedTuple):
         except BaseException as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            if isinstance(error, OSError) and errors.is_machines(error):
-                raise files.unreadable(name, error) from error
+            if isinstance(error, OSError) and errors.is_perhaps_the_machines(error):
+                raise files.unreadable(self.identity, self.directory, name, error) from error
             if isinstance(error, OSError):
                 raise Unusable(f"{name} cannot be opened: {error.strerror}.", True) from error
             if isinstance(error, Damaged):

@@ -374,8 +374,8 @@ class Server:
     def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
         """Leave the reason of a failed START where the job's owner can find it.
 
-        The fault is the machine's and not the job's where that cannot be done because the scratch directory is closed
-        to its user, or its file system fails: what was wrong with a file of the job's then says nothing about the job.
+        The fault is the machine's and not the job's where that cannot be done because the machine is ill: what was
+        wrong with a file of the job's then says nothing about the job.
         """
         with self._configuring:  # a job may be refused before it is known who its user is
             pass
@@ -392,8 +392,11 @@ class Server:
                 return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
         except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
-            if isinstance(fault, errors.JobFault) and error.errno == errno.EACCES:
-                return errors.unwritable(f"{fault.problem} {ERROR_FILE}", error)
+            if isinstance(fault, errors.JobFault):
+                from vmgahp.host import execute  # before the first reply it would cost too much
+
+                found = execute.unwritable(f"{fault.problem} {ERROR_FILE}", error, directory, self._identity)
+                return found if isinstance(found, errors.MachineFault) else fault
         return fault
 
     # The end

@@ -4,54 +4,25 @@ The daemon runs as root, and every name in the job's scratch directory is the jo
 link there may point anywhere. So whatever the job may read or write is opened with the job user's rights,
 and inside the scratch directory no symbolic link is followed at all.
 
-How: seteuid changes every thread of the process, so the work is done by a forked child that takes on the
-user's groups, gid and effective uid, does one operation, passes the descriptor or the error back over a
-socket pair, and is gone. Its real uid stays root's: the user's own processes can neither signal nor trace
-it. The other way, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
-the system call's number for each architecture, cannot be abandoned when a file system hangs, and a failure
-to switch back would leave a thread of root with the wrong rights. A child costs a millisecond, and there
-are a handful for a job.
-
-Forking a process with threads is safe as long as the child takes no lock that another thread may have
-held. So everything is made ready before the fork, and the child makes system calls only: signals are
-blocked around the fork (a handler of the daemon must not run in the child), the garbage collector is off
-(a finaliser in the child would speak on the daemon's connections), all other descriptors are closed (a
-child that hangs must not keep the daemon's pipes open), and it ends with ``os._exit``. The parent waits
-for a limited time; a child that a file system hangs is killed, and reaped when the kernel lets it go.
-
-Nobody else in the process may wait for just any child (``waitpid(-1)``).
+How one becomes that user for a moment, `vmgahp.host.child` says.
 """
 
 import errno
 import os
-from _thread import allocate_lock, get_ident
-from sys import byteorder
+from _thread import get_ident
 
-from vmgahp.errors import MachineFault, is_machines
-from vmgahp.host import system_calls
+from vmgahp.errors import MachineFault, is_perhaps_the_machines
+from vmgahp.host import child, system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
-    from typing import Any, NoReturn
+    from collections.abc import Mapping
+    from typing import Any
 
-    Operation = Callable[..., int]
-    """Runs as the job's user with prepared arguments, makes system calls only, returns a descriptor or -1,
-    and raises OSError."""
-
-DEADLINE = 30.0
-"""Seconds that one operation may take before its file system counts as hung."""
+    from vmgahp.host.child import Operation
 
 _LARGEST_ID = 2**32 - 2
 """One more is (uid_t)-1, which means "leave it as it is" to the system: the child would stay root."""
-
-_fork_lock = allocate_lock()
-_unreaped: list[int] = []
-
-
-class Hung(MachineFault):
-    """A file system did not answer in time."""
 
 
 class Identity:
@@ -122,8 +93,8 @@ class Identity:
         refused with EPERM, a directory with EISDIR, a bad name with EINVAL; everything else is the kernel's
         own OSError. The descriptor is close-on-exec.
 
-        Raises `MachineFault` where the file system hangs, or fails, or this machine lacks something
-        (`vmgahp.errors.is_machines`): an OSError is always about what the job has named or left there.
+        Raises `MachineFault` where this machine lacks something, or EXECUTE fails or hangs as well
+        (`vmgahp.host.execute`): an OSError is about what the job has named, left or done there.
         """
         return self._in_scratch(directory, name, system_calls.open_beneath, flags, mode)
 
@@ -133,7 +104,7 @@ class Identity:
             try:
                 return file.read(most)
             except OSError as error:
-                _blame(error, os.path.join(directory, name), in_scratch=True)
+                self._require_well(error, directory, name)
                 raise
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
@@ -143,6 +114,13 @@ class Identity:
         """
         temporary = b".%s.%d.%d.tmp" % (_components(name)[-1][:200], os.getpid(), get_ident())
         self._in_scratch(directory, name, system_calls.write_beneath, temporary, data, mode)
+
+    def make_directory(self, directory: str, name: str) -> None:
+        """Make the directory `name` below `directory` as the user; one that is there and can be read is success.
+
+        Raises as `open_scratch`.
+        """
+        self._in_scratch(directory, name, system_calls.make_directory_beneath)
 
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
         """Give a file below `directory` another name, as the user; what had that name is replaced.
@@ -167,8 +145,8 @@ class Identity:
 
         Symbolic links are followed: this is for full paths that the job names on a file system of many
         machines, where the user's own rights are the limit. Files of the kernel's own (``/proc``, ``/sys``,
-        ``/dev``) are refused. A file system that does not answer is a reason too, not a fault of this
-        machine: a job can name a path that hangs. Raises `MachineFault` where this machine lacks something.
+        ``/dev``) are refused. A file system that does not answer is a reason too: a job can name a path that
+        hangs. Raises `MachineFault` where this machine lacks something.
         """
         if not path.startswith("/"):
             return "it is not a full path"
@@ -176,33 +154,45 @@ class Identity:
             os.close(self.open_named(path, os.O_RDWR if write else os.O_RDONLY))
         except OSError as error:
             return f"{error.strerror}, for uid {self.uid} and {'writing' if write else 'reading'}"
-        except Hung as fault:
-            return fault.problem
         return None
 
     def open_named(self, path: str, flags: int) -> int:
         """Open the regular file of a full path as the user, as `check_access` does; returns a descriptor.
 
-        Raises OSError, and `MachineFault` where the file system hangs or this machine lacks something.
+        Raises OSError, also where the file system hangs, and `MachineFault` where this machine lacks something.
         """
         flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            return self._run(system_calls.open_named, _encode(path), flags)
+            return self.run(system_calls.open_named, _encode(path), flags)
         except OSError as error:
-            _blame(error, path, in_scratch=False)
+            from vmgahp.host import execute  # of no use where nothing fails
+
+            execute.require_means(error, path, self)
             raise
+
+    def run(self, operation: "Operation", *arguments: object) -> int:
+        """Do what one function does by system calls alone, as the user. Raises OSError and `MachineFault`."""
+        if not self.switching:
+            return operation(*arguments)
+        return child.run_as(self.uid, self.gid, self.groups(), operation, arguments)
 
     def _in_scratch(self, directory: str, name: str, operation: "Operation", *arguments: object) -> int:
         try:
-            return self._run(operation, _encode(directory), _components(name), *arguments)
+            return self.run(operation, _encode(directory), _components(name), *arguments)
         except OSError as error:
-            _blame(error, os.path.join(directory, name), in_scratch=True)
+            self._require_well(error, directory, name)
             raise
 
-    def _run(self, operation: "Operation", *arguments: object) -> int:
-        if not self.switching:
-            return operation(*arguments)
-        return _run_as(self.uid, self.gid, self.groups(), operation, arguments)
+    def _require_well(self, error: OSError, directory: str, name: str) -> None:
+        """Raise `MachineFault` for an error that is not about what the job has named, left or done there."""
+        if not is_perhaps_the_machines(error):
+            return
+        from vmgahp.host import execute
+
+        problem = f"This machine has failed at {os.path.join(directory, name)}: {error.strerror}."
+        fault = execute.blame(error, directory, self, problem)
+        if isinstance(fault, MachineFault):
+            raise fault from error
 
 
 def _id(environ: "Mapping[str, str]", name: str) -> int:
@@ -216,13 +206,6 @@ def _id(environ: "Mapping[str, str]", name: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _LARGEST_ID:
         raise MachineFault(f"{name} = {text[:50]!r} is not a user or group id.", f"set {name} to a number.")
     return int(text)
-
-
-def _blame(error: OSError, path: str, *, in_scratch: bool) -> None:
-    """Raise `MachineFault` for an error that is not about what the job has named or left there."""
-    if is_machines(error, in_scratch=in_scratch):
-        hint = "see that the file system of EXECUTE is well, and look at the limits on memory and open files."
-        raise MachineFault(f"This machine has failed at {path}: {error.strerror}.", hint) from error
 
 
 def _encode(path: str) -> bytes:
@@ -240,109 +223,3 @@ def _components(name: str) -> list[bytes]:
     if any(part in (b"", b".", b"..") for part in parts):
         raise OSError(errno.EINVAL, "it is not a plain relative name", name)
     return parts
-
-
-def _run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: tuple[object, ...]) -> int:
-    """Run an operation in a child that is the user, and return its descriptor or -1.
-
-    Raises the operation's OSError, or `MachineFault` where no answer comes within `DEADLINE`.
-    """
-    import gc
-    import signal
-    import socket
-
-    for pid in _unreaped[:]:
-        _reap(pid)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-        last = max(int(name) for name in os.listdir("/proc/self/fd")) + 64
-        with _fork_lock:
-            every_signal = signal.valid_signals()
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, every_signal)
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
-                pid = os.fork()
-                if pid == 0:
-                    _child(uid, gid, groups, operation, arguments, theirs, rights, last)
-            except OSError as error:
-                raise MachineFault(
-                    f"No process can be started for uid {uid}: {error.strerror}.",
-                    "look at the memory and at the limit of processes of this machine.",
-                ) from error
-            finally:
-                if collecting:
-                    gc.enable()
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
-        ours.settimeout(DEADLINE)
-        try:
-            # Not socket.recv_fds: that of Python 3.11 loses its flags.
-            message, passed, flags, _ = ours.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-            raise Hung(
-                f"A file system did not answer uid {uid} within {DEADLINE:.0f} seconds.",
-                "look at the file systems of the scratch directory and of the disks that the job names.",
-            ) from None
-    finally:
-        ours.close()
-        theirs.close()
-    _gone(pid, 0)
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    for _, _, data in passed:
-        return int.from_bytes(data[:4], byteorder)
-    number, _, text = message.partition(b" ")
-    if not number.isdigit():
-        raise MachineFault(
-            f"The helper process for uid {uid} ended without an answer.",
-            "look for what kills processes on this machine, such as a lack of memory.",
-        )
-    if number != b"0":
-        raise OSError(int(number), text.decode("utf-8", "replace"))
-    return -1
-
-
-def _child(
-    uid: int,
-    gid: int,
-    groups: list[int],
-    operation: "Operation",
-    arguments: tuple[object, ...],
-    channel: "socket.socket",
-    rights: tuple[int, int],
-    last: int,
-) -> "NoReturn":
-    """The whole life of the child: become the user, do it, answer, end. Never returns or raises."""
-    try:
-        try:
-            os.closerange(0, channel.fileno())
-            os.closerange(channel.fileno() + 1, last)
-            os.setgroups(groups)
-            os.setresgid(gid, gid, gid)
-            os.seteuid(uid)
-            fd = operation(*arguments)
-            channel.sendmsg([b"0"], [(*rights, fd.to_bytes(4, byteorder))] if fd >= 0 else [])
-        except OSError as error:
-            channel.send(b"%d %s" % (error.errno or errno.EIO, (error.strerror or "").encode()))
-    finally:
-        os._exit(0)
-
-
-def _reap(pid: int) -> None:
-    """Collect a killed child, now or, where the kernel still holds it in a hung file system, later."""
-    gone = _gone(pid, os.WNOHANG)
-    if gone and pid in _unreaped:
-        _unreaped.remove(pid)
-    elif not gone and pid not in _unreaped:
-        _unreaped.append(pid)
-
-
-def _gone(pid: int, options: int) -> bool:
-    try:
-        return os.waitpid(pid, options)[0] != 0
-    except ChildProcessError:
-        return True

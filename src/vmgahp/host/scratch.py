@@ -4,14 +4,15 @@ import errno
 import os
 from collections.abc import Callable
 
-from vmgahp.errors import Fault, MachineFault
+from vmgahp.errors import Fault
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
 DEADLINE = 60.0
 """Seconds for emptying it."""
-MAKING = 10.0
-"""Seconds for making a directory in it."""
+LOOKING = 10.0
+"""Seconds for finding its files."""
 
 
 def empty(directory: str, identity: Identity, log: Callable[[str], None]) -> None:
@@ -31,17 +32,13 @@ def forget(identity: Identity, directory: str, log: Callable[[str], None], *name
             log(f"could not remove {name} from {directory}: {error}")
 
 
-def make_directory(path: str, identity: Identity) -> None:
-    """Make a directory, as the job's user, if it is not there; an empty path is none. Raises `MachineFault`."""
-    if not path:
-        return
+def make_directory(directory: str, name: str, identity: Identity) -> None:
+    """See that the scratch `directory` has a directory `name` that its user can read. Raises `Fault`."""
     try:
-        _done(["mkdir", "-p", "--", path], identity, MAKING)
+        identity.make_directory(directory, name)
     except OSError as error:
-        raise MachineFault(
-            f"{path} cannot be made as uid {identity.uid}: {error.strerror}.",
-            "see that the job's user can write to its scratch directory, and that no file has this name.",
-        ) from error
+        problem = f"The directory {name} of the job's scratch directory cannot be made or read ({error.strerror})."
+        raise execute.blame(error, directory, identity, problem) from error
 
 
 def files_below(directory: str, name: str, identity: Identity, most: int) -> list[str]:
@@ -51,7 +48,7 @@ def files_below(directory: str, name: str, identity: Identity, most: int) -> lis
     Raises OSError where that cannot be found out, or not in time.
     """
     find = 'find -P "$1" -xdev -type f -printf "%P\\0" | head -z -n "$2"'
-    found = _done(["sh", "-c", find, "sh", os.path.join(directory, name), str(most)], identity, MAKING)
+    found = _done(["sh", "-c", find, "sh", os.path.join(directory, name), str(most)], identity, LOOKING)
     return sorted(os.fsdecode(path) for path in found.split(b"\0") if path)
 
 

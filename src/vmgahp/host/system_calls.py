@@ -30,7 +30,7 @@ def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None
     try:
         fd = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
-        # What the user can bring about must not look like what this machine lacks (`vmgahp.errors.is_machines`).
+        # What the user can bring about must not look like what this machine lacks.
         if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
             raise OSError(errno.EPERM, "it is not a regular file") from None
         if error.errno == errno.EAGAIN:
@@ -77,6 +77,19 @@ def write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: 
         except OSError:
             os.unlink(temporary, dir_fd=above)
             raise
+        return -1
+    finally:
+        os.close(above)
+
+
+def make_directory_beneath(directory: bytes, parts: list[bytes]) -> int:
+    above = _descend(directory, parts)
+    try:
+        try:
+            os.mkdir(parts[-1], 0o755, dir_fd=above)
+        except FileExistsError:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            os.close(os.open(parts[-1], flags, dir_fd=above))
         return -1
     finally:
         os.close(above)

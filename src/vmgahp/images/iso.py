@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-from vmgahp.errors import MachineFault, unwritable
+from vmgahp.errors import MachineFault
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import FIRST_PASSED, run
 
@@ -108,7 +109,7 @@ def write(
             identity.unlink_scratch(directory, temporary)
             raise
     except OSError as error:
-        raise unwritable(name, error) from error
+        raise execute.unwritable(name, error, directory, identity) from error
     finally:
         for descriptor in opened:
             os.close(descriptor)

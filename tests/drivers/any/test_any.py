@@ -583,17 +583,32 @@ def small(scratch: Path) -> Iterator[Path]:
 
 
 @pytest.mark.qemu
-@pytest.mark.parametrize(
-    ("request_disk", "kind", "words"),
-    [(None, JobFault, "request_disk"), ("1024", JobFault, "request_disk"), ("1024 * 1024", MachineFault, "EXECUTE")],
-)
+@pytest.mark.parametrize("place", ["a file system of its own", "a full EXECUTE"])
+@pytest.mark.parametrize("request_disk", [None, "1024", "1024 * 1024"])
 def test_room_is_looked_at_first(
-    small: Path, stand_ins: type[StandIn], request_disk: str | None, kind: type[errors.Fault], words: str
+    small: Path, stand_ins: type[StandIn], request_disk: str | None, place: str, user: Identity
 ) -> None:
-    """Its lack is the machine's fault only where it has promised the room."""
-    image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
+    """Its lack is the machine's fault only where it has promised the room and EXECUTE has none."""
+    full = place == "a full EXECUTE"
+    directory = small
+    if full:
+        directory = small / "dir_1"
+        directory.mkdir()
+        os.chown(directory, user.uid, user.gid)
+    image(directory / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
+    if full:
+        fill(small)
     more = {"RequestDisk": request_disk} if request_disk else {}
-    assert words in refused(job(small, "disk.vhdx:vda:w:vhdx", **more), "kvm", kind, match="has to be converted").hint
+    kind = MachineFault if full and request_disk == "1024 * 1024" else JobFault
+    fault = refused(job(directory, "disk.vhdx:vda:w:vhdx", **more), "kvm", kind, match="has to be converted")
+    assert ("EXECUTE" if kind is MachineFault else "request_disk") in fault.hint
+
+
+def fill(directory: Path) -> None:
+    with (directory / "filler").open("wb") as filler, contextlib.suppress(OSError):
+        for _ in range(16):
+            filler.write(bytes(MIB))
+            filler.flush()
 
 
 @pytest.mark.qemu
@@ -602,13 +617,10 @@ def test_a_file_system_that_is_full_all_the_same(
 ) -> None:
     monkeypatch.setattr("vmgahp.drivers.any.conversion._require_free_space", lambda *_: None)
     image(small / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
-    with (small / "filler").open("wb") as filler, contextlib.suppress(OSError):
-        for _ in range(16):
-            filler.write(bytes(MIB))
-            filler.flush()
-    for request_disk, kind in (("1024", JobFault), ("1024 * 1024", MachineFault)):
+    fill(small)
+    for request_disk in ("1024", "1024 * 1024"):
         wanted = job(small, "disk.vhdx:vda:w:vhdx", RequestDisk=request_disk)
-        refused(wanted, "kvm", kind, match="No space left")
+        refused(wanted, "kvm", JobFault, match="No space left")
 
 
 @pytest.mark.qemu

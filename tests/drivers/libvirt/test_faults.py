@@ -438,21 +438,28 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
 
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can take a directory from its user")
-def test_a_scratch_directory_that_its_user_may_not_enter_is_the_machines(job: Job) -> None:
+def test_a_scratch_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_has_closed_the_jobs(
+    job: Job,
+) -> None:
     owner = job.scratch.stat()
     with greeted(job) as peer:
         os.chown(job.scratch, 0, 0)
         job.scratch.chmod(0o700)
         refused_cleanly(peer, job, CRITICAL, explained=False)
         os.chown(job.scratch, owner.st_uid, owner.st_gid)
-        job.scratch.chmod(0o500)
+        job.scratch.parent.chmod(0o700)
         refused_cleanly(peer, job, CRITICAL, explained=False)
+        job.scratch.parent.chmod(0o755)
+        job.scratch.chmod(0)
+        refused_cleanly(peer, job, INVALID_DISK, explained=False)
+        job.scratch.chmod(0o500)
+        refused_cleanly(peer, job, MISMATCHED, explained=False)
         job.scratch.chmod(0o755)
         runs(peer, job)
         log = peer.quit()
-    assert f"The scratch directory {job.scratch} cannot be entered" in log
+    assert f"{job.scratch} cannot be entered" in log
     assert f"{CONSOLE} cannot be written in the job's scratch directory (Permission denied)" in log
-    assert log.count("Hint: ") == 2
+    assert log.count("Hint: ") == 4
 
 
 @pytest.mark.libvirt
@@ -479,8 +486,27 @@ def small(scratch: Path) -> Iterator[Path]:
 
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
-def test_a_scratch_directory_without_room_is_the_machines(small: Path, connection: "libvirt.virConnect") -> None:
+def test_a_scratch_directory_of_its_own_without_room_is_the_jobs(small: Path, connection: "libvirt.virConnect") -> None:
     job = Job(small, connection)
+    filling = small / "filling"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
+    with greeted(job) as peer:
+        refused_cleanly(peer, job, MISMATCHED, explained=False)
+        filling.unlink()
+        runs(peer, job)
+        log = peer.quit()
+    assert f"There is no room in the scratch directory {small}" in log
+    assert "raise request_disk" in log
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+def test_an_execute_without_room_is_the_machines(small: Path, connection: "libvirt.virConnect") -> None:
+    status = small.stat()
+    scratch = small / "dir_1"
+    scratch.mkdir()
+    os.chown(scratch, status.st_uid, status.st_gid)
+    job = Job(scratch, connection)
     filling = small / "filling"
     subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
     with greeted(job) as peer:
@@ -488,8 +514,7 @@ def test_a_scratch_directory_without_room_is_the_machines(small: Path, connectio
         filling.unlink()
         runs(peer, job)
         log = peer.quit()
-    assert f"There is no space in the scratch directory {small}" in log
-    assert "free space on the file system of EXECUTE" in log
+    assert f"EXECUTE ({small}) is ill: No space left on device" in log
 
 
 @pytest.mark.libvirt

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import CONVERTIBLE
 
@@ -56,7 +57,7 @@ def write(directory: str, name: str, data: bytes, identity: Identity, mode: int 
     try:
         identity.write_scratch(directory, name, data, mode)
     except OSError as error:
-        raise errors.unwritable(name, error) from error
+        raise execute.unwritable(name, error, directory, identity) from error
 
 
 def _parse(data: bytes) -> Choice:

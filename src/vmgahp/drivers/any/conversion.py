@@ -4,6 +4,7 @@ The job's own image stays as it is; the new one, NAME.FORMAT beside it, is what 
 back. Both take disk space while the job runs, so that is checked first.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from time import monotonic
@@ -13,7 +14,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Logger
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host import scratch
+from vmgahp.host import execute, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
@@ -60,7 +61,7 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
     try:
         backing_chain(disk.path, disk.format, identity)  # refuses what is no file of this machine
         size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=MEASURING)
-        _require_free_space(ad, disk, size, directory)
+        _require_free_space(ad, disk, size, identity)
         log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // _MIB)} MiB")
         qemu_img.convert(
             disk.path,
@@ -76,10 +77,10 @@ def convert(disk: AnyDisk, to_format: str, ad: JobAd, identity: Identity, log: L
         identity.rename_scratch(directory, temporary, name, replace=False)
     except qemu_img.Trouble as error:
         scratch.forget(identity, directory, log, temporary)
-        raise _judge(error, ad, disk, size) from error
+        raise _judge(error, ad, disk, size, identity) from error
     except OSError as error:
         scratch.forget(identity, directory, log, temporary)
-        raise errors.unwritable(name, error) from error
+        raise execute.unwritable(name, error, directory, identity) from error
     except BaseException:
         scratch.forget(identity, directory, log, temporary)
         raise
@@ -109,30 +110,25 @@ def _require_new(directory: str, name: str, disk: AnyDisk, identity: Identity) -
     raise bad_disk(disk.entry, f"{name}, which it would be converted to, is there already", "rename one of the two.")
 
 
-def _require_free_space(ad: JobAd, disk: AnyDisk, size: int, directory: str) -> None:
-    try:
-        status = os.statvfs(directory)
-    except OSError as error:
-        raise MachineFault(
-            f"The scratch directory {directory} cannot be looked at: {error.strerror}.",
-            "check the file system of EXECUTE.",
-        ) from error
-    free = status.f_bavail * status.f_frsize
+def _require_free_space(ad: JobAd, disk: AnyDisk, size: int, identity: Identity) -> None:
+    free = execute.free(ad.working_dir(), identity)
     if free < size + SPARE:
-        raise _no_room(ad, disk, size, f"{free // _MIB} MiB are free")
+        raise _no_room(ad, disk, size, f"{free // _MIB} MiB are free", identity)
 
 
-def _no_room(ad: JobAd, disk: AnyDisk, size: int, seen: str) -> errors.Fault:
-    """Whose fault it is that the new image has no room: of the machine only where it has promised as much."""
+def _no_room(ad: JobAd, disk: AnyDisk, size: int, seen: str, identity: Identity) -> errors.Fault:
+    """Whose fault it is that the new image has no room: of the machine only where it has promised as much and is full.
+
+    The job can ask for more than it has got, and fill what it has got.
+    """
     request = ad.integer("RequestDisk") or 0
     needed = size + SPARE + (_size_of(disk.path) if disk.transferred else 0)
     room = (size + SPARE) // _MIB
     problem = f"{disk.name} has to be converted, which takes {room} MiB in the scratch directory, and {seen}"
     if request * 1024 >= needed:
-        return MachineFault(
-            f"{problem}, though the job has asked for {request // 1024} MiB (RequestDisk).",
-            "free disk space on the file system of EXECUTE.",
-        )
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        problem = f"{problem}, though the job has asked for {request // 1024} MiB (RequestDisk)."
+        return execute.blame(full, ad.working_dir(), identity, problem)
     return JobFault(
         errors.MISMATCHED,
         f"{problem}; RequestDisk = {shown(ad.expression('RequestDisk'))} does not ask for it.",
@@ -147,7 +143,7 @@ def _size_of(path: str) -> int:
         return 0
 
 
-def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> errors.Fault:
+def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int, identity: Identity) -> errors.Fault:
     """Whose fault a failure of qemu-img is."""
     if isinstance(error, qemu_img.NotInstalled):
         return MachineFault(
@@ -162,7 +158,7 @@ def _judge(error: qemu_img.Trouble, ad: JobAd, disk: AnyDisk, size: int) -> erro
     if isinstance(error, qemu_img.TooLarge):
         return bad_disk(disk.entry, "it has more in it than its tables say", by_hand, errors.BAD_IMAGE)
     if isinstance(error, qemu_img.Refused) and error.no_space:
-        return _no_room(ad, disk, size, f"qemu-img says: {error}")
+        return _no_room(ad, disk, size, f"qemu-img says: {error}", identity)
     return bad_disk(
         disk.entry,
         f"it cannot be converted from {disk.format} ({error})",

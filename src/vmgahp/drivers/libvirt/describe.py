@@ -19,7 +19,7 @@ from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.hooks import xml_script
-from vmgahp.host import kvm, scratch
+from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
@@ -146,8 +146,8 @@ class Describer:
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
         """Make what the XML names; each ends with the `resources`."""
         spec = plan.spec
-        if spec.devices.share != spec.working_dir:
-            scratch.make_directory(spec.devices.share, self.identity)
+        if spec.devices.share not in ("", spec.working_dir):
+            scratch.make_directory(spec.working_dir, os.path.basename(spec.devices.share), self.identity)
         limit = self.settings.console_log_limit()
         if limit and other_hypervisors.is_qemu(plan.domain_type):
             resources.console = ConsoleCapture(
@@ -246,8 +246,7 @@ class Describer:
         try:
             return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
         except OSError as error:
-            is_there = os.path.lexists(os.path.join(working_dir, CONSOLE_FILE))
-            raise errors.unwritable(CONSOLE_FILE, error, is_there=is_there) from error
+            raise execute.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
 
     def _qemu_user(self) -> tuple[int, int]:
         """The user as which libvirt runs QEMU by itself (its DAC base label)."""

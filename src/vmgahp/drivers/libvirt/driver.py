@@ -37,7 +37,7 @@ from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.lifecycle import ManagedDriver
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import kvm, scratch
+from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
@@ -82,10 +82,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
         except errors.JobFault:
-            host_checks.require_access(job.working_dir(), self.identity)
+            execute.require_entry(job.working_dir(), self.identity)
             other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
             raise
-        host_checks.require_free_space(spec.working_dir)
+        execute.require_room(spec.working_dir, self.identity)
         name = names.free_name(self._connection, spec.name, spec.working_dir, self.log)
         return self._describer.plan(for_policy, spec._replace(name=name), domain_type)._replace(xml=xml)
 

@@ -1,4 +1,4 @@
-"""Checks of the machine before a VM starts: its scratch directory, the bridge, the other VMs."""
+"""Checks of the machine before a VM starts: the bridge, the other VMs."""
 
 import os
 from xml.etree import ElementTree as etree
@@ -9,57 +9,9 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
-from vmgahp.host.job_user import Identity
-
-LEAST_FREE_BYTES = 1 << 20
-"""Bytes that must be free in the scratch directory: for the console, the display and the reason of a
-failure. What the guest writes it cannot know."""
 
 IFF_UP = 1
 """Of an interface's flags (``linux/if.h``)."""
-
-_A_NAME = ".vmgahp"
-"""Need not be there: that it is not there can be found out only by who may look."""
-
-
-def require_access(directory: str, identity: Identity) -> None:
-    """Is the job's user still let into its scratch directory? Raises `errors.MachineFault`.
-
-    Asked when a disk of the job cannot be opened, for then it is not the disk's fault.
-    """
-    try:
-        os.close(identity.open_scratch(directory, _A_NAME, os.O_RDONLY))
-    except FileNotFoundError as error:
-        if os.path.isdir(directory):
-            return
-        reason = error.strerror
-    except OSError as error:
-        if os.path.lexists(os.path.join(directory, _A_NAME)):
-            return  # the job has put something there that cannot be opened
-        reason = error.strerror
-    else:
-        return
-    raise errors.MachineFault(
-        f"The scratch directory {directory} cannot be entered as uid {identity.uid}: {reason}.",
-        "see who owns it and its parents (EXECUTE), their modes, and whether the file system is well.",
-    )
-
-
-def require_free_space(directory: str) -> None:
-    """Is there any space in the scratch directory? Raises `errors.MachineFault`."""
-    try:
-        status = os.statvfs(directory)
-    except OSError as error:
-        raise errors.MachineFault(
-            f"The scratch directory {directory} cannot be examined: {error.strerror}.",
-            "see whether the file system of EXECUTE is well.",
-        ) from error
-    free = status.f_bavail * status.f_frsize
-    if free < LEAST_FREE_BYTES:
-        raise errors.MachineFault(
-            f"There is no space in the scratch directory {directory}: {free >> 10} KiB are free.",
-            "free space on the file system of EXECUTE.",
-        )
 
 
 def look_at_bridge(settings: Settings) -> str:

@@ -6,8 +6,9 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml, verify
 from vmgahp.domain.job_xml import ATTRIBUTE, JobXml
-from vmgahp.drivers.libvirt import faults, host_checks
+from vmgahp.drivers.libvirt import faults
 from vmgahp.errors import JobFault
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
@@ -17,7 +18,7 @@ def load(job: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
     try:
         return job_xml.load(job, settings, identity)
     except JobFault:
-        host_checks.require_access(job.working_dir(), identity)
+        execute.require_entry(job.working_dir(), identity)
         raise
 
 

@@ -7,6 +7,7 @@ without, is started on a machine whose catalog has the same image under that nam
 backing file in the overlay's own header does not count: the job can have written it, and libvirt is told the chain.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, Finding
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.backing import require_whole
@@ -27,6 +29,10 @@ from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 from vmgahp.job.spec import JobSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.images import qemu_img
 
 ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
@@ -165,8 +171,6 @@ class Provision:
         try:
             base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
         except OSError as error:
-            if errors.is_machines(error, in_scratch=False):
-                raise files.unreadable(image.path, error) from error
             raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
         ours = _Overlay(name, image.name, (_Base(image.path, base.size, base.digest),))
         if is_there(self._directory, disk, self._identity):
@@ -209,7 +213,7 @@ class Provision:
         try:
             self._identity.write_scratch(self._directory, RECORD, data)
         except OSError as error:
-            raise self._unwritable(RECORD, error) from error
+            raise execute.unwritable(RECORD, error, self._directory, self._identity) from error
         if fresh:
             self._made.append(RECORD)
 
@@ -221,7 +225,7 @@ class Provision:
             return
         from vmgahp.images import qemu_img
 
-        free = self._free()
+        free = execute.free(self._directory, self._identity)
         if disk.size > free:
             raise JobFault(
                 errors.MISMATCHED,
@@ -245,7 +249,7 @@ class Provision:
                     problem = f"{file!a} cannot be opened ({error.strerror})"
                     raise _no_files(problem, "see that it is a regular file.") from error
             total = sum(os.fstat(each).st_size for each in contents.values())
-            free = self._free()
+            free = execute.free(self._directory, self._identity)
             if total + iso.OVERHEAD > free:
                 raise _no_files(
                     f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
@@ -275,27 +279,23 @@ class Provision:
                 raise
         except qemu_img.NotInstalled as error:
             raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
-        except (qemu_img.Trouble, OSError) as error:
-            raise self._unwritable(name, error) from error
+        except qemu_img.Trouble as error:
+            raise execute.unwritable(name, _as_of_the_system(error), self._directory, self._identity) from error
+        except OSError as error:
+            raise execute.unwritable(name, error, self._directory, self._identity) from error
         self._made.append(name)
-
-    def _unwritable(self, name: str, error: Exception) -> MachineFault:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return MachineFault(
-            f"{name} cannot be made in {self._directory} as uid {self._identity.uid}: {reason}.",
-            "see that the job's user can write to its scratch directory, and that there is room.",
-        )
 
     def _has(self, name: str) -> bool:
         return os.path.lexists(os.path.join(self._directory, name))
 
-    def _free(self) -> int:
-        """Bytes that the job's user can still write there."""
-        try:
-            status = os.statvfs(self._directory)
-        except OSError as error:
-            raise self._unwritable("A disk", error) from error
-        return status.f_bavail * status.f_frsize
+
+def _as_of_the_system(trouble: "qemu_img.Trouble") -> OSError:
+    """What qemu-img complains of, by the words of the system's error with which its complaints end."""
+    from vmgahp.images.qemu_img import TooSlow
+
+    said = str(trouble)
+    known = (number for number in errno.errorcode if said.endswith(os.strerror(number)))
+    return OSError(errno.ETIMEDOUT if isinstance(trouble, TooSlow) else next(known, errno.EINVAL), said)
 
 
 def _parse_record(data: bytes) -> list[_Overlay]:

@@ -13,6 +13,7 @@ from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, stat
 from vmgahp.drivers.vmrun.machine import VmrunMachine, VmrunPlan
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.job.ad import JobAd
@@ -165,7 +166,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         try:
             self.identity.write_scratch(directory, copy.name, copy.encode())
         except OSError as error:
-            raise errors.unwritable(copy.name, error) from error
+            raise execute.unwritable(copy.name, error, directory, self.identity) from error
 
     def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""

@@ -1,0 +1,182 @@
+"""Whose fault an error beneath a scratch directory is.
+
+It is the job's, until a look outside shows that the machine is ill. The job can make its scratch directory fail in any
+way: close it, fill it, leave a directory or a FIFO where a file is to be, mount a file system of its own there that
+fails or hangs. So the error's number proves nothing, and a machine that is believed to be ill runs no VM for anybody.
+What no job can touch is EXECUTE, in which HTCondor makes the scratch directories: root looks there, and follows nothing
+of the job's.
+"""
+
+import errno
+import os
+from _thread import get_ident
+
+from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault, is_perhaps_the_machines
+from vmgahp.host import child
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.host.job_user import Identity
+
+LEAST_FREE = 1 << 20
+"""Bytes that must be free for a start: for the console, the display and the reason of a failure. What the guest writes
+it cannot know."""
+
+_OF_THE_WAY = (errno.ENOENT, errno.EACCES, errno.EPERM)
+_OF_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_VERDICT = (errno.EACCES, errno.EPERM, errno.EEXIST)
+"""Root on a network's file system may be nobody there, and a name may be taken."""
+
+_ILL = (
+    "see that EXECUTE and its file system are well, that every user may pass to the scratch directories, and what "
+    "the limits on memory, processes and open files are."
+)
+_RAISE = "raise request_disk, or send less."
+_FREE = "see that the job's user may write there, and that nothing else of the job's has this name."
+
+
+def why(error: OSError, directory: str, identity: "Identity") -> str:
+    """What is wrong with the machine where an error has come up beneath the scratch `directory`; empty for nothing."""
+    place = _execute(directory)
+    if error.errno == errno.EROFS and _is_mounted_read_only(directory):
+        return "It was mounted so."
+    try:
+        if is_perhaps_the_machines(error):
+            _as_root(identity, _look, place, b".vmgahp-%d-%d" % (os.getpid(), get_ident()), error.errno in _OF_ROOM)
+        elif error.errno in _OF_THE_WAY:
+            identity.run(_enter, os.fsencode(directory), place)
+    except OSError as found:
+        return f"EXECUTE ({os.fsdecode(place)}) is ill: {found.strerror}."
+    return ""
+
+
+def require_means(error: OSError, path: str, identity: "Identity") -> None:
+    """Does this machine have what it takes to open a file? Raises `MachineFault`.
+
+    Asked where a full path that the job has named cannot be opened: all else is the job's then, or any job could take
+    the machine out of service by naming a file system that fails.
+    """
+    if not is_perhaps_the_machines(error):
+        return
+    try:
+        _as_root(identity, _open, b"/")
+    except OSError as found:
+        raise MachineFault(f"{path} cannot be opened: {found.strerror}.", _ILL) from error
+
+
+def blame(
+    error: OSError, directory: str, identity: "Identity", problem: str, hint: str = "", code: str = MISMATCHED
+) -> Fault:
+    """The fault for an error beneath the scratch `directory`; `problem` is a sentence, `hint` and `code` the job's."""
+    if reason := why(error, directory, identity):
+        return MachineFault(f"{problem} {reason}", _ILL)
+    return JobFault(code, problem, hint or (_RAISE if error.errno in _OF_ROOM else _FREE))
+
+
+def unwritable(name: str, error: OSError, directory: str, identity: "Identity") -> Fault:
+    """The fault where a file of the server's own cannot be written in the scratch `directory`."""
+    problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
+    return blame(error, directory, identity, problem)
+
+
+def require_entry(directory: str, identity: "Identity") -> None:
+    """Is the job's user let into its scratch directory? Raises `MachineFault`.
+
+    Asked when a file of the job cannot be opened, for then it is not the file's fault.
+    """
+    if reason := why(OSError(errno.EACCES, "closed"), directory, identity):
+        raise MachineFault(f"{directory} cannot be entered as uid {identity.uid}. {reason}", _ILL)
+
+
+def free(directory: str, identity: "Identity") -> int:
+    """Bytes that the job's user can still write in the scratch directory. Raises `Fault`."""
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        raise blame(error, directory, identity, f"{directory} cannot be examined ({error.strerror}).") from error
+    return status.f_bavail * status.f_frsize
+
+
+def require_room(directory: str, identity: "Identity", needed: int = LEAST_FREE) -> None:
+    """Is there room in the scratch directory? Raises `Fault`."""
+    found = free(directory, identity)
+    if found < needed:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        problem = f"There is no room in the scratch directory {directory}: {found >> 10} KiB are free."
+        raise blame(full, directory, identity, problem)
+
+
+def _execute(directory: str) -> bytes:
+    """What the scratch directory lies in."""
+    return os.fsencode(os.path.dirname(os.path.normpath(directory)) or ".")
+
+
+def _is_mounted_read_only(directory: str) -> bool:
+    """Whether the scratch directory is a file system of its own that is read-only, and none that a user can mount."""
+    with open("/proc/self/mountinfo", "rb") as mounts:  # what is asked of the file system itself may hang
+        for line in mounts:
+            place, options, *_, kind, _, more = line.split()[4:]
+            if place == os.fsencode(os.path.normpath(directory)) and not kind.startswith(b"fuse"):
+                return b"ro" in options.split(b",") + more.split(b",")
+    return False
+
+
+def _as_root(identity: "Identity", operation: "child.Operation", *arguments: object) -> None:
+    """By root where this is root, in a child: EXECUTE may hang as well."""
+    if identity.switching:
+        child.run_as(0, 0, [0], operation, arguments)
+    else:
+        operation(*arguments)
+
+
+# The children's: system calls only
+
+
+def _open(path: bytes) -> int:
+    os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    return -1
+
+
+def _look(execute: bytes, name: bytes, is_about_room: bool) -> int:
+    """Is it a place where a file can be made, written and removed? Raises OSError."""
+    above = os.open(execute, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        room = os.statvfs(above)
+        if is_about_room and (room.f_bavail * room.f_frsize < LEAST_FREE or (room.f_files and not room.f_favail)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if room.f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(name, flags, 0o600, dir_fd=above)
+        except OSError as error:
+            if error.errno in _NO_VERDICT:
+                return -1
+            raise
+        try:
+            os.write(file, bytes(4096))
+            os.fsync(file)
+        finally:
+            os.close(file)
+            os.unlink(name, dir_fd=above)
+    finally:
+        os.close(above)
+    return -1
+
+
+def _enter(directory: bytes, execute: bytes) -> int:
+    """Can the job's user get to its scratch directory, and is it that user's? What the user has done is no error."""
+    try:
+        there = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        if os.access(execute, os.W_OK, effective_ids=True):  # who may write there has renamed it
+            return -1
+        raise
+    try:
+        here, outside = os.fstat(there), os.stat(execute)
+        # A file system of its own may be one that the job has mounted, where everything is as the job says.
+        if here.st_uid != os.geteuid() and here.st_dev == outside.st_dev:
+            raise OSError(errno.EPERM, "the scratch directory belongs to another user")
+    finally:
+        os.close(there)
+    return -1
