@@ -53,7 +53,7 @@ def test_progress_is_told_from_little_to_all(raw: Path, user: Identity) -> None:
 
 def test_options_are_those_of_the_new_format(raw: Path, user: Identity) -> None:
     target = convert(raw, "vmdk", user, options=["subformat=streamOptimized"])
-    (found,) = qemu_img.info(str(target), "vmdk", user)
+    found = qemu_img.info(str(target), "vmdk", user)
     assert found["format-specific"]["data"]["create-type"] == "streamOptimized"
     assert found["virtual-size"] == raw.stat().st_size
 
@@ -68,18 +68,19 @@ def test_what_it_will_take_is_measured_without_the_holes(raw: Path, user: Identi
     assert 3 * MIB <= qemu_img.measure(str(raw), "raw", "qcow2", user) < 5 * MIB
 
 
-def test_an_overlay_and_its_chain(raw: Path, user: Identity) -> None:
+def test_an_overlay_names_its_base(raw: Path, user: Identity) -> None:
     overlay = str(raw.with_name("overlay.qcow2"))
     qemu_img.create_overlay(str(raw), "raw", overlay, user)
-    top, base = qemu_img.info(overlay, "qcow2", user, chain=True)
-    assert top["backing-filename"] == str(raw) == base["filename"]
-    assert top["backing-filename-format"] == "raw"
-    (alone,) = qemu_img.info(overlay, "qcow2", user)
-    assert alone["filename"] == overlay
+    found = qemu_img.info(overlay, "qcow2", user)
+    assert (found["filename"], found["backing-filename"], found["backing-filename-format"]) == (
+        overlay,
+        str(raw),
+        "raw",
+    )
 
 
 def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> None:
-    (found,) = qemu_img.info(str(convert(raw, "qcow2", user)), "raw", user)
+    found = qemu_img.info(str(convert(raw, "qcow2", user)), "raw", user)
     assert found["format"] == "raw"
     with pytest.raises(qemu_img.Refused, match="not in qcow2 format"):
         qemu_img.info(str(raw), "qcow2", user)
@@ -105,7 +106,7 @@ def test_it_can_read_and_write_no_more_than_the_user(raw: Path, user: Identity, 
 def test_a_name_is_a_file_and_nothing_else(scratch: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(scratch)
     Path(name).write_bytes(bytes(MIB))
-    (found,) = qemu_img.info(name, "raw")
+    found = qemu_img.info(name, "raw")
     assert found["virtual-size"] == MIB
 
 

@@ -26,6 +26,18 @@ def open_named(path: bytes, flags: int) -> int:
     return fd
 
 
+def read_named(path: bytes, most: int) -> int:
+    """An unnamed file with the first bytes of another."""
+    fd = open_named(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        data = os.pread(fd, most, 0)
+    finally:
+        os.close(fd)
+    copy = os.memfd_create("read", os.MFD_CLOEXEC)
+    os.pwrite(copy, data, 0)
+    return copy
+
+
 def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
     try:
         fd = os.open(path, flags, mode, dir_fd=dir_fd)

@@ -6,13 +6,19 @@ with the rights of the job's user and within limits, and the chain that it finds
 XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
+from time import monotonic
 from typing import Any, NamedTuple
 
 from vmgahp import errors
-from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Hung, Identity
+from vmgahp.images import qemu_img
+from vmgahp.images.formats import FORMATS, HEADER, names_files
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
+
+MOST_LAYERS = 64
+"""Backing files of one image; QEMU has each of them open, and libvirt describes none deeper than 200."""
 
 
 class BackingFile(NamedTuple):
@@ -24,36 +30,56 @@ class BackingFile(NamedTuple):
     """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
 
 
-def backing_chain(path: str, image_format: str, identity: Identity) -> tuple[BackingFile, ...]:
+def backing_chain(path: str, image_format: str, identity: Identity, *, parts: bool = False) -> tuple[BackingFile, ...]:
     """The backing files of an image, the nearest first.
+
+    Each name is looked at before anything follows it, for it could be that of a server or a device. `parts` says that
+    the data of the image may be in further files, which the caller has looked at.
 
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
     the job's user may not read or have no stated format.
     """
-    if image_format in PLAIN_FORMATS:
-        return ()
     found: list[BackingFile] = []
-    for image in _info(path, image_format, identity):
-        name = image.get("filename", path)
-        _require_own_data(name, image)
-        if "full-backing-filename" not in image and "backing-filename" not in image:
-            continue
-        backing = image.get("full-backing-filename") or image["backing-filename"]
-        if not backing.startswith("/"):
+    end = monotonic() + qemu_img.LOOK
+    if not (parts or image_format in PLAIN_FORMATS):
+        _require_own_data(path, image_format, identity)
+    while image_format not in PLAIN_FORMATS:
+        image = _info(path, image_format, identity, max(1.0, end - monotonic()))
+        below = _backing_file(path, image)
+        if below is None:
+            break
+        found.append(below)
+        if len(found) > MOST_LAYERS:
             raise _bad(
                 errors.INVALID_DISK_PARAM,
-                f"the backing file of {name} is {backing!r}, which is not a file of this machine",
-                "use images whose backing files are plain files.",
+                f"{found[0].path} and what is below it are more than {MOST_LAYERS} backing files, or a circle of them",
+                "write them into one image: qemu-img convert.",
             )
-        backing_format = image.get("backing-filename-format")
-        if backing_format is None:
-            raise _bad(
-                errors.INVALID_DISK_PARAM,
-                f"{name} does not say what format its backing file {backing} has",
-                f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {name}",
-            )
-        found.append(BackingFile(backing, backing_format))
+        path, image_format = below.path, below.format
+        _require_own_data(path, image_format, identity)
     return tuple(found)
+
+
+def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
+    """What an image says of the one below it."""
+    name = image.get("full-backing-filename") or image.get("backing-filename")
+    if not name:
+        return None
+    if not name.startswith("/"):
+        raise _bad(
+            errors.INVALID_DISK_PARAM,
+            f"the backing file of {path} is {name[:200]!r}, which is not a file of this machine",
+            "use images whose backing files are plain files.",
+        )
+    image_format = image.get("backing-filename-format") or ""
+    if image_format not in FORMATS.values():
+        said = f"{image_format[:40]!a}, which cannot be used here" if image_format else "nothing about"
+        raise _bad(
+            errors.INVALID_DISK_PARAM,
+            f"{path} says {said} as the format of its backing file {name}",
+            f"write it into the image: qemu-img rebase -u -b {name} -F FORMAT {path}",
+        )
+    return BackingFile(name, image_format)
 
 
 def require_whole(path: str, image_format: str, identity: Identity) -> None:
@@ -61,20 +87,31 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 
     Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
     """
-    for image in _info(path, image_format, identity, chain=False):
-        _require_own_data(path, image)
+    _require_own_data(path, image_format, identity)
+    _info(path, image_format, identity, qemu_img.LOOK)
 
 
-def _require_own_data(name: str, image: dict[str, Any]) -> None:
-    if (image.get("format-specific") or {}).get("data", {}).get("data-file"):
-        raise _bad(errors.INVALID_DISK_PARAM, f"{name} keeps its data in another file", "convert the image.")
-
-
-def _info(path: str, image_format: str, identity: "Identity", *, chain: bool = True) -> list[dict[str, Any]]:
-    from vmgahp.images import qemu_img
-
+def _require_own_data(path: str, image_format: str, identity: Identity) -> None:
     try:
-        return qemu_img.info(path, image_format, identity, chain=chain)
+        header = identity.read_named(path, HEADER)
+    except (OSError, Hung) as error:
+        reason = f"{error.strerror}, for uid {identity.uid}" if isinstance(error, OSError) else error.problem
+        raise _bad(
+            errors.INVALID_DISK_PARAM,
+            f"{path} cannot be opened ({reason})",
+            "use images whose backing files the job's user can read on this machine.",
+        ) from error
+    if names_files(image_format, header):
+        raise _bad(
+            errors.INVALID_DISK_PARAM,
+            f"{path} keeps its data in another file",
+            f"make one file of it: qemu-img convert -f {image_format} -O qcow2 {path} NEW",
+        )
+
+
+def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
+    try:
+        return qemu_img.info(path, image_format, identity, seconds=seconds)
     except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
             f"{error.program} is not installed, and {path} has to be looked at.", "install qemu-utils and util-linux."

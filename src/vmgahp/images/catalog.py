@@ -22,7 +22,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.trust import require_trustworthy
-from vmgahp.images.formats import FORMATS, HEADER, looks_like
+from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files
 
 CheckBacking = Callable[["Image"], object]
 
@@ -44,8 +44,6 @@ _KEYS = {"path": str, "format": str, "description": str, "min_memory": int}
 
 _WITH_MAGIC = ("qcow2", "qcow", "qed", "vmdk", "vdi")
 """Formats whose images begin with a magic number (`vmgahp.images.formats`)."""
-_QCOW2_DATA_FILE = 4
-"""The bit of a qcow2 header's incompatible features that says that the data is in another file."""
 
 
 class Image(NamedTuple):
@@ -267,8 +265,7 @@ def _may_have_layers(image_format: str, header: bytes) -> bool:
     if image_format in ("raw", "vdi"):
         return False
     if image_format == "qcow2":
-        backing, features = header[8:16], header[72:80]
-        return any(backing) or bool(features and features[-1] & _QCOW2_DATA_FILE)
+        return any(header[8:16]) or names_files(image_format, header)
     return True
 
 

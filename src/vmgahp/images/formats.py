@@ -51,6 +51,27 @@ HEADER = 512
 """Bytes at the beginning of an image that `looks_like` wants to see."""
 
 
+_QCOW2_DATA_FILE = 4
+"""The bit of a qcow2 header's incompatible features that says that the data is in another file."""
+
+
+def may_name_files(image_format: str) -> bool:
+    """Whether an image of that format can name further files with its data, as `names_files` finds out."""
+    return image_format in ("qcow2", "vmdk")
+
+
+def names_files(image_format: str, header: bytes) -> bool:
+    """Whether the image with these first `HEADER` bytes has its data in further files, which it names.
+
+    QEMU opens them by those names. Backing files are no data, and it is told them (`vmgahp.images.backing`).
+    """
+    if image_format == "qcow2":  # specs/qcow2.txt: version 2 has no features
+        return header[4:8] != b"\0\0\0\2" and bool(int.from_bytes(header[72:80], "big") & _QCOW2_DATA_FILE)
+    if image_format == "vmdk":  # block/vmdk.c: one without a capacity has its description inside, and that names files
+        return header[:4] != b"COWD" and (header[:4] != b"KDMV" or not any(header[12:20]))
+    return False
+
+
 class UnclearFormat(ValueError):
     """Nobody says what format an image has; the text is a sentence without its end."""
 

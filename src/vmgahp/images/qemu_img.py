@@ -71,18 +71,15 @@ class Refused(Trouble):
         return "No space left on device" in str(self)
 
 
-def info(
-    path: str, image_format: str, identity: Identity | None = None, *, chain: bool = False, seconds: float = LOOK
-) -> list[dict[str, Any]]:
-    """What the image's header says of it, with `chain` followed by those of its backing files.
+def info(path: str, image_format: str, identity: Identity | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
+    """What the image's header says of it; its backing files are not opened.
 
     `image_format` is QEMU's name of what somebody says that it is. Without an `identity` it runs as the caller.
     Raises `Trouble`.
     """
     # -U: a template that another VM has open for writing is still to be looked at.
-    options = ["info", "-U", "--output=json", *(["--backing-chain"] if chain else []), "-f", image_format]
-    found = _document([*options, _place(path)], identity, seconds)
-    return found if isinstance(found, list) else [found]
+    found = _document(["info", "-U", "--output=json", "-f", image_format, _place(path)], identity, seconds)
+    return dict(found)
 
 
 def measure(

@@ -262,13 +262,13 @@ def test_a_vmdk_with_parts_elsewhere_is_refused(home, refused, part):
 
 
 def test_what_qemu_finds_in_a_descriptor_counts(home, refused):
-    """A part that is named beyond what is read here."""
+    """A part that is named far behind the beginning."""
     samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
     (home / "other").mkdir()
     shutil.move("flat-flat.vmdk", "other/flat-flat.vmdk")
     text = (home / "flat.vmdk").read_text().replace("RW ", f"{'# padding' * 8000}\nRW ", 1)
     (home / "flat.vmdk").write_text(text.replace('"flat-flat.vmdk"', f'"{home}/other/flat-flat.vmdk"'))
-    assert "parts of it are in" in refused("disk", "flat.vmdk", "--memory", "1G", "--convert")
+    assert "a part of it is" in refused("disk", "flat.vmdk", "--memory", "1G", "--convert")
 
 
 # --- .vmx

@@ -9,10 +9,12 @@ from typing import Any
 
 from vmgahp.commands.submit.machine import GuestDisk, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.images.formats import HEADER, looks_like
+from vmgahp.images.formats import HEADER, looks_like, names_files
 
 CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""
+_MOST_DESCRIPTION = 1 << 20
+"""Bytes that QEMU reads of a VMDK that is a description and nothing else."""
 
 
 def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> None:
@@ -34,10 +36,10 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
         return
     if disk.format == "vmdk" and header.startswith(b"#"):
         disk.files = _flat_files(disk)
+    if names_files(disk.format, header) and not disk.files:
+        raise _refused(disk, "it keeps its data in another file", "convert it with qemu-img.")
     info = _info(disk)
     specific = (info.get("format-specific") or {}).get("data") or {}
-    if specific.get("data-file"):
-        raise _refused(disk, f"it keeps its data in {specific['data-file']}", "convert it with qemu-img.")
     whole = {os.path.realpath(disk.path), *map(os.path.realpath, disk.files)}
     for extent in specific.get("extents") or []:
         if os.path.realpath(extent.get("filename", "")) not in whole:
@@ -93,11 +95,11 @@ def _flat_files(disk: GuestDisk) -> list[str]:
     import re
 
     with open(disk.path, "rb") as file:
-        text = file.read(64 << 10).decode("utf-8", "replace")
+        text = file.read(_MOST_DESCRIPTION).decode("utf-8", "replace")
     directory = os.path.dirname(disk.path)
     files: list[str] = []
-    for name in re.findall(r'^\s*R[WD]\w*\s+\d+\s+(?:FLAT|SPARSE|VMFS\w*)\s+"([^"\n]*)"', text, re.MULTILINE):
-        if not name or name in (".", "..") or "/" in name or "\\" in name or os.path.islink(f"{directory}/{name}"):
+    for name in re.findall(r'^\s*R[WD]\w*\s+[-+\d]+\s*[^\s"]*\s*"([^"\n]*)', text, re.MULTILINE):
+        if not name or name in (".", "..") or set("/\\:") & set(name) or os.path.islink(f"{directory}/{name}"):
             raise _refused(disk, f"a part of it is {name!a}", "put all its files into one directory.")
         if name not in (os.path.basename(path) for path in files):
             files.append(os.path.join(directory, name))
@@ -108,7 +110,7 @@ def _info(disk: GuestDisk) -> dict[str, Any]:
     from vmgahp.images import qemu_img
 
     try:
-        return qemu_img.info(disk.path, _qemu(disk.format))[0]
+        return qemu_img.info(disk.path, _qemu(disk.format))
     except qemu_img.NotInstalled as error:
         raise SubmitError(f"{error.program} is not installed.", "install qemu-utils and util-linux.") from error
     except qemu_img.Refused as error:

@@ -1,11 +1,11 @@
 """What of a job each VM type can do: all of it as it is, all of it with other images, or not."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.drivers.any.disks import AnyDisk
-from vmgahp.host.job_user import Identity
-from vmgahp.images import qemu_img
+from vmgahp.host.job_user import Hung, Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK
@@ -25,6 +25,10 @@ _EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE
 
 _VMDKS = {"vmrun": ("monolithicSparse",), "vsphere": ("monolithicSparse", "streamOptimized")}
 """Kinds of VMDK, of one file, that VMware's products take as they are; the driver for vSphere unpacks them anyhow."""
+
+_CREATE_TYPE = re.compile(rb'^createType="([A-Za-z0-9]+)"', re.MULTILINE)
+_VMDK_DESCRIPTION = 64 << 10
+"""Bytes at the beginning of a VMDK that its description is in."""
 
 _CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
 """Formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
@@ -126,11 +130,10 @@ def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
     if disk.format != "vmdk":
         return ""
     try:
-        (found,) = qemu_img.info(disk.path, "vmdk", identity)
-    except qemu_img.Trouble:
-        return ""  # the driver says what is wrong with it
-    data = (found.get("format-specific") or {}).get("data") or {}
-    return str(data.get("create-type", ""))
+        found = _CREATE_TYPE.search(identity.read_named(disk.path, _VMDK_DESCRIPTION))
+    except (OSError, Hung):
+        found = None  # the driver says what is wrong with it
+    return found[1].decode() if found else ""
 
 
 def as_they_would_be(disks: Sequence[AnyDisk], made: dict[str, AnyDisk]) -> str:

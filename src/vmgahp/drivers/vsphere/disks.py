@@ -15,6 +15,7 @@ from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
+from vmgahp.images.formats import names_files
 from vmgahp.job.vmware import VMDK_FILES, VmwareSpec
 from vmgahp.text import shown
 
@@ -59,7 +60,7 @@ def look(name: str, spec: VmwareSpec, identity: Identity) -> JobDisk:
         size = os.fstat(descriptor).st_size
     if head.startswith(_HEAD) and size <= LARGEST_DESCRIPTOR:
         return _from_descriptor(disk, head.decode("utf-8", "replace"), identity)
-    if not head.startswith(b"KDMV"):
+    if not head.startswith(b"KDMV") or names_files("vmdk", head):
         raise bad(name, "it is not a .vmdk that can be used here", _HINT, errors.BAD_IMAGE)
     return disk
 
@@ -69,8 +70,10 @@ def _from_descriptor(disk: JobDisk, text: str, identity: Identity) -> JobDisk:
     extents = _EXTENT.findall(text)
     if settings.get("parentcid", "ffffffff").lower() != "ffffffff" or "parentfilenamehint" in settings:
         raise bad(disk.name, "it is the snapshot of another disk", "send a disk without snapshots.")
+    if sum(line.split()[:1] == ["RW"] for line in text.split("\n")) != sum(access == "RW" for access, *_ in extents):
+        raise bad(disk.name, "it has lines that cannot be understood", _HINT, errors.BAD_IMAGE)
     for _, _, _, file, _ in extents:
-        if "/" in file or "\\" in file or file in (".", ".."):
+        if set("/\\:") & set(file) or file in (".", ".."):
             raise bad(disk.name, f"it keeps its data in {shown(file)}", _HINT)
     if not extents:
         raise bad(disk.name, "it is a descriptor that names no data", _HINT, errors.BAD_IMAGE)
@@ -99,7 +102,7 @@ def unpack(disk: JobDisk, scratch: str, raw: str, identity: Identity, seconds: f
     """
     path = os.path.join(disk.directory, disk.name)
     try:
-        chain = backing_chain(path, "vmdk", identity)
+        chain = backing_chain(path, "vmdk", identity, parts=True)
     except errors.JobFault as fault:
         raise fault.of(VMDK_FILES) from fault
     if chain:
