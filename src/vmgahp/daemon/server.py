@@ -392,7 +392,7 @@ class Server:
                 return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
         except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
-            if isinstance(fault, errors.JobFault):
+            if isinstance(fault, errors.JobFault) and error.errno == errno.EACCES:
                 from vmgahp.host import execute  # before the first reply it would cost too much
 
                 found = execute.unwritable(f"{fault.problem} {ERROR_FILE}", error, directory, self._identity)
