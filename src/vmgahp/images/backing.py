@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from vmgahp import errors
-from vmgahp.host.job_user import Hung, Identity
+from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import FORMATS, HEADER, names_files
 
@@ -94,11 +94,10 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 def _require_own_data(path: str, image_format: str, identity: Identity) -> None:
     try:
         header = identity.read_named(path, HEADER)
-    except (OSError, Hung) as error:
-        reason = f"{error.strerror}, for uid {identity.uid}" if isinstance(error, OSError) else error.problem
+    except OSError as error:
         raise _bad(
             errors.INVALID_DISK_PARAM,
-            f"{path} cannot be opened ({reason})",
+            f"{path} cannot be opened ({error.strerror}, for uid {identity.uid})",
             "use images whose backing files the job's user can read on this machine.",
         ) from error
     if names_files(image_format, header):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.drivers.any.disks import AnyDisk
-from vmgahp.host.job_user import Hung, Identity
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK
@@ -131,7 +131,7 @@ def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
         return ""
     try:
         found = _CREATE_TYPE.search(identity.read_named(disk.path, _VMDK_DESCRIPTION))
-    except (OSError, Hung):
+    except OSError:
         found = None  # the driver says what is wrong with it
     return found[1].decode() if found else ""
 
