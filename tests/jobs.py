@@ -19,7 +19,8 @@ BASE = {
 """What every job has, as expressions."""
 DISK = {"VMPARAM_vm_Disk": '"disk.img:vda:w"'}
 GOOD = BASE | DISK | {"JobVMMemory": "512", "User": '"alice@example.org"', "ClusterId": "17"}
-MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"})
+NETWORKS = {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user", "VM_ALLOW_HOST_LOOPBACK": "true"}
+MACHINE = Settings({"VM_MEMORY": "1024", **NETWORKS})
 
 
 def ad(attributes: dict[str, str] = GOOD, scratch: object = None, **changes: str | None) -> JobAd:

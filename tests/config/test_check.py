@@ -184,6 +184,7 @@ def test_a_setting_of_the_past_counts_and_is_told(setting: Setting) -> None:
         ({}, "names no kind", "VM_NETWORKING_TYPE = nat"),
         ({"VM_NETWORKING_TYPE": "nat brigde"}, "brigde, which is no kind", "did you mean bridge?"),
         ({"VM_NETWORKING_TYPE": "bridge"}, "VM_NETWORKING_BRIDGE_INTERFACE is not set", "br0"),
+        ({"VM_NETWORKING_TYPE": "nat, user"}, "loopback address (VM_ALLOW_HOST_LOOPBACK)", "use nat, or set"),
         ({"VM_NETWORKING_TYPE": "nat", "VM_NETWORKING_DEFAULT_TYPE": "user"}, "does not offer", "one of nat"),
     ],
 )

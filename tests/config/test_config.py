@@ -180,8 +180,11 @@ def test_a_time_where_a_size_belongs_is_tolerated_with_a_warning(text):
 
 def test_networking_types():
     values = {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": '"NAT, bridge user,carrier-pigeon nat"'}
+    values["VM_ALLOW_HOST_LOOPBACK"] = "true"
     assert Settings(values).networking_types() == ["nat", "user"]
-    values["VM_NETWORKING_BRIDGE_INTERFACE"] = "br0"
+    del values["VM_ALLOW_HOST_LOOPBACK"]
+    assert Settings(values).networking_types() == ["nat"], "a guest of type user reaches this machine's loopback"
+    values |= {"VM_NETWORKING_BRIDGE_INTERFACE": "br0", "VM_ALLOW_HOST_LOOPBACK": "true"}
     assert Settings(values).networking_types() == ["nat", "bridge", "user"]
     values["VM_NETWORKING"] = "false"
     assert Settings(values).networking_types() == []

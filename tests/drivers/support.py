@@ -21,6 +21,7 @@ ANY = {
     "VM_LIBVIRT_DOMAIN_TYPE": "test",
     "VM_NETWORKING": "true",
     "VM_NETWORKING_TYPE": "nat, user",
+    "VM_ALLOW_HOST_LOOPBACK": "true",
 }
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 

@@ -11,7 +11,7 @@ from vmgahp.job.spec import Devices, Disk, Nic, Topology
 
 MISMATCHED, BAD_DISK = errors.MISMATCHED, errors.INVALID_DISK_PARAM
 OFFER = {"VM_NETWORKING_TYPE": "nat, bridge, user", "VM_NETWORKING_BRIDGE_INTERFACE": "br0"}
-NETWORKS = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", **OFFER})
+NETWORKS = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_ALLOW_HOST_LOOPBACK": "true", **OFFER})
 SHARING = Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "9p"})
 
 

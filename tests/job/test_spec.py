@@ -316,7 +316,7 @@ def test_hardware_vt():
 
 def network(types="nat, user", default="", **values):
     given_values = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": types}
-    return Settings({**given_values, "VM_NETWORKING_DEFAULT_TYPE": default, **values})
+    return Settings({**given_values, "VM_ALLOW_HOST_LOOPBACK": "true", "VM_NETWORKING_DEFAULT_TYPE": default, **values})
 
 
 @pytest.mark.parametrize(
@@ -343,6 +343,8 @@ def test_a_network_that_is_not_on_offer_holds_the_job():
     kind = {**option, "JobVMNetworkingType": '"bridge"'}
     refusal(errors.MISMATCHED, "JobVMNetworkingType", "bridge", "nat, user", **kind)
     refusal(errors.MISMATCHED, settings=network("bridge"), **option)
+    kind["JobVMNetworkingType"] = '"user"'
+    refusal(errors.MISMATCHED, "JobVMNetworkingType", settings=network(VM_ALLOW_HOST_LOOPBACK="false"), **kind)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import LARGEST, VmwareSpec, look
 
-MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"})
+LOOPBACK = {"VM_ALLOW_HOST_LOOPBACK": "true"}
+MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"} | LOOPBACK)
 GOOD = BASE | {
     "JobVMType": '"VMware"',
     "JobVMMemory": "512",

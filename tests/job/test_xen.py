@@ -8,7 +8,7 @@ import pytest
 from tests import REPOSITORY
 from tests.domain.support import assert_golden, assert_of_libvirts_schema, disk, spec
 from tests.job.xen_jobs import CASES, HOST
-from tests.jobs import Files, ad
+from tests.jobs import NETWORKS, Files, ad
 from vmgahp.config import Settings
 from vmgahp.domain import xen as domain_xen
 from vmgahp.errors import JobFault, MachineFault
@@ -146,7 +146,7 @@ def test_a_partition_is_a_disk_by_itself() -> None:
 
 
 def test_user_networking_is_not_on_offer() -> None:
-    settings = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, nat"})
+    settings = Settings(NETWORKS | {"VM_MEMORY": "1024", "VM_NETWORKING_TYPE": "user, nat"})
     networks = settings.networking_types(domain_xen.NETWORKS)
 
     def networking_of(**changes: str) -> str:

@@ -25,6 +25,7 @@ NO_DRIVE = "linux guest has no cidata"
 _MODULES = (
     *("virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"),
     *("virtio_blk", "virtio_console", "cdrom", "isofs", "pvpanic", "pvpanic-mmio"),
+    *("failover", "net_failover", "virtio_net"),
 )
 
 _INIT = f"""#!/bin/busybox sh

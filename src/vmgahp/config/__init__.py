@@ -127,13 +127,18 @@ class Settings:
         """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
 
         As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
-        bridge of its own (`own_bridge`); words that are not among the `kinds` are left out.
+        bridge of its own (`own_bridge`); user needs VM_ALLOW_HOST_LOOPBACK, since neither slirp nor passt can be
+        told by libvirt to keep a guest from it. Words that are not among the `kinds` are left out.
         """
         if not self.boolean("VM_NETWORKING"):
             return []
-        bridge = self.string("VM_NETWORKING_BRIDGE_INTERFACE")
+        usable = {
+            "nat": True,
+            "bridge": own_bridge or self.string("VM_NETWORKING_BRIDGE_INTERFACE"),
+            "user": self.boolean("VM_ALLOW_HOST_LOOPBACK"),
+        }
         found = [word.strip("\"'").lower() for word in self.strings("VM_NETWORKING_TYPE")]
-        return [kind for kind in dict.fromkeys(found) if kind in kinds and (kind != "bridge" or bridge or own_bridge)]
+        return [kind for kind in dict.fromkeys(found) if kind in kinds and usable[kind]]
 
     def xml_script(self) -> str:
         """LIBVIRT_XML_SCRIPT, or an empty string where it is not set or is HTCondor's own awk script."""

@@ -130,7 +130,7 @@ def contradictions(settings: Settings) -> list[Finding]:
 
 def networking(settings: Settings, vm_type: str) -> Finding | None:
     """What is wrong with the settings of networks, or between them; None where all is well, or they are off."""
-    if not _is(settings, "VM_NETWORKING"):
+    if not _is(settings, "VM_NETWORKING") or _is(settings, "VM_ALLOW_HOST_LOOPBACK") is None:
         return None
     kinds = BY_NAME["VM_NETWORKING_TYPE"].words
     given = [word.strip("\"'").lower() for word in settings.strings("VM_NETWORKING_TYPE")]
@@ -146,6 +146,12 @@ def networking(settings: Settings, vm_type: str) -> Finding | None:
     elif "bridge" in given and "bridge" not in offered:
         seen = "VM_NETWORKING_TYPE names bridge, and VM_NETWORKING_BRIDGE_INTERFACE is not set."
         hint = "set VM_NETWORKING_BRIDGE_INTERFACE to the name of the bridge, such as br0."
+    elif "user" in given and "user" not in offered:
+        seen = (
+            "VM_NETWORKING_TYPE names user, which is not offered: by it a guest reaches what listens on this machine's "
+            "loopback address (VM_ALLOW_HOST_LOOPBACK)."
+        )
+        hint = "use nat, or set VM_ALLOW_HOST_LOOPBACK = True where nothing there is to be kept from jobs."
     elif default and default not in offered:
         seen = f"VM_NETWORKING_DEFAULT_TYPE = {default}, which VM_NETWORKING_TYPE does not offer."
         hint = f"set it to one of {', '.join(offered)}, or leave it out."

@@ -114,6 +114,9 @@ SETTINGS = (
         "its job ends as a failure; 0: for ever.", unit="seconds", types=QEMU),
     Setting("VM_NAT_NETWORK", "string", "default",
         "The libvirt network for VMs with networking of type nat."),
+    Setting("VM_ALLOW_HOST_LOOPBACK", "bool", "false",
+        "Whether jobs may have networking of type user, by which a guest reaches whatever listens on this machine, "
+        "also where that is its loopback address."),
     Setting("VM_CPU_MODE", "string", "",
         "libvirt's CPU mode; empty: host-passthrough for KVM, maximum for TCG.",
         words=("custom", "host-model", "host-passthrough", "maximum"), types=QEMU, fatal=True),

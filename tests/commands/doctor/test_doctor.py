@@ -148,6 +148,7 @@ def test_no_memory_for_vms(pool: Condor) -> None:
         ({}, "names no kind"),
         ({"VM_NETWORKING_TYPE": "nat, natt"}, "natt, which is no kind"),
         ({"VM_NETWORKING_TYPE": "bridge"}, "VM_NETWORKING_BRIDGE_INTERFACE is not set"),
+        ({"VM_NETWORKING_TYPE": "user"}, "VM_ALLOW_HOST_LOOPBACK"),
         ({"VM_NETWORKING_TYPE": "nat", "VM_NETWORKING_DEFAULT_TYPE": "user"}, "VM_NETWORKING_DEFAULT_TYPE"),
     ],
 )
@@ -157,7 +158,8 @@ def test_networking(pool: Condor, settings: dict[str, str], seen: str) -> None:
 
 def test_networking_as_it_should_be(pool: Condor) -> None:
     assert "do not match" in condor.networking(pool.context()).seen
-    found = condor.networking(pool.context(VM_NETWORKING=True, VM_NETWORKING_TYPE="user, nat"))
+    allowed = {"VM_NETWORKING_TYPE": "user, nat", "VM_ALLOW_HOST_LOOPBACK": True}
+    found = condor.networking(pool.context(VM_NETWORKING=True, **allowed))
     assert (found.verdict, found.seen) == (OK, "jobs may have: user, nat")
 
 

@@ -25,7 +25,7 @@ from vmgahp.job.spec import JobSpec
 
 WHO = Identity(os.getuid(), os.getgid())
 FILE = "domain.xml"
-MACHINE = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user"}
+MACHINE = {"VM_MEMORY": "1024", **jobs.NETWORKS}
 
 DISK = "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda' bus='virtio'/></disk>"
 WHOLE = """<domain type='kvm'>

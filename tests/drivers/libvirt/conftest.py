@@ -8,6 +8,7 @@ import pytest
 
 from tests import jobs
 from tests.drivers.libvirt.support import NETWORK_XML, URI, Job
+from tests.lab import linux_guest
 
 if TYPE_CHECKING:
     import libvirt
@@ -32,6 +33,16 @@ def job(scratch: Path, connection: "libvirt.virConnect") -> Iterator[Job]:
     yield made
     if (domain := made.domain()) is not None:
         domain.destroy()
+
+
+@pytest.fixture
+def linux(job: Job) -> Job:
+    """The job with a Linux guest that runs its user data; its counting disk is just a disk."""
+    if reason := linux_guest.why_not():
+        pytest.skip(reason)
+    for path in linux_guest.make(job.scratch):
+        job.own(path)
+    return job
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from xml.etree import ElementTree as etree
 
 from tests import jobs
 from tests.domain.support import SCRIPTED
+from tests.lab import linux_guest
 from tests.lab.guest import make_guest
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
@@ -216,7 +217,7 @@ def runs(peer: Peer, job: Job, *more: str) -> None:
     assert peer.run("STATUS", result[1])[-5] == "STATUS=Running"
 
 
-USER_NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+USER_NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": True}
 
 
 def own_mac(number: int) -> str:
@@ -243,6 +244,11 @@ def evict(peer: Peer) -> None:
     done(peer, "CHECKPOINT", "STOP")
     peer.quit()
 
+
+LINUX = ('VMPARAM_Libvirt_XML = "domain.xml"', f"JobVMMemory = {linux_guest.MEMORY_MIB}")
+"""For the fixture `linux`."""
+ON_VIRTIO = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"'
+USER_DATA = 'VMPARAM_vm_User_Data = "user-data"'
 
 NETWORK_NAME, BRIDGE = f"vmgahp-test-{os.getpid()}", f"vgt{os.getpid()}"
 

@@ -10,6 +10,7 @@ from tests.drivers.libvirt.support import (
     MAC,
     OTHER_MAC,
     URI,
+    USER_NETWORK,
     WANTS,
     Job,
     done,
@@ -158,7 +159,7 @@ def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch:
 
 def test_network_cards_are_as_the_list_says(job: Job) -> None:
     nics = f'"user:{MAC}, user:e1000:down, user:rtl8139, user:down:{OTHER_MAC.replace(":", "-")}"'
-    with running(job, f"VMPARAM_vm_NICs = {nics}", VM_NETWORKING=True, VM_NETWORKING_TYPE="user") as peer:
+    with running(job, f"VMPARAM_vm_NICs = {nics}", **USER_NETWORK) as peer:
         found = [
             [part.get(name) if (part := nic.find(path)) is not None else None for path, name in FACTS]
             for nic in job.live().iterfind("devices/interface")

@@ -16,7 +16,10 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
+    LINUX,
     METRICS,
+    ON_VIRTIO,
+    USER_DATA,
     WANTS,
     Job,
     done,
@@ -42,7 +45,6 @@ pytestmark = pytest.mark.libvirt
 
 MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
 SEED = "vm_cidata.iso"
-USER_DATA = 'VMPARAM_vm_User_Data = "user-data"'
 
 
 def put(job: Job, name: str, content: str) -> None:
@@ -289,20 +291,6 @@ def test_what_makes_no_sense_is_refused_by_name(job: Job, content: str, more: tu
 
 
 # Both, by a guest that reads and obeys
-
-
-@pytest.fixture
-def linux(job: Job) -> Job:
-    """The job with a Linux guest that runs its user data; its counting disk is just a disk."""
-    if reason := linux_guest.why_not():
-        pytest.skip(reason)
-    for path in linux_guest.make(job.scratch):
-        job.own(path)
-    return job
-
-
-LINUX = ('VMPARAM_Libvirt_XML = "domain.xml"', f"JobVMMemory = {linux_guest.MEMORY_MIB}")
-ON_VIRTIO = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"'
 
 
 def test_a_linux_guest_finds_its_drive_and_its_port(linux: Job) -> None:

@@ -104,7 +104,12 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
 
 
 def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
-    offers = {"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user"}
+    offers = {
+        "VM_MEMORY": "1024",
+        "VM_NETWORKING": "true",
+        "VM_NETWORKING_TYPE": "user",
+        "VM_ALLOW_HOST_LOOPBACK": "true",
+    }
     nics = (
         f"<interface type='user'><mac address='{MAC}'/><model type='rtl8139'/></interface>"
         "<interface type='user'><model type='e1000'/><link state='down'/></interface>"

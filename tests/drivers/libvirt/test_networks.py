@@ -1,13 +1,33 @@
-"""Networking of type nat and bridge on a real libvirt network, made for the test and gone with it."""
+"""Networking on a real libvirt network, made for the test and gone with it, and what guests reach by each kind."""
 
 import json
 import os
+import socketserver
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, LEASED, MAC, NETWORK_NAME, Job, network_ad, refused, running, words_of
+from tests.drivers.libvirt.support import (
+    ADDRESSES,
+    BRIDGE,
+    LEASED,
+    LINUX,
+    MAC,
+    NETWORK_NAME,
+    ON_VIRTIO,
+    USER_DATA,
+    USER_NETWORK,
+    Job,
+    network_ad,
+    refused,
+    run_to_its_end,
+    running,
+    words_of,
+)
+from tests.lab import linux_guest
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 from vmgahp.errors import MISMATCHED
@@ -39,7 +59,7 @@ def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
 
 
 def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
+    settings = USER_NETWORK | {"VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
     assert "VM_NAT_NETWORK" in refused(job, "VMGAHP_ERR_CRITICAL", *network_ad("nat"), **settings)
     ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm")
     assert 'VM_Networking_Types = "user"' in ended.stdout
@@ -47,4 +67,81 @@ def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: 
 
 
 def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
-    refused(job, MISMATCHED, *network_ad("bridge"), VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    refused(job, MISMATCHED, *network_ad("bridge"), **USER_NETWORK)
+
+
+# What a guest reaches
+
+
+class Secret(socketserver.BaseRequestHandler):
+    """Tells whoever connects what the address is that it was told by."""
+
+    def handle(self) -> None:
+        self.request.sendall(f"told by {self.request.getsockname()[0]}\n".encode())
+
+
+@pytest.fixture
+def loopback() -> Iterator[int]:
+    """The port of a service on this machine's loopback address."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Secret) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+ASKS = """#!/bin/sh
+cat >/tmp.sh <<'END'
+[ "$1" = bound ] || exit
+ip addr add $ip/$mask dev $interface
+ip route add default via $router
+echo "$router $dns" >/hosts
+END
+chmod 755 /tmp.sh
+ip link set lo up
+ip link set eth0 up
+udhcpc -i eth0 -n -q -s /tmp.sh
+for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; done
+ip addr del 127.0.0.1/8 dev lo
+ip route add 127.0.0.0/8 dev eth0 via $(sed 's/ .*//' /hosts)
+for host in $(cat /hosts) 10.0.2.2 127.0.0.1 {more}; do
+    echo "asked $host: $(timeout 5 nc $host {port} </dev/null 2>&1)"
+done
+echo asked all
+"""
+"""For a guest with DHCP: it asks its router, its name server, slirp's host and what it takes for loopback."""
+
+
+def asks(linux: Job, kind: str, port: int, *more: str, **settings: object) -> str:
+    """What the guest says on its console of what answered it."""
+    nic = {"user": "<interface type='user'/>", "nat": "<interface type='network'/>"}[kind]
+    for path in linux_guest.make(linux.scratch, nic):
+        linux.own(path)
+    (linux.scratch / "user-data").write_text(ASKS.replace("{port}", str(port)).replace("{more}", " ".join(more)))
+    linux.own(linux.scratch / "user-data")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", **settings) as peer:
+        run_to_its_end(peer, linux)
+    console = linux.console()
+    assert "asked all" in console, console
+    return console
+
+
+def test_user_networking_is_offered_only_where_this_machines_loopback_is_for_jobs(linux: Job, loopback: int) -> None:
+    """A guest reads what listens there, and nothing that libvirt can say keeps it from that."""
+    refused(linux, MISMATCHED, *network_ad("user"), VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    assert "told by 127.0.0.1" in asks(linux, "user", loopback, **USER_NETWORK)
+
+
+def test_by_nat_a_guest_reaches_the_machine_but_not_its_loopback(
+    linux: Job, loopback: int, network: "libvirt.virNetwork"
+) -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+    with socketserver.ThreadingTCPServer((str(ADDRESSES + 1), loopback), Secret) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        console = asks(linux, "nat", loopback, **settings)
+        server.shutdown()
+        thread.join()
+    assert f"told by {ADDRESSES + 1}" in console, console
+    assert "told by 127" not in console, console

@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI
+from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWORK
 from tests.peer import VMGAHP, daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
@@ -64,7 +64,7 @@ def test_emulation_where_it_is_asked_for() -> None:
 def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> None:
     """It probes VM types that it does not know as its own user, and libvirt lets nobody but root ask for
     domain capabilities."""
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    settings = USER_NETWORK
     whole, read = look("qemu", **settings), look("qemu", read_only=True, **settings)
     assert verdicts(read) == verdicts(whole)
     assert read.vm_types == whole.vm_types
@@ -172,7 +172,7 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "has_passt", lambda _capabilities: False)
-    found = look("qemu", VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    found = look("qemu", **USER_NETWORK)
     assert found.networking == ["user"]
     assert "slirp" in finding(found, "network user").looked_at
 
@@ -183,7 +183,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
 
     monkeypatch.setattr(survey, "has_passt", lambda _capabilities: True)
     monkeypatch.setattr(qemu_check, "start_passt", broken)
-    found = look("qemu", VM_NETWORKING=True, VM_NETWORKING_TYPE="user")
+    found = look("qemu", **USER_NETWORK)
     assert not found.networking
     assert verdicts(found)["network user"] == OFF
     assert "no namespaces" in finding(found, "network user").seen

@@ -207,6 +207,7 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
     namespace.run("chown", "-R", "alice", f"{LAB}/scratch")
     with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
         file.write("VM_NETWORKING = True\nVM_NETWORKING_TYPE = nat, user\n")
+        file.write("VM_ALLOW_HOST_LOOPBACK = True\n")
     namespace.virsh("capabilities")  # libvirt writes what it knows of QEMU to its cache when it is first asked
     before = state(namespace)
     done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
