@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import libvirt
+
 from tests import jobs
 from tests.attacks.ground import MARK, SECRET, Ground
 from tests.attacks.support import Attack, Mode, Must
 from tests.conftest import JOB_UID
 from tests.faults.daemon import Daemon
-from tests.faults.host import until
+from tests.faults.host import URI, until
 from tests.lab.guest import make_guest
 from vmgahp import errors
 from vmgahp.protocol.client import ProtocolError
@@ -200,6 +202,14 @@ class Site:
         with contextlib.suppress(OSError):
             return self.path("vm_error.txt").read_text(errors="replace").strip()[:600]
         return ""
+
+    def live(self) -> str:
+        """The XML of the domain."""
+        connection = libvirt.open(URI)
+        try:
+            return str(connection.lookupByName(self.name).XMLDesc())
+        finally:
+            connection.close()
 
     def counts(self) -> Callable[[], bool]:
         """Whether the guest prints."""

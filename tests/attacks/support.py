@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-SURFACES = {"scratch": "the scratch directory"}
+SURFACES = {"ad": "the job ad", "scratch": "the scratch directory"}
 """Module -> what is attacked."""
 
 LONGEST = 240.0
