@@ -232,6 +232,8 @@ def test_a_file(from_text, tmp_path):
         VM_LIBVIRT_URI = a=b # no comment
         VM_NAT_NETWORK = $(VM_NAT_NETWORK)one
         VM_NAT_NETWORK = $(VM_NAT_NETWORK)-two
+        VM_NETWORKING_BRIDGE_INTERFACE = a
+        VM_NETWORKING_BRIDGE_INTERFACE = \N{LATIN SMALL LETTER SHARP S}$(VM_NETWORKING_BRIDGE_INTERFACE)
         VM_CPU_MODE = $(DOLLAR)(VM_TYPE) $$(VM_TYPE) $(VM_TYPE
         VM_STOP_TIMEOUT =
         """
@@ -243,6 +245,7 @@ def test_a_file(from_text, tmp_path):
     assert settings.strings("VM_NETWORKING_TYPE") == ["nat", "user"]
     assert settings.string("VM_LIBVIRT_URI") == "a=b # no comment"
     assert settings.string("VM_NAT_NETWORK") == "one-two"
+    assert settings.string("VM_NETWORKING_BRIDGE_INTERFACE") == "\N{LATIN SMALL LETTER SHARP S}a"
     assert settings.string("VM_CPU_MODE") == "$(VM_TYPE) $$(VM_TYPE) $(VM_TYPE"
     assert settings.integer("VM_STOP_TIMEOUT") == 30
     assert settings.warnings == []

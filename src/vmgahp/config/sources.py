@@ -33,6 +33,9 @@ _NOT_DEFINED = "Not defined: "
 NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
 """How condor_config_val begins to say that HTCondor is installed and has no configuration."""
 
+_UPPER = {letter: letter - 32 for letter in range(ord("a"), ord("z") + 1)}
+"""Names are ASCII, and places in a text must stay where they are: some letters are two in upper case."""
+
 DEADLINE = 10.0
 """Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
 LONGEST_CONFIGURATION = 1 << 20
@@ -295,7 +298,7 @@ def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, 
     table: dict[str, str] = {}
     origin: dict[str, str] = {}
     for number, name, value in logical_lines(text, path):
-        while (own := value.upper().find(f"$({name})")) >= 0:  # the value that the name had so far
+        while (own := value.translate(_UPPER).find(f"$({name})")) >= 0:  # the value that the name had so far
             value = value[:own] + table.get(name, "").replace(f"$({name})", "") + value[own + len(name) + 3 :]
         table[name] = value
         origin[name] = f"{path}, line {number}"

@@ -182,6 +182,7 @@ def test_one_of_several_systems(home, convert, refused):
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:compression="gzip"', "compressed"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:chunkSize="1"', "pieces"),
         ("MegaBytes", "byte * 2^99999", "no unit"),
+        ("MegaBytes", "byte * 2^\N{SUPERSCRIPT TWO}", "no unit"),
         ("vmdk.html#streamOptimized", "qcow2", "not in qcow2 format"),
         ("</Envelope>", "", "not XML"),
         ("<Envelope", "<!DOCTYPE x SYSTEM 'file:///etc/hostname'><Envelope", "document type"),

@@ -110,6 +110,7 @@ def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> 
         ("status", b'{"state": "fine"}', 0, "no state"),
         ("status", b'{"state": "running", "cpu_seconds": NaN}', 0, "NaN"),
         ("status", b'{"state": "running", "cpu_seconds": 1e400}', 0, "no number"),
+        ("status", b'{"state": "running", "cpu_seconds": ' + b"9" * 400 + b"}", 0, "no number"),
         ("status", b'State = "running"\nColour = "green"', 0, "means nothing"),
         ("status", b"State = 1 + 1", 0, "no literal"),
         ("checkpoint", b'{"files": [1]}', 0, "no list"),

@@ -142,27 +142,33 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
     if memory is not None:
         account.take(memory, "unit")
         unit = (get(memory, "unit") or "KiB").lower()
-        if not text(memory).isdigit() or len(text(memory)) > 18 or unit not in UNITS:
+        amount = _digits(text(memory), 18)
+        if not amount or unit not in UNITS:
             raise SubmitError(f"{account.place(memory)}: {text(memory)[:40]!a} {unit!a} is no amount of memory.")
-        made.memory_mib = -(-int(text(memory)) * UNITS[unit] // (1 << 20))
+        made.memory_mib = -(-amount * UNITS[unit] // (1 << 20))
     if vcpu is not None:
         account.take(vcpu)
         number = text(vcpu)
         if get(vcpu, "current"):
             account.take(vcpu, "current")
             number = get(vcpu, "current")
-        if not number.isdigit() or not 0 < int(number[:6]) < 10_000:
+        made.vcpus = _digits(number, 4)
+        if not made.vcpus:
             raise SubmitError(f"{account.place(vcpu)}: {number[:40]!a} is no number of CPUs.")
-        made.vcpus = int(number)
     topology = None if cpu is None else child(cpu, "topology")
     if topology is None:
         return
     numbers = [get(topology, name) or "1" for name in ("sockets", "cores", "threads")]
-    parts = [int(number) if number.isdigit() and len(number) < 5 else 0 for number in numbers]
+    parts = [_digits(number, 4) for number in numbers]
     extra = {get(topology, name) or "1" for name in ("dies", "clusters")}
     if extra == {"1"} and parts[0] * parts[1] * parts[2] == made.vcpus:
         account.take(topology, "sockets", "cores", "threads", "dies", "clusters")
         made.options["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
+
+
+def _digits(text: str, longest: int) -> int:
+    """A whole number of so many digits at most, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= longest else 0
 
 
 def _system(root: etree._Element, account: Account, made: Guest) -> None:

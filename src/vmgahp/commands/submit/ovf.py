@@ -395,6 +395,8 @@ def amount(unit: str) -> int:
     if not star:
         return _UNITS.get(base, 0)
     number, _, exponent = power.partition("^")
-    if base not in ("byte", "bytes") or number not in ("2", "10") or not exponent.isdigit() or int(exponent) > 60:
+    if base not in ("byte", "bytes") or number not in ("2", "10"):
+        return 0
+    if not (exponent.isdecimal() and len(exponent) < 3 and int(exponent) <= 60):
         return 0
     return int(int(number) ** int(exponent))

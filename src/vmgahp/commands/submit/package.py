@@ -179,7 +179,7 @@ def _members(file: BinaryIO, name: str) -> dict[str, tuple[int, int]]:
         begin = at + BLOCK
         size = member.size if long_size < 0 else long_size
         if member.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
-            if member.size > MOST_EXTRA:
+            if not 0 <= member.size <= MOST_EXTRA:
                 raise SubmitError(f"{name}: a header has {member.size} bytes.", "see whether it is the right file.")
             extra = file.read(member.size)
             if member.type == tarfile.GNUTYPE_LONGNAME:

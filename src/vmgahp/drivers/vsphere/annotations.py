@@ -69,7 +69,7 @@ class Tag(NamedTuple):
         if not all(values.get(name) for name in ("id", "name", "job", "state")):
             return None
         known = {name: values.get(name, "") for name in cls._fields if name != "expires"}
-        return cls(**known, expires=float(expires) if expires.isdigit() else 0.0)
+        return cls(**known, expires=float(expires) if expires.isdecimal() else 0.0)
 
 
 class Tagged(NamedTuple):

@@ -180,7 +180,7 @@ class Store:
             done = 0
             os.ftruncate(descriptor, 0)
         length = response.getheader("Content-Length")
-        if length is None or not length.isdigit():
+        if length is None or not (length.isdecimal() and len(length) < 19):
             raise _Short("the server does not say how long the file is")
         size = done + int(length)
         if state.setdefault(_SIZE, size) != size:
