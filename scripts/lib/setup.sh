@@ -233,6 +233,15 @@ setup_python() {
     exec 8<&-
 }
 
+# The fuzzer that sees what an input reaches. It is there for some Pythons and processors only, and nothing depends on
+# it: it is tried for once in a .venv.
+setup_atheris() {
+    [ ! -e "$venv/atheris" ] || [ "$venv/made-from" -nt "$venv/atheris" ] || return 0
+    attempt "installing atheris, or hypothesis will do" timeout 120 \
+        "$venv/bin/python" -m pip install --disable-pip-version-check --only-binary :all: atheris || true
+    touch "$venv/atheris"
+}
+
 # The example of all settings is what the code knows of them.
 example_is_current() {
     "$venv/bin/python" "$root/docs/_ext/example_file.py" |

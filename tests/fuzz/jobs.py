@@ -1,0 +1,154 @@
+"""Targets: what a job says in its ad, and in the files that come with it. None of it may blame the machine."""
+
+import errno
+import os
+from contextlib import suppress
+
+from tests import jobs
+from tests.fuzz.target import target
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.domain.job_xml import merge, requests, sanitize
+from vmgahp.job import accepted_types, cloud_init, data_disks, devices, exit_code, look, vmware, vmx, xen
+from vmgahp.job.ad import JobAd
+from vmgahp.job.options import Options
+from vmgahp.job.spec import JobSpec
+from vmgahp.job.vmware import VmwareSpec
+from vmgahp.text import is_private
+
+SETTINGS = Settings(
+    {
+        "VM_MEMORY": "1024",
+        "VM_NETWORKING": "true",
+        "VM_NETWORKING_TYPE": "nat, bridge, user",
+        "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
+        "VM_HARDWARE_VT": "true",
+        "VM_SHARE_SCRATCH": "9p",
+        "XEN_BOOTLOADER": "/usr/bin/pygrub",
+    }
+)
+
+HELD = (errors.JobFault, errors.ClientFault)
+"""What a job may come to."""
+
+OURS = "<domain type='kvm'><name>vm</name><memory>65536</memory><os><type>hvm</type></os><devices/></domain>"
+
+
+class _Scratch(jobs.Files):
+    """A scratch directory in which every file has the same content."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self._content = content
+
+    def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
+        if "/" in name or name in ("", ".", ".."):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return _file(self._content)
+
+    def read_scratch(self, directory: str, name: str, most: int) -> bytes:
+        os.close(self.open_scratch(directory, name, os.O_RDONLY))
+        return self._content[:most]
+
+
+def _file(content: bytes) -> int:
+    descriptor = os.memfd_create("fuzz")
+    os.pwrite(descriptor, content, 0)
+    return descriptor
+
+
+def _ad(data: bytes) -> JobAd:
+    """An ad of a job that could run, and the lines of the input after it."""
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    plain = {name: text for name, text in jobs.GOOD.items() if name not in ("VMPARAM_vm_Disk", "JobVMMemory")}
+    return JobAd([*plain.items(), *(pair for line in lines if (pair := JobAd.parse_line(line)))])
+
+
+@target
+def job_ad(data: bytes) -> None:
+    """Every line is an attribute or none, and every attribute has a value of its kind or none."""
+    ad = _ad(data)
+    for name in ad.names(""):
+        with suppress(errors.JobFault):  # the expressions of the ad have taken too long
+            for value, kind in (
+                (ad.string(name), str),
+                (ad.integer(name), int),
+                (ad.real(name), float),
+                (ad.boolean(name), bool),
+            ):
+                assert value is None or type(value) is kind, (name, value)
+    for line in ad.lines({"Extra": 'a "b\n'}):
+        assert "\n" not in line
+        pair = JobAd.parse_line(line)
+        assert pair is not None
+        assert not is_private(pair[0])
+    for read in (ad.vm_name, ad.working_dir, ad.vm_type):
+        with suppress(*HELD):
+            read()
+
+
+@target
+def job(data: bytes) -> None:
+    """Whatever attributes a job has, it can run or is held."""
+    ad = _ad(data)
+    with suppress(*HELD):
+        spec = JobSpec.parse(ad, SETTINGS)
+        assert 0 < spec.memory_mib <= 1024
+        assert 0 < spec.vcpus <= 255
+        assert spec.working_dir.startswith("/")
+        look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
+    with suppress(*HELD):
+        devices.devices(Options(ad), SETTINGS, 4, "/scratch")
+    with suppress(*HELD):
+        accepted_types.require(ad)
+        accepted_types.wanted(ad)
+    with suppress(*HELD):
+        vmware.look(VmwareSpec.parse(ad, SETTINGS), _Scratch(b'memsize = "64"'))
+    with suppress(*HELD):
+        boot = xen.XenBoot.parse(ad, SETTINGS)
+        assert len(boot.command_line.encode("utf-8", "surrogateescape")) <= xen.LONGEST_COMMAND_LINE
+    with suppress(*HELD):
+        data_disks.refuse(ad)
+
+
+@target
+def job_xml(data: bytes) -> None:
+    """Of a job's own XML nothing comes through but what is allowed, and that fits into a description of ours."""
+    ad = jobs.ad(JobVM_VCPUS="4", VMPARAM_vm_Disk=None)
+    with suppress(*HELD):
+        text = sanitize.read("domain.xml", "/scratch", _Scratch(data))
+        domain = sanitize.sanitized(text, "domain.xml")
+        for element in domain.iter():
+            assert isinstance(element.tag, str)
+            assert element.tag.isascii()
+            assert not {element.tag, *element.keys()} & {"hostdev", "commandline", "emulator", "seclabel", "filesystem"}
+        own = requests.of(domain, ad, SETTINGS, "domain.xml")
+        JobSpec.parse(ad, SETTINGS, own=own, diskless=True)
+        merge(OURS, domain, {"kernel": "/k", "initrd": "/i"})
+
+
+@target
+def vmx_file(data: bytes) -> None:
+    """A .vmx is read or refused; what is read is written such that it reads the same."""
+    with suppress(vmx.VmxError):
+        read = vmx.Vmx.decode(data)
+        for name in read:
+            read.boolean(name)
+        written = read.encode()
+        again = vmx.Vmx.decode(written)
+        assert again == read
+        assert again.encode() == written
+        assert dict(read.under("scsi")).keys() <= set(read)
+
+
+@target
+def seed(data: bytes) -> None:
+    """What a guest is told, and what it says at its end."""
+    told = cloud_init.Seed("user-data", "meta-data", "network-config", "i", "h", ("a", "b", "c"))
+    with suppress(*HELD):
+        cloud_init.look(told, "/scratch", _Scratch(data))
+    text = data.decode("utf-8", "surrogateescape")
+    with suppress(cloud_init.iso.Unfit):
+        cloud_init.iso.check_names(text.split("\n"))
+    for code in (exit_code.from_console(data), exit_code.from_port(data)):
+        assert code is None or 0 <= code <= 255

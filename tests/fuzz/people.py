@@ -1,0 +1,74 @@
+"""Targets: files of strangers that people turn into jobs with ``vmgahp submit``, and ads for the console."""
+
+import argparse
+import io
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from tests.fuzz.target import target
+from vmgahp.commands.console import job_ad as console_ad
+from vmgahp.commands.submit import _common, libvirt_xml, ovf, submit_file, vmx
+from vmgahp.commands.submit.machine import Guest, name_devices
+from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.errors import ClientFault, JobFault
+
+_PARSER = argparse.ArgumentParser()
+_common(_PARSER)
+_OPTIONS = _PARSER.parse_args([], argparse.Namespace(as_is=False, system="", configuration=""))
+
+_ROOM = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="vmgahp-fuzz-")
+_BESIDE = {"box-disk001.vmdk", "d1"}
+"""Images that the samples name."""
+for _name in _BESIDE:
+    Path(_ROOM.name, _name).touch()
+
+
+def _submitted(front_end: ModuleType, name: str, data: bytes) -> None:
+    """A file is told of and makes a submit file of its own lines, or it is refused in a sentence."""
+    path = os.path.join(_ROOM.name, name)
+    with open(path, "wb") as file:
+        file.write(data)
+    _OPTIONS.file, _OPTIONS.dir, _OPTIONS.force = path, _ROOM.name, True
+    summary, said = Summary(), io.StringIO()
+    with suppress(SubmitError):
+        made: Guest = front_end.machine(_OPTIONS, summary)
+        name_devices(made.disks)
+        for line in submit_file.write(made, "kvm", summary, transfer=True).splitlines():
+            assert line.isprintable()
+            assert "$(" not in line.replace("$(DOLLAR)", "")
+    summary.show(said)
+    assert said.getvalue().replace("\n", "").isprintable()
+    os.unlink(path)
+    for made_file in summary.made:
+        Path(made_file).write_bytes(b"") if os.path.basename(made_file) in _BESIDE else os.unlink(made_file)
+    assert set(os.listdir(_ROOM.name)) == _BESIDE
+
+
+@target
+def submit_vmx(data: bytes) -> None:
+    """A stranger's .vmx."""
+    _submitted(vmx, "vm.vmx", data)
+
+
+@target
+def submit_ovf(data: bytes) -> None:
+    """A stranger's OVF descriptor, or an archive with one."""
+    _submitted(ovf, "vm.ovf", data)
+
+
+@target
+def submit_libvirt_xml(data: bytes) -> None:
+    """A stranger's libvirt XML."""
+    _submitted(libvirt_xml, "vm.xml", data)
+
+
+@target
+def console_job_ad(data: bytes) -> None:
+    """A text that somebody takes for a job ad."""
+    with suppress(ClientFault, JobFault):
+        pairs, skipped = console_ad.parse(data.decode("utf-8", "replace"))
+        assert skipped >= 0
+        assert all("\n" not in text for _, text in pairs)
