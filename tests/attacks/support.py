@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-SURFACES = {"ad": "the job ad", "scratch": "the scratch directory"}
+SURFACES = {"ad": "the job ad", "scratch": "the scratch directory", "images": "images"}
 """Module -> what is attacked."""
 
 LONGEST = 240.0

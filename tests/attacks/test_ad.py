@@ -5,6 +5,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
+from tests import jobs
 from tests.attacks.ground import SECRET
 from tests.attacks.site import DISK, Site
 from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
@@ -309,7 +310,7 @@ def cpus(site: Site) -> None:
 
 
 def devices(site: Site) -> None:
-    site.settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
+    site.settings = dict(jobs.NETWORKS)
     site.guest()
     for more in (
         'VMPARAM_vm_NICs = "' + ",".join(["user"] * 400) + '"',

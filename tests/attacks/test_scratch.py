@@ -62,7 +62,6 @@ USER_DATA = 'VMPARAM_vm_User_Data = "user.yaml"'
 DATA_FILES = 'VMPARAM_vm_Data_Files = "user.yaml"'
 SAVE, CHECKPOINT = ("SUSPEND", "RESUME"), ("CHECKPOINT", "RESUME")
 LIBVIRT = (Mode.LIBVIRT,)
-NETWORKS = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user"}
 
 FILES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("vm_console.log", (), ()),

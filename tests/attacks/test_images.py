@@ -1,0 +1,384 @@
+"""Attacks by disk images: backing names, headers, data elsewhere, and layers that change while QEMU starts."""
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.ground import CANARIES, SOCKET
+from tests.attacks.site import Site
+from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.conftest import JOB_UID
+
+NAMES = (
+    *(
+        "nbd://127.0.0.1:{port}/x",
+        "nbd+tcp://127.0.0.1:{port}/x",
+        "nbd+unix:///x?socket={socket}",
+        "nbd:127.0.0.1:{port}",
+    ),
+    *(
+        "nbd:unix:{socket}:exportname=x",
+        "http://127.0.0.1:{port}/x",
+        "https://127.0.0.1:{port}/x",
+        "ftp://127.0.0.1:{port}/x",
+    ),
+    *(
+        "ssh://root@127.0.0.1:{port}/x",
+        "iscsi://127.0.0.1:{port}/x/0",
+        "nfs://127.0.0.1/x",
+        "rbd:x/y",
+        "gluster://127.0.0.1/x/y",
+    ),
+    'json:{{"driver":"nbd","server":{{"type":"inet","host":"127.0.0.1","port":"{port}"}}}}',
+    'json:{{"driver":"raw","file":{{"driver":"nbd","path":"{socket}"}}}}',
+    'json:{{"driver":"raw","file":{{"driver":"file","filename":"{canaries}/root"}}}}',
+    'json:{{"driver":"null-co"}}',
+    *("file:{canaries}/root", "{canaries}/root", "{canaries}/libvirt", "{canaries}/group", "{canaries}/other"),
+    *(
+        "../../../canary/root",
+        "link",
+        "fat:rw:/etc",
+        "fat:/etc",
+        "vvfat:/etc",
+        "host_device:/dev/sda",
+        "blkdebug::{canaries}/root",
+    ),
+    *(
+        "/proc/self/fd/0",
+        "/proc/self/mem",
+        "/proc/1/root/run/canary/root",
+        "/dev/zero",
+        "/dev/mem",
+        "/dev/loop0",
+        "{socket}",
+    ),
+    *("fifo", "guest.qcow2", ".", "/", "-", "--help", "null-co://", "quorum:x", "x\ty", "x" * 900),
+)
+"""What an image may name as its backing file."""
+
+HEADERS: tuple[tuple[int, str, int], ...] = (
+    *((4, ">I", version) for version in (0, 1, 4, 0xFFFFFFFF)),
+    *((8, ">Q", offset) for offset in (1, 1 << 40, (1 << 64) - 1)),
+    *((16, ">I", size) for size in (1024, 0xFFFFFFFF)),
+    *((20, ">I", bits) for bits in (0, 8, 30, 63, 0xFFFFFFFF)),
+    *((24, ">Q", size) for size in (0, 1, 1 << 56, (1 << 64) - 1)),
+    *((32, ">I", crypt) for crypt in (1, 2, 3, 0xFFFFFFFF)),
+    *((36, ">I", size) for size in (0, 1 << 25, 0xFFFFFFFF)),
+    *((40, ">Q", offset) for offset in (0, 3, 1 << 40, (1 << 64) - 1)),
+    *((48, ">Q", offset) for offset in (0, 3, 1 << 40, (1 << 64) - 1)),
+    *((56, ">I", size) for size in (0, 1 << 23, 0xFFFFFFFF)),
+    *((60, ">I", snapshots) for snapshots in (1, 65537, 0xFFFFFFFF)),
+    *((64, ">Q", offset) for offset in (3, (1 << 64) - 1)),
+    *((72, ">Q", 1 << bit) for bit in (0, 1, 2, 3, 4, 5, 63)),
+    *((80, ">Q", 1 << bit) for bit in (0, 63)),
+    *((96, ">I", order) for order in (7, 0xFFFFFFFF)),
+    *((100, ">I", length) for length in (0, 103, 65536, 0xFFFFFFFF)),
+    *((104, ">I", extension) for extension in (0xE2792ACA, 0x23852875, 0x44415441, 0x0537BE77)),
+)
+"""Where in a qcow2 header, in which form, what."""
+
+FORMATS = (
+    "qcow2",
+    "vmdk",
+    "vdi",
+    "vpc",
+    "vhdx",
+    "qed",
+    "vhd",
+    "iso",
+    "luks",
+    "nbd",
+    "raw,file.locking=off",
+    "host_device",
+)
+RACES = 10
+
+ATTACKS = [
+    Attack(
+        "backing-names",
+        Who.STRANGER,
+        f"a qcow2 image names one of {len(NAMES)} things as its backing file: URLs, pseudo-protocols, files of others",
+        Must.HOLD,
+        "backing_names",
+        ("raw",),
+        modes=(Mode.LIBVIRT,),
+        times=len(NAMES),
+        daily=True,
+    ),
+    Attack(
+        "backing-names-in-a-chain",
+        Who.STRANGER,
+        "the same, by the backing file of an image",
+        Must.HOLD,
+        "backing_names",
+        ("qcow2",),
+        modes=(Mode.LIBVIRT,),
+        times=len(NAMES),
+    ),
+    Attack(
+        "backing-without-format",
+        Who.STRANGER,
+        "a backing file whose format is not said, which is a qcow2 image that names a file of root's",
+        Must.HOLD,
+        "without_format",
+        modes=(Mode.LIBVIRT,),
+    ),
+    Attack(
+        "endless-chains",
+        Who.STRANGER,
+        "an image that is its own backing file, two that are each other's, and a chain of 300",
+        Must.HOLD,
+        "chains",
+        modes=(Mode.LIBVIRT,),
+        times=3,
+    ),
+    Attack(
+        "data-file",
+        Who.STRANGER,
+        "a qcow2 image keeps its data in a file of root's, of libvirt's, of another, at an URL",
+        Must.HOLD,
+        "data_file",
+        modes=(Mode.LIBVIRT,),
+        times=6,
+    ),
+    Attack(
+        "headers",
+        Who.STRANGER,
+        f"a qcow2 header with {len(HEADERS)} impossible fields, one at a time",
+        Must.SURVIVE,
+        "headers",
+        modes=(Mode.LIBVIRT,),
+        times=len(HEADERS),
+    ),
+    Attack(
+        "vmdk-extents",
+        Who.STRANGER,
+        "the descriptor of a .vmdk names files of others, devices and URLs as its extents and its parent",
+        Must.HOLD,
+        "extents",
+        modes=(Mode.LIBVIRT,),
+        times=7,
+    ),
+    Attack(
+        "header-in-a-raw-disk",
+        Who.GUEST,
+        "a guest has written a qcow2 header that names a file of root's into its raw disk; SUSPEND, RESUME, restart",
+        Must.RUN,
+        "header_in_raw",
+        modes=BOTH,
+        daily=True,
+    ),
+    Attack(
+        "device-nodes",
+        Who.USER,
+        "`vm_disk` names what is no regular file: FIFO, socket, directory, device, terminal",
+        Must.HOLD,
+        "nodes",
+        modes=NO_QEMU,
+        times=6,
+    ),
+]
+
+
+@each(ATTACKS)
+def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+    stopped(ground, request, attack, mode)
+
+
+# What is done
+
+QCOW2 = '"guest.qcow2:hda:w:qcow2"'
+
+
+def qemu_img(*words: str | Path) -> None:
+    subprocess.run(["qemu-img", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def overlay(site: Site, name: str, backing: str, image_format: str = "raw") -> Path:
+    """A qcow2 image whose header has any name in it."""
+    path = site.path(name)
+    path.unlink(missing_ok=True)
+    qemu_img("create", "-q", "-f", "qcow2", path, "1M")
+    raw = backing.encode()
+    with open(path, "r+b") as file:
+        head = bytearray(file.read(104))
+        length = struct.unpack(">I", head[100:104])[0]
+        extension = struct.pack(">II", 0xE2792ACA, len(image_format)) + image_format.encode().ljust(8, b"\0")
+        extension = extension if image_format else b""
+        offset = length + len(extension) + 8
+        head[8:16], head[16:20] = struct.pack(">Q", offset), struct.pack(">I", len(raw))
+        file.seek(0)
+        file.write(head)
+        file.seek(length)
+        file.write(extension + bytes(8) + raw)
+    return site.own(path, 0o644)
+
+
+def try_it(site: Site, what: str, disk: str = QCOW2, *, may_run: bool = False) -> None:
+    """START with an image that is no good."""
+    before = len(site.breaches)
+    site.start(VMPARAM_vm_Disk=disk)
+    if site.vm:
+        if not may_run:
+            site.breach("it runs")
+        site.ask("STOP")
+        site.vm = ""
+    site.look_at_the_machine()
+    if len(site.breaches) > before:
+        site.breaches[-1] += f" [{what[:100]}]"
+
+
+def backing_names(site: Site, by: str) -> None:
+    site.link("link", CANARIES / "root")
+    os.mkfifo(site.path("fifo"))
+    site.own(site.path("fifo"))
+    for name in NAMES:
+        name = name.format(port=site.ground.port, socket=SOCKET, canaries=CANARIES)
+        if by == "qcow2":
+            overlay(site, "middle.qcow2", name)
+            overlay(site, "guest.qcow2", str(site.path("middle.qcow2")), "qcow2")
+        else:
+            overlay(site, "guest.qcow2", name)
+        try_it(site, name)
+
+
+def without_format(site: Site) -> None:
+    overlay(site, "base", str(CANARIES / "root"))
+    overlay(site, "guest.qcow2", str(site.path("base")), "")
+    try_it(site, "")
+
+
+def chains(site: Site) -> None:
+    overlay(site, "guest.qcow2", str(site.path("guest.qcow2")), "qcow2")
+    try_it(site, "itself")
+    overlay(site, "other.qcow2", str(site.path("guest.qcow2")), "qcow2")
+    overlay(site, "guest.qcow2", str(site.path("other.qcow2")), "qcow2")
+    try_it(site, "each other")
+    site.guest("0.qcow2", format="qcow2")
+    for number in range(1, 300):
+        overlay(site, f"{number}.qcow2", str(site.path(f"{number - 1}.qcow2")), "qcow2")
+    overlay(site, "guest.qcow2", str(site.path("299.qcow2")), "qcow2")
+    try_it(site, "300")
+
+
+def data_file(site: Site) -> None:
+    for name in (
+        *(str(CANARIES / canary) for canary in ("root", "libvirt", "other")),
+        f"nbd://127.0.0.1:{site.ground.port}/x",
+        "../../../canary/root",
+        str(site.path("own.raw")),
+    ):
+        site.path("guest.qcow2").unlink(missing_ok=True)
+        own = site.guest("own.raw")
+        qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={own}", site.path("guest.qcow2"), "1M")
+        with open(site.own(site.path("guest.qcow2"), 0o644), "r+b") as file:
+            content = file.read()
+            at = content.index(str(own).encode())
+            file.seek(at - 4)
+            file.write(struct.pack(">I", len(name)) + name.encode().ljust(len(str(own)), b"\0"))
+        try_it(site, name)
+
+
+def headers(site: Site) -> None:
+    good = site.guest("guest.qcow2", format="qcow2").read_bytes()
+    for offset, form, value in HEADERS:
+        packed = struct.pack(form, value)
+        site.plant("guest.qcow2", good[:offset] + packed + good[offset + len(packed) :])
+        try_it(site, f"{value:#x} at {offset}", may_run=True)
+
+
+def formats(site: Site) -> None:
+    other = site.guest("other.qcow2", format="qcow2").read_bytes()
+    for image_format in FORMATS:
+        for content in (b"", os.urandom(4096), other[:70_000], site.guest("raw.img").read_bytes()):
+            site.plant("guest.qcow2", content)
+            try_it(site, image_format, f'"guest.qcow2:hda:w:{image_format}"', may_run=True)
+
+
+def extents(site: Site) -> None:
+    head = '# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID={parent}\ncreateType="monolithicFlat"\n{more}\n'
+    head += '# Extent description\nRW 2048 FLAT "{extent}" 0\n# The Disk Data Base\nddb.adapterType = "ide"\n'
+    for extent in (
+        *(str(CANARIES / canary) for canary in ("root", "libvirt", "other")),
+        "/dev/zero",
+        f"nbd://127.0.0.1:{site.ground.port}/x",
+        "../../../canary/root",
+    ):
+        site.plant("guest.vmdk", head.format(parent="ffffffff", more="", extent=extent).encode())
+        try_it(site, extent, '"guest.vmdk:hda:w:vmdk"')
+    site.guest("own.raw")
+    more = f'parentFileNameHint="{CANARIES / "root"}"'
+    site.plant("guest.vmdk", head.format(parent="00000001", more=more, extent="own.raw").encode())
+    try_it(site, more, '"guest.vmdk:hda:w:vmdk"')
+
+
+def header_in_raw(site: Site) -> None:
+    overlay(site, "guest.img", str(CANARIES / "root"))
+    site.done("START", "SUSPEND", "RESUME", "CHECKPOINT")
+    site.restart()
+    site.start()
+
+
+def backing_swapped(site: Site) -> None:
+    site.guest("base.img")
+    site.link("evil", CANARIES / "root")
+    overlay(site, "guest.qcow2", str(site.path("base.img")))
+    with site.swapping("base.img", "evil"):
+        for _ in range(RACES):
+            try_it(site, "", may_run=True)
+
+
+def header_swapped(site: Site) -> None:
+    site.guest("base.img")
+    overlay(site, "evil.qcow2", str(CANARIES / "root"))
+    overlay(site, "guest.qcow2", str(site.path("base.img")))
+    with site.swapping("guest.qcow2", "evil.qcow2"):
+        for _ in range(RACES):
+            try_it(site, "", may_run=True)
+
+
+def backing_before_resume(site: Site) -> None:
+    for number, canary in enumerate(("root", "libvirt", "group", "other")):
+        site.path("base.img").unlink(missing_ok=True)
+        site.guest("base.img")
+        overlay(site, "guest.qcow2", str(site.path("base.img")))
+        site.start(VMPARAM_vm_Disk=QCOW2)
+        if site.vm:
+            site.ask("SUSPEND")
+            if number % 2:
+                overlay(site, "guest.qcow2", str(CANARIES / canary))
+            else:
+                site.path("base.img").unlink()
+                site.link("base.img", CANARIES / canary)
+            site.ask("RESUME")
+            site.look_at_the_machine()
+            site.ask("STOP")
+            site.vm = ""
+
+
+def cdrom(site: Site) -> None:
+    site.guest()
+    disks = '"guest.img:hda:w:raw,seed.iso:hdc:r:raw"'
+    site.link("seed.iso", CANARIES / "root")
+    try_it(site, "a link", disks)
+    site.path("seed.iso").unlink()
+    site.plant("seed.iso", bytes(1 << 16))
+    site.start(VMPARAM_vm_Disk=disks)
+    if site.vm:
+        site.ask("SUSPEND")
+        site.path("seed.iso").unlink()
+        site.link("seed.iso", CANARIES / "root")
+        site.ask("RESUME")
+
+
+def nodes(site: Site) -> None:
+    os.mkfifo(site.path("fifo"))
+    os.mknod(site.path("socket"), 0o140644)
+    site.path("directory").mkdir()
+    for name in ("fifo", "socket", "directory"):
+        os.chown(site.path(name), JOB_UID, JOB_UID)
+    for name in ("fifo", "socket", "directory", "/dev/null", "/dev/ptmx", "."):
+        try_it(site, name, f'"{name}:hda:w:raw"')
