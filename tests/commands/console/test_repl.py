@@ -239,7 +239,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:
-                os.execve(sys.executable, [*(argv or CONSOLE), *words], environ)
+                os.execve(sys.executable, [*(argv or CONSOLE), *words], environ)  # noqa: S606 - at a terminal
             finally:
                 os._exit(127)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))

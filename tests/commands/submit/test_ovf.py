@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import subprocess
 import tarfile
 
 import pytest
@@ -201,7 +202,8 @@ def test_hostile_descriptors_are_refused(home, refused, old, new, said):
 def test_a_snapshot_of_a_stranger_is_refused(home, refused):
     """The backing file of a stranger's image would be a file of the person who submits it."""
     (home / "secret.raw").write_bytes(bytes(1 << 20))
-    os.system(f"qemu-img create -q -f qcow2 -b {home}/secret.raw -F raw box-disk001.vmdk")
+    made = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", home / "secret.raw", "-F", "raw", "box-disk001.vmdk"]
+    subprocess.run(made, check=True)
     (home / "box.ovf").write_text(samples.VBOX.replace("vmdk.html#streamOptimized", "qcow2"))
     for more in ([], ["--convert"]):
         assert "overlay of" in refused("ovf", "box.ovf", *more)

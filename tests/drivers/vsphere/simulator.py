@@ -31,7 +31,7 @@ class Server:
         from pyVmomi import SoapStubAdapter, vim
 
         self.sim = sim
-        unverified = ssl._create_unverified_context()
+        unverified = ssl._create_unverified_context()  # noqa: S323 - the simulator makes a certificate anew
         stub = SoapStubAdapter(
             "127.0.0.1",
             sim.port,
