@@ -248,6 +248,14 @@ example_is_current() {
         diff -u "$root/config/vmgahp.conf.example" -
 }
 
+# Is anything known against what the package needs? What it has to say beside is in `audited`.
+audit_lock() {
+    local status=0
+    audited=$(PATH=$venv/bin:$PATH "$venv/bin/python" "$root/scripts/lib/lock.py" audit) || status=$?
+    [ $status = 0 ] || { printf '%s\n' "$audited" && audited=; }
+    return $status
+}
+
 # What scripts/check does, and scripts/test first of all. All is looked at, whatever failed before; which ones did is
 # in `failed_checks`.
 run_checks() {
@@ -257,6 +265,9 @@ run_checks() {
     _check "mypy" "$venv/bin/mypy"
     _check "lint-imports" "$venv/bin/lint-imports"
     _check "config/vmgahp.conf.example" example_is_current
+    _check "packaging/requirements.lock" "$venv/bin/python" "$root/scripts/lib/lock.py" fits
+    _check "pip-audit" audit_lock
+    [ -z "$audited" ] || say "${dim}    $audited${plain}"
     [ -z "$failed_checks" ]
 }
 _check() { attempt "$@" || failed_checks+="${failed_checks:+, }$1"; }

@@ -1,0 +1,110 @@
+"""What scripts/check asks of packaging/requirements.lock, which scripts/lock makes: ``lock.py fits|audit [FILE]``.
+
+`fits` says what of pyproject.toml is not in it; `audit` asks pip-audit whether anything in it is known to be
+vulnerable. A registry that cannot be asked is no failure, and the reason is printed.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "packaging/requirements.lock"
+
+EXTRAS = ("vsphere", "front-ends")
+"""Those that are used at run time."""
+
+AUDIT_SECONDS = 15
+
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)(?: ; [^\\\n]+)? \\\n((?:    --hash=\S+(?: \\)?\n)+)", re.MULTILINE)
+_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def wanted() -> list[Requirement]:
+    """What pyproject.toml asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (text for extra in EXTRAS for text in project["optional-dependencies"][extra])
+    return [Requirement(text) for text in (*project["dependencies"], *extras)]
+
+
+def fits(text: str) -> list[str]:
+    """What is wrong with a lock file: a sentence each."""
+    found = {canonicalize_name(name): (version, hashes) for name, version, hashes in _PIN.findall(text)}
+    problems = [f"{name}: no SHA-256" for name, (_, hashes) in found.items() if not _HASH.search(hashes)]
+    if left := _PIN.sub("", "".join(line for line in text.splitlines(True) if not line.startswith("#"))).strip():
+        problems.append(f"it has more than pins with hashes: {left.splitlines()[0][:80]}")
+    waiting, needed = wanted(), set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if name not in found:
+            problems.append(f"{requirement} is not in it")
+        elif not requirement.specifier.contains(found[name][0], prereleases=True):
+            problems.append(f"{name}=={found[name][0]} is not {requirement}")
+        if name not in needed:
+            needed.add(name)
+            try:
+                waiting += [Requirement(text) for text in distribution(name).requires or ()]
+            except PackageNotFoundError:
+                problems.append(f"{name} is not installed here")
+    return problems + [f"nothing needs {name}" for name in sorted(found.keys() - needed)]
+
+
+def audit(path: Path) -> tuple[bool, str]:
+    """Whether nothing is known against what is in the file, and what there is to say of it."""
+    command = [
+        "pip-audit",
+        "--disable-pip",
+        "--require-hashes",
+        "--progress-spinner=off",
+        "--timeout=5",
+        "--format=json",
+    ]
+    try:
+        done = subprocess.run(
+            [*command, f"--requirement={path}"], capture_output=True, timeout=AUDIT_SECONDS, check=False
+        )
+        answer = json.loads(done.stdout)["dependencies"]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return True, f"not asked: {error}"
+    except (ValueError, KeyError, TypeError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["pip-audit said nothing"]
+        return True, f"not asked, the registry cannot be reached: {said[-1][:100]}"
+    known = [
+        f"{one['name']} {one['version']}: {wrong['id']}, mended in {', '.join(wrong['fix_versions']) or 'no release'}"
+        for one in answer
+        for wrong in one.get("vulns", ())
+    ]
+    skipped = [one["name"] for one in answer if "skip_reason" in one]
+    if known:
+        return False, "\n".join(known)
+    if skipped:
+        return True, f"the registry says nothing about {len(skipped)} of {len(answer)} packages, such as {skipped[0]}"
+    return True, ""
+
+
+def main(words: list[str]) -> int:
+    """The exit status: 0 where nothing is wrong."""
+    path = Path(words[1]) if len(words) > 1 else LOCK
+    if words[0] == "audit":
+        good, said = audit(path)
+        problems = [said] if said else []
+    else:
+        problems = fits(path.read_text())
+        good = not problems
+    for line in problems:
+        sys.stdout.write(f"{line}\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
