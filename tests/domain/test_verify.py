@@ -105,6 +105,18 @@ def test_a_difference_is_named(change: str) -> None:
     assert expected in "; ".join(differences(with_value(live(), place, value)))
 
 
+@pytest.mark.parametrize("group", [None, "disk1"])
+def test_what_is_to_be_handed_over_is_not_opened_by_its_name(group: str | None) -> None:
+    asked, made = etree.fromstring(ASKED), live()
+    for domain, said in ((asked, "disk0"), (made, group)):
+        if said:
+            domain.find("devices/disk/source").set("fdgroup", said)
+    with pytest.raises(verify.Mismatch, match=r"QEMU is to open /scratch/root\.qcow2 by its name"):
+        compare(made, etree.tostring(asked, encoding="unicode"))
+    with pytest.raises(verify.Mismatch, match="by its name"):
+        verify.against_script(etree.tostring(made, encoding="unicode"), etree.tostring(asked, encoding="unicode"), SPEC)
+
+
 DEVICES = {
     "hostdev": "<hostdev mode='subsystem' type='pci'><source><address bus='1'/></source></hostdev>",
     "redirdev": "<redirdev bus='usb' type='spicevmc'/>",

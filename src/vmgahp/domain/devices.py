@@ -1,9 +1,11 @@
 """The devices of a domain, from disks and interfaces to the shared directory, as libvirt's XML."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.images.backing import BackingFile
 from vmgahp.job.exit_code import PORT
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
@@ -56,7 +58,7 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
     if any(_bus(disk, machine) == "scsi" for disk in spec.disks):
         etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
     for order, disk in enumerate(spec.disks, start=1):
-        _disk(devices, disk, order, host, machine)
+        _disk(devices, disk, order, machine)
     for nic in spec.nics:
         _network(devices, nic, host)
     _console(devices, host)
@@ -120,7 +122,7 @@ def _bus(disk: Disk, machine: str) -> str:
     return bus
 
 
-def _disk(devices: etree.Element, disk: Disk, order: int, host: Host, machine: str) -> None:
+def _disk(devices: etree.Element, disk: Disk, order: int, machine: str) -> None:
     bus = _bus(disk, machine)
     if disk.partition:
         raise errors.JobFault(
@@ -136,18 +138,8 @@ def _disk(devices: etree.Element, disk: Disk, order: int, host: Host, machine: s
     if disk.shared and disk.writable:
         # What another machine writes is not in this one's page cache.
         driver.set("cache", "none")
-    source = etree.SubElement(element, "source", file=disk.path)
-    if host.dac_label or not disk.transferred:
-        # QEMU has the rights of the job's user, or must have its own: libvirt may make a file QEMU's by
-        # changing its owner, and that is for the job's own files alone, never for what it merely names.
-        _keep_owner(source)
-    store = element
-    for layer in disk.backing:
-        store = etree.SubElement(store, "backingStore", type="file")
-        etree.SubElement(store, "format", type=layer.format)
-        _keep_owner(etree.SubElement(store, "source", file=layer.path))
-    # An empty one ends the chain: libvirt is not to look into the image for more.
-    etree.SubElement(store, "backingStore")
+    etree.SubElement(element, "source", file=disk.path)
+    add_chain(element, disk.backing)
     etree.SubElement(element, "target", dev=disk.device, bus=bus)
     if not disk.writable or disk.kind == "cdrom":
         etree.SubElement(element, "readonly")
@@ -156,8 +148,14 @@ def _disk(devices: etree.Element, disk: Disk, order: int, host: Host, machine: s
     etree.SubElement(element, "boot", order=str(order))
 
 
-def _keep_owner(source: etree.Element) -> None:
-    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+def add_chain(disk: etree.Element, chain: Iterable[BackingFile]) -> None:
+    """Say the backing files of a disk; an empty one ends them: libvirt is not to look into the image for more."""
+    store = disk
+    for layer in chain:
+        store = etree.SubElement(store, "backingStore", type="file")
+        etree.SubElement(store, "format", type=layer.format)
+        etree.SubElement(store, "source", file=layer.path)
+    etree.SubElement(store, "backingStore")
 
 
 # Everything else

@@ -163,7 +163,7 @@ _DISK = row(
                 "queues": _COUNT,
             }
         ),
-        "source": _end({"file": _host(_ANY)}),
+        "source": _end({"file": _host(_ANY), "fdgroup": _host()}),
         "readonly": _end(),
         "shareable": _end(),
         "boot": _BOOT,

@@ -185,6 +185,12 @@ def _disk(element: etree.Element) -> _Disk:
     )
 
 
+def _handed_over(domain: etree.Element) -> set[tuple[str, str]]:
+    """The files of the disks that libvirt gets open, each with its group."""
+    sources = domain.iterfind("devices/disk//source[@fdgroup]")
+    return {(source.get("file", ""), source.get("fdgroup", "")) for source in sources}
+
+
 # Interfaces, CPU and firmware
 
 
@@ -235,6 +241,8 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
         now = [other.text for other in domain.iterfind("seclabel[@model='dac']/label")]
         if now != [label.text]:
             found.append(f"QEMU runs as {', '.join(map(str, now)) or 'it likes'}, and not as {label.text}")
+    by_name = _handed_over(wanted) - _handed_over(domain)
+    found += [f"QEMU is to open {file} by its name" for file, _ in sorted(by_name)]
     ours = {child.tag for child in wanted}
     found += [
         f"it has an element {child.tag} of QEMU's own, which was not asked for"

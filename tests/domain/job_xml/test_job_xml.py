@@ -125,7 +125,6 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
     assert made.find("clock").get("offset") == "localtime"
     disk, cdrom = made.findall("devices/disk")
     assert disk.find("source").get("file") == f"{job.scratch}/guest.img"
-    assert disk.find("source/seclabel").get("relabel") == "no"
     assert disk.find("backingStore") is not None
     assert disk.find("driver").attrib == {"name": "qemu", "type": "raw", "cache": "writeback", "iothread": "1"}
     assert disk.findtext("serial") == "one"
@@ -434,6 +433,7 @@ def test_devices_of_the_host(job: Job, what: str) -> None:
         ("file='guest.img'/>", "file='guest.img'><encryption format='luks'/></source>"),
         ("file='guest.img'/>", "file='guest.img'><seclabel model='dac' relabel='yes'/></source>"),
         ("file='guest.img'/>", "file='guest.img'><auth username='x'/></source>"),
+        ("file='guest.img'/>", "file='guest.img' fdgroup='disk0'/>"),
         ("file='guest.img'/>", "file='json:{&quot;driver&quot;:&quot;host_device&quot;}'/>"),
         ("file='guest.img'/>", "file='nbd://127.0.0.1/x'/>"),
         ("file='guest.img'/>", "file='a,b'/>"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -192,7 +193,10 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         image = job.scratch.parent / "saved-by-somebody"
         domain.save(str(image))
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-        job._connection.restore(str(image))
+        # Only the server has the disks as open files; an administrator lets QEMU open them by their names.
+        xml = job._connection.saveImageGetXMLDesc(str(image), libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
+        xml = re.sub(r" fdgroup='\w+'|<seclabel model='dac' relabel='no'/>", "", xml)
+        job._connection.restoreFlags(str(image), xml, 0)
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         job.domain().destroy()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]

@@ -7,18 +7,23 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import libvirt
 import pytest
 
+from tests import jobs
 from tests.conftest import JOB_UID
 from tests.domain.support import disk, spec
+from tests.drivers.libvirt.support import URI
 from tests.lab.guest import counts, make_guest
 from vmgahp.checkpoint import memory_image
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import SavedMismatch, reconcile
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
+from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Nic
 
@@ -48,6 +53,13 @@ class Site:
     def own(self, path: str | Path) -> None:
         if os.getuid() == 0:
             os.chown(path, JOB_UID, JOB_UID)
+
+    def making(self, connection: "libvirt.virConnect", xml: str, make: Callable[[object], object]) -> None:
+        """Make a domain that gets the files of its disks."""
+        guest = LibvirtGuest("", "", "qemu", LibvirtConnection(URI, print), print)
+        guest.files = self.files
+        with guest.defined(connection, xml) as domain:
+            make(domain)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
@@ -94,7 +106,8 @@ class Site:
             console_socket=self.console,
             vnc_password=self.directory.name if vnc else "",
         )
-        return domain_xml.build(job, host)
+        self.files = DiskFiles(job, jobs.owner(self.directory))
+        return self.files.open(domain_xml.build(job, host))
 
 
 @pytest.fixture
@@ -125,7 +138,8 @@ def name(connection: "libvirt.virConnect") -> Iterator[str]:
 
 def save(connection: "libvirt.virConnect", site: Site, xml: str) -> str:
     """Run the guest until it counts, save it, and return the XML in the image."""
-    domain = connection.createXML(xml, 0)
+    site.making(connection, xml, lambda domain: domain.create())
+    domain = connection.lookupByUUIDString(xml.partition("<uuid>")[2].partition("</uuid>")[0])
     site.count()
     descriptor = os.open(site.directory / "mem", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -136,7 +150,8 @@ def save(connection: "libvirt.virConnect", site: Site, xml: str) -> str:
 
 
 def restore(connection: "libvirt.virConnect", site: Site, xml: str) -> "libvirt.virDomain":
-    connection.restoreFlags(str(site.directory / "mem"), xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+    image = str(site.directory / "mem")
+    site.making(connection, xml, lambda _: connection.restoreFlags(image, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING))
     domain = connection.lookupByUUIDString(xml.partition("<uuid>")[2].partition("</uuid>")[0])
     assert domain.isActive()
     return domain
@@ -196,6 +211,8 @@ def test_libvirt_has_the_last_word(connection: "libvirt.virConnect", here: Site,
     files = CASES["host-model"][0]
     saved = save(connection, here, here.xml(name, files, nic=False))
     shutil.copytree(here.directory, there.directory, dirs_exist_ok=True)
+    for path in there.directory.iterdir():
+        there.own(path)
     crafted = saved.replace("slot='0x02'", "slot='0x1e'").replace("slot='0x03'", "slot='0x1d'")
     with pytest.raises(libvirt.libvirtError, match="address"):
         restore(connection, there, reconcile(crafted, there.xml(name, files, nic=False)))

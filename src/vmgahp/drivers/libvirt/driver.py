@@ -28,6 +28,7 @@ from vmgahp.drivers.libvirt import (
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.hooks import Described
@@ -160,10 +161,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 domain = names.matching(connection, match, uuid)
                 if domain is None:
                     return False
-                name, of_a_job = domain.name(), not domain.isPersistent()
-                domain.destroy()
-                if of_a_job:
-                    self._forget_firmware(name)
+                name = domain.name()
+                names.end(domain)
+                self._forget_firmware(name)
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
                     return False
@@ -224,18 +224,17 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         described = self._describer.describe(plan, uuid, resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
+        guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log)
+        if other_hypervisors.is_qemu(plan.domain_type):
+            guest.files = DiskFiles(spec, self.identity)
+            resources.at_end.append(guest.files.close)
+            described = described._replace(xml=guest.files.open(described.xml))
         self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore = resources.before_restore
         if spec.devices.share:
             saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
-        machine = self.machine(
-            LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log),
-            resources,
-            saver,
-            self.deadlines(CALL_SECONDS),
-            self.log,
-        )
+        machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self._checkpoints.why_not(spec)
         machine.checkpoints = JobCheckpoints(self._checkpoints, plan)
@@ -296,6 +295,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if faults.is_no_domain(error):
             return errors.HypervisorFault(
                 f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
+            )
+        # QEMU has them open: what libvirt says of their names came of a change by the job's user.
+        if isinstance(fault, errors.MachineFault) and any(path in faults.message_of(error) for path in chosen):
+            return errors.JobFault(
+                errors.INVALID_DISK_PARAM, fault.problem, "let no process rename the disks while their VM starts."
             )
         return fault
 

@@ -1,14 +1,16 @@
 """One domain of libvirt: how it is found, asked, told, and made to run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import faults, other_hypervisors, qemu_process
+from vmgahp.drivers.libvirt import faults, names, other_hypervisors, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
 Result = TypeVar("Result")
 Make = Callable[[libvirt.virConnect], libvirt.virDomain]
@@ -27,6 +29,8 @@ class LibvirtGuest:
         self.name = name
         self.uuid = uuid
         self.type = domain_type
+        self.files: DiskFiles | None = None
+        """What its QEMU gets of the job's disks."""
         self.connection = connection
         self.watch = connection.watch(uuid, name)
         self._log = log
@@ -70,14 +74,37 @@ class LibvirtGuest:
         """How it is made for `begin`. Where libvirt's driver of a hypervisor cannot start it paused, it runs."""
 
         def make(connection: libvirt.virConnect) -> libvirt.virDomain:
+            with self.defined(connection, xml) as domain:
+                if domain is not None:
+                    domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+                    return domain
             try:
                 return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
             except libvirt.libvirtError as error:
-                if not (not other_hypervisors.is_qemu(self.type) and faults.is_unknown_flag(error)):
+                if not faults.is_unknown_flag(error):
                     raise
             return connection.createXML(xml, 0)
 
         return make
+
+    @contextmanager
+    def defined(self, connection: libvirt.virConnect, xml: str) -> Iterator[libvirt.virDomain | None]:
+        """Have libvirt know the domain, and the files that it is to get, while it is made; None where it gets none.
+
+        Only to one that is defined can files be handed over. What is left at the end is transient, or nothing.
+        """
+        if self.files is None:
+            yield None
+            return
+        domain = connection.defineXML(xml)
+        try:
+            self.files.associate(domain)
+            yield domain
+        except BaseException:
+            with suppress(libvirt.libvirtError):  # what went wrong first says more
+                names.undefine(domain)
+            raise
+        names.undefine(domain)
 
     def begin(self, make: Make, look: Check) -> None:
         """Make the domain, whose CPUs stand still, have it looked at, and let it run.

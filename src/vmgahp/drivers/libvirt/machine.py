@@ -10,7 +10,7 @@ import libvirt
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE
 from vmgahp.drivers.base import Deadlines, Logger
-from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt import faults, names, other_hypervisors
 from vmgahp.drivers.libvirt.address import GuestAddress
 from vmgahp.drivers.libvirt.faults import ConnectionLost
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, Check, LibvirtGuest, Make, let_run
@@ -158,7 +158,7 @@ class LibvirtMachine(ManagedMachine):
     def end_guest(self) -> None:
         self.guest.watch.ours = True
         try:
-            self.guest.call(lambda domain: domain.destroy(), seconds=self.deadlines.usual)
+            self.guest.call(names.end, seconds=self.deadlines.usual)
             self.guest.watch.gone.wait(DESTROY_WAIT)
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
@@ -383,7 +383,8 @@ class LibvirtMachine(ManagedMachine):
         """Restore the domain from an open memory image; it runs once `check` has seen it. Raises as `begin`."""
 
         def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
-            self.saver.restore(connection, descriptor, xml)
+            with self.guest.defined(connection, xml):
+                self.saver.restore(connection, descriptor, xml)
             return faults.find(connection, self.name, self.uuid)
 
         self.begin(restore, check)
@@ -408,6 +409,6 @@ class LibvirtMachine(ManagedMachine):
         self.guest.watch.gone.wait(EVENT_WAIT)
         if self.guest.watch.was_saved:
             # By an administrator, to a place that we do not know: the guest is not gone.
-            self.log(f"{self.name} was saved by somebody else: virsh restore brings it back")
+            self.log(f"{self.name} was saved by somebody else: virsh restore --xml brings it back, without fdgroup")
             return Status(lifecycle.SUSPENDED)
         return Status(lifecycle.STOPPED)

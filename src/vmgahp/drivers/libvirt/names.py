@@ -7,6 +7,7 @@ the later one's VM gets a name of its own after it, and keeps the first one's gu
 import os
 import uuid as uuids
 from typing import NamedTuple
+from xml.etree import ElementTree as etree
 
 import libvirt
 
@@ -19,6 +20,10 @@ from vmgahp.host.runtime_dir import is_claimed
 OWN_HEX = 8
 """Digits at the end of the name of a VM whose own is taken."""
 
+MARK = "urn:vmgahp:job"
+"""The namespace of an element by which a job's domain is known where it is defined, which it is while it is made: what
+a server or a libvirtd leaves that ended at that moment is told from what an administrator has defined."""
+
 
 class NamedDomain(NamedTuple):
     """A domain that libvirt has already."""
@@ -27,7 +32,8 @@ class NamedDomain(NamedTuple):
     uuid: str
     directory: str
     """The scratch directory of its job; empty where it says none."""
-    persistent: bool
+    is_strange: bool
+    """Whether it is defined, and not by this package."""
 
     def is_left_over(self, working_dir: str) -> bool:
         """Whether nobody but the job of that directory has anything to do with it."""
@@ -49,17 +55,47 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
     for left in _called(connection, name):
         if not left.is_left_over(working_dir):
             continue
-        if left.persistent:
+        if left.is_strange:
             raise errors.MachineFault(
                 f"A domain called {left.name} is defined in libvirt, and jobs' domains never are.",
                 f"see whose it is; then virsh undefine {left.name}.",
             )
         log(f"{left.name} still runs from an earlier start: destroying it")
         try:
-            _destroy(connection, left)
+            connection.call(lambda opened: end(faults.find(opened, left.name, left.uuid)))  # noqa: B023 - called here
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
+
+
+def mark(domain: etree.Element) -> None:
+    """Mark the XML of a domain as that of a job."""
+    metadata = domain.find("metadata")
+    if metadata is None:
+        metadata = etree.SubElement(domain, "metadata")
+    if metadata.find(f"{{{MARK}}}job") is None:
+        etree.SubElement(metadata, f"{{{MARK}}}job")
+
+
+def undefine(domain: libvirt.virDomain) -> None:
+    """Have libvirt forget a domain when it stops, or at once where it does not run. Raises `libvirt.libvirtError`."""
+    domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)  # which is removed by its name
+
+
+def end(domain: libvirt.virDomain) -> None:
+    """Destroy a job's domain, of which nothing is left then. Raises `libvirt.libvirtError`."""
+    was_defined = _is_persistent(domain) and not _is_strange(domain)
+    if was_defined:
+        try:
+            undefine(domain)
+        except libvirt.libvirtError:
+            if _is_persistent(domain):
+                raise
+    try:
+        domain.destroy()
+    except libvirt.libvirtError as error:
+        if not (was_defined and faults.is_no_domain(error)):
+            raise
 
 
 def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
@@ -68,34 +104,26 @@ def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.v
     The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
     HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises `libvirt.libvirtError`.
     """
-    if uuid:
-        return faults.find(connection, match, uuid)
-    if not match.startswith("/"):
+    found = [faults.find(connection, match, uuid)] if uuid else connection.listAllDomains()
+    if match.startswith("/") and not uuid:
+        found = [each for each in found if os.path.normpath(_directory(each) or ".") == os.path.normpath(match)]
+    elif not uuid:
         # Of two VMs of one name the startd knows not which; a server that lives ends its own.
-        named = [domain for domain in connection.listAllDomains() if _is_called(domain.name(), match)]
-        if len(named) > 1:
-            named = [domain for domain in named if not is_claimed(domain.UUIDString())]
-        return named[0] if named else None
-    for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT):
-        directory = _directory(domain)
-        if directory and os.path.normpath(directory) == os.path.normpath(match):
-            return domain
-    return None
+        found = [each for each in found if _is_called(each.name(), match)]
+        if len(found) > 1:
+            found = [each for each in found if not is_claimed(each.UUIDString())]
+    return next((each for each in found if not _is_strange(each)), None)
 
 
 def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
     def look(opened: libvirt.virConnect) -> list[NamedDomain]:
         named = [domain for domain in opened.listAllDomains() if _is_called(domain.name(), name)]
-        return [NamedDomain(each.name(), each.UUIDString(), _directory(each), _is_persistent(each)) for each in named]
+        return [NamedDomain(each.name(), each.UUIDString(), _directory(each), _is_strange(each)) for each in named]
 
     try:
         return connection.call(look)
     except libvirt.libvirtError as error:
         raise faults.from_libvirt(error, f"looking for a leftover {name}") from error
-
-
-def _destroy(connection: LibvirtConnection, left: NamedDomain) -> None:
-    connection.call(lambda opened: faults.find(opened, left.name, left.uuid).destroy())
 
 
 def _directory(domain: libvirt.virDomain) -> str:
@@ -111,6 +139,16 @@ def _is_persistent(domain: libvirt.virDomain) -> bool:
         return bool(domain.isPersistent())
     except libvirt.libvirtError:
         return False  # it went away
+
+
+def _is_strange(domain: libvirt.virDomain) -> bool:
+    if not _is_persistent(domain):
+        return False
+    try:
+        domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, MARK)
+    except libvirt.libvirtError as error:
+        return not faults.is_no_domain(error)
+    return False
 
 
 def _is_called(name: str, match: str) -> bool:

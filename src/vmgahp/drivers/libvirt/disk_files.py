@@ -1,0 +1,128 @@
+"""The job's disks as open files, which is how QEMU gets them.
+
+libvirt, which is root, would open each file by its name, give it to QEMU's user where that cannot use it, and do both
+anew at every restore; what is behind a name of the job's the job can change at any moment. So each file is opened
+once, as the job's user, and libvirt hands the descriptor on (``virDomainFDAssociate``): nobody opens the name again,
+nothing gets another owner, and QEMU needs no rights of its own in the scratch directory. The descriptors are kept until
+the VM is gone: a saved guest goes on with the very files that it had, on which its locks stay.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp.domain.devices import add_chain
+from vmgahp.drivers.libvirt import names
+from vmgahp.errors import INVALID_DISK_PARAM, JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.job.disks import DISK
+from vmgahp.job.spec import JobSpec
+
+_UNLOCK = struct.pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0)
+"""All of a file (``struct flock`` in fcntl(2))."""
+
+MOST_FILES = 256
+"""Of one VM, with all backing files: a process has a limit of open files, this one and libvirtd."""
+
+
+class DiskFiles:
+    """The open files of one VM's disks, by libvirt's groups; to be closed when the VM is gone."""
+
+    def __init__(self, spec: JobSpec, identity: Identity) -> None:
+        self._directory = spec.working_dir
+        self._identity = identity
+        self._known = {disk.path: disk for disk in spec.disks}
+        self._paths = {*self._known, *(layer.path for disk in spec.disks for layer in disk.backing)}
+        self._descriptors: dict[str, int] = {}
+
+    def open(self, xml: str) -> str:
+        """Open all files of the job's that a domain names as disks; the domain that takes them from here.
+
+        What else it names is its author's, who is the administrator, and stays as it is. Raises `errors.Fault`.
+        """
+        domain = etree.fromstring(xml)
+        names.mark(domain)
+        for disk in domain.iterfind("devices/disk"):
+            source = disk.find("source")
+            if source is None or not self._is_jobs(source.get("file", "")):
+                continue
+            if disk.find("backingStore") is None:
+                self._say_chain(disk, source.get("file", ""))
+            writable = disk.find("readonly") is None and disk.get("device") != "cdrom"
+            for layer in _sources(disk):
+                if self._is_jobs(layer.get("file", "")):
+                    self._hand_over(layer, os.O_RDWR if writable and layer is source else os.O_RDONLY)
+        return etree.tostring(domain, encoding="unicode")
+
+    def associate(self, domain: libvirt.virDomain) -> None:
+        """Have libvirt take them for a domain that is about to be made. Raises `libvirt.libvirtError`."""
+        for group, descriptor in self._descriptors.items():
+            domain.FDAssociate(group, [descriptor], 0)
+
+    def close(self) -> None:
+        """Let go of them all; may be called again."""
+        descriptors, self._descriptors = self._descriptors, {}
+        for descriptor in descriptors.values():
+            with suppress(OSError):  # a file system without locks
+                fcntl(descriptor, F_OFD_SETLK, _UNLOCK)  # libvirtd lets go of its copy a little later
+            os.close(descriptor)
+
+    def _is_jobs(self, path: str) -> bool:
+        return path in self._paths or self._below(path) != ""
+
+    def _below(self, path: str) -> str:
+        """The name of a file below the scratch directory; empty for any other."""
+        inside = os.path.normpath(path).removeprefix(os.path.normpath(self._directory) + "/")
+        return "" if inside.startswith("/") or not path.startswith("/") else inside
+
+    def _say_chain(self, disk: etree.Element, path: str) -> None:
+        """Name the backing files where the author of the domain has left it to libvirt to find them, as root."""
+        driver, known = disk.find("driver"), self._known.get(path)
+        image_format = "raw" if driver is None else driver.get("type", "raw")
+        chain: tuple[BackingFile, ...]
+        if known is not None and known.format == image_format:
+            chain = known.backing
+        else:
+            chain = backing_chain(path, image_format, self._identity)
+        self._paths |= {layer.path for layer in chain}
+        add_chain(disk, chain)
+
+    def _hand_over(self, source: etree.Element, flags: int) -> None:
+        path, group = source.get("file", ""), f"disk{len(self._descriptors)}"
+        if len(self._descriptors) == MOST_FILES:
+            raise _refused(f"the disks are more than {MOST_FILES} files, with all backing files", "use fewer.")
+        self._descriptors[group] = self._open(path, flags)
+        source.set("fdgroup", group)
+        # Once libvirtd was restarted it knows no longer whom the file belonged to.
+        for old in source.findall("seclabel[@model='dac']"):
+            source.remove(old)
+        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+
+    def _open(self, path: str, flags: int) -> int:
+        try:
+            if name := self._below(path):
+                return self._identity.open_scratch(self._directory, name, flags)
+            return self._identity.open_named(path, flags)
+        except OSError as error:
+            problem = f"{path} cannot be opened any more ({error.strerror})"
+            raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
+
+
+def _sources(disk: etree.Element) -> Iterator[etree.Element]:
+    """The file of a disk and those of its backing files."""
+    store: etree.Element | None = disk
+    while store is not None:
+        source = store.find("source")
+        if source is not None:
+            yield source
+        store = store.find("backingStore")
+
+
+def _refused(problem: str, hint: str) -> JobFault:
+    return JobFault(INVALID_DISK_PARAM, f"{DISK}: {problem}.", hint)
