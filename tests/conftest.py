@@ -13,8 +13,11 @@ import pytest
 from tests import jobs
 from tests.peer import Peer, environment
 from vmgahp.host.job_user import Identity
+from vmgahp.vm_types import SIMULATED_SWITCH
 
 JOB_UID = 54321
+
+os.environ[SIMULATED_SWITCH] = "1"  # for every daemon that a test starts
 
 # How long an example takes says more about the machine than about the code. `quick` is for every day, `full` for CI;
 # `HYPOTHESIS_PROFILE=full` or `--hypothesis-profile=full` asks for it by hand.

@@ -108,7 +108,7 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
 
 def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     for name in ("VMGAHP_VMTYPE", "VMGAHP_WORKING_DIR"):
-        if not environ.get(name):
+        if name not in environ:
             _say(f"condor_vm-gahp: {name} is not set in the environment: condor_starter sets it\n")
             return 1
     if os.getuid() == 0 and not environ.get("VMGAHP_USER_UID"):
@@ -172,6 +172,7 @@ COMMANDS = (
 def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
     _keep_absolute_places()
+    os.environ.setdefault("VMGAHP_SIMULATED", "1")  # no HTCondor calls this one
     options = main_parser(argv[1] if len(argv) > 1 else "-").parse_args(argv[1:])
     try:
         status: int = options.run(options)
@@ -244,7 +245,7 @@ def _add_type(command: "argparse.ArgumentParser") -> None:
 
 def _serve_by_hand(options: "argparse.Namespace") -> int:
     environ = dict(os.environ)
-    environ["VMGAHP_VMTYPE"] = options.type
+    environ["VMGAHP_VMTYPE"] = environ["_CONDOR_VM_TYPE"] = options.type
     environ["VMGAHP_WORKING_DIR"] = os.path.abspath(options.dir)
     return _serve(environ, to_stderr=True)
 

@@ -37,7 +37,6 @@ ROWS = (
     VmType("vmrun", "vmrun", "vmrun:VmrunDriver"),
     VmType("vsphere", "vsphere", "vsphere:VsphereDriver"),
     VmType("script", "script", "script:ScriptDriver"),
-    VmType("simulated", "simulated", "simulated:SimulatedDriver"),
 )
 """Every type with a driver of this package; a driver of another package brings the type that its name is."""
 
@@ -46,6 +45,11 @@ def of(*families: str) -> "tuple[str, ...]":
     """The types of some families, in the order of the table."""
     return tuple(row.name for row in ROWS if row.family in families)
 
+
+SIMULATED = "simulated"
+"""A hypervisor in memory, for tests: no machine has it but where `SIMULATED_SWITCH`, which HTCondor never sets, is in
+the daemon's environment."""
+SIMULATED_SWITCH = "VMGAHP_SIMULATED"
 
 DRIVERS = {row.name: row.driver for row in ROWS}
 HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)

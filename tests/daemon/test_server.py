@@ -336,6 +336,50 @@ def test_quit_does_not_wait_for_the_settings(scratch: Path) -> None:
         assert peer.process.returncode == 0
 
 
+@pytest.mark.parametrize("machine", ["kvm", "any", "vmrun"])
+@pytest.mark.parametrize(
+    "vm_type",
+    ["simulated", "any", "libvirt", "qemu", "script", "test", "nonsense", "lxc", " lxc", "vsphere,script", ""],
+)
+def test_a_job_is_run_by_the_driver_of_the_machines_type_or_held(scratch: Path, machine: str, vm_type: str) -> None:
+    """The starter gives a server the type that the job has, and asks for a VM of that type."""
+    if (machine, vm_type) == ("any", "any"):
+        return
+    with Peer(environment(vm_type, scratch, VM_TYPE=machine, VM_ANY_TYPES="kvm, xen")) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch, f'JobVMType = "{vm_type}"'))
+        answer = peer.run("START", vm_type.replace(" ", "\\ "))
+        assert answer == ["1", errors.MISMATCHED], (scratch / "vm_error.txt").read_text()
+        assert "VMType" in (scratch / "vm_error.txt").read_text() or "VM type" in (scratch / "vm_error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *('"xen"', "undefined", "error", "7", "true", '{"kvm"}', '[a = "kvm"]', "Nothing", '"kvm', "ClaimId"),
+        'ifThenElse(random() < 2, "xen", "kvm")',
+        'ifThenElse(isUndefined(ClaimId), "any", "kvm")',
+        "1" + "+1" * 300_000,
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_job_whose_type_is_not_what_the_starter_made_of_it_is_held(scratch: Path, value: str) -> None:
+    with Peer(environment("kvm", scratch, VM_TYPE="kvm")) as peer:
+        peer.line()
+        peer.send_ad('ClaimId = "secret-71"', *simulated_ad(scratch, f"JobVMType = {value}"))
+        assert peer.run("START", "kvm") == ["1", errors.MISMATCHED]
+        assert "secret" not in (scratch / "vm_error.txt").read_text() + peer.errors()
+
+
+def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:
+    environ = environment("simulated", scratch, VM_TYPE="simulated")
+    del environ["VMGAHP_SIMULATED"]
+    with Peer(environ) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["1", errors.NO_SUPPORTED_VM_TYPE]
+
+
 def test_the_server_looks_at_its_deadlines_when_the_settings_are_read(scratch: Path) -> None:
     """Of a request that came before, the deadline is that of VM_GAHP_REQ_TIMEOUT too."""
     made = server.Server("simulated", str(scratch), environment("simulated", scratch), to_stderr=True)

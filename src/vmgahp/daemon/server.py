@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from vmgahp.daemon.sampler import Sampler
     from vmgahp.drivers.base import Driver, Machine
+    from vmgahp.job.ad import JobAd
     from vmgahp.metrics import Status
 
     Outcome = Status | int | errors.Fault | None
@@ -306,13 +307,13 @@ class Server:
 
     def _start(self, call: Call) -> None:
         assert call.job is not None
+        with self._configuring:  # it is not known before as whom the ad is evaluated
+            pass
+        if self._identity is not None:
+            call.job.evaluate_as(self._identity)
         self._claim_directory(call)
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
-        if call.job.expression("VMPARAM_vm_Types") is not None:
-            from vmgahp.job import accepted_types
-
-            accepted_types.require(call.job)
-        driver = self._get_driver()
+        driver = self._get_driver(call.job)
         assert self._settings is not None
         assert self._identity is not None
         from vmgahp.host import scratch  # before the first reply it would cost too much
@@ -340,22 +341,21 @@ class Server:
                 )
             self._directories[call.vm.id] = directory
 
-    def _get_driver(self) -> "Driver":
-        with self._configuring:
-            pass
+    def _get_driver(self, job: "JobAd") -> "Driver":
+        """The driver of this machine's type, for a job that is of it. Raises `errors.Fault`."""
         if self._configuration_fault is not None:
             raise self._configuration_fault
         if self._ending:
             raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
+        assert self._settings is not None
+        assert self._identity is not None
+        from vmgahp.drivers import base
+        from vmgahp.drivers.machine_types import type_for
+
+        vm_type = type_for(job, self.session.vm_type, self._settings)
         with self._driver_lock:
             if self._driver is None:
-                from vmgahp.drivers import base
-
-                assert self._settings is not None
-                assert self._identity is not None
-                self._driver = base.find(self.session.vm_type)(
-                    self.session.vm_type, self._settings, self._identity, self.log.always
-                )
+                self._driver = base.find(vm_type)(vm_type, self._settings, self._identity, self.log.always)
                 self._sampler = self._make_sampler(self._settings, self._identity)
             return self._driver
 

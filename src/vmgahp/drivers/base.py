@@ -23,7 +23,7 @@ from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
-from vmgahp.vm_types import ANY, DRIVERS
+from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
 
 Logger = Callable[[str], None]
 Value = str | int | float | bool
@@ -230,6 +230,8 @@ def find(vm_type: str) -> type[Driver]:
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
     place = DRIVERS.get(ANY if "," in vm_type else vm_type)
+    if vm_type == SIMULATED and os.environ.get(SIMULATED_SWITCH):
+        place = "vmgahp.drivers.simulated:SimulatedDriver"
     if place is None:
         from importlib.metadata import entry_points
 

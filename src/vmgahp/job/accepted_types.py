@@ -47,6 +47,35 @@ def wanted(ad: JobAd) -> tuple[str, ...]:
     return _words(TYPES, text)
 
 
+def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> str:
+    """The type whose driver runs the job on a machine that offers `machine`. Raises `JobFault` where it does not fit.
+
+    `asked` is the type that the starter made of the ad and has asked for; `types` are those that the machine has behind
+    a type that leaves it open. A job cannot reach another driver than these.
+    """
+    require(ad)
+    vm_type = ad.vm_type()
+    if not vm_type or vm_type != asked.strip().lower():
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(ad.expression('JobVMType'))}, and a VM of the type {shown(asked)} was asked for.",
+            "let vm_type be one plain word.",
+        )
+    if is_choice(machine):
+        fits = is_choice(vm_type) or any(takes((vm_type,), one) for one in types)
+        found = ANY if is_choice(vm_type) else vm_type
+    else:
+        fits = vm_type != ANY and takes(_words("JobVMType", vm_type), machine)
+        found = ANY if is_choice(vm_type) else machine
+    if not fits:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(vm_type)}, and this machine has {', '.join(types)} (VM_TYPE = {machine}).",
+            f"set vm_type = {types[0] if types else machine}, or require a machine whose VM_Type is the job's.",
+        )
+    return found
+
+
 def takes(accepted: Sequence[str], vm_type: str) -> bool:
     """Whether a machine's `vm_type` is one of what `wanted` returns."""
     return not accepted or any(vm_type in STANDS_FOR.get(word, (word,)) for word in accepted)

@@ -1,28 +1,94 @@
-"""The job's ClassAd as the starter sends it, with HTCondor's own rules for looking a value up.
+"""The public part of a job's ClassAd, each attribute with the one value that it has.
 
-Literals, which nearly all attributes are, are read here. For every other expression HTCondor's ClassAd
-engine (``classad2``) is loaded, which takes 20 ms and 14 MiB, and is given the whole ad. Nothing but the
-engine is imported: a block of attributes comes in at the start of every job.
+Secrets are left out before anything else, so nothing that the job writes can spell one out. Literals, which nearly all
+attributes are, are read here; where the value of an expression is asked for, HTCondor's engine (`vmgahp.job.engine`)
+evaluates all that there are, once. From then on an attribute is a value and nothing else, for the administrator's
+policy, for the drivers and in every message.
 """
 
+from _thread import allocate_lock
 from collections.abc import Iterable, Mapping
-from time import thread_time
-from typing import Any
 
 from vmgahp import errors
-from vmgahp.errors import ClientFault, JobFault, MachineFault
+from vmgahp.errors import ClientFault, JobFault
 from vmgahp.text import has_control, is_private, shown
 
-Literal = str | int | float | bool | None
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.host.job_user import Identity
+
+Plain = str | int | float | bool
+"""A value. None stands for undefined."""
 
 LONGEST_NAME = 200
 """Bytes of a VM's name: libvirt makes file names of it."""
 
-EVALUATION_SECONDS = 10.0
-"""CPU time that the expressions of one ad may take together. HTCondor's engine gives up on a single one by itself,
-after a second or so, in which no other thread of this process runs."""
+SCOPES = frozenset(("my", "target", "parent", "self", "toplevel", "root", "other"))
+"""Names that mean an ad, in lower case. An attribute of such a name would stand between an expression and that ad."""
 
 _NOT_LITERAL = object()
+
+
+class Odd(str):
+    """What stands for a value that is no plain one: an error, a list, an ad. It is not a string of the job's."""
+
+    __slots__ = ()
+
+
+class _Said:
+    """What the starter has sent, and what each expression of it has come to."""
+
+    def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
+        self.values: dict[str, tuple[str, Plain | None]] = {}
+        """Name in lower case -> name and value."""
+        self.pending: dict[str, tuple[str, str]] = {}
+        """The same, with an expression that was not evaluated yet."""
+        self.user: Identity | None = None
+        self._lock = allocate_lock()
+        for name, expression in pairs:
+            key = name.lower()
+            if any(is_private(part) or part in SCOPES for part in key.split(".")):
+                continue
+            if key == "vm_working_dir" and (key in self.values or key in self.pending):
+                continue
+            self.values.pop(key, None)
+            self.pending.pop(key, None)
+            value = literal(expression)
+            if value is _NOT_LITERAL:
+                self.pending[key] = name, expression
+            else:
+                self.values[key] = name, value  # type: ignore[assignment]
+
+    def value(self, key: str) -> "Plain | None":
+        # RequestMemory = MY.JobVMMemory and its like need no engine.
+        for _ in range(10):
+            if key not in self.pending:
+                break
+            expression = self.pending[key][1].lower()
+            reference = expression[3:] if expression[:3] == "my." else expression
+            if not _is_name(reference) or "." in reference:
+                self.settle()
+                break
+            key = reference
+        else:
+            self.settle()
+        return self.values[key][1] if key in self.values else None
+
+    def settle(self) -> None:
+        """Evaluate what is left. Raises `JobFault`."""
+        with self._lock:
+            if not self.pending:
+                return
+            from vmgahp.job import engine
+
+            pairs = [(name, as_expression(value)) for name, value in self.values.values()]
+            pairs += self.pending.values()
+            found = engine.evaluate(pairs, [name for name, _ in self.pending.values()], self.user)
+            values = dict(self.values)
+            for key, (name, _) in self.pending.items():
+                value = found.get(name)
+                values[key] = name, Odd(value[0]) if isinstance(value, list) else value  # type: ignore[assignment]
+            self.values, self.pending = values, {}
 
 
 class JobAd:
@@ -30,16 +96,17 @@ class JobAd:
 
     ``VM_WORKING_DIR`` is the exception: condor_starter sends it first of all (``publishVMClassAd`` in
     HTCondor's ``src/condor_starter.V6.1/vm_gahp_server.cpp``), and a later one is the job's own invention.
+
+    Whatever asks for a value raises `JobFault` where the ad's expressions cannot be evaluated.
     """
 
-    def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
-        self._attributes: dict[str, tuple[str, str]] = {}
-        for name, expression in pairs:
-            key = name.lower()
-            if key != "vm_working_dir" or key not in self._attributes:
-                self._attributes[key] = (name, expression)
-        self._evaluator: Any = None
-        self._evaluation_seconds = 0.0
+    __slots__ = ("_changes", "_said", "complete")
+
+    def __init__(self, pairs: "Iterable[tuple[str, str]]", *, complete: bool = True) -> None:
+        """Not `complete` is an ad of which a part was skipped, for it was too long."""
+        self._said = _Said(pairs)
+        self._changes: dict[str, tuple[str, Plain | None]] = {}
+        self.complete = complete
 
     @staticmethod
     def parse_line(line: str) -> tuple[str, str] | None:
@@ -52,23 +119,45 @@ class JobAd:
             return None
         return name, expression
 
-    def expression(self, name: str) -> str | None:
-        """The attribute as it was sent, or None."""
-        found = self._attributes.get(name.lower())
-        return found[1] if found else None
+    def evaluate_as(self, user: "Identity") -> None:
+        """Whose rights the engine gets that evaluates the ad's expressions; without this they are nobody's."""
+        self._said.user = user
 
-    def names(self, prefix: str) -> list[str]:
+    def changed(self, changes: "Mapping[str, Plain | None]") -> "JobAd":
+        """The same with other values for some attributes."""
+        made = JobAd((), complete=self.complete)
+        made._said = self._said
+        made._changes = self._changes | {name.lower(): (name, value) for name, value in changes.items()}
+        return made
+
+    def value(self, name: str) -> "Plain | None":
+        """An attribute's value: `Odd` for an error, a list or an ad, None for undefined."""
+        key = name.lower()
+        return self._changes[key][1] if key in self._changes else self._said.value(key)
+
+    def expression(self, name: str) -> str | None:
+        """The value as it would be written into an ad; None where the ad has no such attribute."""
+        return as_expression(self.value(name)) if self.has(name) else None
+
+    def has(self, name: str) -> bool:
+        """Whether the ad has such an attribute, whatever its value."""
+        key = name.lower()
+        return key in self._changes or key in self._said.values or key in self._said.pending
+
+    def names(self, prefix: str = "") -> list[str]:
         """The attributes whose name begins with `prefix`, in any case, as they are written."""
-        return [name for key, (name, _) in self._attributes.items() if key.startswith(prefix.lower())]
+        found = {key: name for kept in (self._said.values, self._said.pending) for key, (name, _) in kept.items()}
+        found |= {key: name for key, (name, _) in self._changes.items()}
+        return [name for key, name in found.items() if key.startswith(prefix.lower())]
 
     def string(self, name: str) -> str | None:
         """A string; None when absent, undefined or something else (``LookupString``)."""
-        value = self._value(name)
-        return value if isinstance(value, str) else None
+        value = self.value(name)
+        return value if type(value) is str else None
 
     def integer(self, name: str) -> int | None:
         """A number without its fraction; true is 1 and false 0 (``LookupInteger``)."""
-        value = self._value(name)
+        value = self.value(name)
         if isinstance(value, int):
             return int(value)
         if isinstance(value, float) and abs(value) < 2.0**63:
@@ -77,66 +166,42 @@ class JobAd:
 
     def real(self, name: str) -> float | None:
         """A number; true is 1.0 and false 0.0 (``LookupFloat``)."""
-        value = self._value(name)
+        value = self.value(name)
         return float(value) if isinstance(value, int | float) else None
 
     def boolean(self, name: str) -> bool | None:
         """True or false; a number is true unless it is 0 (``LookupBool``)."""
-        value = self._value(name)
+        value = self.value(name)
         return bool(value) if isinstance(value, int | float) else None
 
     def lines(self, extra: Mapping[str, str] | None = None) -> list[str]:
-        """The ad as ``Name = expression`` lines, in the order of the names, without the secret attributes.
+        """The ad as lines ``Name = value``, in the order of the names.
 
         This is what LIBVIRT_XML_SCRIPT reads. The strings of `extra` are added, and replace what the job's
         ad has under these names.
         """
-        attributes = dict(self._attributes)
-        for name, value in (extra or {}).items():
-            attributes[name.lower()] = (name, quote(value))
-        return [
-            f"{name} = {expression}" for _, (name, expression) in sorted(attributes.items()) if not is_private(name)
-        ]
+        ad = self.changed(extra) if extra else self
+        return [f"{name} = {as_expression(value)}" for name, value in ad._all()]
 
-    def pairs(self) -> "list[tuple[str, str]]":
-        """Name and expression of every attribute, of secret ones too: what another ad can be made of."""
-        return list(self._attributes.values())
-
-    def public(self) -> "JobAd":
-        """The ad without its secret attributes, so that no expression of the job can spell one out."""
-        return JobAd(pair for pair in self._attributes.values() if not is_private(pair[0]))
-
-    def values(self) -> "dict[str, Literal]":
-        """What every attribute that is not secret comes to, in the order of the names.
+    def values(self) -> "dict[str, Plain | None]":
+        """What every attribute comes to, in the order of the names.
 
         None stands for undefined, error, lists, ads, and for numbers such as NaN: all of it can be JSON.
         """
-        ad = self.public()
-        found = {name: ad._value(name) for _, (name, _) in sorted(ad._attributes.items())}
         return {
-            name: None if isinstance(value, float) and value - value != 0 else value for name, value in found.items()
+            name: None if isinstance(value, Odd) or (isinstance(value, float) and value - value != 0) else value
+            for name, value in self._all()
         }
 
-    def judge(self, expression: str) -> Literal:
-        """The value of somebody else's expression over this ad without its secrets, None for undefined and error.
+    def judge(self, expression: str) -> "Plain | None":
+        """The value of somebody else's expression over the ad, None for undefined and error.
 
-        The ad is MY and TARGET alike. Raises ValueError where it is not an expression.
+        The ad is MY and TARGET alike. Raises ValueError where it is not an expression, `MachineFault` where nothing
+        here can evaluate one.
         """
-        ad = self.public()
-        mine, target = ad._load(), ad._load()
-        import classad2
+        from vmgahp.job import engine
 
-        try:
-            tree = classad2.ExprTree(expression)
-        except Exception as error:
-            raise ValueError(expression) from error
-        try:
-            value = tree.eval(mine, target)
-        except Exception:  # noqa: BLE001 - as in _evaluate
-            return None
-        if isinstance(value, classad2.Value) or not isinstance(value, str | int | float):
-            return None
-        return value
+        return engine.judge(expression, self.values(), self._said.user)
 
     def vm_type(self) -> str:
         """JobVMType in lower case; empty where it is missing."""
@@ -146,9 +211,7 @@ class JobAd:
         """The job's scratch directory. Raises `ClientFault` where the starter did not send a full path."""
         path = self.string("VM_WORKING_DIR") or ""
         if not path.startswith("/") or has_control(path):
-            raise ClientFault(
-                errors.NO_JOBCLASSAD_INFO, f"VM_WORKING_DIR = {shown(path)} is not the full path of a directory."
-            )
+            raise self.lacks(f"VM_WORKING_DIR = {shown(path)} is not the full path of a directory.")
         return path
 
     def vm_name(self) -> str:
@@ -159,8 +222,11 @@ class JobAd:
         """
         user, cluster, proc = self.string("User"), self.integer("ClusterId"), self.integer("ProcId")
         if user is None or cluster is None or proc is None:
-            raise ClientFault(
-                errors.NO_JOBCLASSAD_INFO, "The job ad has no name for the VM: User, ClusterId or ProcId is missing."
+            raise self.lacks(
+                "The job ad has no name for the VM: User, ClusterId or ProcId is missing.",
+                "User",
+                "ClusterId",
+                "ProcId",
             )
         name = f"{user.replace('@', '_')}_{cluster}.{proc}"
         if "/" in name or has_control(name) or len(name.encode()) > LONGEST_NAME:
@@ -171,70 +237,15 @@ class JobAd:
             )
         return name
 
-    def _value(self, name: str) -> Literal:
-        """An attribute's value, None for undefined, error, lists and ads."""
-        for _ in range(10):  # RequestMemory = MY.JobVMMemory and its like need no evaluator
-            expression = self.expression(name)
-            if expression is None:
-                return None
-            value = literal(expression)
-            if value is not _NOT_LITERAL:
-                return value  # type: ignore[return-value]
-            reference = expression[3:] if expression[:3].lower() == "my." else expression
-            if not _is_name(reference) or "." in reference:
-                break
-            name = reference
-        return self._evaluate(name)
+    def lacks(self, problem: str, *names: str) -> errors.Fault:
+        """The fault for what a starter always sends: the job's, where it has filled the ad or sent another value."""
+        if self.complete and not (names and all(map(self.has, names))):
+            return ClientFault(errors.NO_JOBCLASSAD_INFO, problem)
+        return JobFault(errors.MISMATCHED, problem, "submit the job with fewer and plainer attributes of its own.")
 
-    def _evaluate(self, name: str) -> Literal:
-        if self._evaluation_seconds > EVALUATION_SECONDS:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"The expressions of the job ad have taken more than {EVALUATION_SECONDS:g} s to evaluate.",
-                "write attributes that do not refer to each other again and again.",
-            )
-        began = thread_time()
-        if self._evaluator is None:
-            self._evaluator = self._load()
-        import classad2
-
-        try:
-            value = self._evaluator.eval(name)
-        except Exception:  # noqa: BLE001 - classad2 raises several kinds for an attribute that is no good
-            return None
-        finally:
-            self._evaluation_seconds += thread_time() - began
-        # Undefined and error are members of an IntEnum: 2 and 1, if one does not look.
-        if isinstance(value, classad2.Value) or not isinstance(value, str | int | float):
-            return None
-        return value
-
-    def _load(self) -> Any:
-        """The whole ad in HTCondor's engine; attributes that it cannot parse are left out."""
-        try:
-            import classad2
-        except ImportError as error:
-            raise MachineFault(
-                "The job ad has expressions, and HTCondor's ClassAd module, which evaluates them, is missing.",
-                "install the Python package htcondor for the Python that runs this daemon.",
-            ) from error
-        attributes = [(name, text) for name, text in self._attributes.values()]
-        try:
-            whole = classad2.parseOne("\n".join(f"{name} = {text}" for name, text in attributes))
-            if len(whole) == len(attributes):
-                return whole
-        except Exception:  # noqa: BLE001, S110 - the next paragraph finds out which attribute it was
-            pass
-        # parseOne drops what follows a bad line without a word; so one by one.
-        whole = classad2.ClassAd()
-        for name, text in attributes:
-            try:
-                one = classad2.parseOne(f"{name} = {text}")
-                for key in one:
-                    whole[key] = one.lookup(key)
-            except Exception:  # noqa: BLE001, S112 - as the C++ daemon skips an attribute that it cannot insert
-                continue
-        return whole
+    def _all(self) -> "list[tuple[str, Plain | None]]":
+        self._said.settle()
+        return [pair for _, pair in sorted((self._said.values | self._changes).items())]
 
 
 def literal(expression: str) -> object:
@@ -267,6 +278,19 @@ def literal(expression: str) -> object:
     if word in ("undefined", "error"):
         return None
     return _NOT_LITERAL
+
+
+def as_expression(value: "Plain | None") -> str:
+    """A value as it is written into an ad; what is no plain value becomes a word that says what it is."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not isinstance(value, Odd):
+        return quote(value)
+    if isinstance(value, float) and value - value != 0:
+        return f'real("{value}")'
+    return str(value)
 
 
 def quote(text: str) -> str:

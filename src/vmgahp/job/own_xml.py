@@ -5,7 +5,7 @@
 
 from typing import NamedTuple
 
-from vmgahp.job.ad import quote
+from vmgahp.job.ad import Plain
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, DiskEntry
 from vmgahp.job.nics import Nic
@@ -24,8 +24,8 @@ class OwnXml(NamedTuple):
     firmware: str = ""
     arch: str = ""
 
-    def in_words(self) -> dict[str, str]:
-        """Attribute -> expression. It is for the administrator's policy alone, which knows jobs by their ads."""
+    def in_words(self) -> dict[str, Plain]:
+        """Attribute -> value. It is for the administrator's policy alone, which knows jobs by their ads."""
         texts = {
             DISK: ",".join(entry.text for entry in self.disks),
             PREFIX + NICS: ", ".join(map(str, self.nics)),
@@ -34,9 +34,8 @@ class OwnXml(NamedTuple):
         }
         truths = {"JobVMNetworking": bool(self.nics), "JobVMVNCConsole": self.vnc, PREFIX + TPM: self.tpm}
         numbers = {"JobVMMemory": self.memory_mib, "JobVM_VCPUS": self.vcpus}
-        words = {name: quote(text) for name, text in texts.items() if text}
-        words |= {name: "true" for name, truth in truths.items() if truth}
-        return words | {name: str(number) for name, number in numbers.items() if number is not None}
+        words: dict[str, Plain] = {name: said for name, said in (texts | truths).items() if said}
+        return words | {name: number for name, number in numbers.items() if number is not None}
 
 
 NOTHING = OwnXml()

@@ -27,8 +27,7 @@ WORDS: dict[str, str] = {
     "BAD_IMAGE": "A disk image is damaged, or of another format than was said.",
     "NO_JOBCLASSAD_INFO": "No job ad was sent before the START, or one without VM_WORKING_DIR, JobVMType or the "
     "attributes that name the VM.",
-    "NO_SUPPORTED_VM_TYPE": "The type asked for, the job's JobVMType and the type that this server serves are not the "
-    "same.",
+    "NO_SUPPORTED_VM_TYPE": "The type asked for is not the one that this server serves.",
     "VM_NOT_FOUND": "There is no VM with this id: it was never started, or it was stopped, or its guest is gone.",
     "VM_INVALID_OPERATION": "This is not possible in the state that the VM is in.",
     "VM_NO_SUPPORT_SUSPEND": "VMs of this kind cannot be suspended.",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
 from vmgahp.protocol.calls import Call, Vm
+from vmgahp.text import escape, is_private
 from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
@@ -71,7 +72,7 @@ class Session:
         self._ad_size = 0
         self._bad_lines = self._lines_beyond = 0
         """Of the ad that comes in: how many are skipped as malformed, and for want of room."""
-        self._in_ad = False
+        self._in_ad, self._complete = False, True  # complete is an ad of which nothing was too long
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
 
@@ -208,7 +209,7 @@ class Session:
         self._signalled = False
 
     def _do_classad(self) -> None:
-        self._in_ad = True
+        self._in_ad = self._complete = True
         self._ad = []
         self._ad_size = self._bad_lines = self._lines_beyond = 0
         self._accept()
@@ -228,9 +229,11 @@ class Session:
         name, equals, _ = line.partition(b"=")
         if line is wire.TOO_LONG or b"\0" in line or not equals or not name.strip():
             self._bad_lines += 1
+            self._complete &= line is not wire.TOO_LONG
         elif self._ad_size > MAX_AD or len(self._ad) >= MAX_AD_LINES:
             self._lines_beyond += 1
-        else:
+            self._complete = False
+        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
             self._ad.append(line.decode("utf-8", "surrogateescape"))
 
     def _tell_skipped(self) -> None:
@@ -243,6 +246,8 @@ class Session:
         self._bad_lines = self._lines_beyond = 0
 
     def _vm_request(self, operation: str, words: list[bytes], now: float) -> None:
+        if operation == lifecycle.START and len(words) > 3:
+            words = [*words[:2], b" ".join(words[2:])]  # the client does not escape a blank in the job's type
         request_id = _number(words[1]) if len(words) == 3 else None
         if request_id is None or not 0 < request_id <= _INT_MAX or request_id in self._pending:
             self._log(f"refused {operation}: it takes a fresh request id and one argument")
@@ -285,19 +290,14 @@ class Session:
         pairs = [pair for line in self._ad if (pair := JobAd.parse_line(line)) is not None]
         self._bad_lines = len(self._ad) - len(pairs)
         self._tell_skipped()
-        job = JobAd(pairs)
-        try:
-            job_type, directory = job.string("JobVMType"), job.string("VM_WORKING_DIR")
-        except errors.Fault as fault:
+        job = JobAd(pairs, complete=self._complete)
+        if not (job.has("VM_WORKING_DIR") and job.has("JobVMType")):
+            fault = job.lacks("VM_WORKING_DIR or JobVMType is not in the job ad.")
             self._log(f"START failed: {fault.render()}")
             self._answer(request_id, False, fault.code)
             return
-        if directory is None or job_type is None:
-            self._log("START failed: VM_WORKING_DIR or JobVMType is not in the job ad")
-            self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
-            return
-        if not wanted == job_type.lower() == self.vm_type:
-            self._log(f"START failed: asked for {wanted}, the job is {job_type}, this server is {self.vm_type}")
+        if wanted != self.vm_type:
+            self._log(f"START failed: asked for {escape(wanted)}, this server is of type {escape(self.vm_type)}")
             self._answer(request_id, False, errors.NO_SUPPORTED_VM_TYPE)
             return
         self._last_vm_id += 1

@@ -135,9 +135,10 @@ def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, user: str
         notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
     replaced = {name.lower() for name in ours}
     kept = [(name, text) for name, text in pairs if name.lower() not in replaced and not is_private(name)]
-    made = JobAd([*ours.items(), *kept])
+    sent = [*ours.items(), *kept]
+    made = JobAd(sent)
     notes += _missing_files(made, found, working_dir)
-    lines = tuple(f"{name} = {expression}" for name, expression in made.pairs())
+    lines = tuple(f"{name} = {expression}" for name, expression in sent)
     owner = (made.string("User") or "").replace("@", "_")
     return Ad(lines, wanted, tuple(notes), f"{owner}_{cluster}.{proc}")
 

@@ -70,7 +70,7 @@ class Place:
     def environment(self, environ: Mapping[str, str], settings: Sequence[str]) -> dict[str, str]:
         """What a starter would put into the server's environment, and settings of the form NAME=VALUE."""
         found = {name: value for name, value in environ.items() if not name.startswith("VMGAHP_USER_")}
-        found |= {"VMGAHP_VMTYPE": self.vm_type, "VMGAHP_WORKING_DIR": self.path}
+        found |= {"VMGAHP_VMTYPE": self.vm_type, "_CONDOR_VM_TYPE": self.vm_type, "VMGAHP_WORKING_DIR": self.path}
         if self.user:
             found |= {"VMGAHP_USER_UID": str(self.user[0]), "VMGAHP_USER_GID": str(self.user[1])}
         for setting in settings:

@@ -72,7 +72,7 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
 
 def ad_for_policy(ad: JobAd, xml: JobXml | None) -> JobAd:
     """The ad as the administrator's programs see it: with what the job's XML asks for, in the words of the ad."""
-    return ad if xml is None else JobAd((*ad.pairs(), *xml.asks.in_words().items()))
+    return ad if xml is None else ad.changed(xml.asks.in_words())
 
 
 __all__ = ["ALLOWED", "ATTRIBUTE", "JobXml", "ad_for_policy", "load"]

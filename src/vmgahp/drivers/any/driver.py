@@ -13,10 +13,11 @@ from vmgahp.drivers.any import choice, compatibility, conversion, disks, surveys
 from vmgahp.drivers.any.compatibility import Compatibility
 from vmgahp.drivers.any.disks import AnyDisk
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
+from vmgahp.drivers.machine_types import SETTING, machine_types
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types
-from vmgahp.job.ad import JobAd, quote
+from vmgahp.job.ad import JobAd, Plain
 from vmgahp.job.disks import DISK
 from vmgahp.job.options import Options
 from vmgahp.job.vmware import VMX_FILE
@@ -73,7 +74,7 @@ class AnyDriver(Driver):
         """Ask every type's driver: the startd does not know which of them the job got."""
         found, trouble = False, None
         counts = self._may_have_it(match)
-        for vm_type in surveys.machine_types(self.settings):
+        for vm_type in machine_types(self.settings):
             if not match.startswith("/") and vm_type not in vm_types.LIBVIRT:
                 continue  # those know VMs by their directories
             try:
@@ -100,9 +101,9 @@ class AnyDriver(Driver):
 
     def survey(self, end: float) -> Survey:
         try:
-            types = surveys.machine_types(self.settings)
+            types = machine_types(self.settings)
         except MachineFault as fault:
-            return Survey([findings.judge("types", surveys.SETTING, fault, "")])
+            return Survey([findings.judge("types", SETTING, fault, "")])
         return surveys.together(vm_types.ANY, surveys.surveys(types, self._driver_for, end))
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class AnyDriver(Driver):
 
     def _look_at(self, job: JobAd) -> _Known:
         """Raises `JobFault` for what no type could make sense of, `MachineFault` for settings."""
-        types = surveys.machine_types(self.settings)
+        types = machine_types(self.settings)
         accepted = accepted_types.wanted(job)
         Options(job, others_know=bool(self.settings.xml_script()))
         for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
@@ -187,7 +188,7 @@ class AnyDriver(Driver):
 
         A machine with one type has nothing to choose: what is wrong with that one, its driver says at the start.
         """
-        if len(surveys.machine_types(self.settings)) == 1:
+        if len(machine_types(self.settings)) == 1:
             return ""
         return surveys.why_not(self._surveys((vm_type,))[vm_type])
 
@@ -208,7 +209,7 @@ class AnyDriver(Driver):
 
     def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
         """Whose fault it is: the machine's only where not one of its types works."""
-        types = surveys.machine_types(self.settings)
+        types = machine_types(self.settings)
         if not refusals and unproved:
             others = self._surveys(tuple(vm_type for vm_type in types if vm_type not in unproved))
             if all(surveys.why_not(survey) for survey in others.values()):
@@ -252,7 +253,7 @@ class AnyDriver(Driver):
     def _clear_leftover(self, known: _Known, vm_type: str) -> None:
         """What an earlier server left behind by another type; of the same one its driver clears it away itself."""
         before = known.earlier.vm_type
-        if before == vm_type or before not in surveys.machine_types(self.settings):
+        if before == vm_type or before not in machine_types(self.settings):
             return
         try:
             if self._driver_for(before).kill(known.directory):
@@ -263,16 +264,14 @@ class AnyDriver(Driver):
 
     def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
         """The job as the type's driver is to see it. Raises `JobFault`."""
-        changes = {"JobVMType": quote(vm_type)}
+        changes: dict[str, Plain | None] = {"JobVMType": vm_type}
         if known.disks:
-            changes[DISK] = quote(compatibility.as_they_would_be(known.disks, made))
+            changes[DISK] = compatibility.as_they_would_be(known.disks, made)
         if vm_type in vm_types.VMWARE and known.job.expression(VMX_FILE) is None:
             now = [made.get(disk.path, disk) for disk in known.disks]
             choice.write(known.directory, vmx_writer.FILE, vmx_writer.describe(now).encode(), self.identity)
             changes |= vmx_writer.attributes(now)
-        lower = {name.lower() for name in changes}
-        kept = [pair for pair in known.job.pairs() if pair[0].lower() not in lower]
-        return JobAd([*kept, *changes.items()])
+        return known.job.changed(changes)
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """A start that failed leaves the scratch directory as it was."""

@@ -1,51 +1,15 @@
 """The VM types of this machine: all surveys, side by side."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
 
-from vmgahp import errors, findings
-from vmgahp.config import Settings
+from vmgahp import findings
 from vmgahp.drivers import base
 from vmgahp.drivers.base import Driver, Survey
+from vmgahp.drivers.machine_types import SETTING
 from vmgahp.findings import BAD, OFF, Finding
-from vmgahp.job.accepted_types import is_choice
-
-SETTING = "VM_ANY_TYPES"
-
-XEN = "/proc/xen/privcmd"
-"""What a machine that runs under Xen has, as dom0."""
 
 RESERVE = 0.2
 """Seconds that the surveys leave for putting together what they found."""
-
-
-def machine_types(settings: Settings) -> tuple[str, ...]:
-    """The VM types of this machine in the administrator's order.
-
-    Those of VM_ANY_TYPES; else the one that the machine offers; else all whose needs are here, so far as the
-    settings and a glance can tell. Raises `MachineFault` for an invalid list.
-    """
-    listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(SETTING)))
-    if listed:
-        for word in listed:
-            if is_choice(word):
-                raise errors.MachineFault(
-                    f"{SETTING} has {word} ({settings.where(SETTING)}), which is not a hypervisor.",
-                    "name VM types such as kvm, xen, vmrun, vsphere, script.",
-                )
-        return listed
-    own = settings.string("VM_TYPE").lower()
-    if own and not is_choice(own):
-        return (own,)
-    needs = {
-        "kvm": True,
-        "xen": os.path.exists(XEN),
-        "vmrun": bool(settings.string("VMWARE_VMRUN") or shutil.which("vmrun")),
-        "vsphere": bool(settings.string("VSPHERE_HOST")),
-        "script": bool(settings.string("VM_SCRIPT")),
-    }
-    return tuple(vm_type for vm_type, here in needs.items() if here)
 
 
 def surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: float) -> dict[str, Survey]:

@@ -7,7 +7,7 @@ network into the working copy, as they do for every job.
 from collections.abc import Sequence
 
 from vmgahp.drivers.any.disks import AnyDisk
-from vmgahp.job.ad import quote
+from vmgahp.job.ad import Plain
 from vmgahp.job.disks import bad_disk
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
@@ -44,11 +44,11 @@ def describe(disks: Sequence[AnyDisk]) -> Vmx:
     return vmx
 
 
-def attributes(disks: Sequence[AnyDisk]) -> dict[str, str]:
-    """What the job's ad says of it, as expressions."""
+def attributes(disks: Sequence[AnyDisk]) -> dict[str, Plain]:
+    """What the job's ad says of it."""
     return {
-        VMX_FILE: quote(FILE),
-        VMDK_FILES: quote(",".join(disk.name for disk in disks if not disk.is_cdrom)),
-        TRANSFER: "true",
-        SNAPSHOT_DISK: "false",
+        VMX_FILE: FILE,
+        VMDK_FILES: ",".join(disk.name for disk in disks if not disk.is_cdrom),
+        TRANSFER: True,
+        SNAPSHOT_DISK: False,
     }

@@ -38,7 +38,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         return ScriptPlan(spec, job, script, self._request(spec, script, restart), restart, checkpoints, unusable)
 
     def show(self, plan: ScriptPlan) -> str:
-        return plan.request._replace(uuid="").document(plan.job.public()).decode()
+        return plan.request._replace(uuid="").document(plan.job).decode()
 
     def clear(self, plan: ScriptPlan) -> None:
         if plan.unusable is not None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 
-from vmgahp.job.ad import JobAd, literal, quote
+from vmgahp.job.ad import JobAd, as_expression, literal
 from vmgahp.text import has_control, is_private
 
 Value = str | int | float | bool
@@ -186,24 +186,18 @@ def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
     for name in attributes:
         if name.lower() in UNCHANGEABLE or is_private(name):
             raise Malformed(f"it changes {name}, which says whose job it is")
-    return JobAd([*ad.pairs(), *((name, _expression(value)) for name, value in attributes.items())])
+    return ad.changed(attributes)
 
 
 def difference(ad: JobAd, attributes: Mapping[str, Value]) -> list[str]:
     """What a script has modified, as lines of a diff."""
     lines = []
     for name, value in sorted(attributes.items()):
-        before, after = ad.expression(name), _expression(value)
+        before, after = ad.expression(name), as_expression(value)
         if before != after:
             lines += [f"- {name} = {before}"] if before is not None else []
             lines.append(f"+ {name} = {after}")
     return lines
-
-
-def _expression(value: Value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return quote(value) if isinstance(value, str) else repr(value)
 
 
 def _json(text: str) -> dict[str, object]:

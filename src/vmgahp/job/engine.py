@@ -1,0 +1,165 @@
+"""HTCondor's ClassAd engine on what a job has written, in a process of its own.
+
+It is run as ``python -I -m vmgahp.job.engine``. A line of 500 KiB overflows the engine's stack, and some regular
+expressions never end. So it has the job user's rights and limits, and nothing but values comes back. It is given no
+attribute that is a secret.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from vmgahp.host.job_user import Identity
+
+Plain = str | int | float | bool
+Found = Plain | None | Sequence[str]
+"""A value; None for undefined, a list with its kind for what is no plain value: an error, a list, an ad."""
+
+SECONDS, CPU_SECONDS = 60.0, 10
+"""For all expressions of an ad together."""
+MOST_MEMORY = 1 << 30
+"""Bytes of address space."""
+LONGEST_RESULT = 64 << 20
+
+NOBODY = 65534
+
+_NO_ENGINE = 3
+"""The exit status where HTCondor's Python package is not there."""
+
+
+class Failed(Exception):
+    """The engine gave no answer; the text says why."""
+
+
+def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "Identity | None") -> "dict[str, Found]":
+    """What the `wanted` attributes of an ad come to. Raises `JobFault`: a job without expressions can run."""
+    try:
+        found: dict[str, Found] = _ask({"ad": list(pairs), "wanted": list(wanted)}, user)
+    except Failed as failed:
+        raise JobFault(
+            MISMATCHED,
+            f"The expressions of the job ad cannot be evaluated: {failed}.",
+            f"write plain values; such expressions are {', '.join(wanted[:3])}.",
+        ) from failed
+    return found
+
+
+def judge(expression: str, values: "Mapping[str, Plain | None]", user: "Identity | None") -> "Plain | None":
+    """The value of somebody else's expression over an ad of plain values, which is MY and TARGET alike.
+
+    None stands for what is neither. Raises ValueError where it is not an expression, `MachineFault` where there is no
+    engine, and `JobFault` where the values bring it down.
+    """
+    try:
+        (found,) = _ask({"judge": expression, "values": dict(values)}, user)
+    except Failed as failed:
+        if failed.__cause__ is not None:
+            raise MachineFault(
+                f"{expression} cannot be evaluated: {failed}.",
+                "install the Python package htcondor for the Python that runs this daemon.",
+            ) from failed
+        raise JobFault(
+            MISMATCHED, f"{expression} cannot be evaluated over the job ad: {failed}.", "write shorter values."
+        ) from failed
+    if found == ["bad"]:
+        raise ValueError(expression)
+    return None if isinstance(found, list) else found
+
+
+def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
+    """Raises `Failed`, with a cause where it is this machine that lacks something."""
+    import json
+
+    from vmgahp.host.job_user import Identity
+    from vmgahp.host.run import run
+
+    if user is None and os.geteuid() == 0:
+        user = Identity(NOBODY, NOBODY)
+    try:
+        done = run(
+            [sys.executable, "-I", "-m", "vmgahp.job.engine"],
+            deadline=SECONDS,
+            stdin=json.dumps(question).encode(),
+            user=user,
+            groups=[],
+            limits=[f"--cpu={CPU_SECONDS}", f"--as={MOST_MEMORY}", "--core=0", "--fsize=0"],
+            longest=LONGEST_RESULT,
+        )
+    except OSError as error:
+        raise Failed(f"a process for it cannot be started ({error})") from error
+    if done.status == _NO_ENGINE:
+        raise Failed("HTCondor's ClassAd module is not on this machine") from ImportError("classad2")
+    if done.status is None:
+        raise Failed(f"that took more than {SECONDS:g} s")
+    if done.status != 0:
+        raise Failed("HTCondor's ClassAd engine needs too much time or memory for them, or fails")
+    return json.loads(done.out)
+
+
+def main() -> int:
+    """Answer the question on standard input."""
+    import json
+
+    try:
+        import classad2
+    except ImportError:
+        return _NO_ENGINE
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever the engine has to say
+    question = json.load(sys.stdin.buffer)
+    if "judge" in question:
+        answer: object = [_judged(classad2, question["judge"], question["values"])]
+    else:
+        ad = _read(classad2, question["ad"])
+        answer = {name: _plain(classad2, lambda name=name: ad.eval(name)) for name in question["wanted"]}
+    with open(answers, "w", encoding="ascii") as output:
+        json.dump(answer, output)
+    return 0
+
+
+def _read(classad2: "Any", pairs: "Sequence[Sequence[str]]") -> "Any":
+    """The ad in the engine; attributes that it cannot parse are left out, as HTCondor's own server does."""
+    whole = classad2.ClassAd()
+    for name, text in pairs:
+        try:  # one by one: of several the engine drops what follows a bad one without a word
+            one = classad2.parseOne(f"{name} = {text}")
+            whole[name] = one.lookup(name)
+        except Exception:  # noqa: BLE001, S112 - it raises several kinds for what is no good
+            continue
+    return whole
+
+
+def _judged(classad2: "Any", expression: str, values: "Mapping[str, Plain | None]") -> "Found":
+    mine, target = classad2.ClassAd(), classad2.ClassAd()
+    for name, value in values.items():
+        clean = value.encode(errors="replace").decode() if isinstance(value, str) else value
+        for ad in (mine, target):
+            ad[name] = classad2.Value.Undefined if clean is None else clean
+    try:
+        tree = classad2.ExprTree(expression)
+    except Exception:  # noqa: BLE001 - as in _read
+        return ["bad"]
+    return _plain(classad2, lambda: tree.eval(mine, target))
+
+
+def _plain(classad2: "Any", look: "Any") -> "Found":
+    try:
+        value = look()
+    except Exception:  # noqa: BLE001 - as in _read
+        return ["error"]
+    # Undefined and error are members of an IntEnum: 2 and 1, if one does not look.
+    if isinstance(value, classad2.Value):
+        return None if value == classad2.Value.Undefined else ["error"]
+    if isinstance(value, str | int | float):
+        return value
+    return ["an ad" if isinstance(value, classad2.ClassAd) else "a list"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
