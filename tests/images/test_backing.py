@@ -149,6 +149,14 @@ def test_a_file_with_a_strange_name_is_a_file(scratch: Path, user: Identity, nam
     require_whole(str(base), "qcow2", user)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\x01b", "a\x7fb", "a\ufffeb", "a\u2028b"])
+def test_a_file_whose_name_libvirt_could_not_be_told_is_refused(scratch: Path, user: Identity, name: str) -> None:
+    top = create(scratch / "top", "-b", str(create(scratch / name)), "-F", "qcow2")
+    fault = refused(top, user)
+    assert fault.code == errors.INVALID_DISK_PARAM
+    assert fault.problem.isprintable()
+
+
 def test_a_circle_and_a_chain_without_end_are_refused(scratch: Path, user: Identity) -> None:
     one = create(scratch / "one", "-u", "-b", str(scratch / "two"), "-F", "qcow2")
     create(scratch / "two", "-u", "-b", str(one), "-F", "qcow2")

@@ -6,6 +6,7 @@ with the rights of the job's user and within limits, and the chain that it finds
 XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
+import re
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import FORMATS, HEADER, names_files
+from vmgahp.text import NO_XML, has_control, shown
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
@@ -65,11 +67,11 @@ def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
         return None
-    if not name.startswith("/"):
+    if not name.startswith("/") or has_control(name) or re.search(NO_XML, name):
         raise _bad(
             errors.INVALID_DISK_PARAM,
-            f"the backing file of {path} is {name[:200]!r}, which is not a file of this machine",
-            "use images whose backing files are plain files.",
+            f"the backing file of {path} is {shown(name)}, which is no file of this machine, or cannot be named",
+            "use images whose backing files are plain files, with names that can be printed.",
         )
     image_format = image.get("backing-filename-format") or ""
     if image_format not in FORMATS.values():

@@ -1,0 +1,240 @@
+"""Images that stand still, with the kernel's own leases and another process that writes to them."""
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vmgahp import errors
+from vmgahp.images import still
+from vmgahp.images.still import OpenImage, file_system, held_still
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root has files that are root's")
+
+QCOW2 = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 1 << 20).ljust(512, b"\0")
+WITH_DATA_FILE = QCOW2[:72] + struct.pack(">Q", 4) + QCOW2[80:]
+VMDK = struct.pack("<4sIIQ", b"KDMV", 1, 3, 2048).ljust(512, b"\0")
+WITH_EXTENTS = b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 1 FLAT "/etc/passwd" 0\n'
+INSIDE = struct.pack("<4sIIQ", b"KDMV", 1, 3, 0).ljust(512, b"\0")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(still, "PATIENCE", 0.3)
+    monkeypatch.setattr(still, "INTERVAL", 0.02)
+
+
+@pytest.fixture
+def image(scratch: Path) -> Path:
+    path = scratch / "disk"
+    path.write_bytes(QCOW2)
+    path.chmod(0o666)
+    return path
+
+
+@pytest.fixture
+def opened(image: Path) -> Iterator[Callable[..., OpenImage]]:
+    descriptors: list[int] = []
+
+    def open_it(flags: int = os.O_RDWR, image_format: str = "qcow2") -> OpenImage:
+        descriptors.append(os.open(image, flags))
+        return OpenImage(str(image), image_format, descriptors[-1])
+
+    yield open_it
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def can_open(path: Path, flags: int = os.O_RDWR) -> bool:
+    """Whether another process can, at once."""
+    code = "import os, sys; os.open(sys.argv[1], int(sys.argv[2]))"
+    words = [sys.executable, "-ISc", code, path, str(flags | os.O_NONBLOCK)]
+    return subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_nobody_else_opens_it_while_it_is_held(image: Path, opened: Callable[..., OpenImage]) -> None:
+    with held_still([opened()], needed=True) as require:
+        require()
+        assert not can_open(image)
+        assert not can_open(image, os.O_RDONLY), "QEMU writes to it: a reader could hold up a later lease"
+        require()  # who tries has to wait, and this process was not ended by the signal that says so
+    assert can_open(image)
+
+
+def test_one_that_is_only_read_is_open_to_readers(image: Path, opened: Callable[..., OpenImage]) -> None:
+    with held_still([opened(os.O_RDONLY), opened(os.O_RDONLY)], needed=True) as require:
+        assert can_open(image, os.O_RDONLY)
+        assert not can_open(image)
+        require()
+    assert can_open(image)
+
+
+def test_truncating_by_name_waits_too(image: Path, opened: Callable[..., OpenImage]) -> None:
+    over = threading.Event()
+
+    def truncate() -> None:
+        os.truncate(image, 0)
+        over.set()
+
+    thread = threading.Thread(target=truncate)
+    with held_still([opened()], needed=True) as require:
+        thread.start()
+        assert not over.wait(0.2)
+        require()
+        assert image.stat().st_size == 512
+    assert over.wait(10)
+    thread.join()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_one_that_a_process_can_write_to_is_refused(
+    image: Path, opened: Callable[..., OpenImage], flags: int, needed: bool
+) -> None:
+    ours = opened(flags)
+    with (
+        image.open("r+b"),
+        pytest.raises(errors.JobFault, match="open in another process") as caught,
+        held_still([ours], needed=needed),
+    ):
+        pytest.fail("it is not still")
+    assert caught.value.code == errors.INVALID_DISK_PARAM
+    with held_still([ours], needed=needed) as require:
+        require()
+
+
+def test_a_process_that_maps_it_counts(image: Path, opened: Callable[..., OpenImage]) -> None:
+    import mmap
+
+    with image.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+    with mapped, pytest.raises(errors.JobFault), held_still([opened()], needed=True):
+        pytest.fail("it is not still")
+
+
+def test_one_that_is_let_go_meanwhile_is_waited_for(
+    image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = image.open("r+b")
+    monkeypatch.setattr(still, "sleep", lambda _: other.close())
+    with held_still([opened()], needed=True) as require:
+        require()
+
+
+def test_who_has_waited_for_too_long_may_have_written(
+    image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_still([opened()], needed=True) as require:
+        assert not can_open(image)
+        monkeypatch.setattr(still, "_break_time", lambda: 1e-9)
+        with pytest.raises(errors.JobFault, match="was opened by another process"):
+            require()
+    assert can_open(image)
+
+
+@pytest.mark.parametrize(
+    ("image_format", "header"),
+    [("qcow2", WITH_DATA_FILE), ("vmdk", WITH_EXTENTS), ("vmdk", INSIDE), ("vmdk", b""), ("vmdk", QCOW2)],
+)
+def test_a_header_that_was_changed_after_the_look_is_refused(
+    image: Path, opened: Callable[..., OpenImage], image_format: str, header: bytes
+) -> None:
+    image.write_bytes(header)
+    with (
+        pytest.raises(errors.JobFault, match="keeps its data in another file"),
+        held_still([opened(image_format=image_format)], needed=True),
+    ):
+        pytest.fail("it names files")
+    assert can_open(image), "nothing is held after a refusal"
+
+
+@pytest.mark.parametrize(("image_format", "header"), [("qcow2", QCOW2), ("vmdk", VMDK), ("vmdk", b"COWD" * 128)])
+def test_a_header_of_one_file_is_held(
+    image: Path, opened: Callable[..., OpenImage], image_format: str, header: bytes
+) -> None:
+    image.write_bytes(header)
+    with held_still([opened(image_format=image_format)], needed=True) as require:
+        require()
+
+
+@pytest.mark.parametrize("image_format", ["raw", "qcow", "qed", "vdi", "vpc"])
+def test_formats_that_name_no_files_may_be_open_elsewhere(
+    image: Path, opened: Callable[..., OpenImage], image_format: str
+) -> None:
+    with image.open("r+b"), held_still([opened(image_format=image_format)], needed=True) as require:
+        require()
+
+
+@pytest.mark.parametrize("kind", ["nfs", "fuse.sshfs", "cifs", "9p", ""])
+def test_on_a_file_system_where_others_write_it_cannot_be_held(
+    image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(still, "file_system", lambda _: kind)
+    with pytest.raises(errors.JobFault, match="file system") as caught, held_still([opened()], needed=True):
+        pytest.fail("it is not still")
+    assert "VM_RUN_AS_JOB_USER" in caught.value.hint
+    with held_still([opened()], needed=False) as require:
+        require()
+        assert can_open(image)
+
+
+def test_the_file_system_is_that_of_the_open_file(image: Path, opened: Callable[..., OpenImage]) -> None:
+    found = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
+    descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+    assert file_system(descriptor) == found.stdout.strip()
+    os.close(descriptor)
+    assert file_system(opened().descriptor) in still.LOCAL
+
+
+@AS_ROOT
+def test_one_that_only_root_can_write_to_needs_no_lease(image: Path, opened: Callable[..., OpenImage]) -> None:
+    image.chmod(0o644)
+    with held_still([opened(os.O_RDONLY)], needed=True) as require:
+        require()
+        assert can_open(image)
+
+
+TRIES = 40
+WRITER = """
+import os, sys
+path, one, other = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
+print(flush=True)
+while True:
+    for header in (one, other):
+        try:
+            opened = os.open(path, os.O_RDWR)
+        except OSError:
+            continue
+        os.pwrite(opened, header, 0)
+        os.close(opened)
+"""
+
+
+def test_a_process_that_rewrites_the_header_all_the_time_never_does_so_meanwhile(
+    image: Path, opened: Callable[..., OpenImage]
+) -> None:
+    words = [sys.executable, "-ISc", WRITER, image, QCOW2.hex(), WITH_DATA_FILE.hex()]
+    held = refused = 0
+    disk = opened()
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        try:
+            for _ in range(TRIES):
+                try:
+                    with held_still([disk], needed=True) as require:
+                        for _ in range(200):
+                            assert os.pread(disk.descriptor, 512, 0) == QCOW2
+                        require()
+                        held += 1
+                except errors.JobFault:
+                    refused += 1
+        finally:
+            writer.kill()
+    assert held + refused == TRIES
+    assert held
