@@ -179,7 +179,7 @@ def test_one_of_several_systems(home, convert, refused):
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="../secret.vmdk"', "not a file in the directory of"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="/etc/hostname"', "not a file in the directory of"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="file:///etc/hostname"', "not a file in the directory of"),
-        ('ovf:href="box-disk001.vmdk"', 'ovf:href="link.vmdk"', "a link"),
+        ('ovf:href="box-disk001.vmdk"', 'ovf:href="link.vmdk"', "and would go with the job"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:compression="gzip"', "compressed"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:chunkSize="1"', "pieces"),
         ("MegaBytes", "byte * 2^99999", "no unit"),

@@ -271,6 +271,67 @@ def test_what_qemu_finds_in_a_descriptor_counts(home, refused):
     assert "a part of it is" in refused("disk", "flat.vmdk", "--memory", "1G", "--convert")
 
 
+# --- images that a stranger's file names
+
+
+XML = "<domain type='kvm'><name>x</name><memory unit='MiB'>64</memory><devices>{}</devices></domain>"
+NAMES = {
+    "libvirt-xml, a disk": XML.format("<disk type='file'><source file='{}'/><target dev='vda' bus='virtio'/></disk>"),
+    "libvirt-xml, a CD-ROM": XML.format("<disk device='cdrom'><source file='{}'/><target dev='sda'/></disk>"),
+    "libvirt-xml, a floppy": XML.format("<disk device='floppy'><source file='{}'/><target dev='fda'/></disk>"),
+    "vmx, a disk": 'memsize = "64"\nsata0:0.present = "TRUE"\nsata0:0.fileName = "{}"\n',
+    "vmx, a CD-ROM": 'memsize = "64"\nsata0:0.present = "TRUE"\nsata0:0.deviceType = "cdrom-image"\n'
+    'sata0:0.fileName = "{}"\n',
+    "vmx, a floppy": 'memsize = "64"\nfloppy0.fileType = "file"\nfloppy0.fileName = "{}"\n',
+}
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "../outside", "there/outside", "link", "aside/../../outside"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_strangers_file_takes_no_file_of_mine_along(home, submit, kind, place):
+    (home.parent / "outside").write_text("mine\n")
+    (home / "link").symlink_to(home.parent / "outside")
+    (home / "there").symlink_to(home.parent)
+    (home / "aside").mkdir(exist_ok=True)
+    word = kind.partition(",")[0]
+    name = f"stranger.{word[-3:]}"
+    (home / name).write_text(NAMES[kind].replace("{}", place))
+    for more in ([], ["--shared"], ["--as-is"], ["--convert"]):
+        read, said = submit(word, name, *more, status=1)
+        assert read is None
+        assert "and would go with the job" in said, said
+    assert not list(home.glob("*.qcow2.new"))
+
+
+@pytest.mark.parametrize("word", ["libvirt-xml", "vmx"])
+def test_a_file_of_ones_own_says_where_its_images_are(home, submit, word):
+    elsewhere = home.parent / f"elsewhere-{word}"
+    elsewhere.mkdir()
+    name = "machine.vmdk" if word == "vmx" else "disk.qcow2"
+    shutil.move(name, elsewhere)
+    source = "machine.vmx" if word == "vmx" else "domain.xml"
+    text = (home / source).read_text().replace(name, f"{elsewhere}/{name}")
+    (home / source).write_text(text)
+    read, _ = submit(word, source, "--own")
+    assert f"{elsewhere}/{name}" in read["transfer_input_files"]
+
+
+def test_an_overlay_of_a_stranger_is_refused(home, submit, refused):
+    """With --convert, its backing file would be in the copy."""
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/hostname", "-F", "raw", "disk.qcow2"]
+    os.unlink("disk.qcow2")
+    subprocess.run(command, check=True)
+    for more in ([], ["--convert"]):
+        assert "it is an overlay of /etc/hostname" in refused("libvirt-xml", "domain.xml", *more)
+    assert "overlay of /etc/hostname" in submit("libvirt-xml", "domain.xml", "--own")[1]
+
+
+def test_an_image_that_is_a_fifo_is_not_waited_for(home, refused):
+    os.unlink("seed.iso")
+    os.mkfifo("seed.iso")
+    assert "cannot be opened" in refused("libvirt-xml", "domain.xml")
+
+
 # --- .vmx
 
 

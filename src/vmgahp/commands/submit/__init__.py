@@ -43,6 +43,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             kind.add_argument("--configuration", default="", metavar="ID", help="which of the configurations on offer")
         else:
             kind.add_argument("--as-is", action="store_true", help="let the file itself go with the job")
+            kind.add_argument(
+                "--own",
+                action="store_true",
+                help="the file is your own: its images may be in other directories than its own, and overlays",
+            )
         kind.set_defaults(run=run, module=module)
 
 

@@ -7,6 +7,7 @@ sent with the job, are files of the person who types the command: such an image 
 import os
 from typing import Any
 
+from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.machine import GuestDisk, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import HEADER, looks_like, names_files
@@ -23,7 +24,7 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
     Raises `SubmitError`.
     """
     try:
-        with open(disk.path, "rb") as file:
+        with open_regular(disk.path) as file:
             header = file.read(HEADER)
     except OSError as error:
         raise SubmitError(
@@ -60,6 +61,20 @@ def check(disk: GuestDisk, summary: Summary, *, converting: bool = False) -> Non
             disk,
             "it is a compressed VMDK (streamOptimized), to which no guest can write",
             "say --convert, which makes a qcow2 of it.",
+        )
+
+
+def require_beside(path: str, place: str, described: str) -> None:
+    """Make sure that an image is in the directory of the stranger's file that names it.
+
+    Elsewhere it may be any file of whoever types the command. Raises `SubmitError`.
+    """
+    directory = os.path.realpath(os.path.dirname(os.path.abspath(described)))
+    if not os.path.realpath(path).startswith(f"{directory.rstrip('/')}/"):
+        raise SubmitError(
+            f"{place}: {path} is not in {directory}, the directory of {os.path.basename(described)}, and "
+            "would go with the job although a stranger may have named it.",
+            "put it there; or say --own, where the file is your own (libvirt-xml and vmx).",
         )
 
 

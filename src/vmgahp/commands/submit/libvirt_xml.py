@@ -8,6 +8,7 @@ import os
 
 from lxml import etree
 
+from vmgahp.commands.submit.images import require_beside
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
@@ -227,7 +228,10 @@ def _disk(
         raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
     if device == "cdrom" and form == "raw":
         form = "iso"
-    disk = GuestDisk(os.path.join(os.path.dirname(os.path.abspath(options.file)), path), form, place=place)
+    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), path)
+    if not options.own:
+        require_beside(full, place, options.file)
+    disk = GuestDisk(full, form, place=place, hostile=not options.own)
     for flag in ("readonly", "shareable"):
         found = child(element, flag)
         if found is not None:

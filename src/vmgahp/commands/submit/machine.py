@@ -32,7 +32,7 @@ class GuestDisk:
     bus: str = ""
     """``virtio``, ``sata``, ``ide``, ``floppy``, or empty: what the device is named for where it has no name."""
     hostile: bool = False
-    """Whether a stranger's file names it: it may then consist of nothing but itself."""
+    """Whether a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
     files: list[str] = field(default_factory=list)
     """Other files that it consists of."""
 

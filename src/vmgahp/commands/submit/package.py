@@ -11,6 +11,7 @@ import re
 import tarfile
 from typing import BinaryIO
 
+from vmgahp.commands.submit.images import free, require_beside
 from vmgahp.commands.submit.machine import simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import LARGEST
@@ -67,19 +68,15 @@ class Package:
             return self._extract(name, directory, force)
         parts = name.split("/")
         path = os.path.join(os.path.dirname(self.path), *parts)
-        root = os.path.realpath(os.path.dirname(self.path))
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
             raise SubmitError(f"{name!a} is not a file in the directory of {self.path}.", "keep the package together.")
-        if not os.path.realpath(path).startswith(root + "/"):
-            raise SubmitError(f"{name!a} is a link to another place.", "put the file itself beside the descriptor.")
+        require_beside(path, self.descriptor_name, self.path)
         if name in self.digests:
             with open(path, "rb") as file:
                 self._compare(name, _digest(file, self.digests[name][0], None))
         return path
 
     def _extract(self, name: str, directory: str, force: bool) -> str:
-        from vmgahp.commands.submit.images import free
-
         if name not in self._members:
             raise SubmitError(f"{name!a} is not in {self.path}.", "see what tar -t shows of it.")
         begin, size = self._members[name]

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 
-from vmgahp.commands.submit.images import check
+from vmgahp.commands.submit.images import check, require_beside
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import BY_ENDING
@@ -62,11 +62,10 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     if vmx.boolean("vtpm.present"):
         made.options["TPM"] = True
         used.add("vtpm.present")
-    directory = os.path.dirname(os.path.abspath(options.file))
     names = sorted({name.lower().partition(".")[0] for name in vmx})
     for name in names:
         if _DRIVE.fullmatch(name):
-            _drive(vmx, name, directory, made, summary)
+            _drive(vmx, name, made, summary, options)
         elif found := _NIC.fullmatch(name):
             _nic(vmx, name, int(found[1]), made, summary)
     if options.as_is:
@@ -104,7 +103,7 @@ def _number(vmx: Vmx, name: str) -> int:
     return int(text or 0)
 
 
-def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -> None:
+def _drive(vmx: Vmx, name: str, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
     kind = name.partition(":")[0].rstrip("0123456789")
     present = vmx.boolean(f"{name}.present", default=kind == "floppy" and f"{name}.fileName" in vmx)
     if not present:
@@ -118,11 +117,13 @@ def _drive(vmx: Vmx, name: str, directory: str, made: Guest, summary: Summary) -
         return
     is_cd = what == "cdrom-image"
     plain = path.replace("\\", "/")
-    full = plain if plain.startswith("/") else os.path.join(directory, plain)
+    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), plain)
+    if not options.own:
+        require_beside(full, place, options.file)
     form = "iso" if is_cd else "raw" if kind == "floppy" else BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
     if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
         summary.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
-    disk = GuestDisk(full, form, place=place)
+    disk = GuestDisk(full, form, place=place, hostile=not options.own)
     disk.bus = {"ide": "ide", "floppy": "floppy"}.get(kind, "sata")
     disk.writable = not is_cd and kind != "floppy"
     if kind in ("scsi", "nvme") and not is_cd:
