@@ -9,8 +9,8 @@ def uid(pid: int) -> int | None:
     Not the owner of /proc/<pid>, which is root for a set-uid program.
     """
     try:
-        with open(f"/proc/{pid}/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
+        with open(f"/proc/{pid}/status", "rb") as file:  # its name is in it, which may be any bytes
+            return next(int(line.split()[1]) for line in file if line.startswith(b"Uid:"))
     except (OSError, ValueError, StopIteration):
         return None
 

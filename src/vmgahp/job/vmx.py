@@ -14,7 +14,10 @@ from collections.abc import Iterator, MutableMapping
 LARGEST = 1 << 20
 """Bytes of a ``.vmx``; one of VMware's has some thousands."""
 
-MOST_LINES = 20_000
+MOST_LINES = 15_000
+"""Of a file that is read."""
+_MOST_WRITTEN = 20_000
+"""There is room for what a working copy has more than what it is made of."""
 
 ENCODING = ".encoding"
 """The name under which a ``.vmx`` says what its bytes mean; mostly its first line."""
@@ -189,8 +192,8 @@ class Vmx(MutableMapping[str, str]):
         if not _NAME.fullmatch(name) or not name.isprintable():
             raise VmxError(f"{name[:80]!a} cannot be a name")
         _check_value(name, value)
-        if len(self._lines) >= MOST_LINES:
-            raise VmxError(f"it has more than {MOST_LINES} lines")
+        if len(self._lines) >= _MOST_WRITTEN:
+            raise VmxError(f"it has more than {_MOST_WRITTEN} lines")
         self._places[name.lower()] = len(self._lines)
         self._lines.append((name, value, comment))
 

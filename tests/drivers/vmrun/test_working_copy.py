@@ -17,7 +17,7 @@ from vmgahp.drivers.vmrun import vmdk, working_copy
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.nics import Nic
 from vmgahp.job.vmware import VmwareSpec
-from vmgahp.job.vmx import Vmx
+from vmgahp.job.vmx import MOST_LINES, Vmx
 
 ATTRIBUTE = "VMPARAM_VMware_VMX_File"
 TEXT_DISK = """# Disk DescriptorFile
@@ -359,3 +359,14 @@ class TestWorkingCopy:
             build(source)
         assert [words for words in (part, f"{ATTRIBUTE} = 'dos.vmx'") if words not in caught.value.problem] == []
         assert caught.value.hint
+
+
+def test_a_vmx_with_as_many_lines_as_are_read_becomes_one(build):
+    many = MOST_LINES - len(BASE)
+    assert build(source={f"config.a{number}": "1" for number in range(many)}).vmx["memsize"] == "512"
+
+
+def test_one_with_thousands_of_ports_holds_the_job(build):
+    with pytest.raises(JobFault, match=r"[0-9]{4} drives and ports") as caught:
+        build(source={f"serial{number}.present": "TRUE" for number in range(1, 5000)} | {"scsi0:0.present": "TRUE"})
+    assert caught.value.code == errors.BAD_IMAGE

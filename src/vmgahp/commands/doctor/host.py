@@ -123,7 +123,7 @@ def _running(context: Context) -> list[str]:
     found = []
     for path in glob(context.path("/proc/[0-9]*/comm")):
         try:
-            with open(path) as file:
+            with open(path, errors="replace") as file:
                 name = file.read().strip()
         except OSError:
             continue

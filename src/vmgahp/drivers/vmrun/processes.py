@@ -16,7 +16,7 @@ from vmgahp.drivers.vmrun import faults, tool
 from vmgahp.drivers.vmrun.tool import Tool, VmrunError
 from vmgahp.host import proc
 
-NAME = "vmware-vmx"
+NAME = b"vmware-vmx"
 """How the processes' names begin; a debugging build is vmware-vmx-debug."""
 
 KILL_WAIT = 10.0
@@ -148,7 +148,7 @@ def _all() -> Iterator[Process]:
 
 def _process(pid: int) -> Process | None:
     try:
-        with open(f"/proc/{pid}/comm") as file:
+        with open(f"/proc/{pid}/comm", "rb") as file:
             if not file.read(64).startswith(NAME):
                 return None
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -36,6 +36,7 @@ _PLAIN = re.compile(
 _DEVICE = re.compile(
     r"((?:scsi|ide|sata|nvme)\d+:\d+|floppy\d+|serial\d+|parallel\d+)\.(present|filename)", re.IGNORECASE
 )
+_MOST_DEVICES = 500
 _IMAGE_KINDS = ("cdrom-image",)
 _DISK_KINDS = ("", "disk", "scsi-harddisk", "ata-harddisk")
 
@@ -85,7 +86,15 @@ def build(
             vmx[name] = value
     disks: dict[str, tuple[VmdkLayer, ...]] = {}
     places = _Places(spec, directory, identity)
-    for device in _devices(source):
+    devices = _devices(source)
+    if len(devices) > _MOST_DEVICES:
+        raise JobFault(
+            errors.BAD_IMAGE,
+            f"{VMX_FILE} = {shown(spec.vmx_file)}: it has {len(devices)} drives and ports, and VMware takes some "
+            f"{_MOST_DEVICES} at most.",
+            "open the virtual machine in VMware, and send the .vmx that it writes.",
+        )
+    for device in devices:
         if device.lower().startswith(("serial", "parallel")):
             _port(source, device, vmx)
         elif device.lower().startswith("floppy"):
