@@ -15,6 +15,7 @@ from vmgahp.commands import files as logs
 from vmgahp.commands.report import html, reader, series
 from vmgahp.config import SETTINGS, Settings, sources
 from vmgahp.domain import restore
+from vmgahp.drivers.libvirt import qemu_log
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, XEN
 from vmgahp.drivers.script import protocol as script_protocol
 from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
@@ -72,6 +73,8 @@ def image_head(data: bytes) -> None:
     """The head of a disk image, VMware's description of one."""
     text = data[:200].decode("utf-8", "replace")
     formats.looks_like(data)
+    for form in formats.FORMATS.values():
+        formats.names_files(form, data[: formats.HEADER])
     with suppress(formats.UnclearFormat):
         assert formats.image_format("disk.img", "", io.BytesIO(data)) == "raw"
     for name, said in (("disk.img", ""), (text, ""), ("disk.qcow2", ""), ("disk.img", text)):
@@ -149,8 +152,9 @@ def script_answer(data: bytes) -> None:
 
 
 @target
-def daemon_log(data: bytes) -> None:
-    """The lines of a daemon's log are printable, and have no secrets."""
+def log_lines(data: bytes) -> None:
+    """The lines of a daemon's log are printable; QEMU's last words are one line of libvirt's log."""
     with _opened(data) as descriptor:
         for line in logs.log_lines(f"/proc/self/fd/{descriptor}", 1 << 20):
             assert line.text.isprintable()
+        assert "\n" not in qemu_log._search(f"/proc/self/fd/{descriptor}", b"5a4d1f5e")

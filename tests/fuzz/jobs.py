@@ -9,6 +9,8 @@ from tests.fuzz.target import target
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import merge, requests, sanitize
+from vmgahp.drivers.vmrun import working_copy
+from vmgahp.drivers.vsphere import hardware
 from vmgahp.job import accepted_types, cloud_init, data_disks, devices, exit_code, look, vmware, vmx, xen
 from vmgahp.job.ad import JobAd
 from vmgahp.job.options import Options
@@ -30,6 +32,12 @@ SETTINGS = Settings(
 
 HELD = (errors.JobFault, errors.ClientFault)
 """What a job may come to."""
+
+VMWARE = VmwareSpec.parse(
+    jobs.ad(JobVMType='"vmware"', JobVMMemory="64", VMPARAM_VMware_VMX_File='"vm.vmx"', VMPARAM_vm_Disk=None), SETTINGS
+)
+DISK = b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 2048 FLAT "disk-flat.vmdk" 0\n'
+"""What VMware says of a disk."""
 
 OURS = "<domain type='kvm'><name>vm</name><memory>65536</memory><os><type>hvm</type></os><devices/></domain>"
 
@@ -139,6 +147,20 @@ def vmx_file(data: bytes) -> None:
         assert again == read
         assert again.encode() == written
         assert dict(read.under("scsi")).keys() <= set(read)
+
+
+@target
+def vmware_machine(data: bytes) -> None:
+    """Of a job's .vmx no more is taken than a job may choose, for VMware and for vSphere."""
+    with suppress(vmx.VmxError, *HELD):
+        read = vmx.Vmx.decode(data)
+        with suppress(*HELD):
+            hardware.read(read, "vm.vmx")
+        copy = working_copy.build(read, VMWARE, "/scratch", "1-2-3", SETTINGS, _Scratch(DISK)).vmx
+        assert copy["memsize"] == "64"
+        for name, value in vmx.Vmx.decode(copy.encode()).items():
+            assert not name.lower().startswith(("pcipassthru", "sharedfolder", "usb", "monitor.", "debug"))
+            assert "/" not in value or name.lower().endswith("filename") or value == read.get(name), name
 
 
 @target

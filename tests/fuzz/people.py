@@ -1,4 +1,4 @@
-"""Targets: files of strangers that people turn into jobs with ``vmgahp submit``, and ads for the console."""
+"""Targets: files of strangers that people turn into jobs with ``vmgahp submit``, ads, URLs of images."""
 
 import argparse
 import io
@@ -13,6 +13,7 @@ from vmgahp.commands.console import job_ad as console_ad
 from vmgahp.commands.submit import _common, libvirt_xml, ovf, submit_file, vmx
 from vmgahp.commands.submit.machine import Guest, name_devices
 from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
 
 _PARSER = argparse.ArgumentParser()
@@ -72,3 +73,18 @@ def console_job_ad(data: bytes) -> None:
         pairs, skipped = console_ad.parse(data.decode("utf-8", "replace"))
         assert skipped >= 0
         assert all("\n" not in text for _, text in pairs)
+
+
+@target
+def transfer_url(data: bytes) -> None:
+    """What a job asks the file transfer plugin for, and what the plugin answers."""
+    text = data.decode("utf-8", "surrogateescape")
+    with suppress(transfer_plugin.TransferError):
+        wanted = transfer_plugin.parse_url(text)
+        assert wanted.base.startswith("/")
+        assert "/" not in wanted.name
+        assert wanted.name not in (".", "..")
+    for said, read in ((transfer_plugin._old, console_ad.JobAd.parse_line), (transfer_plugin._new, None)):
+        line = f"TransferError = {said(text)}"
+        assert "\n" not in line
+        assert read is None or read(line) is not None
