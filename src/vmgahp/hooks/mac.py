@@ -14,6 +14,7 @@ from vmgahp.errors import MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
+from vmgahp.job.folded import folded
 from vmgahp.text import MAC
 
 SETTING = "VM_MAC_HOOK"
@@ -49,7 +50,7 @@ def choose(
     output = call(
         label,
         [hook, str(nic), given or saved],
-        json.dumps(job.values()).encode() + b"\n",
+        json.dumps(folded(job, settings).values()).encode() + b"\n",
         float(settings.timeout(10, "VM_POLICY_TIMEOUT")),
         log,
         {NAME_VARIABLE: name} | standing(dry),

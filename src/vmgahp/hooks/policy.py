@@ -26,6 +26,7 @@ from vmgahp.hooks import mac
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
+from vmgahp.job.folded import folded
 from vmgahp.text import shown
 
 SETTING = "VM_POLICY"
@@ -56,6 +57,7 @@ def require(settings: Settings, job: JobAd) -> None:
     text = settings.string(REQUIREMENTS)
     if not text:
         return
+    job = folded(job, settings)
     try:
         value = job.judge(text)
     except ValueError as error:
@@ -126,7 +128,7 @@ class Policy:
         """`debug` is told of stages that change nothing. Programs are told of a `dry` run, and must keep nothing."""
         self.stages = _stages(settings)
         self._deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
-        self._job = job
+        self._job = folded(job, settings)
         self._log = log
         self._debug = debug
         self._dry = dry

@@ -1,0 +1,97 @@
+"""A job ad in the words of one table: each thing that a job can ask for under every name that it has.
+
+The administrator's policy reads it, so that a condition on one name holds for what the job says by another, and for
+what it does not say and gets all the same. It changes nothing of what the job gets.
+"""
+
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault
+from vmgahp.job import accepted_types
+from vmgahp.job.ad import JobAd, Plain
+from vmgahp.job.attributes import ATTRIBUTES
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.devices import ARCHES
+from vmgahp.job.disks import DISK, entries
+from vmgahp.job.nics import Nic, nics
+from vmgahp.job.options import ARCH, FIRMWARE, GENERAL, NICS, TOPOLOGY, Options
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
+
+_ANY_CASE = {"JobVMNetworkingType", "JobVM_MACADDR", *(PREFIX + option for option in (ARCH, FIRMWARE, NICS, TOPOLOGY))}
+"""Attributes in whose values capitals mean nothing."""
+
+
+def folded(ad: JobAd, settings: Settings) -> JobAd:
+    """The ad with the values that count, each of the kind that the table says, under all names. Raises `JobFault`."""
+    vm_type = ad.vm_type()
+    found: dict[str, Plain | None] = {}
+    for row in ATTRIBUTES:
+        names = [row.name]
+        if row.name.startswith(PREFIX):
+            option = row.name.removeprefix(PREFIX)
+            names += [GENERAL + option, f"VM_{vm_type}_ATTR_{option}"]
+        said = [name for name in names if ad.value(name) is not None]
+        if said:
+            value = _value(ad, said[-1], row.kind)  # the last one counts, as in `options`
+            if isinstance(value, str) and row.name in _ANY_CASE:
+                value = value.lower()
+            found |= dict.fromkeys(names if row.name != DISK else [DISK], value)
+    found |= _numbers(ad) | _words(ad, vm_type)
+    granted = _nics(ad, settings)
+    text = found.get(PREFIX + NICS)
+    if granted or text:
+        found["JobVMNetworking"] = True
+    if granted:
+        found["JobVMNetworkingType"] = granted[0].networking_type
+        found["JobVM_MACADDR"] = granted[0].mac or None
+        names = [PREFIX + NICS, GENERAL + NICS, f"VM_{vm_type}_ATTR_{NICS}"]
+        found |= dict.fromkeys(names, ", ".join(map(str, granted)))
+    return ad.changed(found)
+
+
+def _value(ad: JobAd, name: str, kind: str) -> Plain | None:
+    if kind == "integer":
+        return ad.integer(name)
+    text = ad.string(name)
+    if text is not None and kind != "bool":
+        return text.strip()
+    return ad.boolean(name) if "bool" in kind else None
+
+
+def _numbers(ad: JobAd) -> dict[str, Plain | None]:
+    """Memory and CPUs with what stands in for them. What HTCondor has reserved stays as it is."""
+    memory = ad.integer("RequestMemory") if ad.integer("JobVMMemory") is None else ad.integer("JobVMMemory")
+    cpus = ad.integer("RequestCpus") if ad.integer("JobVM_VCPUS") is None else ad.integer("JobVM_VCPUS")
+    return {
+        "JobVMMemory": memory if memory is None or memory <= 0 else max(memory, LEAST_MEMORY_MIB),
+        "JobVM_VCPUS": max(cpus or 1, 1),
+    }
+
+
+def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
+    """Values that can be written in several ways."""
+    found: dict[str, Plain | None] = {"JobVMType": vm_type} if vm_type else {}
+    if "," in vm_type:
+        found[accepted_types.TYPES] = vm_type
+    if (disks := ad.string(DISK)) is not None:
+        found[DISK] = ",".join(":".join(entry.fields) for entry in entries(disks))
+    for name in (PREFIX + ARCH, GENERAL + ARCH, f"VM_{vm_type}_ATTR_{ARCH}"):
+        if (arch := ad.string(name)) is not None:
+            arch = ARCHES.get(arch.strip().lower(), arch)
+            found |= dict.fromkeys((PREFIX + ARCH, GENERAL + ARCH, f"VM_{vm_type}_ATTR_{ARCH}"), arch)
+    kernel = (ad.string("VMPARAM_Xen_Kernel") or "").strip().lower()
+    if kernel in ("vmx", "included"):
+        found["VMPARAM_Xen_Kernel"] = kernel
+    if kernel == "vmx":
+        found["JobVMHardwareVT"] = True
+    return found
+
+
+def _nics(ad: JobAd, settings: Settings) -> tuple[Nic, ...]:
+    """The NICs that the job gets; none where it will be refused for them, or where its VM type has others."""
+    try:
+        return nics(ad, settings, Options(ad, others_know=True))
+    except JobFault:
+        return ()
+
+
+__all__ = ["folded"]
