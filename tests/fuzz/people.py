@@ -10,32 +10,36 @@ from types import ModuleType
 
 from tests.fuzz.target import target
 from vmgahp.commands.console import job_ad as console_ad
-from vmgahp.commands.submit import _common, libvirt_xml, ovf, submit_file, vmx
+from vmgahp.commands.submit import add_arguments, libvirt_xml, ovf, submit_file, vmx
 from vmgahp.commands.submit.machine import Guest, name_devices
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
 
 _PARSER = argparse.ArgumentParser()
-_common(_PARSER)
-_OPTIONS = _PARSER.parse_args([], argparse.Namespace(as_is=False, system="", configuration=""))
+add_arguments(_PARSER)
 
 _ROOM = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="vmgahp-fuzz-")
+_OPTIONS = {
+    kind: _PARSER.parse_args([kind, "vm", "--dir", _ROOM.name, "--force"]) for kind in ("vmx", "ovf", "libvirt-xml")
+}
 _BESIDE = {"box-disk001.vmdk", "d1"}
 """Images that the samples name."""
 for _name in _BESIDE:
     Path(_ROOM.name, _name).touch()
 
 
-def _submitted(front_end: ModuleType, name: str, data: bytes) -> None:
+def _submitted(front_end: ModuleType, kind: str, data: bytes) -> None:
     """A file is told of and makes a submit file of its own lines, or it is refused in a sentence."""
-    path = os.path.join(_ROOM.name, name)
+    path = os.path.join(_ROOM.name, "vm")
     with open(path, "wb") as file:
         file.write(data)
-    _OPTIONS.file, _OPTIONS.dir, _OPTIONS.force = path, _ROOM.name, True
+    options = _OPTIONS[kind]
+    options.file = path
     summary, said = Summary(), io.StringIO()
     with suppress(SubmitError):
-        made: Guest = front_end.machine(_OPTIONS, summary)
+        made: Guest = front_end.machine(options, summary)
+        assert all(disk.path.startswith(f"{_ROOM.name}/") for disk in made.disks)
         name_devices(made.disks)
         for line in submit_file.write(made, "kvm", summary, transfer=True).splitlines():
             assert line.isprintable()
@@ -51,19 +55,19 @@ def _submitted(front_end: ModuleType, name: str, data: bytes) -> None:
 @target
 def submit_vmx(data: bytes) -> None:
     """A stranger's .vmx."""
-    _submitted(vmx, "vm.vmx", data)
+    _submitted(vmx, "vmx", data)
 
 
 @target
 def submit_ovf(data: bytes) -> None:
     """A stranger's OVF descriptor, or an archive with one."""
-    _submitted(ovf, "vm.ovf", data)
+    _submitted(ovf, "ovf", data)
 
 
 @target
 def submit_libvirt_xml(data: bytes) -> None:
     """A stranger's libvirt XML."""
-    _submitted(libvirt_xml, "vm.xml", data)
+    _submitted(libvirt_xml, "libvirt-xml", data)
 
 
 @target
