@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from tests.lab import linux_guest
 from tests.lab.guest import make_guest
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
+from vmgahp.drivers import lifecycle
 from vmgahp.job.ad import JobAd
 
 if TYPE_CHECKING:
@@ -301,3 +302,33 @@ def mounted(directory: Path, options: str) -> Iterator[Path]:
 
 def nic_xml(mac: str) -> str:
     return f"<interface type='user'><mac address='{mac}'/></interface>"
+
+
+def holders(path: Path) -> list[str]:
+    """The processes that have a file open, but for this one."""
+    wanted = (path.stat().st_dev, path.stat().st_ino)
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            status = link.stat()
+            if (status.st_dev, status.st_ino) == wanted and link.parts[2] != str(os.getpid()):
+                found.append((link.parents[1] / "cmdline").read_bytes().decode(errors="replace"))
+    return found
+
+
+@contextlib.contextmanager
+def at(point: str, act: Callable[[], None]) -> Iterator[None]:
+    """Have something done when a VM's life comes to a point, once."""
+    usual, left = lifecycle.reached, [act]
+
+    def reached(now: str) -> None:
+        usual(now)
+        if now == point and left:
+            left.pop()()
+
+    lifecycle.reached = reached
+    try:
+        yield
+    finally:
+        lifecycle.reached = usual
+    assert not left, f"{point} was not reached"

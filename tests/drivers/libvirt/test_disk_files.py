@@ -1,6 +1,5 @@
 """QEMU gets the job's disks as open files: whatever becomes of their names, nothing else is opened or given away."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -12,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import WANTS, Job, done, driver_for, greeted, moved, refused, running, until, vacate
+from tests.drivers.libvirt.support import (
+    WANTS,
+    Job,
+    at,
+    done,
+    driver_for,
+    greeted,
+    holders,
+    moved,
+    refused,
+    running,
+    until,
+    vacate,
+)
 from vmgahp import errors
-from vmgahp.drivers import lifecycle
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's files can be given away")]
 
 both = pytest.mark.parametrize("as_job_user", [False, True], ids=["libvirt's user", "the job's user"])
 
 BAD_DISK = errors.INVALID_DISK_PARAM
-
-
-def holders(path: Path) -> list[str]:
-    """The processes that have a file open, but for this one."""
-    wanted = (path.stat().st_dev, path.stat().st_ino)
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            status = link.stat()
-            if (status.st_dev, status.st_ino) == wanted and link.parts[2] != str(os.getpid()):
-                found.append((link.parents[1] / "cmdline").read_bytes().decode(errors="replace"))
-    return found
 
 
 @pytest.fixture
@@ -54,24 +53,6 @@ def replace_by_link(image: Path, target: Path) -> None:
     """What a process of the job's user does to one of its files, the old one staying under another name."""
     image.rename(image.with_suffix(".real"))
     image.symlink_to(target)
-
-
-@contextlib.contextmanager
-def at(point: str, act: Callable[[], None]) -> Iterator[None]:
-    """Have something done when a VM's life comes to a point, once."""
-    usual, left = lifecycle.reached, [act]
-
-    def reached(now: str) -> None:
-        usual(now)
-        if now == point and left:
-            left.pop()()
-
-    lifecycle.reached = reached
-    try:
-        yield
-    finally:
-        lifecycle.reached = usual
-    assert not left, f"{point} was not reached"
 
 
 @both

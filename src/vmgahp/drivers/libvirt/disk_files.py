@@ -9,8 +9,8 @@ the VM is gone: a saved guest goes on with the very files that it had, on which 
 
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
 from xml.etree import ElementTree as etree
 
@@ -21,6 +21,7 @@ from vmgahp.drivers.libvirt import names
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.images.still import OpenImage, held_still
 from vmgahp.job.disks import DISK
 from vmgahp.job.spec import JobSpec
 
@@ -40,6 +41,8 @@ class DiskFiles:
         self._known = {disk.path: disk for disk in spec.disks}
         self._paths = {*self._known, *(layer.path for disk in spec.disks for layer in disk.backing)}
         self._descriptors: dict[str, int] = {}
+        self._images: list[OpenImage] = []
+        self._is_another_user = True
 
     def open(self, xml: str) -> str:
         """Open all files of the job's that a domain names as disks; the domain that takes them from here.
@@ -48,6 +51,8 @@ class DiskFiles:
         """
         domain = etree.fromstring(xml)
         names.mark(domain)
+        label = domain.findtext("seclabel[@model='dac']/label") or ""
+        self._is_another_user = self._identity.switching and not label.startswith(f"+{self._identity.uid}:")
         for disk in domain.iterfind("devices/disk"):
             source = disk.find("source")
             if source is None or not self._is_jobs(source.get("file", "")):
@@ -55,9 +60,9 @@ class DiskFiles:
             if disk.find("backingStore") is None:
                 self._say_chain(disk, source.get("file", ""))
             writable = disk.find("readonly") is None and disk.get("device") != "cdrom"
-            for layer in _sources(disk):
+            for layer, image_format in _sources(disk):
                 if self._is_jobs(layer.get("file", "")):
-                    self._hand_over(layer, os.O_RDWR if writable and layer is source else os.O_RDONLY)
+                    self._hand_over(layer, image_format, os.O_RDWR if writable and layer is source else os.O_RDONLY)
         return etree.tostring(domain, encoding="unicode")
 
     def associate(self, domain: libvirt.virDomain) -> None:
@@ -65,9 +70,13 @@ class DiskFiles:
         for group, descriptor in self._descriptors.items():
             domain.FDAssociate(group, [descriptor], 0)
 
+    def held_still(self) -> AbstractContextManager[Callable[[], None]]:
+        """Have nobody write to them while QEMU finds out what they are (`vmgahp.images.still`)."""
+        return held_still(self._images, needed=self._is_another_user)
+
     def close(self) -> None:
         """Let go of them all; may be called again."""
-        descriptors, self._descriptors = self._descriptors, {}
+        descriptors, self._descriptors, self._images = self._descriptors, {}, []
         for descriptor in descriptors.values():
             with suppress(OSError):  # a file system without locks
                 fcntl(descriptor, F_OFD_SETLK, _UNLOCK)  # libvirtd lets go of its copy a little later
@@ -93,11 +102,12 @@ class DiskFiles:
         self._paths |= {layer.path for layer in chain}
         add_chain(disk, chain)
 
-    def _hand_over(self, source: etree.Element, flags: int) -> None:
+    def _hand_over(self, source: etree.Element, image_format: str, flags: int) -> None:
         path, group = source.get("file", ""), f"disk{len(self._descriptors)}"
         if len(self._descriptors) == MOST_FILES:
             raise _refused(f"the disks are more than {MOST_FILES} files, with all backing files", "use fewer.")
         self._descriptors[group] = self._open(path, flags)
+        self._images.append(OpenImage(path, image_format, self._descriptors[group]))
         source.set("fdgroup", group)
         # Once libvirtd was restarted it knows no longer whom the file belonged to.
         for old in source.findall("seclabel[@model='dac']"):
@@ -114,14 +124,16 @@ class DiskFiles:
             raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
 
 
-def _sources(disk: etree.Element) -> Iterator[etree.Element]:
-    """The file of a disk and those of its backing files."""
+def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:
+    """The file of a disk and those of its backing files, each with its format."""
     store: etree.Element | None = disk
+    of_format = disk.find("driver")
     while store is not None:
         source = store.find("source")
         if source is not None:
-            yield source
+            yield source, "raw" if of_format is None else of_format.get("type", "raw")
         store = store.find("backingStore")
+        of_format = None if store is None else store.find("format")
 
 
 def _refused(problem: str, hint: str) -> JobFault:

@@ -1,7 +1,7 @@
 """One domain of libvirt: how it is found, asked, told, and made to run."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import libvirt
@@ -113,19 +113,13 @@ class LibvirtGuest:
         """
 
         def begin(connection: libvirt.virConnect) -> None:
-            domain = make(connection)
-            if other_hypervisors.is_qemu(self.type):
-                self.pid()  # by which its last figures are found
-            look(connection, domain, domain.XMLDesc())
-            if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED or other_hypervisors.is_qemu(self.type):
-                try:
-                    domain.resume()
-                except libvirt.libvirtError as error:
-                    if not faults.is_connection_loss(error):
-                        raise
-                    self._log(f"{self.name} was told to run, and libvirtd went away: {error}")
-            else:
-                self.watch.resumed.set()
+            with self.files.held_still() if self.files else nullcontext(lambda: None) as require_still:
+                domain = make(connection)
+                if other_hypervisors.is_qemu(self.type):
+                    self.pid()  # by which its last figures are found
+                look(connection, domain, domain.XMLDesc())
+                require_still()
+                self._let_begin(domain)
 
         self.watch.gone.clear()
         self.watch.resumed.clear()
@@ -137,6 +131,17 @@ class LibvirtGuest:
             self.watch.resumed.wait(EVENT_WAIT)
         finally:
             self.watch.ours = False
+
+    def _let_begin(self, domain: libvirt.virDomain) -> None:
+        if domain.info()[0] != libvirt.VIR_DOMAIN_PAUSED and not other_hypervisors.is_qemu(self.type):
+            self.watch.resumed.set()
+            return
+        try:
+            domain.resume()
+        except libvirt.libvirtError as error:
+            if not faults.is_connection_loss(error):
+                raise
+            self._log(f"{self.name} was told to run, and libvirtd went away: {error}")
 
     # Its process
 

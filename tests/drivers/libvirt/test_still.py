@@ -1,0 +1,182 @@
+"""QEMU reads what the job's images are while nobody can write to them, and opens no file that they name."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.drivers.libvirt.support import WANTS, Job, at, driver_for, holders
+from vmgahp import errors
+from vmgahp.drivers.base import Machine
+from vmgahp.lifecycle import SUSPENDED
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's QEMU is another user's")]
+
+MIB = 1 << 20
+VMDK = '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\nRW 2048 FLAT "%s" 0\n'
+
+
+class Trap(NamedTuple):
+    """A disk of the job's, and what a process of the job's user writes over its beginning."""
+
+    disk: Path
+    good: bytes
+    bad: bytes
+    named: Path
+    """The file that QEMU opens then."""
+
+    def spring(self, header: bytes) -> None:
+        with self.disk.open("r+b") as file:
+            file.write(header)
+
+
+@pytest.fixture
+def named(scratch: Path) -> Path:
+    """A file that QEMU's user may open, and that belongs to no disk of the job's."""
+    path = scratch.parent / "named"
+    path.write_bytes(bytes(MIB))
+    path.chmod(0o666)
+    return path
+
+
+def trap(job: Job, named: Path, image_format: str) -> Trap:
+    disk, spare = job.scratch / f"disk.{image_format}", job.scratch.parent / "spare"
+    create = ["qemu-img", "create", "-q", "-f", image_format]
+    subprocess.run([*create, disk, "1M"], check=True)
+    bad = (VMDK % named).encode().ljust(512, b"\0")
+    if image_format == "qcow2":
+        subprocess.run([*create, "-o", f"data_file={named},data_file_raw=on", spare, "1M"], check=True)
+        bad = spare.read_bytes()[:512]
+    job.own(disk)
+    return Trap(disk, disk.read_bytes()[:512], bad, named)
+
+
+def disks(path: Path) -> str:
+    return f'VMPARAM_vm_Disk = "{path}:vda:w:{path.suffix[1:]}"'
+
+
+@contextlib.contextmanager
+def started(job: Job, *more: str, as_job_user: bool = False) -> Iterator[Machine]:
+    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user, ad=more)
+    try:
+        machine = driver.start(ad)
+        try:
+            yield machine
+        finally:
+            machine.destroy()
+    finally:
+        driver.close()
+
+
+@pytest.mark.parametrize("as_job_user", [False, True], ids=["libvirt's user", "the job's user"])
+@pytest.mark.parametrize("image_format", ["qcow2", "vmdk"])
+def test_a_header_that_was_changed_after_the_look(job: Job, named: Path, image_format: str, as_job_user: bool) -> None:
+    made, seen = trap(job, named, image_format), list[str]()
+    with (
+        at("prepare.done", lambda: made.spring(made.bad)),
+        pytest.raises(errors.JobFault, match="keeps its data in another file") as caught,
+        started(job, disks(made.disk), as_job_user=as_job_user),
+    ):
+        seen += holders(named)
+    assert caught.value.code == errors.INVALID_DISK_PARAM
+    assert not seen
+    assert job.domain() is None
+
+
+def test_a_header_of_a_backing_file_counts(job: Job, named: Path) -> None:
+    made, top = trap(job, named, "qcow2"), job.scratch / "top.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", made.disk, top], check=True)
+    job.own(top)
+    with (
+        at("prepare.done", lambda: made.spring(made.bad)),
+        pytest.raises(errors.JobFault, match="keeps its data in another file"),
+        started(job, disks(top)),
+    ):
+        pytest.fail(f"{holders(named)} have it open")
+
+
+def test_a_header_that_was_changed_while_the_vm_is_suspended(job: Job, named: Path) -> None:
+    made = trap(job, named, "qcow2")
+    with started(job, disks(made.disk)) as machine:
+        machine.suspend()
+        made.spring(made.bad)
+        with pytest.raises(errors.JobFault, match="keeps its data in another file"):
+            machine.resume(SUSPENDED)
+        assert not holders(named)
+        assert job.domain() is None
+        made.spring(made.good)
+        machine.resume(SUSPENDED)
+        assert machine.status().state == "Running"
+        assert not holders(named)
+
+
+def test_a_process_that_has_the_disk_open_holds_the_job(job: Job, named: Path) -> None:
+    made = trap(job, named, "qcow2")
+    with (
+        made.disk.open("r+b"),
+        pytest.raises(errors.JobFault, match="is open in another process"),
+        started(job, disks(made.disk)),
+    ):
+        pytest.fail("it was started")
+
+
+@pytest.mark.parametrize("point", ["launch.made", "launch.runs"])
+def test_nobody_writes_before_the_guest_runs_and_everybody_may_after(job: Job, named: Path, point: str) -> None:
+    made, seen = trap(job, named, "qcow2"), list[bool]()
+
+    def try_it() -> None:
+        code = "import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK)"
+        words = [sys.executable, "-ISc", code, made.disk]
+        seen.append(subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0)
+
+    with at(point, try_it), started(job, disks(made.disk)) as machine:
+        assert machine.status().state == "Running"
+    assert seen == [point == "launch.runs"]
+
+
+TRIES = 12
+WRITER = """
+import os, sys
+path, one, other = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
+print(flush=True)
+while True:
+    for header in (other, one):
+        opened = os.open(path, os.O_RDWR)
+        os.pwrite(opened, header, 0)
+        os.close(opened)
+"""
+
+
+@pytest.mark.parametrize("image_format", ["qcow2", "vmdk"])
+def test_a_process_that_rewrites_the_header_all_the_time(job: Job, named: Path, image_format: str) -> None:
+    made, words = trap(job, named, image_format), set[str]()
+    writer = [sys.executable, "-ISc", WRITER, made.disk, made.good.hex(), made.bad.hex()]
+    with subprocess.Popen(writer, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            for _ in range(TRIES):
+                try:
+                    with started(job, disks(made.disk)):
+                        words.add("started")
+                        assert not holders(named)
+                except errors.Fault as fault:
+                    words.add(fault.code)
+        finally:
+            process.kill()
+    assert words <= {"started", errors.INVALID_DISK_PARAM, errors.BAD_IMAGE}
+
+
+def test_a_vm_with_an_overlay_and_its_checkpoint_runs_as_ever(job: Job, named: Path) -> None:
+    made, top = trap(job, named, "qcow2"), job.scratch / "top.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", made.disk, top], check=True)
+    job.own(top)
+    with started(job, WANTS, disks(top)) as machine:
+        machine.checkpoint()
+    with started(job, WANTS, disks(top)) as machine:
+        assert machine.status().state == "Running"
