@@ -22,9 +22,8 @@ class Rule(NamedTuple):
     """Names of errors: libvirt's codes without ``VIR_ERR_``, or vSphere's types; none takes any."""
     origins: tuple[str, ...] = ()
     """The parts of libvirt that may report it, without ``VIR_FROM_``; none takes any."""
-    job_xml_may_cause: bool = False
-    """Whether a job with libvirt XML of its own may have caused it, by asking for a machine type, a CPU or a device
-    that this libvirt or QEMU does not have. A machine that is unfit for every job shows it with the next one."""
+    job_may_cause: bool = False
+    """Whether a job may have caused it, by what it asks for or does. A machine that is unfit starts no other guest."""
     example: tuple[str, str, str] = ("", "", "")
     """Kind, origin and message, shortened, with ``*`` for what the job chose; empty where a message decides first."""
 

@@ -24,6 +24,7 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
     qemu_process,
+    second_look,
 )
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -153,7 +154,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             xml = job_xml.load(job, self.settings, self.identity)
         except errors.Fault:
             return fault
-        return fault if xml is None else job_xml.judge(xml, fault)
+        return xml.explain(fault) if xml and isinstance(fault, errors.JobFault) else fault
 
     def kill(self, match: str, uuid: str = "") -> bool:
         def destroy(connection: libvirt.virConnect) -> bool:
@@ -270,7 +271,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         except verify.Mismatch as mismatch:
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
-            raise hooks.mismatch_fault(machine.name, authors, mismatch) from mismatch
+            fault = hooks.mismatch_fault(machine.name, authors, mismatch)
+            raise (fault if authors or not plan.xml else self._second_look(fault, plan)) from mismatch
         except libvirt.libvirtError as error:
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             fault = self._blame(error, doing, machine, plan, order.described)
@@ -289,19 +291,25 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if qemu_log.says_nothing(faults.message_of(error)):
             more = qemu_log.last_words(machine.name, machine.uuid)
         fault = faults.from_libvirt(error, doing, chosen, more)
-        is_description = faults.classify(error, chosen, more) is DESCRIPTION
-        if is_description and hooks.hooks_are_to_blame(described, self._connection):
+        rule = faults.classify(error, chosen, more)
+        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self._connection):
             return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
-            return errors.HypervisorFault(
+            fault = errors.HypervisorFault(
                 f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
             )
+        elif not rule.job_may_cause:
+            return fault
         # QEMU has them open: what libvirt says of their names came of a change by the job's user.
         if isinstance(fault, errors.MachineFault) and any(path in faults.message_of(error) for path in chosen):
             return errors.JobFault(
                 errors.INVALID_DISK_PARAM, fault.problem, "let no process rename the disks while their VM starts."
             )
-        return fault
+        # A checkpoint that is of no use is told by a start without it.
+        return fault if machine.order.restart else self._second_look(fault, plan)
+
+    def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
+        return second_look.judge(fault, plan, self._describer, self._connection, self.log)
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         return restart.description(ours, self._connection.uri)

@@ -7,7 +7,8 @@ message decides where one is known, and the code elsewhere. The first rule in `R
    space or memory;
 2. what the job chose, disks above all. It comes before the machine's messages, because a job chooses the
    names in them, and a name that reads like a problem of the machine must not take the machine out of service;
-3. what the administrator chose or must look after;
+3. what the administrator chose or must look after; where a job may be the cause all the same, the machine is looked at
+   once more (`second_look`);
 4. libvirt's codes, every one of them;
 5. the rest, such as a code of a later libvirt: the hypervisor's.
 """
@@ -42,12 +43,12 @@ def _rule(
     kinds: str = "",
     origins: str = "",
     example: str = "",
-    job_xml_may_cause: bool = False,
+    job_may_cause: bool = False,
 ) -> Rule:
     """A row: `kinds` and `origins` with blanks between them, and an example with its kind and its origin in front."""
     kind, origin, said = example.split(" ", 2) if example else ("", "", "")
     names = tuple(kinds.split()), tuple(origins.split())
-    return Rule(name, fault, code, hint, message, *names, job_xml_may_cause, (kind, origin, said))
+    return Rule(name, fault, code, hint, message, *names, job_may_cause, (kind, origin, said))
 
 
 def _job(name: str, code: str, hint: str, message: str = "", **more: Any) -> Rule:
@@ -64,12 +65,12 @@ DESCRIPTION = _job(
     "change the attribute of the job that the message is about.",
     kinds="CONFIG_UNSUPPORTED XML_ERROR XML_DETAIL XML_INVALID_SCHEMA INVALID_ARG OS_TYPE NO_NAME NO_OS "
     "NO_ROOT NO_DEVICE NO_SOURCE NO_TARGET NO_KERNEL",
-    job_xml_may_cause=True,
+    job_may_cause=True,
     example="CONFIG_UNSUPPORTED DOMAIN unsupported configuration: unknown driver format value '*'",
 )
 """What libvirt does not take, and no message says of what: the job's, unless a script wrote the XML."""
 
-UNKNOWN = _rule("anything else", HypervisorFault, errors.INTERNAL, _LOG_HINT, job_xml_may_cause=True)
+UNKNOWN = _rule("anything else", HypervisorFault, errors.INTERNAL, _LOG_HINT, job_may_cause=True)
 
 NO_CONNECTION = _machine(
     "the connection to libvirtd",
@@ -93,9 +94,9 @@ _BEFORE_ALL = (
     NO_CONNECTION,
     HUNG_UP,
     _machine("a full file system", "free space on the file system that the message names.",
-        r"No space left on device$",
+        r"No space left on device$", job_may_cause=True,
         example="SYSTEM_ERROR QEMU cannot write data to file '*': No space left on device"),
-    _machine("no memory", _RAM_HINT, r"Cannot allocate memory$",
+    _machine("no memory", _RAM_HINT, r"Cannot allocate memory$", job_may_cause=True,
         example=_QEMU + _EXIT + "cannot set up guest memory 'pc.ram': Cannot allocate memory"),
 )
 
@@ -119,9 +120,18 @@ _OF_THE_JOB = (
         r"|IDE controllers? .*unsupported|Only 1 \w+ controller is supported",
         example=_QEMU + "internal error: Only 1 IDE controller is supported"),
     _job("the number of CPUs", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
-        r"[Mm]aximum CPUs|vcpus|vCPUs|CPU topology",
+        r"[Mm]aximum CPUs|vcpus|vCPUs|CPU topology|-smp configuration",
         example="CONFIG_UNSUPPORTED QEMU unsupported configuration: Maximum CPUs greater than specified "
         "machine type limit 255"),
+    _job("more devices than there are places for", _DISK,
+        "ask for fewer devices, or for disks such as sda, of which many share one place.",
+        r"PCI slot is needed|No more available PCI|PCI (slots|addresses)|USB ports?\b|No free (slot|port)",
+        example="INTERNAL_ERROR QEMU internal error: a PCI slot is needed to connect a PCI controller "
+        "model='pci-bridge', but none is available, and it cannot be automatically added"),
+    _job("a shared directory", errors.MISMATCHED,
+        "see that VMPARAM_vm_Share is a directory that the job's user can read.",
+        r"fsdev",
+        example=_QEMU + _EXIT + "-fsdev local,id=fsdev-fs0,path=*: failed to open '*': Permission denied"),
     _job("a MAC address", errors.MISMATCHED,
         "leave vm_macaddr out, or choose a unicast address that nobody uses.", r"MAC address|mac address",
         example="XML_ERROR DOMAIN XML error: expected unicast mac address, found multicast '*'"),
@@ -132,7 +142,7 @@ _OF_THE_JOB = (
 
 _OF_THE_MACHINE = (
     _machine("memory for the guest", _RAM_HINT,
-        r"[Cc]annot allocate memory|[Oo]ut of memory|set up guest memory|hugetlbfs",
+        r"[Cc]annot allocate memory|[Oo]ut of memory|set up guest memory|hugetlbfs", job_may_cause=True,
         example="INTERNAL_ERROR QEMU internal error: hugetlbfs filesystem is not mounted or disabled"),
     _machine("a network that is not active",
         "start the network: virsh net-start NAME; virsh net-autostart NAME.", r"network '.*' is not active",
@@ -146,20 +156,20 @@ _OF_THE_MACHINE = (
         example="SYSTEM_ERROR NONE Cannot get interface MTU on 'br0': No such device"),
     _machine("KVM", "see whether KVM works here: vmgahp probe.",
         r"[Kk][Vv][Mm] kernel module|KVM is not available|domain type '?kvm'?|invalid domaintype"
-        r"|failed to set MSR",
+        r"|failed to set MSR", job_may_cause=True,
         example=_QEMU + _EXIT + "Could not access KVM kernel module: No such file or directory"),
     _machine("the CPU of guests", "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
-        r"CPU mode '.*' .*not supported|[Uu]nknown CPU model|[Gg]uest CPU", job_xml_may_cause=True,
+        r"CPU mode '.*' .*not supported|[Uu]nknown CPU model|[Gg]uest CPU", job_may_cause=True,
         example="CONFIG_UNSUPPORTED QEMU unsupported configuration: CPU mode 'host-passthrough' for x86_64 qemu "
         "domain on x86_64 host is not supported by hypervisor"),
     _machine("QEMU itself",
         "install QEMU for this machine's architecture (qemu-system-x86), and see that it starts.",
         r"QEMU binary|No emulator found|does not support (virt|machine) type|unsupported machine type",
-        job_xml_may_cause=True,
+        job_may_cause=True,
         example="SYSTEM_ERROR QEMU Cannot check QEMU binary /nope: No such file or directory"),
     _machine("libvirt's own directory",
         "let the job's user pass /var/lib/libvirt/qemu (chmod o+x), or set VM_RUN_AS_JOB_USER = False.",
-        r"\.aes|monitor\.sock|/var/lib/libvirt/qemu|/run/libvirt", job_xml_may_cause=True,
+        r"(\.aes|monitor\.sock|/var/lib/libvirt/qemu|/run/libvirt).*Permission denied",
         example=_QEMU
         + _EXIT
         + "-object secret: Unable to read /var/lib/libvirt/qemu/domain-1-x/master-key.aes: "
@@ -168,11 +178,11 @@ _OF_THE_MACHINE = (
         example="XML_ERROR DOMAIN XML error: Invalid value for attribute 'type' in 'backend': 'passt'."),
     _machine("the console's socket",
         "see who may enter the directory of the socket, or set VM_CONSOLE_LOG_MAX = 0.",
-        r"-chardev |^unable to stat: ", job_xml_may_cause=True,
+        r"-chardev |^unable to stat: ", job_may_cause=True,
         example="SYSTEM_ERROR SECURITY unable to stat: /run/vmgahp/console: No such file or directory"),
     _machine("a VM that has the name or the UUID already",
         "see whose domain it is (virsh list --all), and remove it.",
-        r"already exists with uuid|is already (active|defined|being started)",
+        r"already exists with uuid|is already (active|defined|being started)", job_may_cause=True,
         example="OPERATION_FAILED QEMU operation failed: domain 'alice_lab_7.0' already exists with uuid c7a5fdbd"),
 )
 
@@ -181,7 +191,7 @@ _BY_CODE = (
     _job("a number that is too large", errors.NO_MEMORY_PARAM, "ask for another vm_memory.", kinds="OVERFLOW",
         example="OVERFLOW NONE numerical overflow: value too large"),
     _job("a malformed MAC address", errors.MISMATCHED, "leave vm_macaddr out.", kinds="INVALID_MAC"),
-    _machine("memory of libvirtd", _RAM_HINT, kinds="NO_MEMORY"),
+    _machine("memory of libvirtd", _RAM_HINT, kinds="NO_MEMORY", job_may_cause=True),
     _machine("what libvirt lets this daemon do",
         "let root use libvirt: see its access rules, and auth_unix_rw in libvirtd.conf.",
         kinds="OPERATION_DENIED ACCESS_DENIED AUTH_FAILED AUTH_CANCELLED AUTH_UNAVAILABLE GNUTLS_ERROR SSH "
@@ -198,7 +208,7 @@ _BY_CODE = (
         "INVALID_SECRET NO_SERVER NO_CLIENT DRIVER_FULL DOM_EXIST NO_STORAGE_POOL NO_STORAGE_VOL "
         "INVALID_STORAGE_POOL INVALID_STORAGE_VOL STORAGE_PROBE_FAILED STORAGE_POOL_BUILT "
         "STORAGE_VOL_EXIST NO_NODE_DEVICE INVALID_NODE_DEVICE DEVICE_MISSING NO_SUPPORT",
-        job_xml_may_cause=True,
+        job_may_cause=True,
         example="HOOK_SCRIPT_FAILED HOOK Hook script execution failed: /etc/libvirt/hooks/qemu: 1"),
     _rule("what QEMU or libvirt could not do", HypervisorFault, errors.INTERNAL, _LOG_HINT,
         kinds="OK INTERNAL_ERROR SYSTEM_ERROR OPERATION_FAILED OPERATION_INVALID OPERATION_TIMEOUT "
@@ -208,7 +218,7 @@ _BY_CODE = (
         "NO_DOMAIN_SNAPSHOT INVALID_DOMAIN_SNAPSHOT SNAPSHOT_REVERT_RISKY NO_DOMAIN_CHECKPOINT "
         "INVALID_DOMAIN_CHECKPOINT CHECKPOINT_INCONSISTENT MIGRATE_PERSIST_FAILED MIGRATE_UNSAFE "
         "MIGRATE_FINISH_OK GET_FAILED POST_FAILED HTTP_ERROR SEXPR_SERIAL NO_XEN XEN_CALL NO_XENSTORE",
-        job_xml_may_cause=True,
+        job_may_cause=True,
         example="OPERATION_TIMEOUT QEMU Timed out during operation: cannot acquire state change lock"),
 )
 # fmt: on

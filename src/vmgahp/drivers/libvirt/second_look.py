@@ -1,0 +1,71 @@
+"""A second look at a machine on which a start has failed: does a plain guest start there?
+
+What libvirt and QEMU say of a start does not tell what a job has asked too much of from what a machine lacks, and
+whatever a job asks for comes back in their words. So where a job may be the cause a guest is started that has nothing
+of the job's but its memory, and the machine is blamed only where that fails as well. It runs as libvirt's own user: a
+process of the job's user could kill it.
+"""
+
+import uuid as uuids
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.domain import verify
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import firmware, other_hypervisors
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan
+from vmgahp.drivers.libvirt.hooks import described
+from vmgahp.job.devices import Devices
+
+SECONDS = 60.0
+"""For a plain guest to start and end."""
+
+_PAUSED = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
+
+
+def judge(
+    fault: errors.Fault, plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger
+) -> errors.Fault:
+    """The fault of a start that the job may have caused: the job's, unless no plain guest starts either."""
+    if not isinstance(fault, errors.MachineFault) or describer.settings.xml_script():
+        return fault  # every description is the administrator's
+    if other_hypervisors.is_qemu(plan.domain_type):
+        if not _plain_guest_starts(plan, describer, connection, log):
+            return fault
+    elif plan.xml is None:
+        return fault
+    return errors.JobFault(
+        errors.MISMATCHED,
+        f"{fault.problem} A plain VM starts on this machine.",
+        "take out what the message is about, or ask for less; no process of the job's may disturb its VM's start.",
+    )
+
+
+def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger) -> bool:
+    uuid = str(uuids.uuid4())
+    name = f"vmgahp-look-{uuid}"
+    spec = plan.spec._replace(
+        name=name, disks=(), requests=(), nics=(), vcpus=1, vnc=False, devices=Devices(arch=plan.spec.devices.arch)
+    )
+    plain = plan._replace(spec=spec, xml=None, label="", passt=False, panic="")
+
+    def start(opened: libvirt.virConnect) -> None:
+        domain = opened.createXML(made.xml, _PAUSED)
+        try:
+            if not made.authors:
+                verify.against_job(domain.XMLDesc(), made.xml, spec)
+        finally:
+            domain.destroy()
+
+    try:
+        xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
+        made = described(describer.settings, log, plan.job, spec, xml, dry=False)
+        connection.call(start, seconds=SECONDS)
+    except (libvirt.libvirtError, errors.Fault, verify.Mismatch) as error:
+        log(f"A plain VM does not start here either: {error}")
+        return False
+    finally:
+        firmware.forget(name, connection.uri, log)
+    return True

@@ -1,0 +1,83 @@
+"""Starts that fail by what the job asks for or does, and never by the machine: a plain guest starts there."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.libvirt.support import Job, driver_for, greeted, refused
+from tests.lab.guest import make_guest
+from vmgahp import errors
+from vmgahp.drivers.libvirt import second_look
+from vmgahp.drivers.libvirt.hooks import Described
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
+
+pytestmark = pytest.mark.libvirt
+
+
+def kill_qemu(name: str) -> None:
+    """As any process of its user can."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"guest=%s," % name.encode() in words:
+            os.kill(int(entry.name), signal.SIGKILL)
+
+
+@pytest.fixture
+def killed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU is killed when libvirt has made the domain and its guest has not run yet."""
+
+    def step(self: LibvirtMachine, name: str) -> None:
+        if name == "launch.made":
+            kill_qemu(job.name)
+
+    monkeypatch.setattr(LibvirtMachine, "step", step)
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_qemu_that_is_killed_during_its_start_is_the_jobs(job: Job) -> None:
+    driver, ad = driver_for(job, [])
+    with pytest.raises(errors.JobFault, match="A plain VM starts on this machine"):
+        driver.start(ad)
+    assert job.domain() is None
+
+
+@pytest.mark.usefixtures("killed")
+def test_it_is_the_machines_where_no_plain_guest_starts_either(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    driver, ad = driver_for(job, log)
+    broken = "<domain type='qemu'><name>x</name><memory>1</memory><os><type>nonsense</type></os></domain>"
+    monkeypatch.setattr(second_look, "described", lambda *_, **__: Described(broken))
+    with pytest.raises(errors.HypervisorFault):
+        driver.start(ad)
+    assert any("A plain VM does not start here either" in line for line in log)
+
+
+def test_more_cores_and_threads_than_qemu_has_numbers_for_hold_the_job(job: Job) -> None:
+    cpus = ("JobVM_VCPUS = 255", 'VMPARAM_vm_Topology = "cores=85,threads=3"')
+    refused(job, errors.MISMATCHED, *cpus)
+
+
+def test_more_disks_than_there_are_places_hold_the_job(job: Job) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    devices = [f"vd{one}{two}" for one in ("", *letters) for two in letters][:301]
+    for number in range(len(devices)):
+        disk = job.scratch / f"d{number}.img"
+        make_guest(disk)
+        job.own(disk)
+    disks = ",".join(f"d{number}.img:{device}:w:raw" for number, device in enumerate(devices))
+    text = refused(job, errors.INVALID_DISK_PARAM, f'VMPARAM_vm_Disk = "{disks}"')
+    assert "fewer" in text
+
+
+def test_a_share_that_its_user_has_closed_meanwhile_holds_the_job(job: Job) -> None:
+    (job.scratch / "share").mkdir(mode=0)
+    job.own(job.scratch / "share")
+    settings = {"VM_SHARE_SCRATCH": "9p"}
+    with greeted(job, **settings) as peer:
+        peer.send_ad(*job.ad('VMPARAM_vm_Share = "share"'))
+        assert peer.run("START", "kvm")[1] in errors.HOLD_CODES
