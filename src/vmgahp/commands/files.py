@@ -1,4 +1,4 @@
-"""Files that the command line tools read: jobs' own, which may be anything, and the daemon's log.
+"""Files that the command line tools read and write: jobs' own, which may be anything, and the daemon's log.
 
 What a job wrote is in words that may be its own: control characters are shown as escapes, and secrets are hidden
 once more.
@@ -6,8 +6,10 @@ once more.
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from stat import S_ISREG
 from typing import BinaryIO, NamedTuple
 
@@ -28,6 +30,27 @@ def open_regular(path: str, *, follow: bool = True, directory: int | None = None
         return file
     file.close()
     raise NotRegular(0, "it is not a regular file")
+
+
+def write_anew(path: str, data: bytes) -> None:
+    """Write a file that takes the place of a regular file or of none: never through a link, which may be a stranger's.
+
+    Raises OSError.
+    """
+    with suppress(FileNotFoundError):
+        if not S_ISREG(os.lstat(path).st_mode):
+            raise NotRegular(0, "it is there, and is not a regular file")
+    mask = os.umask(0o077)
+    os.umask(mask)
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".vmgahp-")
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o666 & ~mask)
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 class LogLine(NamedTuple):

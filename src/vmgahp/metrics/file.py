@@ -18,6 +18,9 @@ NAME = "vm_metrics.jsonl"
 LONGEST_LINE = 64 << 10
 """Bytes of a line; also how much of the end of an earlier life's file is looked at."""
 
+MOST_LINES = 100_000
+"""Lines of it that its readers take in, be the file ever so long: a sample a second for a day are fewer."""
+
 ROOM_FOR_EVENTS = 64 << 10
 """Bytes that events may take when the limit leaves no room for samples any more."""
 

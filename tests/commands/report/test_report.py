@@ -15,7 +15,7 @@ from tests.commands.support import absent
 from vmgahp import cli
 from vmgahp.commands import units
 from vmgahp.commands.report import chart, html, reader, series
-from vmgahp.metrics.file import LONGEST_LINE, NAME
+from vmgahp.metrics.file import LONGEST_LINE, MOST_LINES, NAME
 
 BEGIN = 1_795_000_000.0
 
@@ -288,9 +288,18 @@ def test_a_file_that_is_made_to_be_much_work_makes_a_page_of_bounded_size(tmp_pa
 
 
 def test_more_than_is_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MOST_SAMPLES", 3)
+    monkeypatch.setattr(reader, "MOST_EVENTS", 3)
     story = story_of(tmp_path, LIFE)
-    assert (len(story.samples), story.left_out) == (3, 2)
+    assert (len(story.events), story.left_out) == (3, 2)
+    assert b"too long" in html.render(story, series.Figures(story), [], NAME)
+
+
+@pytest.mark.parametrize("line", [b"x\n", b"\n", b'{"time":1700000001,"cpu_seconds":1}\n'])
+def test_a_file_of_many_lines_is_not_read_to_its_end(tmp_path: Path, line: bytes) -> None:
+    """32 million lines that make no sense took a minute and a half."""
+    story = reader.read(str(write(tmp_path, LIFE, line * (MOST_LINES + 1000))))
+    assert len(story.samples) + len(story.events) + story.bad_lines <= MOST_LINES
+    assert story.left_out == 1
     assert b"too long" in html.render(story, series.Figures(story), [], NAME)
 
 
@@ -335,3 +344,25 @@ def test_nothing_to_report_is_an_error_in_a_sentence(
     said = capsys.readouterr().err
     assert (said.startswith("vmgahp report: "), NAME in said) == (True, True)
     assert not (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--svg"], ["-o", "mine.html"]])
+def test_a_link_in_a_jobs_directory_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Root makes a report where the job can have put one."""
+    victim = tmp_path / "victim"
+    victim.write_text("root's")
+    (tmp_path / "job").mkdir()
+    monkeypatch.chdir(tmp_path / "job")
+    write(tmp_path / "job", LIFE)
+    name = words[-1] if "-o" in words else "report.svg" if words else "report.html"
+    Path(name).symlink_to(victim)
+    assert cli.main(["vmgahp", "report", *words]) == 1
+    assert "not a regular file" in capsys.readouterr().err
+    Path(name).unlink()
+    Path(name).hardlink_to(victim)
+    assert cli.main(["vmgahp", "report", *words]) == 0
+    assert victim.read_text() == "root's"
+    assert Path(name).stat().st_size > 1000
+    assert sorted(os.listdir()) == sorted((NAME, name))

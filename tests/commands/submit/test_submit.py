@@ -332,6 +332,20 @@ def test_an_image_that_is_a_fifo_is_not_waited_for(home, refused):
     assert "cannot be opened" in refused("libvirt-xml", "domain.xml")
 
 
+@pytest.mark.parametrize("name", ["web_server.sub", "web_server.xml", "disk.qcow2.new"])
+def test_nothing_is_written_through_a_link(home, name):
+    victim = home / "victim"
+    victim.write_text("mine\n")
+    (home / name).symlink_to(victim)
+    words = ["--convert"] if name.endswith(".new") else ["--as-is"]
+    if words == ["--convert"]:
+        samples.image(home / "disk.vmdk", "vmdk")
+        text = (home / "domain.xml").read_text().replace("type='qcow2'", "type='vmdk'").replace("qcow2", "vmdk")
+        (home / "domain.xml").write_text(text)
+    main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--force", *words])
+    assert victim.read_text() == "mine\n"
+
+
 # --- .vmx
 
 

@@ -18,7 +18,7 @@ from vmgahp import cli, lifecycle
 from vmgahp.commands.top import screen
 from vmgahp.commands.top.node import Look, Node, VmRow, is_vm_name
 from vmgahp.config import Settings
-from vmgahp.metrics.file import NAME
+from vmgahp.metrics.file import MOST_LINES, NAME, parse
 
 NOW = time.time()
 
@@ -114,6 +114,23 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
     (row,) = look.rows
     assert row.name.isprintable()
     assert screen.plain(look).replace("\n", "").isprintable()
+
+
+def test_of_a_flood_the_end_is_read(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+    monkeypatch.setattr("vmgahp.commands.top.node.parse", lambda text: taken.append(text) or parse(text))
+    directory = file_of(tmp_path, 7)
+    (directory / NAME).write_bytes(b"x\n" * 4 * MOST_LINES)
+    file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
+    assert by_name(node.look())["alice_lab_7.0"].cpu_percent == 50.0
+    assert len(taken) <= MOST_LINES
+
+
+@pytest.mark.parametrize("depth", [1, 50, 500])
+def test_a_name_that_is_no_text_is_none(node: Node, tmp_path: Path, depth: int) -> None:
+    deep = json.loads("[" * depth + "]" * depth)
+    file_of(tmp_path, 7, start(7) | {"name": deep}, sample(10, 0.0))
+    assert list(by_name(node.look())) == ["dir_7"]
 
 
 def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(

@@ -40,6 +40,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     """Make the report; the exit status."""
+    from vmgahp.commands.files import write_anew
     from vmgahp.commands.report import chart, html, reader, series
 
     path = reader.find(place)
@@ -61,8 +62,7 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
         return 0
     output = output or ("report.svg" if svg else "report.html")
     try:
-        with open(output, "wb") as file:
-            file.write(made)
+        write_anew(output, made)
     except OSError as error:
         sys.stderr.write(f"vmgahp report: {output} cannot be written: {error.strerror}\n")
         return 1

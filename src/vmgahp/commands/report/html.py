@@ -9,7 +9,7 @@ from lxml.builder import ElementMaker
 from vmgahp import __version__
 from vmgahp.commands import units
 from vmgahp.commands.report import chart, series
-from vmgahp.commands.report.reader import Event, Story
+from vmgahp.commands.report.reader import MOST_EVENTS, Event, Story
 from vmgahp.commands.report.series import Figures
 
 MOST_ROWS = 2000
@@ -169,7 +169,7 @@ def _footer(story: Story, source: str) -> Iterator[str]:
     if story.bad_lines:
         yield f"{story.bad_lines} lines of the file make no sense and were left out."
     if story.left_out:
-        yield "The file is too long to be read as a whole; its end is not here."
+        yield f"The file is too long to be read as a whole: its end, or events beyond {MOST_EVENTS}, are not here."
 
 
 def _cells(*texts: tuple[str, str]) -> list[Any]:

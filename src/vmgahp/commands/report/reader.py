@@ -1,6 +1,6 @@
 """Reads a job's ``vm_metrics.jsonl``, which may say anything, into samples and events.
 
-What is no line of ours is counted and left out; so is what goes beyond `MOST_SAMPLES` and `MOST_EVENTS`. Texts
+What is no line of ours is counted and left out; so is what goes beyond `MOST_LINES` and `MOST_EVENTS`. Texts
 are made printable here, and numbers are finite, so that the chart need not check them again.
 """
 
@@ -12,13 +12,13 @@ from vmgahp.commands import files
 from vmgahp.commands.files import open_regular
 from vmgahp.job.exit_code import EXIT_FILE
 from vmgahp.metrics import is_counter
-from vmgahp.metrics.file import LONGEST_LINE, NAME, parse
+from vmgahp.metrics.file import LONGEST_LINE, MOST_LINES, NAME, parse
 from vmgahp.text import escape
 
-LARGEST_FILE = 64 << 20
-"""Bytes that are read, four times what vm_metrics.jsonl may become."""
+LARGEST_FILE = 32 << 20
+"""Bytes that are read, twice what vm_metrics.jsonl becomes by default."""
 
-MOST_SAMPLES, MOST_EVENTS, MOST_DEVICES = 250_000, 5_000, 64
+MOST_EVENTS, MOST_DEVICES = 5_000, 64
 LATEST = 2**32
 """Seconds since 1970 (the year 2106): a later time is nobody's."""
 
@@ -26,7 +26,7 @@ LONGEST_NAME, LONGEST_TEXT = 100, 1200
 
 LONGEST_TAIL = 16 << 20
 """Bytes that are read of a log, from its end."""
-MOST_LINES = 1000
+MOST_LOG_LINES = 1000
 MARGIN = 30.0
 """Seconds before the first and after the last line of the metrics that still belong to the VM."""
 
@@ -102,7 +102,7 @@ class Story:
         self.how_it_ended = self.exit_code = ""
         """From the ``vm_exit.json`` in the same directory; empty where it does not say."""
         self.left_out = 0
-        """Lines beyond what is kept, and everything beyond `LARGEST_FILE` as one."""
+        """Events beyond what is kept, and everything beyond `LARGEST_FILE` or `MOST_LINES` as one."""
 
     @property
     def begin(self) -> float:
@@ -156,10 +156,7 @@ def read_from(file: BinaryIO) -> Story:
             else:
                 story.left_out += 1
         elif is_counter(line.get("cpu_seconds")):
-            if len(story.samples) < MOST_SAMPLES:
-                story.samples.append(Sample.of(float(when), line))  # type: ignore[arg-type]
-            else:
-                story.left_out += 1
+            story.samples.append(Sample.of(float(when), line))  # type: ignore[arg-type]
         else:
             story.bad_lines += 1
     # Lines are written in the order of time, but a clock may be put right in between.
@@ -184,7 +181,7 @@ def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
         ]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}. Its readers are the administrators.") from error
-    return found[:MOST_LINES]
+    return found[:MOST_LOG_LINES]
 
 
 def _ending(path: str) -> tuple[str, str]:
@@ -200,10 +197,11 @@ def _ending(path: str) -> tuple[str, str]:
 
 
 def _lines(file: BinaryIO, story: Story) -> Iterator[bytes]:
-    left = LARGEST_FILE
+    left, lines = LARGEST_FILE, 0
     while text := file.readline(LONGEST_LINE + 1):
         left -= len(text)
-        if left < 0:
+        lines += 1
+        if left < 0 or lines > MOST_LINES:
             story.left_out += 1
             return
         if len(text) > LONGEST_LINE:

@@ -126,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, summary: object) -> int:
     from importlib import import_module
 
+    from vmgahp.commands.files import write_anew
     from vmgahp.commands.submit import images
     from vmgahp.commands.submit.machine import GuestNic, name_devices
     from vmgahp.commands.submit.submit_file import write
@@ -174,8 +175,7 @@ def _run(options: argparse.Namespace, summary: object) -> int:
     output = options.output or f"{made.name}.sub"
     images.free(output, options.force)
     try:
-        with open(output, "w" if options.force else "x", encoding="utf-8") as file:
-            file.write(text)
+        write_anew(output, text.encode())
     except OSError as error:
         raise SubmitError(f"{output} cannot be written ({error.strerror}).") from error
     sys.stderr.write(f"Written: {output}\n")

@@ -5,6 +5,7 @@ sent with the job, are files of the person who types the command: such an image 
 """
 
 import os
+import tempfile
 from typing import Any
 
 from vmgahp.commands.files import open_regular
@@ -85,16 +86,15 @@ def convert(disk: GuestDisk, directory: str, summary: Summary, *, force: bool) -
     stem = os.path.splitext(os.path.basename(disk.path))[0]
     target = os.path.join(directory, simple_name(stem, "disk") + ".qcow2")
     free(target, force)
-    temporary = target + ".new"
     try:
-        qemu_img.convert(disk.path, _qemu(disk.format), temporary, "qcow2", seconds=CONVERT)
-        os.replace(temporary, target)
+        # Nobody else can put a link there.
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".vmgahp-") as own:
+            temporary = os.path.join(own, "disk.qcow2")
+            qemu_img.convert(disk.path, _qemu(disk.format), temporary, "qcow2", seconds=CONVERT)
+            os.replace(temporary, target)
         summary.made.append(target)
     except (OSError, qemu_img.Trouble) as error:
         raise _refused(disk, f"it cannot be converted: {error}", "see what qemu-img says of it.") from error
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
     summary.carry(f"{os.path.basename(disk.path)} was converted to {target}")
     disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
 

@@ -36,6 +36,7 @@ def bring(
     `left_out` are devices that jobs cannot have, which the summary has already; `settled` is as for
     `Account.tell`.
     """
+    from vmgahp.commands.files import write_anew
     from vmgahp.commands.submit.images import free
 
     account = Account(root)
@@ -54,8 +55,10 @@ def bring(
         raise SubmitError(f"The execute machine would refuse it: {fault.problem}", fault.hint) from fault
     path = os.path.join(directory, name)
     free(path, force)
-    with open(path, "wb") as file:
-        file.write(data)
+    try:
+        write_anew(path, data)
+    except OSError as error:
+        raise SubmitError(f"{path} cannot be written ({error.strerror}).") from error
     summary.made.append(path)
     made.attributes[ATTRIBUTE] = name
     made.files.append(path)

@@ -17,7 +17,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter
 from vmgahp.metrics import Metrics, is_counter
-from vmgahp.metrics.file import NAME, parse
+from vmgahp.metrics.file import MOST_LINES, NAME, parse
 from vmgahp.text import escape
 
 FIRST_READ, NEXT_READ = 16 << 20, 1 << 20
@@ -233,7 +233,7 @@ class _File:
             data = os.pread(file.fileno(), most, start)
         whole, _, rest = data.rpartition(b"\n")
         self._offset = start + len(data) - len(rest)
-        for text in whole.split(b"\n"):
+        for text in whole.rsplit(b"\n", MOST_LINES)[-MOST_LINES:]:
             line = parse(text) if text else None
             if line is not None:
                 self._take(line)
@@ -247,7 +247,8 @@ class _File:
         if "event" in line:
             if line["event"] == "start":
                 self.started = float(when)  # type: ignore[arg-type]
-                self._name = escape(str(line.get("name", ""))[:LONGEST])
+                name = line.get("name")
+                self._name = escape(name[:LONGEST]) if isinstance(name, str) else ""
             self._before = self._now = None
         elif is_counter(line.get("cpu_seconds")):
             self._sample = line
