@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-SURFACES = {"ad": "the job ad", "scratch": "the scratch directory", "images": "images"}
+SURFACES = {"ad": "the job ad", "scratch": "the scratch directory", "images": "images", "checkpoints": "checkpoints"}
 """Module -> what is attacked."""
 
 LONGEST = 240.0

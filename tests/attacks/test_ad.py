@@ -14,23 +14,25 @@ from vmgahp.job.options import NAMES
 
 LONG = "a" * 5000
 VALUES = (
-    # Numbers
-    *("0", "-1", "1", "2", "64", "255", "256", "65536", "2147483648", "9223372036854775807", "9223372036854775808"),
-    *("1e308", "-1e308", "0.5", 'real("NaN")', 'real("INF")', "1/0", "1%0", "true", "false", "-true"),
-    # Nothing
-    *("undefined", "error", '""', '" "', "{}", "[]", "{1, {2}}", "[a = [b = 1]]", "MY", "TARGET", "missing"),
-    # Strings
-    *('"x"', f'"{LONG}"', '"-h"', '"--help"', '"."', '".."', '"/"', '"../../../../etc/shadow"', '"/etc/shadow"'),
-    *('"<x a=\\"1\\"/>"', '"&x;]]>"', "\"'; id; '\"", '"$(id)`id`"', '"%s%n%x"', '"a,b,c"', '",,,"', '":::"'),
-    *('"\u202e\u2028"', '"\x1b[2J\x07"', '"a\tb"', '"\x7f\x80"', '"json:{}"', '"nbd://127.0.0.1/x"', '"true"', '"1e9"'),
-    *('"vda:1:x"', '"kvm"', '"simulated"', '"script"', '" kvm"', '"KVM"', '"test"', '"a=b c=d"', '"\\"', '"\\\\\\""'),
-    # Expressions
-    *("random()", "random(100)", "time()", 'strcat("a", random(9))', "ifThenElse(random(2) == 0, 64, 96)"),
-    *("ifThenElse(isUndefined(ClaimId), 64, 96)", "MY.JobVMMemory", "TARGET.JobVMMemory", "JobVMMemory + JobVMMemory"),
-    *('regexps("(a+)+$", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", "x")', 'eval("JobVMMemory")', 'debug("x")', "1 =?= 1"),
-    *("[JobVMMemory = 1].JobVMMemory", "{1,2,3}[7]", 'split("a b")', "interval(1e300)", 'absTime("x")'),
+    *("0", "-1", "64", "256", "2147483648", "9223372036854775808", "1e308", "0.5", 'real("NaN")', 'real("INF")', "1/0"),
+    *("true", "undefined", "error", '""', '" "', "{1, {2}}", "[a = [b = 1]]", "MY", "missing"),
+    *('"x"', f'"{LONG}"', '"-h"', '".."', '"../../../../etc/shadow"', '"/etc/shadow"', '"<x a=\\"1\\"/>"'),
+    *(
+        '"$(id)`id`; %s%n"',
+        '",,,:::"',
+        '"\u202e\u2028"',
+        '"\x1b[2J\x07\x7f"',
+        '"a\tb"',
+        '"json:{}"',
+        '"nbd://127.0.0.1/x"',
+    ),
+    *('"simulated"', '" kvm"', '"\\"', '"\\\\\\""', "random()", "time()", "ifThenElse(isUndefined(ClaimId), 64, 96)"),
+    *("TARGET.JobVMMemory", 'eval("JobVMMemory")', "[JobVMMemory = 1].JobVMMemory", 'split("a b")', "interval(1e300)"),
 )
 """What an attribute may be."""
+
+FEW = ("-1", "undefined", "[a = 1]", '"../x"', f'"{LONG}"', '"\x1b[2J\u2028"', "random()", "ClaimId")
+"""Some of these, and one of the next, for what a job of this type has no use of."""
 
 LEAKS = (
     "ClaimId",
@@ -57,10 +59,11 @@ LEAKS = (
 
 INDIRECT = ("indirect = second", "second = third", "third = ClaimId")
 
-READ = tuple(dict.fromkeys(row.name for row in ATTRIBUTES))
+READ = tuple(dict.fromkeys(row.name for row in ATTRIBUTES if not row.types or "kvm" in row.types))
 OF_THE_SCHEDD = ("User", "ClusterId", "ProcId")
 """Of these the VM's name is made."""
 OTHERS = (
+    *(row.name for row in ATTRIBUTES if row.name not in READ),
     *("Owner", "VM_WORKING_DIR", "VMPARAM_VM_NAME", "JobVMId", "Iwd", "Cmd"),
     *("TransferInput", "TransferIntermediate", "MY", "TARGET", "ClaimId", "Arguments", "Requirements", "ToE"),
     *(f"VM_ATTR_{name}" for name in NAMES),
@@ -109,9 +112,56 @@ ATTACKS = [
             (name,),
             modes=NO_QEMU,
             times=len(VALUES),
-            daily=name in ("JobVMMemory", "VMPARAM_vm_Disk"),
+            daily=name in ("JobVMType", "JobVMMemory", "VMPARAM_vm_Disk"),
         )
-        for name in (*READ[1:], *OTHERS)
+        for name in (*READ, *OF_THE_SCHEDD)
+    ),
+    *(
+        Attack(
+            f"values-of-{name}",
+            Who.USER,
+            f"`{name}` has {len(FEW)} kinds of value, in a job whose disk is missing",
+            Must.HOLD,
+            "few_values",
+            (name,),
+            modes=NO_QEMU,
+            times=len(FEW),
+        )
+        for name in OTHERS
+    ),
+    *(
+        Attack(
+            f"leak-by-{name}",
+            Who.USER,
+            f"`{name}` spells a private attribute out, in {len(LEAKS)} ways",
+            Must.HOLD,
+            "leaks",
+            (name,),
+            modes=NO_QEMU,
+            times=len(LEAKS),
+            daily=name == "VMPARAM_vm_Firmware",
+        )
+        for name in (*READ, "User", "VM_ATTR_Firmware", "VMPARAM_vm_Unknown")
+    ),
+    Attack(
+        "vm-type",
+        Who.USER,
+        f"`vm_type` is one of {len(TYPES)} that are not the machine's",
+        Must.HOLD,
+        "types",
+        modes=NO_QEMU,
+        times=len(TYPES),
+        daily=True,
+    ),
+    Attack(
+        "policy-memory",
+        Who.USER,
+        f"a guest with more memory than `{POLICY}` of the machine allows, in {len(EVASIONS)} ways",
+        Must.SURVIVE,
+        "policy",
+        modes=(Mode.LIBVIRT,),
+        times=len(EVASIONS),
+        daily=True,
     ),
     Attack(
         "private-by-another-case",
@@ -137,6 +187,15 @@ ATTACKS = [
             ("garbage", "lines that are no attributes: binary, NULs, no `=`, no name, lone quotes"),
             ("injection", "values with line ends, escapes and protocol words in them"),
         )
+    ),
+    Attack(
+        "too-many-disks",
+        Who.USER,
+        "`vm_disk` has 25, 301 and 10,000 entries",
+        Must.HOLD,
+        "disks",
+        modes=NO_QEMU,
+        times=3,
     ),
     Attack(
         "devices-beyond-reason",
@@ -177,6 +236,10 @@ def each_held(site: Site, name: str, values: Iterable[str], *more: str) -> None:
 
 def values(site: Site, name: str) -> None:
     each_held(site, name, VALUES)
+
+
+def few_values(site: Site, name: str) -> None:
+    each_held(site, name, FEW)
 
 
 def leaks(site: Site, name: str) -> None:
