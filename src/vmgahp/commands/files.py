@@ -1,4 +1,4 @@
-"""Files that the command line tools read and write: jobs' own, which may be anything, and the daemon's log.
+"""Files that the command line tools read and write: jobs' own, which may be anything, and the log.
 
 What a job wrote is in words that may be its own: control characters are shown as escapes, and secrets are hidden
 once more.
