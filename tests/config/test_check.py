@@ -154,15 +154,7 @@ def test_every_word_of_the_table_is_right_in_any_case() -> None:
             assert settings_check.values(Settings({setting.name: word.upper()}), "kvm") == [], setting.name
 
 
-# Contradictions
-
-
-def test_settings_that_contradict_each_other() -> None:
-    settings = Settings({"VM_SHARE_SCRATCH": "9p", "VM_RUN_AS_JOB_USER": "false"})
-    [found] = settings_check.check(settings, "kvm")
-    assert found.verdict == OFF
-    assert "takes VM_RUN_AS_JOB_USER" in found.seen
-    assert found.hint
+# Settings of the past
 
 
 @pytest.mark.parametrize("setting", FOLDED, ids=lambda setting: setting.name)

@@ -33,7 +33,7 @@ def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> l
 
     What is wrong with the networks is left to `networking`.
     """
-    found = [*values(settings, vm_type), *contradictions(settings)]
+    found = values(settings, vm_type)
     if entries is not None:
         found += [*names(entries), *elsewhere(entries)]
     found += [Finding(CHECK, OFF, LOOKED_AT, one, "see what it is about.") for one in settings.warnings]
@@ -118,14 +118,6 @@ def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
     given = settings.strings(setting.name) if setting.kind == "list" else [settings.string(setting.name)]
     given = [word.strip("\"'").lower() for word in given]
     return [word for word in given if word and word not in setting.words]
-
-
-def contradictions(settings: Settings) -> list[Finding]:
-    """Settings that cannot both have effect; what is wrong with one alone is left to `values`."""
-    if settings.string("VM_SHARE_SCRATCH").lower() != "9p" or _is(settings, "VM_RUN_AS_JOB_USER") is not False:
-        return []
-    seen = "VM_SHARE_SCRATCH = 9p takes VM_RUN_AS_JOB_USER, which is off: no directory is shared with a VM."
-    return [Finding(CHECK, OFF, LOOKED_AT, seen, "set VM_RUN_AS_JOB_USER = True, or VM_SHARE_SCRATCH = none.")]
 
 
 def networking(settings: Settings, vm_type: str) -> Finding | None:

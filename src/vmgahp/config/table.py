@@ -125,7 +125,9 @@ SETTINGS = (
     Setting("VM_METRICS_INTERVAL", "integer", "60",
         "How often what a VM uses goes to vm_metrics.jsonl and home with the job; 0: there is no such "
         "file.", unit="seconds"),
-    Setting("VM_RUN_AS_JOB_USER", "bool", "true", "Whether QEMU runs with the job user's uid and gid."),
+    Setting("VM_RUN_AS_JOB_USER", "bool", "false",
+        "Whether QEMU runs with the job user's uid and gid, and not as libvirt's own user. It always does "
+        "for a job that shares a directory (VM_SHARE_SCRATCH)."),
     Setting("VM_REPORT_PID", "bool", "true",
         "Whether HTCondor is told which process runs the guest. It then measures QEMU's memory, which is "
         "more than the guest's."),
@@ -143,8 +145,8 @@ SETTINGS = (
         "A program, run as root, that is given the job ad and may print a MAC address for the NIC "
         "of a VM that libvirt runs.", types=LIBVIRT),
     Setting("VM_SHARE_SCRATCH", "string", "none",
-        "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. It takes "
-        "VM_RUN_AS_JOB_USER, so that the guest can reach no more than its user can.",
+        "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. Its QEMU runs "
+        "as the job's user then, so that the guest can reach no more than its user can.",
         words=("none", "9p"), types=QEMU),
     Setting("VM_CATALOG", "path", "",
         "A TOML file with the images of this machine that jobs may name as catalog:<name> in vm_disk, as "

@@ -330,25 +330,29 @@ def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Pa
 @as_root
 def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     execute = pool.directory / "execute"
-    assert access.scratch(pool.context(), KNOWN, "qemu").verdict == OK
+    assert access.scratch(pool.context(), "qemu").verdict == OK
     execute.chmod(0o700)
     for as_user in (True, False):
-        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), KNOWN, "qemu")
+        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), "qemu")
         assert (found.verdict, found.hint) == (BAD, f"chmod o+x {execute}")
-        assert ("stranger" in found.seen) is not as_user
     execute.chmod(0o755)
     pool.directory.chmod(0o750)
-    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), KNOWN, "qemu").seen
-    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), KNOWN, "qemu").seen
+    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), "qemu").seen
+    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), "qemu").seen
 
 
 @as_root
-def test_two_groups_leave_libvirts_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
     monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
-    judged(access.scratch(pool.context(), KNOWN, "kvm"), OFF, "two groups", hint="chmod o+x /var/lib/libvirt/qemu")
+    mends = "chmod o+x /var/lib/libvirt/qemu"
+    judged(access.scratch(pool.context(), "kvm"), OK)
+    found = judged(access.scratch(pool.context(VM_RUN_AS_JOB_USER=True), "kvm"), BAD, "two groups", hint=mends)
+    assert "VM_RUN_AS_JOB_USER = False" in found.hint
+    found = judged(access.scratch(pool.context(VM_SHARE_SCRATCH="9p"), "kvm"), OFF, "two groups", hint=mends)
+    assert "VM_SHARE_SCRATCH = none" in found.hint
     (pool.directory / "execute").chmod(0o700)
-    judged(access.scratch(pool.context(), KNOWN, "kvm"), BAD, "stranger")
+    judged(access.scratch(pool.context(), "kvm"), BAD, "may not pass")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class TestLibvirt:
     """With the real libvirtd."""
 
     def test_the_domain_that_it_would_be(self, pool: Condor, ad: Ad) -> None:
-        trial = tried(pool, ad.write("JobVMVNCConsole = true"))
+        trial = tried(pool, ad.write("JobVMVNCConsole = true"), VM_RUN_AS_JOB_USER=True)
         assert {finding.verdict for finding in trial.findings} == {OK}
         assert f"+{ad.directory.stat().st_uid}:" in trial.description, "the job's user"
         parts = (f"<name>{NAME}</name>", f'file="{ad.disk}"', 'passwd="(one-time)"', "verysecret")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.drivers.libvirt.support import (
     WANTS,
     Job,
     done,
+    driver_for,
     evict,
     moved,
     refused,
@@ -22,11 +24,13 @@ from tests.drivers.libvirt.support import (
     words_of,
 )
 from tests.peer import Peer
-from vmgahp.drivers.libvirt import firmware
+from vmgahp import errors, findings
+from vmgahp.drivers.libvirt import describe, firmware, survey
 
 pytestmark = pytest.mark.libvirt
 
 MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
 BAD_DISK = "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"
 
 UEFI = ('VMPARAM_vm_Firmware = "uefi"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"', "JobVMMemory = 128")
@@ -244,11 +248,46 @@ def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], option
     assert said in refused(job, MISMATCHED, *option.splitlines(), **settings)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
-def test_libvirts_own_user_shares_nothing(job: Job) -> None:
-    assert "VM_RUN_AS_JOB_USER" in refused(
-        job, MISMATCHED, "VMPARAM_vm_Share = true", VM_SHARE_SCRATCH="9p", VM_RUN_AS_JOB_USER=False
-    )
+def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (describe, survey):
+        monkeypatch.setattr(module, "groups_for_qemu", lambda _domain_type: {991, 992})
+
+
+@as_root
+def test_libvirts_own_user_shares_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where QEMU cannot run as the job's user, the job is held, and the machine says so."""
+    two_groups(monkeypatch)
+    driver, ad = driver_for(job, [], VM_SHARE_SCRATCH="9p", ad=("VMPARAM_vm_Share = true",))
+    with pytest.raises(errors.JobFault, match="QEMU cannot run as the job's user"):
+        driver.start(ad)
+    assert driver.survey(time.monotonic() + 20).attributes["share"] == "none"
+    driver.close()
+
+
+@as_root
+@pytest.mark.parametrize("as_job_user", [False, True])
+def test_only_a_job_that_shares_has_a_qemu_of_its_users(job: Job, as_job_user: bool) -> None:
+    for option, expected in (("false", as_job_user), ("true", True)):
+        with running(
+            job, f"VMPARAM_vm_Share = {option}", VM_SHARE_SCRATCH="9p", VM_RUN_AS_JOB_USER=as_job_user
+        ) as peer:
+            pid = peer.run("GETPID", 1)[1]
+            assert (os.stat(f"/proc/{pid}").st_uid == job.scratch.stat().st_uid) == expected
+
+
+@as_root
+def test_two_groups_are_the_machines_fault_where_qemu_is_to_be_the_jobs_user(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe says so; no job is tried."""
+    two_groups(monkeypatch)
+    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=True)
+    [found] = [found for found in driver.survey(time.monotonic() + 20).findings if found.check == "QEMU's user"]
+    assert found.verdict == findings.BAD
+    assert "chmod o+x /var/lib/libvirt/qemu" in found.hint
+    with pytest.raises(errors.MachineFault, match="two groups"):
+        driver.start(ad)
+    driver.close()
 
 
 # What nobody knows

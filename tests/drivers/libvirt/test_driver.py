@@ -68,15 +68,17 @@ def test_files_stay_the_job_users_own(job: Job) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
 def test_qemu_runs_as_the_jobs_user(job: Job) -> None:
     job.scratch.chmod(0o700)
-    with running(job) as peer:
+    with running(job, VM_RUN_AS_JOB_USER=True) as peer:
         assert os.stat(f"/proc/{peer.run('GETPID', 1)[1]}").st_uid == job.scratch.stat().st_uid
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
-def test_libvirts_own_user_runs_qemu_where_the_settings_say_so(job: Job) -> None:
+def test_libvirts_own_user_runs_qemu_by_default(job: Job) -> None:
     make_guest(job.disk, seconds=1)
     owner = job.scratch.stat().st_uid
-    with running(job, VM_RUN_AS_JOB_USER=False) as peer:
+    job.scratch.chmod(0o700)
+    job.disk.chmod(0o600)
+    with running(job) as peer:
         assert os.stat(f"/proc/{peer.run('GETPID', 1)[1]}").st_uid not in (0, owner)
         run_to_its_end(peer, job)
     assert "vmgahp guest done" in job.console()

@@ -122,7 +122,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     add("KVM", *parts["kvm"], device, *parts["cpu"])
     accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
     if on_libvirt:
-        scratch = access.scratch(context, known, "qemu" if accel == "tcg" else "kvm")
+        scratch = access.scratch(context, "qemu" if accel == "tcg" else "kvm")
         add("QEMU's user and its confinement", scratch, access.confinement(context, known), *parts["disk"])
     else:
         add("The scratch directories", *parts["disk"])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context, User, down_to, first_closed, who_is
-from vmgahp.findings import OK, Finding
+from vmgahp.findings import Finding
 
 LIBVIRT_DEADLINE = 3.0
 """Seconds to ask libvirtd for its capabilities."""
@@ -79,10 +79,10 @@ def kvm_device(context: Context, known: Capabilities) -> Finding | None:
     return check.ok(f"{known.qemu.name} may open it")
 
 
-def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: str) -> Finding:
-    """Whether QEMU gets at the jobs' disks in EXECUTE, as the user that it will run as."""
+def scratch(context: Context, domain_type: str) -> Finding:
+    """Whether the job's user, as whom the disks are opened, gets at them in EXECUTE, and QEMU can be that user."""
     execute = context.settings.string("EXECUTE")
-    check = Check("QEMU's user", "EXECUTE and all directories above it, as QEMU's user")
+    check = Check("QEMU's user", "VM_RUN_AS_JOB_USER; EXECUTE and all directories above it, as the job's user")
     if not execute:
         return check.unknown("EXECUTE is not set: there is no HTCondor here.")
     if not os.path.isdir(execute):
@@ -92,46 +92,23 @@ def scratch(context: Context, known: Capabilities | errors.Fault, domain_type: s
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
     if not context.is_root:
-        return check.unknown("Only root can look as QEMU's user.", "run vmgahp doctor as root.")
-    if context.settings.boolean("VM_RUN_AS_JOB_USER"):
-        from vmgahp.drivers.libvirt.describe import QEMU_DIRECTORY, groups_for_qemu
-
-        groups = groups_for_qemu(domain_type)
-        if len(groups) > 1:
-            seen = (
-                f"VM_RUN_AS_JOB_USER is on, and QEMU needs two groups at once, for {QEMU_DIRECTORY} and for "
-                "/dev/kvm; libvirt gives it one. So it runs as libvirt's own user."
-            )
-            below = _as_libvirts_user(known, execute, check)
-            hint = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 /dev/kvm)"
-            if below.verdict != OK:
-                return below._replace(seen=f"{seen} {below.seen}", hint=f"{hint}; or {below.hint}")
-            return check.off(seen, hint)
-        gid = next(iter(groups), NOBODY)
-        nobody = User("the job's user", NOBODY, gid, (gid,))
-        return _passes(
-            nobody, execute, check, "the job's user (VM_RUN_AS_JOB_USER), such as nobody, in no group of its own"
-        )
-    return _as_libvirts_user(known, execute, check)
-
-
-def _as_libvirts_user(known: Capabilities | errors.Fault, execute: str, check: Check) -> Finding:
-    if isinstance(known, errors.Fault):
-        return check.unknown(f"Who that is, libvirt did not say: {known.problem}")
-    if known.qemu is None:
-        return check.unknown("libvirt does not say as whom it runs QEMU.")
-    return _passes(known.qemu, execute, check, f"libvirt's own user, {known.qemu.name}")
-
-
-def _passes(who: User, execute: str, check: Check, what: str) -> Finding:
-    closed = first_closed(who, down_to(execute))
+        return check.unknown("Only root can look as the job's user.", "run vmgahp doctor as root.")
+    closed = first_closed(User("the job's user", NOBODY, NOBODY, (NOBODY,)), down_to(execute))
+    what = "the job's user, such as nobody, in no group of its own"
     if closed is None:
         return check.unknown(f"It could not be looked at as {what}.")
     if closed:
-        return check.bad(
-            f"QEMU runs as {what}, and may not pass {closed} on the way to the jobs' disks in EXECUTE = {execute}.",
-            f"chmod o+x {closed}",
-        )
+        seen = f"Disks are opened as {what}, who may not pass {closed} on the way to them in EXECUTE = {execute}."
+        return check.bad(seen, f"chmod o+x {closed}")
+    as_job_user = context.settings.boolean("VM_RUN_AS_JOB_USER")
+    if as_job_user or context.settings.string("VM_SHARE_SCRATCH").lower() == "9p":
+        from vmgahp.drivers.libvirt.describe import TWO_GROUPS, TWO_GROUPS_HINT, groups_for_qemu
+
+        if len(groups_for_qemu(domain_type)) > 1:
+            if as_job_user:
+                return check.bad(f"VM_RUN_AS_JOB_USER is on, and {TWO_GROUPS}.", TWO_GROUPS_HINT)
+            hint = TWO_GROUPS_HINT.replace("VM_RUN_AS_JOB_USER = False", "VM_SHARE_SCRATCH = none")
+            return check.off(f"No directory is shared with a VM (VM_SHARE_SCRATCH = 9p): {TWO_GROUPS}.", hint)
     return check.ok(f"{what}, may pass every directory down to {execute}")
 
 

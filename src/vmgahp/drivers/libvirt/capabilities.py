@@ -78,9 +78,9 @@ def require(
         return
     if wanted.share and not label and identity.switching:
         raise _refused(
-            "VMPARAM_vm_Share is set, and QEMU runs as libvirt's own user on this machine (VM_RUN_AS_JOB_USER), who "
-            "is not to work on the job's files",
-            "require another machine, or hand the files over on a disk.",
+            "VMPARAM_vm_Share is set, and on this machine QEMU cannot run as the job's user, who alone is to work on "
+            "the job's files",
+            "require another machine (VM_kvm_ATTR_share), or hand the files over on a disk.",
         )
     if wanted.tpm and not has_tpm():
         raise _refused(

@@ -34,6 +34,10 @@ VNC_FILE = "vm_vnc.json"
 QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
 """Where libvirt keeps the monitor socket and the keys of each domain; QEMU must be able to enter it."""
 
+TWO_GROUPS = f"QEMU needs two groups at once, for {QEMU_DIRECTORY} and for {kvm.DEVICE}, and libvirt gives it one"
+"""Why it cannot run as the job's user (`groups_for_qemu`)."""
+TWO_GROUPS_HINT = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 {kvm.DEVICE}), or set VM_RUN_AS_JOB_USER = False."
+
 SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
 
@@ -96,7 +100,7 @@ class Describer:
         """What this machine makes of a job. Raises `errors.Fault` for what it cannot do."""
         if self.settings.xml_script():
             return Plan(job, spec, domain_type, "", passt=False)
-        label = self._dac_label(domain_type)
+        label = self._dac_label(spec, domain_type)
         capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
         passt = any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type)
         panic = capabilities.panic_model(spec, domain_type, self._connection)
@@ -212,24 +216,20 @@ class Describer:
 
     # The user that QEMU runs as
 
-    def _dac_label(self, domain_type: str) -> str:
+    def _dac_label(self, spec: JobSpec, domain_type: str) -> str:
         """``+uid:+gid`` of the job's user for QEMU, or empty to leave it to libvirt.
 
-        With it QEMU can read and write just what the job's user can, in a scratch directory of mode 700 and
-        on an NFS without root's rights too, and libvirt need not change the owner of any image. QEMU must
-        still get into libvirt's directory and at /dev/kvm; where those are kept to a group, it runs with
-        that group. libvirt gives a domain one group, so two of them leave libvirt's own user as the way.
+        Its disks QEMU gets open, as whomever it runs; a directory that is shared with the guest it works on as the
+        job's user alone. That one QEMU must get into libvirt's directory and at /dev/kvm; where those are kept to a
+        group, it runs with that group, of which libvirt gives a domain one. Raises `errors.MachineFault`.
         """
-        if not (self.identity.switching and self.settings.boolean("VM_RUN_AS_JOB_USER")):
-            return ""
-        if self._connection.uri != SYSTEM_URI:
+        wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
+        if not (self.identity.switching and (wanted or spec.devices.share)) or self._connection.uri != SYSTEM_URI:
             return ""
         needed = groups_for_qemu(domain_type) - {self.identity.gid}
         if len(needed) > 1:
-            self.log(
-                f"QEMU runs as libvirt's user and not as the job's: {QEMU_DIRECTORY} and {kvm.DEVICE} belong to "
-                f"two groups. chmod o+x {QEMU_DIRECTORY} fixes it"
-            )
+            if wanted:
+                raise errors.MachineFault(f"VM_RUN_AS_JOB_USER is on, and {TWO_GROUPS}.", TWO_GROUPS_HINT)
             return ""
         gid = needed.pop() if needed else self.identity.gid
         return f"+{self.identity.uid}:+{gid}"

@@ -14,7 +14,15 @@ from vmgahp.drivers.base import Logger, Survey, Value
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
 from vmgahp.drivers.libvirt.capabilities import arches, has_tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import cpu_mode, domain_capabilities, has_passt
+from vmgahp.drivers.libvirt.describe import (
+    SYSTEM_URI,
+    TWO_GROUPS,
+    TWO_GROUPS_HINT,
+    cpu_mode,
+    domain_capabilities,
+    groups_for_qemu,
+    has_passt,
+)
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.findings import OFF, OK, Finding
@@ -115,6 +123,9 @@ class LibvirtSurveyor:
         tried = self._try_emulator(qemu, accel, slirp, end)
         if not self.settings.xml_script():  # which describes a CPU of its own
             found.append(tried)
+        if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
+            outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
+            found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
         networking = []
         for kind in wanted:
             finding = self._judge_network(kind, host, outcomes, qemu.passt, tried)
@@ -186,6 +197,10 @@ class LibvirtSurveyor:
             return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
         return Finding("cpu", OK, looked_at, "QEMU starts and answers")
 
+    def _may_be_the_jobs(self, accel: str) -> bool:
+        """Whether QEMU can run as the job's user, wherever libvirt is asked for another user than the own."""
+        return self._connection.uri != SYSTEM_URI or len(groups_for_qemu(accel)) < 2
+
     # What is made of them
 
     def _judge_kvm(self, reason: object, found: list[Finding]) -> str:
@@ -243,7 +258,7 @@ class LibvirtSurveyor:
             "arches": ",".join(arches(host.capabilities, emulates=emulates)),
             "tpm": has_tpm(),
             "iso": iso.can_write(),
-            "share": self.settings.string("VM_SHARE_SCRATCH").lower(),
+            "share": self.settings.string("VM_SHARE_SCRATCH").lower() if self._may_be_the_jobs(accel) else "none",
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
