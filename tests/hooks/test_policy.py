@@ -14,6 +14,7 @@ from tests import REPOSITORY
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import mac, policy, program, stylesheet
+from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
 
 EXAMPLES = REPOSITORY / "config" / "policy"
@@ -549,3 +550,19 @@ def test_a_policy_is_looked_at_without_a_job(write: Write, place: Path) -> None:
     ):
         with pytest.raises(MachineFault, match=name):
             policy.inspect(Settings(good | {name: value}))
+
+
+def test_a_machine_that_cannot_evaluate_its_requirements_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise engine.Failed("HTCondor's ClassAd module is not on this machine") from ImportError()
+
+    monkeypatch.setattr(engine, "_ask", fail)
+    with pytest.raises(MachineFault, match="ClassAd module") as caught:
+        requires("true")
+    assert "htcondor" in caught.value.hint
+
+
+def test_a_job_that_brings_the_requirements_down_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CPU_SECONDS", 2)
+    with pytest.raises(JobFault, match="regexp"):
+        requires('regexp("(?:a|b)*c", Name) =!= true', Name=f'"{"ab" * 400_000}"')

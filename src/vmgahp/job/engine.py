@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ SECONDS, CPU_SECONDS = 60.0, 10
 """For all expressions of an ad together."""
 MOST_MEMORY = 1 << 30
 """Bytes of address space."""
-LONGEST_RESULT = 64 << 20
+LONGEST_RESULT = 16 << 20
 
 NOBODY = 65534
 
-_NO_ENGINE = 3
-"""The exit status where HTCondor's Python package is not there."""
+_NOT_RUN = (126, 127)
+_NO_ENGINE, _TOO_MUCH = 3, 4
+"""The exit status where HTCondor's Python package is not there, and where Python itself gives up."""
 
 
 class Failed(Exception):
@@ -97,6 +99,9 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
         raise Failed("HTCondor's ClassAd module is not on this machine") from ImportError("classad2")
     if done.status is None:
         raise Failed(f"that took more than {SECONDS:g} s")
+    if done.status in (1, *_NOT_RUN):
+        last = done.complaints[-1] if done.complaints else "it says nothing"
+        raise Failed(f"the job's user cannot run {sys.executable} for it ({shown(last.strip())})")
     if done.status != 0:
         raise Failed("HTCondor's ClassAd engine needs too much time or memory for them, or fails")
     return json.loads(done.out)
@@ -162,4 +167,7 @@ def _plain(classad2: "Any", look: "Any") -> "Found":
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (MemoryError, RecursionError, ValueError):
+        sys.exit(_TOO_MUCH)

@@ -8,7 +8,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, Plain
-from vmgahp.job.attributes import ATTRIBUTES
+from vmgahp.job.attributes import ATTRIBUTES, OPTIONS
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.devices import ARCHES
 from vmgahp.job.disks import DISK, entries
@@ -25,16 +25,13 @@ def folded(ad: JobAd, settings: Settings) -> JobAd:
     vm_type = ad.vm_type()
     found: dict[str, Plain | None] = {}
     for row in ATTRIBUTES:
-        names = [row.name]
-        if row.name.startswith(PREFIX):
-            option = row.name.removeprefix(PREFIX)
-            names += [GENERAL + option, f"VM_{vm_type}_ATTR_{option}"]
+        names = _names(row.name.removeprefix(PREFIX), vm_type) if row in OPTIONS else [row.name]
         said = [name for name in names if ad.value(name) is not None]
         if said:
-            value = _value(ad, said[-1], row.kind)  # the last one counts, as in `options`
+            value = _value(ad, said[-1], row.kind)
             if isinstance(value, str) and row.name in _ANY_CASE:
                 value = value.lower()
-            found |= dict.fromkeys(names if row.name != DISK else [DISK], value)
+            found |= dict.fromkeys(names, value)
     found |= _numbers(ad) | _words(ad, vm_type)
     granted = _nics(ad, settings)
     text = found.get(PREFIX + NICS)
@@ -43,9 +40,14 @@ def folded(ad: JobAd, settings: Settings) -> JobAd:
     if granted:
         found["JobVMNetworkingType"] = granted[0].networking_type
         found["JobVM_MACADDR"] = granted[0].mac or None
-        names = [PREFIX + NICS, GENERAL + NICS, f"VM_{vm_type}_ATTR_{NICS}"]
-        found |= dict.fromkeys(names, ", ".join(map(str, granted)))
+        found |= dict.fromkeys(_names(NICS, vm_type), ", ".join(map(str, granted)))
     return ad.changed(found)
+
+
+def _names(option: str, vm_type: str) -> list[str]:
+    """All names of an option; the last one that the job has counts, as in `options`."""
+    of_type = [f"VM_{vm_type}_ATTR_{option}"] if vm_type.isascii() and vm_type.replace("_", "a").isalnum() else []
+    return [PREFIX + option, GENERAL + option, *of_type]
 
 
 def _value(ad: JobAd, name: str, kind: str) -> Plain | None:
@@ -74,10 +76,9 @@ def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
         found[accepted_types.TYPES] = vm_type
     if (disks := ad.string(DISK)) is not None:
         found[DISK] = ",".join(":".join(entry.fields) for entry in entries(disks))
-    for name in (PREFIX + ARCH, GENERAL + ARCH, f"VM_{vm_type}_ATTR_{ARCH}"):
-        if (arch := ad.string(name)) is not None:
-            arch = ARCHES.get(arch.strip().lower(), arch)
-            found |= dict.fromkeys((PREFIX + ARCH, GENERAL + ARCH, f"VM_{vm_type}_ATTR_{ARCH}"), arch)
+    names = _names(ARCH, vm_type)
+    for arch in filter(None, map(ad.string, names)):
+        found |= dict.fromkeys(names, ARCHES.get(arch.strip().lower(), arch))
     kernel = (ad.string("VMPARAM_Xen_Kernel") or "").strip().lower()
     if kernel in ("vmx", "included"):
         found["VMPARAM_Xen_Kernel"] = kernel
