@@ -20,10 +20,12 @@ _ENVIRONMENT = ("environment", "env")
 _HIDDEN_IN_LOGS = (*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, *_ENVIRONMENT)
 
 _HIDDEN_VALUE = (
-    rf"(?i)(?<!\w)((?:(?:{'|'.join(PRIVATE_ATTRIBUTES)}|{PRIVATE_PREFIX}[\w.]*)(?!\w)[ \t\"']*[=:]"
+    rf"(?i)(?<!\w)(?:((?:(?:{'|'.join(PRIVATE_ATTRIBUTES)}|{PRIVATE_PREFIX}[\w.]*+)(?!\w)[ \t\"']*[=:]"
     rf"|(?:{'|'.join(_ENVIRONMENT)})(?!\w)[ \t\"']*=)[ \t]*)"
     # Up to the closing quote, which no backslash precedes, or to the end of the line.
     r'(?:"(?:[^"\n]|(?<=\\)"(?=[^\n]))*+"|[^\n]*)'
+    # A long name without a value is passed as a whole: it may be all of a line, and have such a name at every dot.
+    rf"|{PRIVATE_PREFIX}[\w.]*+)"
 )
 _CLAIM_ID = r"(>#\d*#\d*#)[^ \t\r\n\",']*"
 
@@ -50,7 +52,8 @@ def redact(text: str) -> str:
     if ">#" in text or any(name in lower for name in _HIDDEN_IN_LOGS):
         import re  # late: a server's first lines, before its first reply, have none of this
 
-        return re.sub(_CLAIM_ID, r"\1...", re.sub(_HIDDEN_VALUE, r"\1<hidden>", text))
+        hidden = re.sub(_HIDDEN_VALUE, lambda found: f"{found[1]}<hidden>" if found[1] else found[0], text)
+        return re.sub(_CLAIM_ID, r"\1...", hidden)
     return text
 
 
