@@ -41,7 +41,9 @@ def _change(data: bytes, other: bytes, changes: list[tuple[int, int, int, bytes]
         elif how == 3 and made:
             made[place % len(made)] ^= 1 << size % 8
         elif how == 4:
-            made[place:place] = made[place : place + size % 256] * (size % 3 + 1)
+            piece = made[place : place + size % 256]
+            often = 1 + size % 3 if size % 16 else LONGEST // (len(piece) + 1)  # what is quadratic shows in the long
+            made[place:place] = piece * often
         elif how == 5:
             start = size % (len(other) + 1)
             made[place:] = other[start:]
