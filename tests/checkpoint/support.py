@@ -15,9 +15,12 @@ def image(
     number: int = 0,
     offset: int | None = None,
     rest: bytes = bytes(64) + b"QEVM",
+    pad: bytes = b"",
 ) -> bytes:
     length = len(xml) + len(cookie) + 64 if length is None else length
     offset = len(xml) * bool(cookie) if offset is None else offset
-    return struct.pack("=16s5I", magic, version, length, running, number, offset).ljust(HEADER, b"\0") + (
-        xml + cookie + rest
+    return (
+        struct.pack("=16s5I", magic, version, length, running, number, offset).ljust(HEADER - len(pad), b"\0")
+        + pad
+        + (xml + cookie + rest)
     )

@@ -25,7 +25,7 @@ CONTENTS = {
     "root.qcow2": b"root" * 50_000,
     "template.img": b"template" * 20_000,
     "data.img": b"data" * 30_000,
-    "vm_checkpoint.mem": image(rest=b"memory" * 300_000),
+    "vm_checkpoint.mem": image(rest=bytes(64) + b"QEVM" + b"memory" * 300_000),
     "toy.state": b"toy" * 1000,
     "toy.disk": b"disk" * 1000,
 } | {

@@ -2,13 +2,16 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import jobs
 from tests.checkpoint.support import image
-from vmgahp.checkpoint.memory_image import HEADER, LARGEST_HEAD, UNFINISHED, Damaged, Head, inspect
+from vmgahp.checkpoint.memory_image import HEADER, LARGEST_HEAD, UNFINISHED, Damaged, Head, inspect, substitute
+from vmgahp.host.job_user import Identity
 
 
 def look(content: bytes) -> Head:
@@ -19,8 +22,11 @@ def look(content: bytes) -> Head:
 
 
 def test_what_libvirt_writes() -> None:
-    assert look(image()) == Head("<domain/>", "raw", True)
-    assert look(image(cookie=b"", number=6, running=0)) == Head("<domain/>", "sparse", False)
+    assert look(image()) == Head("<domain/>", "<cookie />", "raw", True, HEADER + 10 + 10 + 64)
+    assert look(image(cookie=b"", number=6, running=0)) == Head("<domain/>", "", "sparse", False, HEADER + 10 + 64)
+
+
+COOKIE = b"<cookie>\n <cpu mode='custom'><model fallback='forbid'>EPYC-v3</model></cpu>\n <slirpHelper/>\n</cookie>\0"
 
 
 @pytest.mark.parametrize(
@@ -41,11 +47,96 @@ def test_what_libvirt_writes() -> None:
         (image(xml=b"<domain/>", offset=9), "does not end"),
         (image(cookie=b"<cookie/>", rest=b"x" * 64), "does not end"),
         (image(xml=b"\xff\0"), "UTF-8"),
+        (image(running=2), "what libvirt does not write"),
+        (image(pad=b"\1"), "what libvirt does not write"),
+        (image(xml=b"<domain/>\0<domain/>\0"), "something after"),
+        (image(rest=bytes(63) + b"xQEVM"), "something after"),
+        (image(rest=bytes(68)), "not QEMU's"),
+        (image(rest=bytes(64)), "not QEMU's"),
+        (image(cookie=b"<cookie>\0"), "cookie cannot be read"),
+        (image(cookie=b"<!DOCTYPE cookie><cookie/>\0"), "cookie cannot be read"),
+        (image(cookie=b"<cookie><cpu>\xff</cpu></cookie>\0"), "cookie cannot be read"),
+        (image(cookie=b"<cookie>%s</cookie>\0" % (b" " * (1 << 16))), "cookie cannot be read"),
+        (image(cookie=b"<domain/>\0"), "not libvirt's"),
+        (image(cookie=b"<cookie><devices/></cookie>\0"), "not libvirt's"),
+        (image(cookie=COOKIE.replace(b"EPYC-v3", b"EPYC-v3,kvm=off")), "not libvirt's"),
     ],
 )
 def test_what_is_refused(content: bytes, said: str) -> None:
     with pytest.raises(Damaged, match=said):
         look(content)
+
+
+def test_only_the_formats_of_this_machines_settings() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(image(number=1))
+        file.flush()
+        assert inspect(file.fileno(), ("gzip", "raw")).format == "gzip"
+        with pytest.raises(Damaged, match="has the format gzip, and the settings here have raw or zstd"):
+            inspect(file.fileno(), ("raw", "zstd"))
+
+
+@pytest.mark.parametrize("cookie", [b"", COOKIE])
+def test_libvirtd_sees_no_head_of_the_jobs(cookie: bytes) -> None:
+    """The emulator that the XML of a head names is run by libvirtd."""
+    theirs = image(b"<domain><devices><emulator>/scratch/run-me</emulator></devices></domain>\0", cookie)
+    memory = os.urandom(3 << 20)
+    with tempfile.TemporaryFile() as file:
+        file.write(theirs + memory)
+        file.flush()
+        with substitute(file.fileno(), "<domain>größer</domain>") as whole, open(whole.path, "rb") as read:
+            seen = read.read()
+    with tempfile.TemporaryFile() as file:
+        file.write(seen)
+        file.flush()
+        head = inspect(file.fileno())
+    assert (head.xml, head.was_running, head.format) == ("<domain>größer</domain>", True, "raw")
+    assert bool(head.cookie) == bool(cookie)
+    assert seen[head.end :] == b"QEVM" + memory
+    assert b"run-me" not in seen
+
+
+def test_a_head_is_written_over_where_qemu_must_seek(scratch: Path, user: Identity) -> None:
+    """And then it is as it was, also whose it is."""
+    content = image(b"<domain><devices><emulator>/scratch/run-me</emulator></devices></domain>\0", number=6)
+    path = scratch / "image"
+    path.write_bytes(content + bytes(1 << 20))
+    jobs.own(scratch)
+    path.chmod(0o640)
+    descriptor = user.open_scratch(str(scratch), "image", os.O_RDONLY)
+    try:
+        with substitute(descriptor, "<domain/>") as whole:
+            with open(whole.path, "rb") as file:
+                assert inspect(file.fileno()).xml == "<domain/>"
+                seen = file.read()
+            assert seen[len(content) :] == bytes(1 << 20)
+            assert b"run-me" not in seen
+            if os.getuid() == 0:
+                with pytest.raises(PermissionError):
+                    user.open_scratch(str(scratch), "image", os.O_WRONLY)
+        assert path.read_bytes() == content + bytes(1 << 20)
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (user.uid, 0o640)
+        with pytest.raises(Damaged, match="no room"):
+            substitute(descriptor, "<domain>" + "x" * (1 << 16) + "</domain>")
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="there is nobody to be kept off")
+def test_a_file_that_somebody_may_still_write_to_is_not_used(scratch: Path, user: Identity) -> None:
+    path = scratch / "image"
+    path.write_bytes(image(number=6))
+    jobs.own(scratch)
+    descriptor = user.open_scratch(str(scratch), "image", os.O_RDONLY)
+    writing = user.open_scratch(str(scratch), "image", os.O_WRONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            substitute(descriptor, "<domain/>")
+        assert path.read_bytes() == image(number=6)
+        assert path.stat().st_uid == user.uid
+    finally:
+        os.close(descriptor)
+        os.close(writing)
 
 
 @given(st.binary(max_size=300), st.integers(0, HEADER + 20))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmgahp.checkpoint.memory_image import Damaged
-from vmgahp.checkpoint.memory_image_xen import MAGIC, STREAM, Substitute, inspect
+from vmgahp.checkpoint.memory_image_xen import MAGIC, STREAM, inspect, substitute
 
 XML = b"<domain type='xen'><name>a</name></domain>"
 MEMORY = STREAM + os.urandom(3 << 20)
@@ -69,14 +69,14 @@ def test_any_bytes_are_judged(content: bytes) -> None:
 
 def test_another_xml_goes_before_the_same_memory(image: int) -> None:
     other = "<domain type='xen'><description>größer</description></domain>"
-    with Substitute(image, other) as substitute, open(substitute.path, "rb") as read:
+    with substitute(image, other) as whole, open(whole.path, "rb") as read:
         assert read.read() == head(other.encode() + b"\0") + MEMORY
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(image: int) -> None:
     before = os.listdir("/proc/self/fd")
-    with Substitute(image, "<domain/>") as substitute, open(substitute.path, "rb") as read:
+    with substitute(image, "<domain/>") as whole, open(whole.path, "rb") as read:
         assert read.read(64)
-    with Substitute(image, "<domain/>"):
+    with substitute(image, "<domain/>"):
         pass  # nobody has read at all
     assert os.listdir("/proc/self/fd") == before

@@ -1,8 +1,8 @@
 """The head of a memory image as libvirt's QEMU driver writes it, looked at before libvirtd does.
 
-A memory image that comes back with a job may be anything. libvirtd, which is root, takes the length of the
-XML in it from its header, reads as many bytes as that says into memory, up to 4 GiB, and takes them for a
-string that ends. So the header is checked here first, and the XML is read here.
+A memory image that comes back with a job may be anything. Only what libvirt writes is taken, of the formats that the
+settings of this machine have written; and of the head libvirtd sees nothing but the cookie, for what it does by a head
+it does as root (`vmgahp.checkpoint.substitute`).
 
 The layout is ``virQEMUSaveHeader`` of libvirt's ``src/qemu/qemu_saveimage.h``: the magic, five 32-bit
 numbers in the byte order of the machine, padding to 92 bytes, the XML and its NUL, libvirt's "cookie" and
@@ -10,19 +10,30 @@ its NUL, zeroes up to the length in the header, and then QEMU's own stream.
 """
 
 import os
+import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+from xml.etree import ElementTree as etree
+
+from vmgahp.checkpoint.substitute import Held, Substitute
 
 MAGIC, UNFINISHED = b"LibvirtQemudSave", b"LibvirtQemudPart"
 VERSION = 2
 HEADER = 92
 LARGEST_HEAD = 2 << 20
 """Bytes of XML, cookie and padding; libvirt pads a few thousand by 64 KiB."""
+LARGEST_COOKIE = 64 << 10
 
 FORMATS = ("raw", "gzip", "bzip2", "xz", "lzop", "zstd", "sparse")
 """By their numbers in the header. libvirt has the last two since 11.2 and says so itself where it has not."""
+RAW, SPARSE = "raw", "sparse"
+
+STREAM = b"QEVM"
+"""What QEMU's own stream begins with (``QEMU_VM_FILE_MAGIC``)."""
 
 _FIELDS = struct.Struct("=16s5I")
+_IN_COOKIE = re.compile(r"[A-Za-z0-9_.:+-]{0,64}", re.ASCII)
 
 
 class Damaged(Exception):
@@ -35,11 +46,15 @@ class Head:
 
     xml: str
     """The domain as it was saved, VNC password included. Not to be trusted: see `vmgahp.domain.restore`."""
+    cookie: str
+    """What libvirt has noted for itself: the CPU that QEMU has made of the one that it was told. Empty without."""
     format: str
     was_running: bool
+    end: int
+    """Where QEMU's stream begins, in bytes."""
 
 
-def inspect(fd: int) -> Head:
+def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
     """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
     start = os.pread(fd, HEADER, 0)
     if len(start) < HEADER:
@@ -51,14 +66,55 @@ def inspect(fd: int) -> Head:
         raise Damaged("it is not a memory image of libvirt's on a machine of this kind.")
     if number >= len(FORMATS):
         raise Damaged(f"it has a format, number {number}, that is not known.")
+    if FORMATS[number] not in formats:
+        raise Damaged(f"it has the format {FORMATS[number]}, and the settings here have {' or '.join(formats)}.")
+    if running > 1 or any(start[_FIELDS.size :]):
+        raise Damaged("its header has what libvirt does not write.")
     if not 0 < length <= LARGEST_HEAD or cookie >= length:
         raise Damaged("the lengths in its header are not possible.")
     head = os.pread(fd, length, HEADER)
     xml, cookie_text = (head[:cookie], head[cookie:]) if cookie else (head, b"\0")
     if len(head) != length or b"\0" not in xml or b"\0" not in cookie_text:
         raise Damaged("its domain XML does not end.")
+    text, _, xml_rest = xml.partition(b"\0")
+    noted, _, rest = cookie_text.partition(b"\0")
+    if any(xml_rest) or any(rest):
+        raise Damaged("there is something after its domain XML.")
+    if FORMATS[number] == RAW and os.pread(fd, len(STREAM), HEADER + length) != STREAM:
+        raise Damaged("what follows its domain XML is not QEMU's.")
     try:
-        text = xml.partition(b"\0")[0].decode()
+        return Head(text.decode(), _cookie(noted), FORMATS[number], bool(running), HEADER + length)
     except UnicodeDecodeError as error:
         raise Damaged("its domain XML is not UTF-8.") from error
-    return Head(text, FORMATS[number], bool(running))
+
+
+def substitute(fd: int, xml: str, formats: Collection[str] = FORMATS) -> Substitute | Held:
+    """The memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` and `Held` do."""
+    found = inspect(fd, formats)
+    text, cookie = xml.encode() + b"\0", found.cookie.encode() + b"\0" * bool(found.cookie)
+    length = len(text) + len(cookie)
+    if found.format == SPARSE:  # QEMU finds the pages by their places in the file
+        length = found.end - HEADER
+        if len(text) + len(cookie) > length:
+            raise Damaged("its head has no room for the domain XML.")
+    number, at = FORMATS.index(found.format), len(text) if cookie else 0
+    head = _FIELDS.pack(MAGIC, VERSION, length, found.was_running, number, at).ljust(HEADER, b"\0")
+    head += (text + cookie).ljust(length, b"\0")
+    return Held(head, fd) if found.format == SPARSE else Substitute(head, fd, found.end)
+
+
+def _cookie(data: bytes) -> str:
+    """The cookie, where it has no more than words in the elements that libvirt gives it. Raises `Damaged`."""
+    if not data:
+        return ""
+    try:
+        if len(data) > LARGEST_COOKIE or b"<!" in data or b"<?" in data:
+            raise ValueError("it is too long, or has more than elements")
+        top = etree.fromstring(data.decode())
+    except (etree.ParseError, ValueError, RecursionError) as error:
+        raise Damaged(f"its cookie cannot be read: {error}.") from error
+    words = [word for each in top.iter() for word in (*each.attrib.values(), (each.text or "").strip())]
+    known = top.tag == "cookie" and {each.tag for each in top} <= {"cpu", "slirpHelper"}
+    if not known or not all(map(_IN_COOKIE.fullmatch, words)):
+        raise Damaged("its cookie is not libvirt's.")
+    return etree.tostring(top, encoding="unicode")

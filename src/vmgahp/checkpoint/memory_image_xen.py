@@ -1,8 +1,7 @@
 """The header of a memory image of libvirt's Xen driver, and the image with other XML.
 
-That driver takes the domain's XML from the image alone: a restore with an XML of the caller's is not supported. An
-image comes back with the job's files, so what libvirtd gets is a pipe, into which goes a head with our own XML and
-then what follows the head in the image.
+That driver takes the domain's XML from the image alone: a restore with an XML of the caller's is not supported. So it
+must be ours that is there (`vmgahp.checkpoint.substitute`).
 
 The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of
 the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own stream.
@@ -10,11 +9,10 @@ the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own s
 
 import os
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp.checkpoint.memory_image import Damaged
-from vmgahp.host import threads
+from vmgahp.checkpoint.substitute import Substitute
 
 MAGIC = b"libvirt-xml\n \0 \r"
 VERSION = 2
@@ -24,7 +22,6 @@ STREAM = b"LibxlFmt"
 """What Xen's own stream begins with (``LIBXL_SAVE_IDENT``, in the byte order of the file)."""
 
 _HEAD = struct.Struct("=16sII40x")
-_CHUNK = 1 << 20
 
 
 class XenHead(NamedTuple):
@@ -58,51 +55,8 @@ def inspect(fd: int) -> XenHead:
         raise Damaged("its domain XML is not UTF-8.") from error
 
 
-class Substitute:
-    """The memory image of `fd` with `xml` in its head, to be read once from `path`; in a ``with``.
-
-    Raises `Damaged` for what is not an image, and OSError.
-    """
-
-    def __init__(self, fd: int, xml: str) -> None:
-        offset = inspect(fd).end
-        text = xml.encode() + b"\0"
-        self._reading, writing = os.pipe2(os.O_CLOEXEC)
-        self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
-        source = os.dup(fd)
-
-        def feed(write: Callable[[bytes], None]) -> None:
-            write(_HEAD.pack(MAGIC, VERSION, len(text)) + text)
-            position = offset
-            while chunk := os.pread(source, _CHUNK, position):
-                write(chunk)
-                position += len(chunk)
-
-        def run() -> None:
-            try:
-                with os.fdopen(writing, "wb", buffering=0) as out:
-                    feed(lambda data: _write_all(out.fileno(), data))
-            except OSError:
-                pass  # nobody reads any more: who restores has said why
-            finally:
-                os.close(source)
-
-        try:
-            self._thread = threads.start("the memory image", run)
-        except BaseException:
-            for descriptor in (self._reading, writing, source):
-                os.close(descriptor)
-            raise
-
-    def __enter__(self) -> "Substitute":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._reading)
-        self._thread.join()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def substitute(fd: int, xml: str) -> Substitute:
+    """The memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
+    offset = inspect(fd).end
+    text = xml.encode() + b"\0"
+    return Substitute(_HEAD.pack(MAGIC, VERSION, len(text)) + text, fd, offset)

@@ -7,6 +7,7 @@ stays the user's, and it works on a scratch directory that is a file system of i
 """
 
 import os
+import re
 from collections.abc import Callable
 
 import libvirt
@@ -14,6 +15,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image
 from vmgahp.checkpoint.store import CANNOT_SAVE, MEMORY_FILE
+from vmgahp.checkpoint.substitute import Held, Substitute
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 
@@ -24,6 +26,10 @@ PARTIAL_SUFFIX = ".part"
 
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """An image may be as large as all of the guest's memory, and a little for the devices."""
+
+FORMAT_SETTINGS = "VM_MEMORY_IMAGE_FORMAT", "VM_SUSPEND_IMAGE_FORMAT", "VM_CHECKPOINT_IMAGE_FORMAT"
+QEMU_CONF = "/etc/libvirt/qemu.conf"
+"""Where the administrator tells libvirt the format that it is not told by `FORMAT_SETTINGS`."""
 
 
 def partial_name(name: str) -> str:
@@ -129,11 +135,25 @@ class Saver:
     def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
         """Restore a domain from an open memory image, described by `xml` and not by what the image says.
 
-        Its CPUs stand still: whether the guest was running is the image's word too. Raises `libvirt.libvirtError`.
+        Its CPUs stand still: whether the guest was running is the image's word too. Raises `libvirt.libvirtError`,
+        and `errors.MachineFault` for what is no memory image of this machine's settings.
         """
         for action in self.before_restore:
             action()
-        connection.restoreFlags(f"/proc/{os.getpid()}/fd/{descriptor}", xml, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+        try:
+            image = self.substitute(descriptor, xml)
+        except (OSError, memory_image.Damaged) as error:
+            raise _unusable("that is to be restored", self.directory, str(error)) from error
+        with image:
+            connection.restoreFlags(image.path, self.described_by(xml), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+
+    def substitute(self, descriptor: int, xml: str) -> Substitute | Held:
+        """What libvirtd is to read in the place of an image. Raises OSError, `memory_image.Damaged`."""
+        return memory_image.substitute(descriptor, xml, self._formats())
+
+    def described_by(self, xml: str) -> str | None:
+        """The domain XML that a restore is called with."""
+        return xml
 
     def forget(self, name: str) -> None:
         """Remove a memory image that is no longer used."""
@@ -180,6 +200,16 @@ class Saver:
         else:
             domain.saveFlags(path, None, flags)
 
+    def _formats(self) -> list[str]:
+        """The formats that images are written in here, by the settings or by libvirt's own for what they leave open."""
+        wanted = {memory_image.RAW, *(self._settings.string(name) for name in FORMAT_SETTINGS)} - {""}
+        try:
+            with open(QEMU_CONF, encoding="utf-8", errors="replace") as file:
+                wanted.update(re.findall(r'^\s*save_image_format\s*=\s*"(\w+)"', file.read(1 << 20), re.MULTILINE))
+        except OSError:
+            pass  # a libvirtd of a user's own has none
+        return sorted(wanted)
+
     def _require_free_space(self, needed: int) -> None:
         try:
             status = os.statvfs(self.directory)
@@ -202,7 +232,7 @@ class Saver:
 
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
     return errors.MachineFault(
-        f"The memory image {name} in {directory} cannot be used: {reason}.",
+        f"The memory image {name} in {directory} cannot be used: {reason.rstrip('.')}.",
         "see who has changed the job's scratch directory.",
         errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
     )

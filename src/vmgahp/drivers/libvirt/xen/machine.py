@@ -3,7 +3,8 @@
 import libvirt
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint import memory_image, memory_image_xen
+from vmgahp.checkpoint import memory_image_xen
+from vmgahp.checkpoint.substitute import Substitute
 from vmgahp.drivers.libvirt.guest import Check, Make
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.save import Saver
@@ -15,14 +16,11 @@ from vmgahp.metrics import Status
 class XenSaver(Saver):
     """libvirt's Xen driver saves without flags, and restores what the image describes: it is given another image."""
 
-    def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
-        """As `Saver.restore`, the image having `xml` in its head (`memory_image_xen.Substitute`)."""
-        try:
-            image = memory_image_xen.Substitute(descriptor, xml)
-        except (OSError, memory_image.Damaged) as error:
-            raise errors.MachineFault(f"A memory image cannot be used: {error}") from error
-        with image:
-            connection.restoreFlags(image.path, None, libvirt.VIR_DOMAIN_SAVE_PAUSED)
+    def substitute(self, descriptor: int, xml: str) -> Substitute:
+        return memory_image_xen.substitute(descriptor, xml)
+
+    def described_by(self, xml: str) -> None:
+        """Nothing: it takes the XML of the image alone."""
 
     def inspect(self, descriptor: int) -> None:
         memory_image_xen.inspect(descriptor)

@@ -1,0 +1,102 @@
+"""A memory image with another head: what a hypervisor is to restore from instead of the job's file.
+
+What is in the head decides what libvirtd does as root: the domain XML names the emulator, which libvirtd runs to see
+what it can do, and the number of the format the program that it unpacks the image with. The file is the job's user's
+to write at any time, also after a look at it. So libvirtd reads no head of the job's: it gets a pipe, into which go a
+head of our own and then what follows the head in the file; or, where it must be able to seek, the file itself with
+the head written over, once nobody else can write to it.
+"""
+
+import fcntl
+import os
+
+from vmgahp.host import threads
+
+_CHUNK = 1 << 20
+
+
+class Substitute:
+    """`head`, and then all of `fd` from `offset` on, to be read once from `path`; in a ``with``.
+
+    Raises OSError, and `errors.MachineFault` where no thread can be had.
+    """
+
+    def __init__(self, head: bytes, fd: int, offset: int) -> None:
+        self._reading, writing = os.pipe2(os.O_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
+        source = os.dup(fd)
+
+        def feed() -> None:
+            try:
+                with os.fdopen(writing, "wb", buffering=0) as out:
+                    _write_all(out.fileno(), head)
+                    position = offset
+                    while chunk := os.pread(source, _CHUNK, position):
+                        _write_all(out.fileno(), chunk)
+                        position += len(chunk)
+            except OSError:
+                pass  # nobody reads any more: who restores has said why
+            finally:
+                os.close(source)
+
+        try:
+            self._thread = threads.start("the memory image", feed)
+        except BaseException:
+            for descriptor in (self._reading, writing, source):
+                os.close(descriptor)
+            raise
+
+    def __enter__(self) -> "Substitute":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reading)
+        self._thread.join()
+
+
+class Held:
+    """The file of `fd` with `head` over its first bytes, to be read from `path`; in a ``with``, and then as it was.
+
+    Until then it is root's, and nobody has it open who could write to it. Raises OSError, BlockingIOError above all
+    where somebody has.
+    """
+
+    def __init__(self, head: bytes, fd: int) -> None:
+        self._fd = fd
+        self._owner = os.fstat(fd)
+        self._before = b""
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
+        try:
+            if os.geteuid() == 0:
+                os.fchown(fd, 0, 0)
+                os.fchmod(fd, 0o600)
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)  # refused while it is open for writing
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            self._before = os.pread(fd, len(head), 0)
+            self._begin_with(head)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._begin_with(self._before)
+        if os.geteuid() == 0:
+            os.fchmod(self._fd, self._owner.st_mode & 0o777)
+            os.fchown(self._fd, self._owner.st_uid, self._owner.st_gid)
+
+    def _begin_with(self, data: bytes) -> None:
+        if data:
+            writing = os.open(self.path, os.O_WRONLY)
+            try:
+                _write_all(writing, data)
+            finally:
+                os.close(writing)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
