@@ -40,6 +40,7 @@ CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 HINT = "look at the file system of the scratch directory; the VM keeps running."
 
 _MOST_REFUSED = 1000
+_REFUSED = ".refused-"
 
 
 class CheckpointStore(NamedTuple):
@@ -152,12 +153,15 @@ class CheckpointStore(NamedTuple):
 
     # One that cannot be used
 
-    def refuse(self, name: str, unusable: Unusable, own: Iterable[str] = (), *, fresh_disks: bool = False) -> None:
+    def refuse(
+        self, name: str, unusable: Unusable, own: Iterable[str] = (), *, fresh_disks: bool = False
+    ) -> Callable[[], None]:
         """Set the checkpoint of the VM `name` aside, with the files of its `own`, and say why.
 
-        The guest then boots afresh. Raises `errors.JobFault` where the disks are not known to be as they were: a guest
-        that boots from them may find anything, and its owner has to decide. With `fresh_disks` it boots from others,
-        the job's own, which no guest has written to.
+        The guest then boots afresh; if it does not, what is returned makes the files a checkpoint again. Raises
+        `errors.JobFault` where the disks are not known to be as they were: a guest that boots from them may find
+        anything, and its owner has to decide. With `fresh_disks` it boots from others, the job's own, which no guest
+        has written to.
         """
         kept = self.set_aside(own)
         problem = f"The checkpoint of {name} cannot be used: {unusable.reason}"
@@ -168,6 +172,7 @@ class CheckpointStore(NamedTuple):
                 "submit the job again with disks that are in order; the checkpoint's files end in .refused.",
             )
         self.log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
+        return lambda: self._take_back(kept)
 
     def set_aside(self, own: Iterable[str] = ()) -> list[str]:
         """Rename a checkpoint's files, so that its owner can look at them, to ``<name>.refused-<n>``; the new names.
@@ -184,7 +189,7 @@ class CheckpointStore(NamedTuple):
 
     def _set_aside(self, name: str) -> list[str]:
         for number in range(1, _MOST_REFUSED):
-            new = f"{name}.refused-{number}"
+            new = f"{name}{_REFUSED}{number}"
             try:
                 self.identity.rename_scratch(self.directory, name, new, replace=False)
             except FileExistsError:
@@ -193,6 +198,16 @@ class CheckpointStore(NamedTuple):
                 return []
             return [new]
         raise OSError(errno.EEXIST, "there are too many refused checkpoints", self.directory)
+
+    def _take_back(self, kept: list[str]) -> None:
+        """Give the files that were `set_aside` their names again, the manifest last. What fails is logged."""
+        for new in reversed(kept):
+            name = new.rpartition(_REFUSED)[0]
+            try:
+                if name not in self._manifests() or self._is_as_it_was(new):
+                    self.identity.rename_scratch(self.directory, new, name, replace=False)
+            except (OSError, Unusable, errors.Fault) as error:
+                self.log(f"{new} cannot be renamed to {name}: {error}")
 
     # One that is used
 
@@ -231,15 +246,8 @@ class CheckpointStore(NamedTuple):
         A hypervisor that fails may have let it run all the same: where a file was written to meanwhile it is none.
         """
         try:
-            found = files.find(self.identity, self.directory, RESTARTING, self._parse)
-            if found is None:
-                return
-            since = self._status(RESTARTING).st_ctime_ns
-            for file in found.files:
-                if file.transferred and file.role in (DISK, STATE) and self._status(file.path).st_mtime_ns > since:
-                    self.log(f"{file.path!a} was written to: the guest has run, and its checkpoint is no longer valid")
-                    return
-            self.identity.rename_scratch(self.directory, RESTARTING, MANIFEST_FILE)
+            if self._is_as_it_was(RESTARTING):
+                self.identity.rename_scratch(self.directory, RESTARTING, MANIFEST_FILE)
         except (OSError, Unusable, errors.Fault) as error:
             self.log(f"{RESTARTING} cannot be renamed to {MANIFEST_FILE}: {error}")
 
@@ -248,6 +256,21 @@ class CheckpointStore(NamedTuple):
         self._forget(*self._manifests(), RESTARTING, *self._own_files(), *own)
 
     # What helps
+
+    def _is_as_it_was(self, name: str) -> bool:
+        """Whether there is a manifest of that name, and none of its files was written to since it has it.
+
+        Raises OSError, `Unusable` and `errors.Fault`.
+        """
+        found = files.find(self.identity, self.directory, name, self._parse)
+        if found is None:
+            return False
+        since = self._status(name).st_ctime_ns
+        for file in found.files:
+            if file.transferred and file.role in (DISK, STATE) and self._status(file.path).st_mtime_ns > since:
+                self.log(f"{file.path!a} was written to: the guest has run, and its checkpoint is no longer valid")
+                return False
+        return True
 
     def _status(self, name: str) -> os.stat_result:
         descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)

@@ -51,13 +51,11 @@ class ManagedMachine(Machine):
         self.deadlines = deadlines
         self.log = log
         self.state: State = STARTING
-        self._doing = lifecycle.START
-        """The operation under way, `END`, or empty."""
+        self._doing = lifecycle.START  # the operation under way, `END`, or empty
         self.overruled = False
         """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
         self._turn = threading.Condition()
-        self.usage = Usage()
-        """The CPU time of the guest, in seconds."""
+        self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
         """What `report_lost` was told."""
 
@@ -184,9 +182,8 @@ class ManagedMachine(Machine):
 
     def checkpoint(self) -> None:
         if self.no_checkpoint:
-            raise errors.ClientFault(
-                errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed: {self.no_checkpoint}."
-            )
+            problem = f"{self.name} cannot be checkpointed: {self.no_checkpoint}."
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_CHECKPOINT, problem)
         before = self.state
         with self._under_way(lifecycle.CHECKPOINT, "checkpoint"):
             if before is SUSPENDED:
@@ -334,10 +331,9 @@ class ManagedMachine(Machine):
                     return True
                 doing = self._doing
             if time.monotonic() >= latest:
-                raise errors.HypervisorFault(
-                    f"{self.name} cannot be ended: its {doing} has not stopped in {OVERRULE_SECONDS:g} s.",
-                    "its guardian ends it when the server is gone; see why the hypervisor does not answer.",
-                )
+                problem = f"{self.name} cannot be ended: its {doing} has not stopped in {OVERRULE_SECONDS:g} s."
+                hint = "its guardian ends it when the server is gone; see why the hypervisor does not answer."
+                raise errors.HypervisorFault(problem, hint)
             if doing != END:
                 try:
                     self.interrupt()
@@ -383,7 +379,12 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             except Unusable as unusable:
                 if self._server_ends:
                     raise errors.ClientFault(errors.VM_NOT_FOUND, unusable.reason) from unusable
-                return self._carry_out(self.without_checkpoint(plan, unusable))
+                afresh, take_back = self.without_checkpoint(plan, unusable)
+                try:
+                    return self._carry_out(afresh)
+                except BaseException:
+                    take_back()  # no guest runs without it either: it is for another machine, or a better day
+                    raise
         except errors.Fault as fault:
             if (explained := self.explain(job, fault)) is fault:
                 raise
@@ -416,8 +417,8 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
     def keep(self, machine: AnyMachine, plan: Plan) -> None:
         """The guest runs: set up what accompanies it until its end. Raises `errors.Fault` and OSError."""
 
-    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> Plan:
-        """The plan without its checkpoint, which has turned out to be of no use. Raises `errors.JobFault`."""
+    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
+        """The plan without its unusable checkpoint, and what takes that back. Raises `errors.JobFault`."""
         raise NotImplementedError
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
@@ -442,9 +443,8 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             else:
                 machine.undo()
             if isinstance(error, OSError):
-                raise errors.MachineFault(
-                    f"The machine is out of resources: {error}.", "see what is scarce."
-                ) from error
+                problem = f"The machine is out of resources: {error}."
+                raise errors.MachineFault(problem, "see what is scarce.") from error
             raise
         reached("keep.done")
         return machine

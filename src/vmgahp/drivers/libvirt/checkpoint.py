@@ -139,28 +139,22 @@ class LibvirtCheckpoints:
     def find(self, spec: JobSpec, domain_type: str) -> LibvirtRestart | None:
         """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
 
-        One that cannot be used is set aside. Raises `errors.JobFault` as `CheckpointStore.refuse` does.
+        Raises `Unusable`, and `errors.MachineFault`.
         """
         store = self.store(spec)
         store.forget_interrupted()
-        try:
-            manifest = store.load()
-            if manifest is None:
-                return None
-            here = {
-                "domain_type": domain_type,
-                "host_cpu": self._host_cpu(domain_type),
-                "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
-            }
-            store.check(manifest, store.now(spec, here), disk_refs(spec.disks))
-            descriptor = store.open_memory(manifest, spec.memory_mib)
-            if self._is_taken(manifest.facts["uuid"]):
-                os.close(descriptor)
-                raise Unusable(f"a domain with its UUID, {manifest.facts['uuid']}, runs on this machine", True)
-        except Unusable as unusable:
-            store.refuse(spec.name, unusable)
+        manifest = store.load()
+        if manifest is None:
             return None
-        return LibvirtRestart(manifest, descriptor)
+        here = {
+            "domain_type": domain_type,
+            "host_cpu": self._host_cpu(domain_type),
+            "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
+        }
+        store.check(manifest, store.now(spec, here), disk_refs(spec.disks))
+        if self._is_taken(manifest.facts["uuid"]):
+            raise Unusable(f"a domain with its UUID, {manifest.facts['uuid']}, runs on this machine", True)
+        return LibvirtRestart(manifest, store.open_memory(manifest, spec.memory_mib))
 
     def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str) -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""

@@ -2,6 +2,7 @@
 
 import os
 import uuid as uuids
+from collections.abc import Callable
 
 import libvirt
 
@@ -145,9 +146,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self._describer.publish_vnc(spec, machine, xml)
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
-    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> Plan:
-        self._checkpoints.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
-        return plan._replace(may_restart=False)
+    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
+        take_back = self._checkpoints.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
+        return plan._replace(may_restart=False), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
         try:
@@ -276,10 +277,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         except libvirt.libvirtError as error:
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             fault = self._blame(error, doing, machine, plan, order.described)
-            # Where the machine is unfit the checkpoint stays, for another machine or a better day.
-            if restart and type(fault) is not errors.MachineFault:
+            if restart:
                 raise Unusable(fault.problem, True) from error
             raise fault from error
+        except errors.MachineFault as fault:
+            if restart:
+                raise Unusable(fault.problem, True) from fault
+            raise
 
     def _blame(
         self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described

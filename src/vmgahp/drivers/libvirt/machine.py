@@ -1,6 +1,7 @@
 """One domain of libvirt, as the server sees it."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +20,7 @@ from vmgahp.drivers.libvirt.save import SUSPEND_FILE, MemoryFile, Saver
 from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import proc
+from vmgahp.host import proc, threads
 from vmgahp.job import exit_code
 from vmgahp.metrics import Metrics, Status
 
@@ -40,6 +41,9 @@ _STATES = {
 
 DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
+
+RESTORE_SHARE = 2 / 3
+"""Of the time that the client waits: the rest is for a guest that boots afresh in a START."""
 
 LOOK_INTERVAL = 0.5
 """Seconds between two looks at a guest that was asked to power off, or whose save has lost its libvirtd."""
@@ -380,11 +384,31 @@ class LibvirtMachine(ManagedMachine):
             raise
 
     def restart_from(self, descriptor: int, xml: str, check: Check) -> None:
-        """Restore the domain from an open memory image; it runs once `check` has seen it. Raises as `begin`."""
+        """Restore the domain from an open memory image; it runs once `check` has seen it. Raises as `begin`.
+
+        QEMU may wait for ever for what an image lacks: one that is not restored in time is ended.
+        """
+        seconds = self.deadlines.memory * RESTORE_SHARE
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            try:
+                self.end_guest()
+            except errors.Fault as fault:
+                self.log(f"{self.name}, which is not restored in time: {fault.problem}")
 
         def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
-            with self.guest.defined(connection, xml):
-                self.saver.restore(connection, descriptor, xml)
+            try:
+                with self.guest.defined(connection, xml), threads.overseen("the restore", seconds, give_up):
+                    self.saver.restore(connection, descriptor, xml)
+            except libvirt.libvirtError as error:
+                if not late.is_set():
+                    raise
+                raise errors.HypervisorFault(
+                    f"{self.name} was not restored from its saved memory within {seconds:g} s.",
+                    "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk.",
+                ) from error
             return faults.find(connection, self.name, self.uuid)
 
         self.begin(restore, check)

@@ -6,7 +6,7 @@ copy of the ``.vmx``, all in the scratch directory, so HTCondor takes them along
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -71,10 +71,10 @@ class VmrunCheckpoints(NamedTuple):
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault
 
-    def refuse(self, spec: VmwareSpec, unusable: Unusable) -> None:
+    def refuse(self, spec: VmwareSpec, unusable: Unusable) -> Callable[[], None]:
         """Keep a checkpoint aside and say why, as `CheckpointStore.refuse` does."""
         own = state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx")
-        self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
+        return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
 
     def write(
         self, spec: VmwareSpec, vmx_name: str, facts: Facts, cpu_seconds: float, disks: Iterable[tuple[VmdkLayer, ...]]

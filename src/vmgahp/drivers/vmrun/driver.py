@@ -2,6 +2,7 @@
 
 import os
 import uuid as uuids
+from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
@@ -80,9 +81,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.no_output_vm)
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
 
-    def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> VmrunPlan:
-        plan.checkpoints.refuse(plan.spec, unusable)
-        return plan._replace(copy=plan.fresh or plan.copy, fresh=None, restart=None, unusable=None)
+    def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:
+        take_back = plan.checkpoints.refuse(plan.spec, unusable)
+        return plan._replace(copy=plan.fresh or plan.copy, fresh=None, restart=None, unusable=None), take_back
 
     # The contract
 
@@ -201,8 +202,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             fault = faults.from_vmrun(error, doing, [machine.vmx, *_paths(plan.copy)])
             if isinstance(fault, errors.ClientFault):  # the VM was made a moment ago
                 fault = errors.HypervisorFault(fault.problem, "see who changes the job's scratch directory.")
-            # Where the machine is unfit the checkpoint stays, for another machine or a better day.
-            if plan.restart and type(fault) is not errors.MachineFault:
+            if plan.restart:
                 raise Unusable(fault.problem, True) from error
             raise fault from error
 

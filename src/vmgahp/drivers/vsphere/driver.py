@@ -3,7 +3,7 @@
 import os
 import time
 import uuid as uuids
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
@@ -127,10 +127,11 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.no_output_vm)
         self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
 
-    def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> VspherePlan:
+    def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
         # What the guest had is on the server; the disks that came with the job are as at its first start.
-        self._checkpoints().store(plan.spec.working_dir).refuse(plan.spec.name, unusable, fresh_disks=True)
-        return plan._replace(manifest=None, unusable=None)
+        store = self._checkpoints().store(plan.spec.working_dir)
+        take_back = store.refuse(plan.spec.name, unusable, fresh_disks=True)
+        return plan._replace(manifest=None, unusable=None), take_back
 
     # The contract
 

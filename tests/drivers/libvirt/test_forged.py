@@ -1,0 +1,188 @@
+"""Checkpoints and memory images that the job's user has written: none reaches the machine, and none takes it."""
+
+import hashlib
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.libvirt.support import WANTS, Job, done, driver_for, running, until, vacate
+from vmgahp import errors
+from vmgahp.checkpoint.memory_image import HEADER, MAGIC
+
+pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+
+from vmgahp.drivers.libvirt.guest import LibvirtGuest
+
+pytestmark = pytest.mark.libvirt
+
+FIELDS = struct.Struct("=16s5I")
+Forge = Callable[[bytes], bytes]
+
+
+def forge_image(path: Path, forge: Forge) -> None:
+    owner = path.stat()
+    path.write_bytes(forge(path.read_bytes()))
+    if os.getuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def believable(job: Job, forge: Forge = bytes, xml: Callable[[str], str] = str, **facts: object) -> None:
+    """Write another memory image and another XML into the checkpoint, and a manifest that says that they are right."""
+    image, path = job.scratch / "vm_checkpoint.mem", job.scratch / "vm_checkpoint.json"
+    forge_image(image, forge)
+    manifest = json.loads(path.read_text())
+    manifest["facts"] |= {"xml": xml(manifest["facts"]["xml"])} | facts
+    for file in manifest["files"]:
+        if file["role"] == "memory":
+            content = image.read_bytes()
+            file |= {"size": len(content), "digest": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps(manifest))
+
+
+def boots_afresh(job: Job, **settings: object) -> str:
+    """A START that boots the guest anew and keeps the checkpoint aside: what the server's log says."""
+    with running(job, WANTS, **settings) as peer:
+        until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        log = peer.quit()
+    assert (job.scratch / "vm_checkpoint.mem.refused-1").exists()
+    return log
+
+
+def with_head(image: bytes, **changes: int) -> bytes:
+    names = "magic", "version", "length", "running", "number", "cookie"
+    values = dict(zip(names, FIELDS.unpack_from(image), strict=True)) | changes
+    return FIELDS.pack(*values.values()) + image[FIELDS.size :]
+
+
+def with_emulator(image: bytes, program: Path) -> bytes:
+    """The image with another emulator in the XML of its head, of the same length."""
+    _, version, length, running, number, at = FIELDS.unpack_from(image)
+    xml, rest = image[HEADER : HEADER + at - 1].decode(), image[HEADER + at : HEADER + length].rstrip(b"\0")
+    before, _, after = xml.partition("<emulator>")
+    made = f"{before}<emulator>{program}</emulator>{after.partition('</emulator>')[2]}".encode() + b"\0"
+    head = FIELDS.pack(MAGIC, version, length, running, number, len(made)).ljust(HEADER, b"\0")
+    return head + (made + rest).ljust(length, b"\0") + image[HEADER + length :]
+
+
+@pytest.fixture
+def program(job: Job) -> Path:
+    """A program of the job's that leaves a file where anybody may write, should somebody run it."""
+    path = job.scratch / "run-me"
+    (job.scratch / "traces").mkdir()
+    (job.scratch / "traces").chmod(0o777)
+    path.write_text(f"#!/bin/sh\n: > {job.scratch}/traces/$(id -un)\nexit 1\n")
+    path.chmod(0o755)
+    job.own(path)
+    return path
+
+
+def test_no_program_of_a_checkpoints_head_is_run(job: Job, program: Path) -> None:
+    """libvirtd asks the emulator that an XML names what it can do, and takes the XML from the image."""
+    vacate(job)
+    believable(job, lambda image: with_emulator(image, program))
+    with running(job, WANTS):
+        pass
+    assert not list(program.with_name("traces").iterdir())
+
+
+def test_no_program_of_a_suspended_vms_head_is_run(job: Job, program: Path) -> None:
+    with running(job) as peer:
+        done(peer, "SUSPEND")
+        forge_image(job.scratch / "vm_suspend.mem", lambda image: with_emulator(image, program))
+        done(peer, "RESUME")
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+    assert not list(program.with_name("traces").iterdir())
+
+
+def test_a_format_that_the_settings_do_not_write_is_refused(job: Job) -> None:
+    """libvirtd would start a program to unpack it; gzip and QEMU then wait for each other."""
+    vacate(job)
+    believable(job, lambda image: with_head(image, number=1))
+    assert "it has the format gzip, and the settings here have raw" in boots_afresh(job)
+
+
+def stream(image: bytes) -> int:
+    """Where QEMU's own begins."""
+    return HEADER + int(FIELDS.unpack_from(image)[2])
+
+
+def with_stream(image: bytes, memory: bytes) -> bytes:
+    return image[: stream(image)] + memory
+
+
+STREAMS: dict[str, Forge] = {
+    "cut off at once": lambda image: image[: stream(image) + 8],
+    "cut off later": lambda image: image[: (stream(image) + len(image)) // 2],
+    "without an end": lambda image: image[:-100],
+    "random": lambda image: with_stream(image, b"QEVM\0\0\0\3" + os.urandom(1 << 20)),
+    "all ones": lambda image: with_stream(image, b"QEVM\0\0\0\3" + b"\xff" * (1 << 20)),
+    "zeroes": lambda image: with_stream(image, b"QEVM\0\0\0\3" + bytes(1 << 20)),
+    "too long": lambda image: image[: stream(image) + 8] + image[stream(image) + 8 :] * 90,
+}
+
+
+@pytest.mark.parametrize("memory", STREAMS)
+def test_a_memory_that_qemu_does_not_take_is_the_jobs(job: Job, memory: str) -> None:
+    vacate(job)
+    believable(job, STREAMS[memory])
+    boots_afresh(job)
+
+
+MACHINES = ["pc-i440fx-9999", "pc-i440fx-2.0", "pc-q35-7.2", "q35", "virt", "pc"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
+    vacate(job)
+    believable(job, xml=lambda xml: re.sub("machine='[^']*'", f"machine='{machine}'", xml))
+    boots_afresh(job)
+
+
+def test_a_restore_that_hangs_is_ended(job: Job) -> None:
+    """QEMU and gzip wait for each other, as long as nobody ends one of them."""
+    vacate(job)
+    believable(job, lambda image: with_head(image, number=1))
+    began = time.monotonic()
+    log = boots_afresh(job, VM_MEMORY_IMAGE_FORMAT="gzip", VM_GAHP_REQ_TIMEOUT=30)
+    assert "was not restored from its saved memory within 20 s" in log
+    assert time.monotonic() - began < 50
+
+
+def test_a_resume_that_hangs_is_ended_and_the_vm_stays_saved(job: Job) -> None:
+    with running(job, VM_MEMORY_IMAGE_FORMAT="gzip", VM_GAHP_REQ_TIMEOUT=30) as peer:
+        done(peer, "SUSPEND")
+        image = job.scratch / "vm_suspend.mem"
+        good = image.read_bytes()
+        forge_image(image, lambda image: with_head(image, number=1))
+        assert peer.run("RESUME", 1)[0] == "1"
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        forge_image(image, lambda _: good)
+        done(peer, "RESUME")
+        assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
+
+
+def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    vacate(job)
+
+    def sick(*_: object) -> None:
+        raise errors.HypervisorFault("This machine is sick.")
+
+    kept = {path.name: path.read_bytes() for path in job.scratch.iterdir() if path.name.startswith("vm_checkpoint")}
+    driver, ad = driver_for(job, log := [], ad=(WANTS,))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(LibvirtGuest, "begin", sick)
+            with pytest.raises(errors.HypervisorFault, match="sick"):
+                driver.start(ad)
+        assert {name: (job.scratch / name).read_bytes() for name in kept} == kept
+        assert any("cannot be used: This machine is sick" in line for line in log)
+        driver.start(ad).destroy()
+    finally:
+        driver.close()
+    assert job.console().count("vmgahp guest up") == 1, "it went on"
