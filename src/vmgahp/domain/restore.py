@@ -5,8 +5,7 @@ image was in the hands of the job: it came back with the job's files, and whoeve
 any device of the host. So what is restored is *our* XML, made anew from the job and the settings, and from
 the saved one come only the facts that the guest's hardware depends on and that libvirt had chosen by
 itself: on which bus and slot a device is, the machine type, the CPU, the UUID. Each is checked for its form
-and written anew; nothing is copied as it is. libvirt compares the result with the saved XML once more
-(``virDomainDefCheckABIStability``) and refuses what the guest would notice.
+and written anew; nothing is copied as it is. QEMU refuses a memory that does not fit the result.
 
 Every device of the saved VM must be one of ours, or one that libvirt adds to any VM; and every one of ours
 must be there. Otherwise there is a `SavedMismatch`, which names the device.
