@@ -157,7 +157,7 @@ def test_what_brings_the_engine_down_holds_the_job_and_nothing_else(monkeypatch,
 
 def test_literals_and_references_do_not_need_the_engine(monkeypatch):
     def refuse(*_arguments):
-        raise engine.Failed("HTCondor's ClassAd module is not on this machine") from ImportError()
+        raise engine.NoEngine("HTCondor's ClassAd module is not on this machine")
 
     monkeypatch.setattr(engine, "_ask", refuse)
     found = ad(RequestMemory="MY.JobVMMemory", Again="requestmemory")

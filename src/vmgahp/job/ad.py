@@ -201,7 +201,7 @@ class JobAd:
         """
         from vmgahp.job import engine
 
-        return engine.judge(expression, self.values(), self._said.user)
+        return engine.judge(expression, self.values, self._said.user)
 
     def vm_type(self) -> str:
         """JobVMType in lower case; empty where it is missing."""

@@ -7,7 +7,7 @@ attribute that is a secret.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.text import shown
@@ -39,6 +39,10 @@ class Failed(Exception):
     """The engine gave no answer; the text says why."""
 
 
+class NoEngine(Failed):
+    """HTCondor's Python package is not on this machine."""
+
+
 def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "Identity | None") -> "dict[str, Found]":
     """What the `wanted` attributes of an ad come to. Raises `JobFault`: a job without expressions can run."""
     try:
@@ -52,20 +56,24 @@ def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "I
     return found
 
 
-def judge(expression: str, values: "Mapping[str, Plain | None]", user: "Identity | None") -> "Plain | None":
+def judge(
+    expression: str, values: "Callable[[], Mapping[str, Plain | None]]", user: "Identity | None"
+) -> "Plain | None":
     """The value of somebody else's expression over an ad of plain values, which is MY and TARGET alike.
 
     None stands for what is neither. Raises ValueError where it is not an expression, `MachineFault` where there is no
-    engine, and `JobFault` where the values bring it down.
+    engine, and `JobFault` where the values bring it down, or cannot be had.
     """
     try:
-        (found,) = _ask({"judge": expression, "values": dict(values)}, user)
-    except Failed as failed:
-        if failed.__cause__ is not None:
+        (found,) = _ask({"judge": expression, "values": values()}, user)
+    except (Failed, JobFault) as failed:
+        if isinstance(failed, NoEngine) or isinstance(failed.__cause__, NoEngine):
             raise MachineFault(
-                f"{expression} cannot be evaluated: {failed}.",
+                f"{expression} cannot be evaluated: HTCondor's ClassAd module is not on this machine.",
                 "install the Python package htcondor for the Python that runs this daemon.",
             ) from failed
+        if isinstance(failed, JobFault):
+            raise
         raise JobFault(
             MISMATCHED, f"{expression} cannot be evaluated over the job ad: {failed}.", "write shorter values."
         ) from failed
@@ -75,7 +83,7 @@ def judge(expression: str, values: "Mapping[str, Plain | None]", user: "Identity
 
 
 def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
-    """Raises `Failed`, with a cause where it is this machine that lacks something."""
+    """Raises `Failed`."""
     import json
 
     from vmgahp.host.job_user import Identity
@@ -96,7 +104,7 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
     except OSError as error:
         raise Failed(f"a process for it cannot be started ({error})") from error
     if done.status == _NO_ENGINE:
-        raise Failed("HTCondor's ClassAd module is not on this machine") from ImportError("classad2")
+        raise NoEngine("HTCondor's ClassAd module is not on this machine")
     if done.status is None:
         raise Failed(f"that took more than {SECONDS:g} s")
     if done.status in (1, *_NOT_RUN):
