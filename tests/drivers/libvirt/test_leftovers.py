@@ -26,10 +26,10 @@ def left(job: Job) -> Iterator[Job]:
         domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
 
 
-def define(job: Job, *, marked: bool) -> libvirt.virDomain:
+def define(job: Job, *, marked: bool, name: str = "", directory: object = None) -> libvirt.virDomain:
     xml = etree.fromstring(SCRIPTED.format(memory=64, vcpus=1, devices=""))
-    xml.find("name").text = job.name
-    etree.SubElement(xml, "description").text = str(job.scratch)
+    xml.find("name").text = name or job.name
+    etree.SubElement(xml, "description").text = str(directory or job.scratch)
     if marked:
         names.mark(xml)
     return job._connection.defineXML(etree.tostring(xml, encoding="unicode"))
@@ -90,6 +90,28 @@ def test_a_domain_of_an_administrators_stays(left: Job) -> None:
         driver.start(ad)
     driver.close()
     assert left.domain().isPersistent()
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["defined", "defined and running"])
+def test_any_start_clears_what_is_left_of_a_job_that_never_comes_back(left: Job, runs: bool) -> None:
+    """As after a reboot, when its directory has gone. What has a directory, or a mark of nobody's, stays."""
+    gone = left.scratch.parent / "gone"
+    orphan = define(left, marked=True, name=f"{left.name}-gone", directory=gone)
+    lives = define(left, marked=True, name=f"{left.name}-lives")
+    stranger = define(left, marked=False, name=f"{left.name}-stranger", directory=gone)
+    if runs:
+        orphan.create()
+    try:
+        driver, ad = driver_for(left, [])
+        driver.start(ad).destroy()
+        driver.close()
+        with pytest.raises(libvirt.libvirtError, match="not found"):
+            left._connection.lookupByName(f"{left.name}-gone")
+        assert lives.isPersistent()
+        assert stranger.isPersistent()
+    finally:
+        lives.undefine()
+        stranger.undefine()
 
 
 @pytest.mark.parametrize("firmware", ["bios", "uefi"])

@@ -68,7 +68,7 @@ class DiskFiles:
     def associate(self, domain: libvirt.virDomain) -> None:
         """Have libvirt take them for a domain that is about to be made. Raises `libvirt.libvirtError`."""
         for group, descriptor in self._descriptors.items():
-            domain.FDAssociate(group, [descriptor], 0)
+            domain.FDAssociate(group, [descriptor], libvirt.VIR_DOMAIN_FD_ASSOCIATE_SECLABEL_RESTORE)  # SELinux's
 
     def held_still(self) -> AbstractContextManager[Callable[[], None]]:
         """Have nobody write to them while QEMU finds out what they are (`vmgahp.images.still`)."""

@@ -101,6 +101,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def clear(self, plan: Plan) -> None:
         names.clear(self._connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
+        names.sweep(self._connection, self.log)
         self._forget_firmware(plan.spec.name)
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
         self._require_free_macs(plan.spec)
@@ -304,11 +305,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             )
         elif not rule.job_may_cause:
             return fault
-        # QEMU has them open: what libvirt says of their names came of a change by the job's user.
-        if isinstance(fault, errors.MachineFault) and any(path in faults.message_of(error) for path in chosen):
-            return errors.JobFault(
-                errors.INVALID_DISK_PARAM, fault.problem, "let no process rename the disks while their VM starts."
-            )
         # A checkpoint that is of no use is told by a start without it.
         return fault if machine.order.restart else self._second_look(fault, plan)
 

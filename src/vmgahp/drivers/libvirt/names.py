@@ -68,6 +68,21 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
                 raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
 
 
+def sweep(connection: LibvirtConnection, log: Logger) -> None:
+    """Remove what is left defined of any job whose directory is gone and whom nobody looks after. Raises nothing."""
+
+    def look(opened: libvirt.virConnect) -> None:
+        for domain in opened.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
+            if not (_is_strange(domain) or is_claimed(domain.UUIDString()) or os.path.isdir(_directory(domain))):
+                log(f"{domain.name()} was left defined: removing it")
+                end(domain)
+
+    try:
+        connection.call(look)
+    except libvirt.libvirtError as error:
+        log(f"clearing what others have left: {error}")
+
+
 def mark(domain: etree.Element) -> None:
     """Mark the XML of a domain as that of a job."""
     metadata = domain.find("metadata")
