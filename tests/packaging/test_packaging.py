@@ -127,7 +127,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "_CONDOR_VM_MEMORY": "64"}
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "_CONDOR_VM_MEMORY": "64", "VMGAHP_SIMULATED": "1"}
     if os.geteuid() == 0:
         environ |= {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
     return environ
