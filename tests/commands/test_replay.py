@@ -1,5 +1,6 @@
 """Recorded conversations, played to servers: what is the same is, and what differs is found."""
 
+import os
 import subprocess
 import sys
 from collections import deque
@@ -318,3 +319,29 @@ def test_our_server_says_what_the_references_recording_says(scratch: Path) -> No
     assert (done.returncode, done.stdout) == (0, "")
     gone = [f"vmgahp replay: --{name} is gone and is ignored." for name in ("exact", "paced")]
     assert done.stderr.splitlines() == gone
+
+
+HOSTILE = "\x1b[2J\x1b]0;x\x07\x9b2J\u202e\x7f"
+
+
+def test_what_a_server_logs_is_shown_and_never_acted_upon(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text("> VERSION\n< S\n")
+    secret = 'ClaimId = "<1.2.3.4:5>#1#2#SECRET"'
+    code = f"import sys; print({HOSTILE + secret!r}, file=sys.stderr, flush=True); print('S'); input()"
+    options = {"env": {**os.environ, "PYTHONIOENCODING": "utf-8"}}
+    done = vmgahp("replay", tmp_path / "job.txt", "--", sys.executable, "-c", code, **options)
+    assert "\\x1b[2J" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()
+    assert "SECRET" not in done.stderr
+
+
+def test_a_server_that_logs_without_end_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "job.txt").write_text("> VERSION\n< S\n")
+    code = "import os\nwhile True: os.write(2, b'x' * 4096 + b'\\n')"
+    options = ["--timeout", "1", tmp_path / "job.txt", "--", sys.executable, "-c", code]
+    assert vmgahp("replay", *options).returncode == 1
+
+
+def test_a_transcript_without_end_is_not_read(tmp_path: Path) -> None:
+    done = vmgahp("replay", "/dev/zero", "--", "true")
+    assert (done.returncode, "has more than" in done.stderr) == (2, True), done.stderr[-300:]

@@ -61,7 +61,7 @@ def render(page: Page, sections: Sequence[tuple[str, Sequence[Finding]]]) -> str
     blocks = []
     for title, found in sections:
         if found:
-            lines = [page.paint(title, "1")]
+            lines = [page.paint(page.text(title), "1")]
             for finding in found:
                 lines += _finding(page, finding)
             blocks.append("\n".join(lines) + "\n")

@@ -13,7 +13,7 @@ from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
 from vmgahp.protocol.transcript import Step, Transcript, TranscriptError, alike
-from vmgahp.text import escape
+from vmgahp.text import escape, redact
 
 GRACE = 0.3
 """Seconds that the line after a wrong one is waited for: the wrong one may just be one too many."""
@@ -82,7 +82,12 @@ def _complain(text: str) -> None:
 
 def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int:
     """Play to a command and print the differences. Raises OSError where it cannot be started."""
-    with Client(argv, os.environ, log=sys.stderr) as client:
+
+    def heard(mark: str, line: str) -> None:
+        if mark == transcript.STDERR:
+            sys.stderr.write(f"{escape(redact(line))}\n")
+
+    with Client(argv, os.environ, heard=heard) as client:
         replay = Replay(recorded, Pipes(client), timeout)
         differences = replay.run()
         try:
@@ -137,10 +142,11 @@ class Pipes:
         end = time.monotonic() + timeout
         try:
             while (line := self._client.next_line()) is None:
-                if self._client.ended or not self._client.pump(end - time.monotonic()):
+                left = end - time.monotonic()
+                if self._client.ended or not self._client.pump(left) or left < 0:
                     return None
         except ProtocolError as error:
-            return f"({error})"
+            return f"({str(error).partition('; its log:')[0]})"
         return line
 
     def end(self) -> None:

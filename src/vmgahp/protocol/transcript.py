@@ -28,6 +28,9 @@ USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
 MAX_LINE = 1 << 20
 """Bytes of one line that are kept while its end is waited for."""
 
+LARGEST = 8 << 20
+"""Characters of a transcript that is read: a VM that is asked for its status each minute has one of 2 MiB a week."""
+
 HIDDEN = '"<hidden>"'
 """Stands for the value of a secret attribute: a string of ClassAds, so that the line remains an attribute."""
 
@@ -101,7 +104,10 @@ def parse(text: str) -> Transcript:
 def load(path: str) -> Transcript:
     """Read the transcript in a file. Raises OSError and `TranscriptError`."""
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return parse(file.read())
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise TranscriptError(f"{path} has more than {LARGEST >> 20} MiB: it is no conversation that one would play")
+    return parse(text)
 
 
 def _read(mark: str, rest: str, number: int) -> bytes:

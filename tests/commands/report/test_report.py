@@ -366,3 +366,8 @@ def test_a_link_in_a_jobs_directory_is_not_written_through(
     assert victim.read_text() == "root's"
     assert Path(name).stat().st_size > 1000
     assert sorted(os.listdir()) == sorted((NAME, name))
+
+
+def test_a_name_is_shown_and_never_acted_upon(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["vmgahp", "report", "/x\x1b[2J\x07"]) == 1
+    assert "/x\\x1b[2J\\x07" in capsys.readouterr().err

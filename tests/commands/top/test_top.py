@@ -110,6 +110,9 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
     (tmp_path / "dir_3").mkdir()
     os.mkfifo(tmp_path / "dir_3" / NAME)
     (tmp_path / "dir_4").symlink_to(tmp_path / "dir_1")
+    node._execute = f"{tmp_path}/\x1b[2J/.."
+    assert any("\\x1b[2J" in note for note in node.look().notes)
+    node._execute = str(tmp_path)
     look = node.look()
     (row,) = look.rows
     assert row.name.isprintable()

@@ -42,13 +42,14 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     """Make the report; the exit status."""
     from vmgahp.commands.files import write_anew
     from vmgahp.commands.report import chart, html, reader, series
+    from vmgahp.text import escape
 
     path = reader.find(place)
     try:
         story = reader.read(path)
         lines = sorted(line for log in logs for line in reader.log_lines(log, story))
     except reader.Unreadable as error:
-        sys.stderr.write(f"vmgahp report: {error}\n")
+        sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
         return 1
     figures = series.Figures(story)
     if svg:
@@ -64,7 +65,7 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     try:
         write_anew(output, made)
     except OSError as error:
-        sys.stderr.write(f"vmgahp report: {output} cannot be written: {error.strerror}\n")
+        sys.stderr.write(f"vmgahp report: {escape(output)} cannot be written: {error.strerror}\n")
         return 1
     sys.stdout.write(output + "\n")
     return 0

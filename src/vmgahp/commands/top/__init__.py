@@ -41,11 +41,12 @@ def seconds(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Show the VMs; the exit status is 1 where nothing could be looked at."""
     from vmgahp import config, errors
+    from vmgahp.text import escape
 
     try:
         settings = config.load(os.environ)
     except errors.Fault as fault:
-        sys.stderr.write(f"vmgahp top: {fault.render()}\n")
+        sys.stderr.write(f"vmgahp top: {escape(fault.render())}\n")
         return 1
     node = Node(settings, options.execute)
     if options.once or options.json or not sys.stdout.isatty():

@@ -109,6 +109,7 @@ class Node:
         found += [row for row in (file.row(look.time) for file in by_scratch.values()) if row is not None]
         for row in found:
             row.owner = _owner(row.scratch)
+        look.notes = [escape(note) for note in look.notes]
         look.rows = sorted(found, key=lambda row: (-(row.cpu_percent or 0.0), row.name))
         return look
 
