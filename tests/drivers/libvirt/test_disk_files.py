@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt.support import (
     WANTS,
     Job,
@@ -248,3 +249,57 @@ def test_more_disks_than_a_vm_can_have(job: Job) -> None:
     names = [f"vd{first}{second}" for first in letters for second in letters][:300]
     disks = ",".join(["guest.img:hda:w:raw", *(f"data.img:{name}:r:raw" for name in names)])
     assert "256 files" in refused(job, BAD_DISK, f'VMPARAM_vm_Disk = "{disks}"')
+
+
+def scripted(job: Job, source: str, kind: str = "file") -> str:
+    """A program for LIBVIRT_XML_SCRIPT that believes what the job's ad says of its disk."""
+    devices = (
+        f"<disk type='{kind}'><driver name='qemu' type='raw'/><source {source}/><target dev='hda' bus='ide'/></disk>"
+    )
+    xml = SCRIPTED.format(memory=64, vcpus=1, devices=devices).replace("<name>x<", f"<name>{job.name}<")
+    script = job.scratch.parent / "script"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{xml}\nEND\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize("form", ["{}", "../{}", "/{}"])
+def test_a_script_that_names_what_the_ad_names(job: Job, secret: Path, form: str) -> None:
+    """The image is that of the same name in the scratch directory, and the file of root's is none of it."""
+    job.disk.rename(job.scratch / secret.name)
+    named = form.format(secret if form != "../{}" else secret.name)
+    path = named if named.startswith("/") else f"{job.scratch}/{named}"
+    with running(
+        job, f'VMPARAM_vm_Disk = "{named}:hda:w:raw"', LIBVIRT_XML_SCRIPT=scripted(job, f"file='{path}'")
+    ) as peer:
+        assert holders(secret) == []
+        assert job.live().find("devices/disk/source").get("file") == str(job.scratch / secret.name)
+        done(peer, "SUSPEND", "RESUME", "STOP")
+
+
+@pytest.mark.parametrize("source", ["dev='/dev/zero'", "dev='{scratch}/guest.img'"])
+def test_a_script_that_names_a_device_of_the_ads(job: Job, source: str) -> None:
+    job.disk.rename(job.scratch / "zero")
+    script = scripted(job, source.format(scratch=job.scratch), "block")
+    refused(job, BAD_DISK, 'VMPARAM_vm_Disk = "/dev/zero:hda:w:raw"', LIBVIRT_XML_SCRIPT=script)
+
+
+def test_a_script_that_leaves_backing_files_to_libvirt(job: Job, secret: Path) -> None:
+    """Whom the header of the image names libvirt would open as root, and give away."""
+    base = job.scratch / "base.img"
+    job.disk.rename(base)
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", job.disk.name]
+    subprocess.run(command, cwd=job.scratch, check=True)
+    job.own(job.disk)
+    script = scripted(job, f"file='{job.disk}'").replace("raw", "qcow2")
+    Path(script).write_text(Path(script).read_text().replace("type='raw'", "type='qcow2'"))
+    driver, ad = driver_for(job, [], LIBVIRT_XML_SCRIPT=script, ad=('VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"',))
+    with at("prepare.done", lambda: replace_by_link(base, secret)):
+        machine = driver.start(ad)
+    try:
+        found = [source.get("file") for source in job.live().findall("devices/disk//source")]
+        assert found == [str(job.disk), str(base)]
+        assert holders(secret) == []
+    finally:
+        machine.destroy()
+        driver.close()

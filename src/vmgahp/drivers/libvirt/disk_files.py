@@ -40,6 +40,11 @@ class DiskFiles:
         self._identity = identity
         self._known = {disk.path: disk for disk in spec.disks}
         self._paths = {*self._known, *(layer.path for disk in spec.disks for layer in disk.backing)}
+        self._asked = {
+            os.path.normpath(os.path.join(spec.working_dir, request.file)): disk.path
+            for request, disk in zip(spec.requests, spec.disks, strict=False)
+            if request.file
+        }
         self._descriptors: dict[str, int] = {}
         self._images: list[OpenImage] = []
         self._is_another_user = True
@@ -55,7 +60,7 @@ class DiskFiles:
         self._is_another_user = self._identity.switching and not label.startswith(f"+{self._identity.uid}:")
         for disk in domain.iterfind("devices/disk"):
             source = disk.find("source")
-            if source is None or not self._is_jobs(source.get("file", "")):
+            if source is None or not self._is_jobs(self._meant(source)):
                 continue
             if disk.find("backingStore") is None:
                 self._say_chain(disk, source.get("file", ""))
@@ -81,6 +86,20 @@ class DiskFiles:
             with suppress(OSError):  # a file system without locks
                 fcntl(descriptor, F_OFD_SETLK, _UNLOCK)  # libvirtd lets go of its copy a little later
             os.close(descriptor)
+
+    def _meant(self, source: etree.Element) -> str:
+        """The file that is to be opened, empty for none.
+
+        Where an author has only repeated what the job's ad names, it is what was found by that name, which need not lie
+        there.
+        """
+        if (device := source.get("dev", "")) and (os.path.normpath(device) in self._asked or self._is_jobs(device)):
+            raise _refused(f"{device} is no device that a job can have", "name an image.")
+        path = source.get("file", "")
+        if not self._is_jobs(path) and os.path.normpath(path) in self._asked:
+            path = self._asked[os.path.normpath(path)]
+            source.set("file", path)
+        return path
 
     def _is_jobs(self, path: str) -> bool:
         return path in self._paths or self._below(path) != ""
