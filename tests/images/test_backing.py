@@ -226,3 +226,11 @@ def test_a_damaged_image_and_one_of_another_format_are_bad_images(scratch: Path,
     damaged.write_bytes(b"QFI\xfb" + bytes(100))
     for bad in (damaged, create(scratch / "raw", image_format="raw")):
         assert refused(bad, user).code == errors.BAD_IMAGE
+
+
+def test_an_image_of_which_there_is_too_much_to_say_is_the_jobs(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with tens of thousands of snapshots, each with a name of a thousand bytes."""
+    monkeypatch.setattr("vmgahp.images.qemu_img.MOST_OUTPUT", 100)
+    assert refused(create(scratch / "a"), user).code == errors.BAD_IMAGE

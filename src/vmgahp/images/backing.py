@@ -128,8 +128,12 @@ def _info(path: str, image_format: str, identity: Identity, seconds: float) -> d
         raise _bad(
             word, f"{path} is not a usable {image_format} image ({error})", "see what qemu-img info says about it."
         ) from error
-    except qemu_img.Trouble as error:
+    except qemu_img.CannotRun as error:
         raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error
+    except qemu_img.Trouble as error:
+        raise _bad(
+            errors.BAD_IMAGE, f"{path} cannot be looked at ({error})", "see what qemu-img info says about it."
+        ) from error
 
 
 def _bad(word: str, problem: str, hint: str) -> errors.JobFault:

@@ -168,13 +168,12 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
         pass_fds=descriptors,
     )
     if done.status is None:
-        raise MachineFault(
-            f"An image of {total} bytes was not written within {seconds:.0f} seconds.",
-            "look at the file system of the scratch directory.",
-        )
+        raise OSError(errno.ETIMEDOUT, f"an image of {total} bytes was not written within {seconds:.0f} seconds")
     if done.status == 0:
         return
     words = done.complaints or ["it said nothing"]
+    if done.status < 0:  # by its limits, or by another process of the job's user
+        raise Unfit("the process that writes the image was killed")
     if done.status == _NO_ROOM and words[-1].isdigit():
         raise OSError(int(words[-1]), os.strerror(int(words[-1])))
     if done.status == _CHANGED:
@@ -208,8 +207,8 @@ def _main() -> int:
     except OSError as error:
         print(error.errno or errno.EIO, file=sys.stderr)  # noqa: T201 - to the process that started this one
         return _NO_ROOM
-    except Unfit as unfit:
-        print(unfit, file=sys.stderr)  # noqa: T201
+    except Exception as unfit:  # noqa: BLE001 - by what the contents are: all code has worked in the rehearsal
+        print(unfit or repr(unfit), file=sys.stderr)  # noqa: T201
         return _CHANGED
     return 0
 

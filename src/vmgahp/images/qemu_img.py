@@ -34,7 +34,11 @@ class Trouble(Exception):
     """``qemu-img`` did not do it; the text says why, in half a sentence."""
 
 
-class NotInstalled(Trouble):
+class CannotRun(Trouble):
+    """This machine does not run it, whatever the image is."""
+
+
+class NotInstalled(CannotRun):
     """There is no such program; `program` is its name."""
 
     def __init__(self, program: str) -> None:
@@ -175,7 +179,7 @@ def _run(
     except FileNotFoundError as error:
         raise NotInstalled(str(error.filename)) from error
     except OSError as error:
-        raise Trouble(f"qemu-img cannot be run ({error.strerror})") from error
+        raise CannotRun(f"qemu-img cannot be run ({error.strerror})") from error
     if done.status is None:
         raise TooSlow(seconds)
     said = " ".join(done.err.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")

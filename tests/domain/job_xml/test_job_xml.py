@@ -285,6 +285,28 @@ def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
         job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
 
 
+@pytest.mark.parametrize("then", ["nothing", "a link", "a FIFO", "a directory"])
+def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
+    job: Job, tmp_path: Path, then: str
+) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    kernel = job.scratch / "vmlinuz"
+    domain = etree.fromstring("<domain><os><kernel>vmlinuz</kernel></os></domain>")
+    files = job_xml.boot_files.names(domain, FILE, str(job.scratch), WHO)
+    kernel.unlink()
+    match then:
+        case "a link":
+            kernel.symlink_to("/etc/shadow")
+        case "a FIFO":
+            os.mkfifo(kernel)
+        case "a directory":
+            kernel.mkdir()
+    with pytest.raises(errors.JobFault, match="vmlinuz"):
+        job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+    assert not room.exists()
+
+
 def test_firmware_and_tpm_are_those_of_the_ad(job: Job) -> None:
     efi = "<os firmware='efi'><type>hvm</type><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"
     tpm = "<tpm model='tpm-tis'><backend type='emulator' version='2.0'/></tpm>"

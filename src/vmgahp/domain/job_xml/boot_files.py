@@ -8,10 +8,12 @@ a directory of root's, which go away with the VM.
 import errno
 import os
 from collections.abc import Callable, Mapping
+from typing import BinaryIO
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.job_xml.sanitize import refused
+from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
 
@@ -35,15 +37,7 @@ def names(domain: etree.Element, name: str, directory: str, identity: Identity) 
         if text is None:
             continue
         base = os.path.basename(text)
-        try:
-            descriptor = identity.open_scratch(directory, base, os.O_RDONLY)
-        except OSError as error:
-            raise refused(
-                name,
-                f"/domain/os/{tag} = {shown(text)}: {shown(base)} in the job's scratch directory cannot be opened: "
-                f"{error.strerror}",
-                "add the file to transfer_input_files; it is a regular file, no link.",
-            ) from error
+        descriptor = _open(base, directory, identity, name)
         try:
             total += os.fstat(descriptor).st_size
         finally:
@@ -66,11 +60,10 @@ def copy(
     try:
         for tag, base in files.items():
             paths[tag] = os.path.join(room, tag)
-            source = identity.open_scratch(directory, base, os.O_RDONLY)
-            with os.fdopen(source, "rb") as read, open(paths[tag], "xb") as written:
+            with os.fdopen(_open(base, directory, identity, name), "rb") as read, open(paths[tag], "xb") as written:
                 # The hypervisor's user gets it from libvirt; anybody else may read it who could in its own place.
                 os.fchmod(written.fileno(), 0o400 | os.fstat(read.fileno()).st_mode & 0o044)
-                while chunk := read.read(min(_CHUNK, left + 1)):
+                while chunk := _read(read, min(_CHUNK, left + 1), base, name):
                     left -= len(chunk)
                     if left < 0:
                         raise refused(name, f"its kernel and initrd have more than {LARGEST >> 20} MiB")
@@ -83,6 +76,28 @@ def copy(
             raise errors.MachineFault(f"The job's kernel cannot be copied to {room}: {error}.") from error
         raise
     return paths
+
+
+def _open(base: str, directory: str, identity: Identity, name: str) -> int:
+    try:
+        return identity.open_scratch(directory, base, os.O_RDONLY)
+    except OSError as error:
+        raise _unusable(base, name, error) from error
+
+
+def _read(file: BinaryIO, most: int, base: str, name: str) -> bytes:
+    try:
+        return file.read(most)
+    except OSError as error:
+        raise _unusable(base, name, error) from error
+
+
+def _unusable(base: str, name: str, error: OSError) -> JobFault:
+    return refused(
+        name,
+        f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}",
+        "add the file to transfer_input_files; it is a regular file, no link.",
+    )
 
 
 def remove(room: str) -> None:

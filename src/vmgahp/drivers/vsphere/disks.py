@@ -6,12 +6,14 @@ only the plain content travels. The descriptor on the datastore is ours; a disk 
 converted by ``qemu-img``, there and back, with the rights of the job's user.
 """
 
+import errno
 import os
 import re
 import secrets
 from typing import NamedTuple
 
 from vmgahp import errors
+from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.backing import backing_chain
@@ -181,7 +183,7 @@ def _convert(
         raise bad(name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk.") from error
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
-            raise errors.MachineFault(
-                f"{name} cannot be converted: {error}.", "free disk space on the file system of EXECUTE."
-            ) from error
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            problem = f"{name} cannot be converted: {error}."
+            raise execute.blame(full, os.path.dirname(target), identity, problem) from error
         raise bad(name, f"qemu-img cannot convert it ({error})", _HINT, errors.BAD_IMAGE) from error
