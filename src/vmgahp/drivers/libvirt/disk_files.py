@@ -28,8 +28,8 @@ from vmgahp.job.spec import JobSpec
 _UNLOCK = struct.pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0)
 """All of a file (``struct flock`` in fcntl(2))."""
 
-MOST_FILES = 256
-"""Of one VM, with all backing files: a process has a limit of open files, this one and libvirtd."""
+MOST_FILES = 64
+"""Of one VM, with all backing files: libvirtd keeps them open for all VMs of the machine, and has a limit (8192)."""
 
 
 class DiskFiles:
