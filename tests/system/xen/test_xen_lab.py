@@ -52,7 +52,7 @@ def test_files_go_in_and_come_out_as_they_are(xen: XenHost, tmp_path: Path) -> N
 def test_our_package_runs_in_dom0(xen: XenHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     xen.install(wheel_of(tmp_path_factory))
     xen.write("/etc/vmgahp.conf", b"")
-    env = {"VMGAHP_CONFIG": "/etc/vmgahp.conf", "VMGAHP_VMTYPE": "simulated"}
+    env = {"VMGAHP_CONFIG": "/etc/vmgahp.conf", "VMGAHP_VMTYPE": "simulated", "VMGAHP_SIMULATED": "1"}
     env |= {"_CONDOR_VM_MEMORY": "1024"}
     env |= {"VMGAHP_WORKING_DIR": "/home/alice", "VMGAHP_USER_UID": "1201", "VMGAHP_USER_GID": "1201"}
     command = xen.command([OUR_SERVER, "-f", "-t", "-M", SERVE], cwd="/home/alice", env=env)
