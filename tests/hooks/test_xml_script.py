@@ -325,3 +325,13 @@ def test_joining_changes_nothing_but_ends_of_lines(text):
         return text.replace("\r\n", "").replace("\n", "")
 
     assert without(join_lines(text)).replace("\r", "") == without(text).replace("\r", "")
+
+
+def test_what_the_server_says_is_not_the_jobs_to_say(script):
+    """The bootloader runs as root, and the bridge is the machine's network."""
+    job = ['VMPARAM_Xen_Bootloader = "/scratch/x"', 'vmparam_bridge_interface = "br-private"', "A = 1"]
+    _, said = call(script("cat >&2; echo '<domain/>'"), lines=[*job, *extra_lines(job)])
+    told = "".join(said)
+    assert "/scratch/x" not in told
+    assert "br-private" not in told
+    assert 'VMPARAM_Bridge_Interface = ""' in told

@@ -3,7 +3,7 @@
 It is called as HTCondor's condor_vm-gahp calls it, so that a script written for that one works here
 (``VirshType::CreateVirshConfigFile`` in ``src/condor_vm-gahp/xen_type.linux.cpp`` and ``systemCommand`` in
 ``vmgahp_common.cpp``): as root, with the arguments of LIBVIRT_XML_SCRIPT_ARGS, the job ad on stdin in lines
-``Name = expression`` without its private attributes, some lines of the server's own after it (`extra_lines`),
+``Name = value`` without its private attributes, some lines of the server's own after it (`extra_lines`),
 then an empty line; the XML is read from stdout, and stderr goes to the log.
 
 What is stricter here: the working directory is ``/`` and not the job's scratch directory, the environment
@@ -50,7 +50,13 @@ def run(
 
     words = parse_arguments(arguments)
     require_trustworthy(script)
-    lines = [line for line in ad_lines if not is_private(line.partition("=")[0].strip())]
+    # Of a name that comes twice the last line counts: it is the server's, and the job's own must not be taken for it.
+    by_name: dict[str, str] = {}
+    for line in ad_lines:
+        name = line.partition("=")[0].strip().lower()
+        by_name.pop(name, None)
+        by_name[name] = line
+    lines = [line for name, line in by_name.items() if not is_private(name)]
     # A value with an end of line in it must not become an attribute of its own.
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
     label = f"{SETTING} ({script})"
@@ -85,14 +91,14 @@ def extra_lines(
     """The lines that the server adds to the ad for the script, in the order of condor_vm-gahp.
 
     ``VMPARAM_Xen_Bootloader`` always, and empty for other hypervisors; ``VMPARAM_Xen_Initrd`` and
-    ``JobVMNetworkingType`` where the ad has none, ``VMPARAM_Bridge_Interface`` where there is one.
+    ``JobVMNetworkingType`` where the ad has none, ``VMPARAM_Bridge_Interface`` where there is one or the job says one.
     `networking_type` is the type that the job gets, or "" when it gets no network.
     """
     there = {line.partition("=")[0].strip().lower() for line in ad_lines}
     added = [("VMPARAM_Xen_Bootloader", bootloader)]
     if "vmparam_xen_initrd" not in there:
         added.append(("VMPARAM_Xen_Initrd", initrd))
-    if bridge_interface:
+    if bridge_interface or "vmparam_bridge_interface" in there:
         added.append(("VMPARAM_Bridge_Interface", bridge_interface))
     if "jobvmnetworkingtype" not in there:
         added.append(("JobVMNetworkingType", networking_type))

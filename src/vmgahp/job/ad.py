@@ -181,7 +181,7 @@ class JobAd:
         ad has under these names.
         """
         ad = self.changed(extra) if extra else self
-        return [f"{name} = {as_expression(value)}" for name, value in ad._all()]
+        return [f"{name} = {'error' if isinstance(value, Odd) else as_expression(value)}" for name, value in ad._all()]
 
     def values(self) -> "dict[str, Plain | None]":
         """What every attribute comes to, in the order of the names.
