@@ -92,6 +92,23 @@ def test_a_connection_in_use_is_not_closed_by_the_end_of_the_server(way: Libvirt
 
 
 @pytest.mark.parametrize("kind", ["call", "once"])
+@pytest.mark.parametrize("error", [SystemError("a result with an exception set"), b"\xff".decode])
+def test_an_error_that_is_not_text_is_one_of_libvirts(
+    way: LibvirtConnection, kind: str, error: SystemError | Callable[[], str]
+) -> None:
+    """QEMU's messages have names of the job's in them, as of the sections of a memory image."""
+
+    def fail(_opened: libvirt.virConnect) -> str:
+        if isinstance(error, SystemError):
+            raise error
+        return error()
+
+    with pytest.raises(libvirt.libvirtError, match="not text") as raised:
+        getattr(way, kind)(fail)
+    assert raised.value.get_error_code() == libvirt.VIR_ERR_INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("kind", ["call", "once"])
 def test_a_call_that_hangs_holds_up_no_other(way: LibvirtConnection, kind: str) -> None:
     """Nor is it in the same connection: libvirt before 10.4 may die by two threads in one."""
     inside = Inside(getattr(way, kind))

@@ -283,6 +283,8 @@ class LibvirtConnection:
         way = self._take(end)
         try:
             yield way
+        except (SystemError, UnicodeDecodeError) as error:
+            raise faults.without_words() from error
         finally:
             self._put_back(way)
 
