@@ -75,7 +75,16 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-SURFACES = {"ad": "the job ad", "scratch": "the scratch directory", "images": "images", "checkpoints": "checkpoints"}
+SURFACES = {
+    "ad": "the job ad",
+    "scratch": "the scratch directory",
+    "images": "images",
+    "checkpoints": "checkpoints",
+    "job_xml": "a job's own XML",
+    "environment": "the environment",
+    "guest": "the guest",
+    "tools": "people's tools",
+}
 """Module -> what is attacked."""
 
 LONGEST = 240.0

@@ -164,6 +164,16 @@ ATTACKS = [
         daily=True,
     ),
     Attack(
+        "policy-synonyms",
+        Who.USER,
+        "a synonym of an option that the machine's policy forbids by its usual name",
+        Must.HOLD,
+        "synonyms",
+        modes=(Mode.JOB,),
+        times=len(SYNONYMS),
+        daily=True,
+    ),
+    Attack(
         "private-by-another-case",
         Who.USER,
         "private attributes of the job's own, in another case, before and after the starter's",
@@ -196,6 +206,15 @@ ATTACKS = [
         "disks",
         modes=NO_QEMU,
         times=3,
+    ),
+    Attack(
+        "too-many-cpus",
+        Who.USER,
+        "255 CPUs and more, with topologies that QEMU may not have, on a disk that is there",
+        Must.HOLD,
+        "cpus",
+        modes=(Mode.LIBVIRT,),
+        times=8,
     ),
     Attack(
         "devices-beyond-reason",

@@ -1,0 +1,127 @@
+"""Attacks by what the daemon finds around it: Python's and the linker's variables, the current directory, HOME."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.attacks.site import Site
+from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.peer import environment
+from vmgahp.protocol.client import Client
+
+MODULES = (
+    *("sitecustomize.py", "usercustomize.py", "vmgahp/__init__.py", "vmgahp/cli.py", "os.py", "re.py", "json.py"),
+    *("typing.py", "subprocess.py", "libvirt.py", "classad2/__init__.py", "htcondor2/__init__.py", "lxml/__init__.py"),
+    *(
+        "encodings/__init__.py",
+        "site.py",
+        "threading.py",
+        "signal.py",
+        "select.py",
+        "pycdlib/__init__.py",
+        "hashlib.py",
+    ),
+)
+"""What a job may leave in its scratch directory, hoping that it is imported."""
+
+VARIABLES = (
+    *(
+        "PYTHONPATH=.",
+        "PYTHONPATH=",
+        "PYTHONPATH=/opt/x:",
+        "PYTHONPATH=/opt::/srv",
+        "PYTHONPATH=:",
+        "PYTHONPATH={scratch}",
+    ),
+    *("PYTHONHOME={scratch}", "PYTHONSTARTUP={scratch}/os.py", "PYTHONUSERBASE={scratch}", "PYTHONPLATLIBDIR=."),
+    *("PYTHONPYCACHEPREFIX={scratch}", "PYTHONSAFEPATH=", "PYTHONINSPECT=1", "PYTHONBREAKPOINT=os.system"),
+    *("PYTHONWARNINGS=error::os.DeprecationWarning", "PYTHONEXECUTABLE={scratch}/python", "PYTHONIOENCODING=x"),
+    *("__PYVENV_LAUNCHER__={scratch}/python", "PYTHONCASEOK=1", "PYTHONDEBUG=9", "PYTHONMALLOC=debug"),
+    *("HOME={scratch}", "XDG_CONFIG_HOME={scratch}", "XDG_RUNTIME_DIR={scratch}", "TMPDIR={scratch}"),
+    *("PATH=.:/usr/bin:/bin", "PATH=:/usr/bin:/bin", "PATH={scratch}:/usr/bin:/bin:/usr/sbin"),
+    *("LC_ALL=tr_TR.UTF-8", "LC_ALL=C", "LANG=../../x", "LANGUAGE=xx", "TZ=../x", "TERM=x"),
+    *("LIBVIRT_DEFAULT_URI=test:///default", "LIBVIRT_DEBUG=1", "BASH_ENV={scratch}/evil", "ENV={scratch}/evil"),
+    *("IFS=/", "CDPATH=.", "OPENSSL_CONF={scratch}/evil", "XML_CATALOG_FILES={scratch}/evil", "GCONV_PATH=."),
+)
+"""What may be in HTCondor's environment, which the starter hands on."""
+
+PROGRAMS = (
+    "qemu-img",
+    "virsh",
+    "setpriv",
+    "mkdir",
+    "sh",
+    "readlink",
+    "python3",
+    "python",
+    "passt",
+    "swtpm",
+    "condor_config_val",
+)
+
+ATTACKS = [
+    Attack(
+        "imports",
+        Who.USER,
+        f"the scratch directory has {len(MODULES)} modules and {len(PROGRAMS)} programs to load, under "
+        f"{len(VARIABLES)} environments of the starter's",
+        Must.NOTHING,
+        "imports",
+        modes=NO_QEMU,
+        times=len(VARIABLES),
+        daily=True,
+    )
+]
+
+
+@each(ATTACKS)
+def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+    stopped(ground, request, attack, mode)
+
+
+# What is done
+
+
+def launcher(site: Site) -> Path:
+    """The daemon's launcher as it is installed."""
+    place = site.outer / "bin"
+    place.mkdir()
+    shutil.copy(REPOSITORY / "launchers" / "condor_vm-gahp", place)
+    (place / "vmgahp-python").write_text(f"#!{sys.executable}\n")
+    return place / "condor_vm-gahp"
+
+
+def imports(site: Site) -> None:
+    loaded = site.outer / "loaded"
+    for name in MODULES:
+        path = site.path(name)
+        if not path.parent.is_dir():
+            path.parent.mkdir()
+            site.own(path.parent)
+        site.plant(name, f"open({str(loaded)!r}, 'a').write(__file__)\n".encode())
+    for name in ("evil", *PROGRAMS):
+        site.plant(name, f"#!/bin/sh\necho $0 >>{loaded}\n".encode(), 0o755)
+    site.plant("pyvenv.cfg", f"home = {site.directory}\n".encode())
+    program = launcher(site)
+    for variable in VARIABLES:
+        name, _, value = variable.partition("=")
+        environ = environment("kvm", site.directory, VM_ALLOW_EMULATION=True)
+        environ[name] = value.format(scratch=site.directory)
+        with (
+            open(os.devnull, "wb") as log,
+            Client([str(program), "-f", "-t", "-M", "1"], environ, site.directory, log=log) as client,
+        ):
+            client.greeting()
+            client.send_ad(*site.ad(VMPARAM_vm_Disk='"missing.img:hda:w:raw"'))
+            answer = client.run("START", "kvm")
+            client.quit()
+        site.told.append(f"{variable}: {answer}")
+        if loaded.exists():
+            site.breach(f"{variable}: {loaded.read_text()} ran as root")
+            loaded.unlink()
+        if answer[:1] != ["1"]:
+            site.breach(f"{variable}: {answer}")

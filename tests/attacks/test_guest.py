@@ -1,0 +1,245 @@
+"""Attacks from within a guest: what it prints, what it says of its end, and how it ends."""
+
+import json
+import signal
+import struct
+
+import pytest
+
+from tests.attacks.ground import CANARIES
+from tests.attacks.site import Site
+from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.faults.host import until
+from tests.lab.guest import panicking_sector
+from vmgahp.job.exit_code import MARKER
+
+
+def _printing(text: bytes) -> bytes:
+    """A boot sector that prints a text again and again, as fast as the port takes it, and never ends."""
+    code = bytearray.fromhex("FA31C08ED88EC08ED0BC007CFB")  # no interrupts, segments 0, a stack below the code
+    start = 0x7C00 + len(code)
+    body = bytearray.fromhex("BE0000 AC 84C0 7400 88C4 BAFD03 EC A820 74FB 88E0 BAF803 EE EB00")
+    body[7] = -8 & 0xFF  # the zero at the end: from the start
+    body[-1] = 3 - len(body) & 0xFF  # the next byte
+    text_at = start + len(body)
+    body[1:3] = struct.pack("<H", text_at)
+    made = bytes(code + body) + text + b"\0"
+    assert len(made) <= 510
+    return made.ljust(510, b"\0") + b"\x55\xaa"
+
+
+TEXTS: dict[str, bytes] = {
+    "a flood without line ends": b"x" * 200,
+    "a flood of line ends": b"\r\n" * 100,
+    "escape sequences": b"\x1b[2J\x1b]0;owned\x07\x1b[31m\x9b5n\x1bP$q\x1b\\\x1b[6n\r\n",
+    "no UTF-8": bytes(range(128, 256)),
+    "exit records": (f"{MARKER}0\r\n" * 8 + f"{MARKER}-1\r\n{MARKER}999999999999\r\n").encode(),
+    "an exit record without an end": MARKER.encode() + b"9" * 300,
+    "words of the protocol": b"R\r\nS 1\r\n1 0 NULL\r\nCONDOR_VM_STOP 1 1\r\n",
+    "words of libvirt and QEMU": b"qemu-system-x86_64: terminating\r\nerror: internal error\r\n",
+    "ClassAd lines": b'HasVM = False\r\nExitCode = 0\r\nClaimId = "x"\r\n',
+}
+"""What a guest prints for ever."""
+
+ATTACKS = [
+    Attack(
+        "console",
+        Who.GUEST,
+        f"the guest prints {len(TEXTS)} kinds of text as fast as it can",
+        Must.RUN,
+        "console",
+        modes=BOTH,
+        times=len(TEXTS),
+        daily=True,
+    ),
+    Attack(
+        "panics",
+        Who.GUEST,
+        "the guest panics by the device at once, and hundreds of times",
+        Must.RUN,
+        "panics",
+        modes=BOTH,
+    ),
+    Attack(
+        "deaf",
+        Who.GUEST,
+        "the guest ignores the power button, during STOP, SUSPEND and QUIT",
+        Must.RUN,
+        "deaf",
+        modes=BOTH,
+        times=3,
+    ),
+    Attack(
+        "dies-at-once",
+        Who.GUEST,
+        "the guest ends in its first instruction: triple fault, power off, reset for ever",
+        Must.SURVIVE,
+        "dies_at_once",
+        modes=BOTH,
+        times=3,
+    ),
+    Attack(
+        "killed",
+        Who.OTHER,
+        "a process of the job's uid stops and kills what it may while the guest runs, is saved and is restored",
+        Must.SURVIVE,
+        "killed",
+        modes=BOTH,
+        times=3,
+    ),
+    Attack(
+        "files-while-it-runs",
+        Who.USER,
+        "the console, the exit file and the figures become links to files of others while the guest prints",
+        Must.RUN,
+        "files_replaced",
+        modes=BOTH,
+        times=4,
+    ),
+    Attack(
+        "display",
+        Who.OTHER,
+        "another user reads the display's password, and asks the VNC server without one",
+        Must.RUN,
+        "display",
+        modes=BOTH,
+        times=2,
+    ),
+    Attack(
+        "user-networking-unasked",
+        Who.USER,
+        "the job asks for user networking, which reaches the machine's loopback, where the machine does not allow it",
+        Must.HOLD,
+        "user_networking",
+        modes=NO_QEMU,
+        times=4,
+        daily=True,
+    ),
+]
+
+
+@each(ATTACKS)
+def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+    stopped(ground, request, attack, mode)
+
+
+# What is done
+
+
+def boots(site: Site, sector: bytes) -> None:
+    """A disk that boots this."""
+    site.plant("guest.img", sector.ljust(1 << 20, b"\0"))
+
+
+def stop(site: Site) -> None:
+    if site.vm:
+        site.ask("STOP")
+        site.vm = ""
+
+
+def console(site: Site) -> None:
+    site.settings = {"VM_CONSOLE_LOG_MAX": "64 Kb"}
+    for what, text in TEXTS.items():
+        boots(site, _printing(text))
+        site.done("START")
+        log = site.path("vm_console.log")
+        assert until(lambda log=log: log.exists() and log.stat().st_size > 2000, 45), (
+            f"{what}: the guest prints nothing"
+        )  # type: ignore[misc]
+        site.ask("STATUS")
+        stop(site)
+        if log.stat().st_size > 70_000:
+            site.breach(f"{what}: vm_console.log has {log.stat().st_size} bytes")
+        found = json.loads(site.path("vm_exit.json").read_text())
+        if not isinstance(found, dict) or found.get("exit_code") not in (None, *range(256)):
+            site.breach(f"{what}: {found}")
+    daemon_log = site.daemon.log.read_bytes()
+    if b"\x1b" in daemon_log or b"\x9b" in daemon_log:
+        site.breach("the daemon's log has escape sequences of the guest's")
+
+
+def panics(site: Site) -> None:
+    boots(site, panicking_sector())
+    site.done("START")
+    for _ in range(5):
+        site.ask("STATUS")
+
+
+def deaf(site: Site) -> None:
+    site.settings = {"VM_STOP_TIMEOUT": 1}
+    site.guest()
+    site.done("START", "SUSPEND", "RESUME", "STOP")
+    site.vm = ""
+    site.done("START", "SOFT_SUSPEND", "STOP")
+    site.vm = ""
+    site.done("START")
+
+
+def dies_at_once(site: Site) -> None:
+    for code in ("0F0B", "BA0406B80020EF", "EAF0FF00F0"):  # no such instruction; power off; the reset vector
+        boots(site, bytes.fromhex(code).ljust(510, b"\xf4") + b"\x55\xaa")
+        site.start()
+        if site.vm:
+            site.ask("STATUS")
+        stop(site)
+
+
+def killed(site: Site) -> None:
+    site.guest()
+    for operation in ("STATUS", "SUSPEND", "CHECKPOINT"):
+        site.done("START")
+        site.as_user("/bin/sh", "-c", f"kill -{signal.SIGSTOP} -1; kill -{signal.SIGKILL} -1", check=False)
+        site.ask(operation)
+        if operation == "SUSPEND":
+            site.ask("RESUME")
+        stop(site)
+        for path in site.directory.glob("vm_checkpoint*"):
+            path.unlink()
+    site.start()
+
+
+def files_replaced(site: Site) -> None:
+    for name in ("vm_console.log", "vm_exit.json", "vm_metrics.jsonl", "vm_error.txt"):
+        boots(site, _printing(b"printed\r\n"))
+        site.done("START")
+        until(lambda: bool(site.console()), 45)
+        site.path(name).unlink(missing_ok=True)
+        site.link(name, CANARIES / "root")
+        site.ask("STATUS")
+        site.ask("SOFT_SUSPEND")
+        site.ask("RESUME")
+        stop(site)
+        site.look_at_the_machine()
+        site.path(name).unlink(missing_ok=True)
+    site.start()
+
+
+def display(site: Site) -> None:
+    site.guest()
+    site.start("JobVMVNCConsole = true")
+    status = site.path("vm_vnc.json").stat()
+    if status.st_mode & 0o077:
+        site.breach(f"vm_vnc.json has the mode {status.st_mode:o}")
+    said = json.loads(site.path("vm_vnc.json").read_text())
+    if said["host"] != "127.0.0.1" or len(said["password"]) < 8:
+        site.breach("the display is open")
+    for entry in site.ground.processes().values():
+        if any(said["password"] in word for word in entry):
+            site.breach("the password is in a command line")
+    if said["password"] in site.daemon.log.read_text(errors="replace"):
+        site.breach("the password is in the log")
+
+
+def user_networking(site: Site) -> None:
+    site.guest()
+    site.settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat"}
+    for more in (
+        ('JobVMNetworkingType = "user"',),
+        ('JobVMNetworkingType = "USER"',),
+        ('VMPARAM_vm_NICs = "user"',),
+        ('VM_ATTR_NICs = "nat,user"',),
+    ):
+        site.start("JobVMNetworking = true", *more)
+        if site.vm:
+            site.breach(f"user networking by {more}")
+            stop(site)

@@ -1,0 +1,274 @@
+"""Attacks by a job's own libvirt XML, and by the kernel that it boots."""
+
+import pytest
+
+from tests.attacks.ground import CANARIES, SOCKET
+from tests.attacks.site import Site
+from tests.attacks.support import Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.faults.host import until
+
+DISK = (
+    "<disk type='file'><driver name='qemu' type='raw'/><source file='guest.img'/>"
+    "<target dev='hda' bus='ide'/>{more}</disk>"
+)
+DOMAIN = "<domain type='kvm'><memory unit='MiB'>16</memory><vcpu>1</vcpu>{rest}<devices>{devices}</devices></domain>"
+
+DEVICES = (
+    "<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='0' slot='2'/></source></hostdev>",
+    "<hostdev mode='capabilities' type='storage'><source><block>/dev/sda</block></source></hostdev>",
+    "<filesystem type='mount'><source dir='/'/><target dir='root'/></filesystem>",
+    "<filesystem type='mount' accessmode='passthrough'><source dir='/etc'/><target dir='etc'/></filesystem>",
+    "<shmem name='x'><model type='ivshmem-plain'/></shmem>",
+    "<emulator>/bin/sh</emulator>",
+    "<redirdev bus='usb' type='tcp'><source mode='connect' host='127.0.0.1' service='{port}'/></redirdev>",
+    "<serial type='file'><source path='{canary}'/></serial>",
+    "<serial type='pty'><log file='{canary}' append='off'/></serial>",
+    "<serial type='unix'><source mode='connect' path='{socket}'/></serial>",
+    "<serial type='tcp'><source mode='connect' host='127.0.0.1' service='{port}'/></serial>",
+    "<serial type='udp'><source mode='connect' host='127.0.0.1' service='{port}'/></serial>",
+    "<serial type='dev'><source path='/dev/tty0'/></serial>",
+    "<serial type='pipe'><source path='{canary}'/></serial>",
+    "<parallel type='file'><source path='{canary}'/></parallel>",
+    "<console type='file'><source path='{canary}'/></console>",
+    "<channel type='unix'><source mode='connect' path='{socket}'/><target type='virtio' name='x'/></channel>",
+    "<channel type='spicevmc'><target type='virtio' name='x'/></channel>",
+    "<graphics type='vnc' listen='0.0.0.0' passwd='x'/>",
+    "<graphics type='vnc' socket='/run/execute/x'/>",
+    "<graphics type='spice' port='-1'/>",
+    "<rng model='virtio'><backend model='random'>{canary}</backend></rng>",
+    "<rng model='virtio'><backend model='egd' type='unix'><source mode='connect' path='{socket}'/></backend></rng>",
+    "<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>",
+    "<input type='evdev'><source dev='/dev/input/event0'/></input>",
+    "<interface type='direct'><source dev='lo' mode='bridge'/></interface>",
+    "<interface type='ethernet'><script path='/bin/sh'/><target dev='x'/></interface>",
+    "<interface type='vhostuser'><source type='unix' path='{socket}' mode='client'/></interface>",
+    "<interface type='bridge'><source bridge='virbr0'/></interface>",
+    "<interface type='server'><source address='127.0.0.1' port='{port}'/></interface>",
+    "<interface type='client'><source address='127.0.0.1' port='{port}'/></interface>",
+    "<interface type='mcast'><source address='230.0.0.1' port='{port}'/></interface>",
+    "<interface type='user'><backend type='passt' logFile='{canary}'/></interface>",
+    "<interface type='user'><rom file='{canary}'/></interface>",
+    "<smartcard mode='host'/>",
+    "<vsock model='virtio'><cid auto='yes'/></vsock>",
+    "<crypto model='virtio'><backend model='builtin'/></crypto>",
+    "<audio id='1' type='file' path='{canary}'/>",
+    "<memory model='nvdimm'><source><path>{canary}</path></source><target><size>1</size></target></memory>",
+    "<watchdog model='i6300esb' action='dump'/>",
+    "<lease><lockspace>x</lockspace><key>x</key><target path='{canary}'/></lease>",
+    "<disk type='file'><source file='{canary}'/><target dev='hdb'/></disk>",
+    "<disk type='block'><source dev='/dev/loop0'/><target dev='hdb'/></disk>",
+    "<disk type='dir'><source dir='/etc'/><target dev='hdb'/></disk>",
+    "<disk type='network'><source protocol='nbd' name='x'><host name='127.0.0.1' port='{port}'/></source>"
+    "<target dev='hdb'/></disk>",
+    "<disk type='vhostuser'><source type='unix' path='{socket}'/><target dev='hdb' bus='virtio'/></disk>",
+    "<disk type='nvme'><source type='pci' namespace='1'/><target dev='hdb'/></disk>",
+    "<disk type='volume'><source pool='default' volume='x'/><target dev='hdb'/></disk>",
+    "<disk type='file' rawio='yes'><source file='guest.img'/><target dev='hdb'/></disk>",
+    "<disk type='file'><source file='guest.img' fdgroup='d0'/><target dev='hdb'/></disk>",
+    "<disk type='file'><source file='guest.img'><seclabel model='dac' relabel='yes'/></source>"
+    "<target dev='hdb'/></disk>",
+)
+"""Devices of the host, and ways to its files and services."""
+
+REST = (
+    "<seclabel type='none'/>",
+    "<seclabel type='static' model='dac'><label>root:root</label></seclabel>",
+    "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-S'/>"
+    "</qemu:commandline>",
+    "<q:override xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",
+    "<os><type>hvm</type><loader readonly='yes' type='pflash'>{canary}</loader></os>",
+    "<os><type>hvm</type><nvram template='{canary}'>{canary}</nvram></os>",
+    "<os><type>hvm</type><kernel>{canary}</kernel></os>",
+    "<os><type>hvm</type><kernel>link</kernel></os>",
+    "<os><type>hvm</type><kernel>../../../canary/root</kernel></os>",
+    "<os><type>hvm</type><kernel>guest.img</kernel><initrd>link</initrd></os>",
+    "<os><type>hvm</type><dtb>{canary}</dtb></os>",
+    "<os><type>hvm</type><acpi><table type='slic'>{canary}</table></acpi></os>",
+    "<os><type>exe</type><init>/bin/sh</init></os>",
+    "<os><type machine='x,accel=kvm'>hvm</type></os>",
+    "<sysinfo type='fwcfg'><entry name='opt/x' file='{canary}'/></sysinfo>",
+    "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>",
+    "<launchSecurity type='sev'/>",
+    "<resource><partition>/machine</partition></resource>",
+    "<cputune><emulatorpin cpuset='0'/></cputune>",
+    "<bootloader>/bin/sh</bootloader>",
+    "<on_crash>coredump-destroy</on_crash>",
+    "<metadata><x xmlns='urn:x'/></metadata>",
+    "<uuid>../../x</uuid>",
+    "<name>../../x</name>",
+    "<genid>x</genid>",
+)
+"""What else is not a job's to say."""
+
+FILES = (
+    "",
+    "no XML",
+    "<domain>" * 50_000,
+    "<!DOCTYPE domain [<!ENTITY e SYSTEM 'file://{canary}'>]><domain><name>&e;</name></domain>",
+    "<!DOCTYPE domain SYSTEM 'http://127.0.0.1:{port}/x.dtd'><domain/>",
+    "<!DOCTYPE d [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;&a;&a;&a;&a;&a;'><!ENTITY c '&b;&b;&b;&b;&b;']>"
+    "<domain>&c;</domain>",
+    "<?xml-stylesheet href='file://{canary}'?><domain/>",
+    "<domain xmlns:xi='http://www.w3.org/2001/XInclude'><xi:include href='{canary}' parse='text'/></domain>",
+    "<domain " + " ".join(f"a{number}='x'" for number in range(20_000)) + "/>",
+    "<domain>" + "<a/>" * 200_000 + "</domain>",
+)
+"""Files that are no description."""
+
+RACES = 8
+
+ATTACKS = [
+    Attack(
+        "devices",
+        Who.USER,
+        f"{len(DEVICES)} devices of the host: its files, services, hardware, networks",
+        Must.HOLD,
+        "devices",
+        modes=(Mode.LIBVIRT,),
+        times=len(DEVICES),
+        daily=True,
+    ),
+    Attack(
+        "all-else",
+        Who.USER,
+        f"{len(REST)} other elements: labels, QEMU's arguments, firmware, kernels, memory, names",
+        Must.SURVIVE,
+        "all_else",
+        modes=(Mode.LIBVIRT,),
+        times=len(REST),
+        daily=True,
+    ),
+    Attack(
+        "files",
+        Who.USER,
+        f"{len(FILES)} files that are no description: entities, document types, inclusions, too much of everything",
+        Must.HOLD,
+        "files",
+        modes=(Mode.LIBVIRT,),
+        times=len(FILES),
+    ),
+    Attack(
+        "file-is-elsewhere",
+        Who.USER,
+        "the description is a link, a FIFO, a file of others, a directory, or in /proc",
+        Must.HOLD,
+        "elsewhere",
+        modes=(Mode.LIBVIRT,),
+        times=5,
+    ),
+    Attack(
+        "description-swapped-during-start",
+        Who.USER,
+        "the description and one with a device of the host change places all the time during START",
+        Must.SURVIVE,
+        "description_swapped",
+        modes=(Mode.LIBVIRT,),
+        times=RACES,
+    ),
+]
+
+
+@each(ATTACKS)
+def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+    stopped(ground, request, attack, mode)
+
+
+# What is done
+
+
+def start(site: Site, text: str, *, may_run: bool = False) -> None:
+    """START with a description."""
+    for old, new in (("{canary}", f"{CANARIES}/root"), ("{port}", str(site.ground.port)), ("{socket}", SOCKET)):
+        text = text.replace(old, new)
+    site.plant("domain.xml", text.encode())
+    again(site, text, may_run=may_run)
+
+
+def again(site: Site, what: str, *, may_run: bool = True) -> None:
+    before = len(site.breaches)
+    site.start('VMPARAM_Libvirt_XML = "domain.xml"', VMPARAM_vm_Disk=None, JobVMCheckpoint="false")
+    if site.vm:
+        if not may_run:
+            site.breach("it runs")
+        site.ask("STOP")
+        site.vm = ""
+    site.look_at_the_machine()
+    if len(site.breaches) > before:
+        site.breaches[-1] += f" [{what[:120]}]"
+
+
+def described(rest: str = "", devices: str = "") -> str:
+    return DOMAIN.format(rest=rest, devices=DISK.format(more="") + devices)
+
+
+def devices(site: Site) -> None:
+    site.guest()
+    for one in DEVICES:
+        start(site, described(devices=one))
+
+
+def all_else(site: Site) -> None:
+    site.guest()
+    site.link("link", CANARIES / "root")
+    for one in REST:
+        start(site, described(rest=one), may_run=one.startswith(("<uuid", "<name", "<genid", "<metadata")))
+
+
+def files(site: Site) -> None:
+    site.guest()
+    for one in FILES:
+        start(site, one)
+
+
+def elsewhere(site: Site) -> None:
+    site.guest()
+    site.link("link.xml", CANARIES / "other")
+    site.path("directory.xml").mkdir()
+    site.own(site.path("directory.xml"))
+    site.as_user("mkfifo", "fifo.xml", check=True)
+    for name in ("link.xml", "directory.xml", "fifo.xml", "/proc/self/environ", "../../../canary/root"):
+        site.start(f'VMPARAM_Libvirt_XML = "{name}"', VMPARAM_vm_Disk=None)
+        site.look_at_the_machine()
+
+
+KERNEL = "<os><type>hvm</type><kernel>kernel</kernel></os>"
+
+
+def kernel_swapped(site: Site) -> None:
+    site.guest()
+    site.guest("kernel")
+    site.link("evil", CANARIES / "root")
+    with site.swapping("kernel", "evil"):
+        for _ in range(RACES):
+            start(site, described(rest=KERNEL), may_run=True)
+
+
+def kernel_renamed(site: Site) -> None:
+    site.guest()
+    kernel = site.guest("kernel")
+    site.plant("domain.xml", described(rest=KERNEL).encode())
+    daemon = site.daemon
+    daemon.points.hold("prepare.done")
+    request = site.ask_start('VMPARAM_Libvirt_XML = "domain.xml"', VMPARAM_vm_Disk=None, JobVMCheckpoint="false")
+    until(lambda: daemon.take() or daemon.points.came.is_set() or bool(request.result), 45)
+    kernel.rename(site.path("elsewhere"))
+    daemon.points.release()
+    site.started(request)
+    if site.vm:
+        site.ask("STOP")
+        site.vm = ""
+    site.path("elsewhere").rename(kernel)
+    site.path("empty").mkdir()
+    site.own(site.path("empty"))
+    with site.swapping("kernel", "empty"):
+        for _ in range(RACES):
+            again(site, "the kernel is gone and back")
+
+
+def description_swapped(site: Site) -> None:
+    site.guest()
+    site.plant("evil.xml", described(devices=DEVICES[0]).encode())
+    site.plant("domain.xml", described().encode())
+    with site.swapping("domain.xml", "evil.xml"):
+        for _ in range(RACES):
+            again(site, "")

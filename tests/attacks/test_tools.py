@@ -1,0 +1,196 @@
+"""Attacks on people's tools by files that a job has brought home, or a stranger has sent."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.ground import CANARIES
+from tests.attacks.site import Site
+from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.peer import VMGAHP
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>'\"&"
+
+METRICS: dict[str, bytes] = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 1000,
+    "64 MiB of lines": b'{"time": 1, "cpu": 1}\n' * ((64 << 20) // 22),
+    "64 MiB in one line": b"x" * (64 << 20),
+    "escape sequences": ("{" + f'"name": "{ESCAPES}", "time": 1, "event": "{ESCAPES}"' + "}\n").encode(),
+    "numbers beyond reason": b'{"time": 1e999, "cpu_seconds": -1e308, "memory": 99999999999999999999999}\n' * 100,
+    "deep lists": b"[" * 100_000 + b"\n",
+    "other kinds": b'[]\n1\n"x"\nnull\n{"time": null}\n{"time": []}\n{"time": {}}\n',
+    "times that go back": b'{"time": 9e15}\n{"time": -9e15}\n{"time": 0}\n' * 100,
+}
+
+DOMAIN = (
+    "<domain type='kvm'><name>{name}</name><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os><devices>"
+    "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{source}'/>"
+    "<target dev='vda' bus='virtio'/></disk></devices></domain>"
+)
+NAMES = (
+    *("x", "x\nqueue 99", 'x\n+Owner="root"', "$(HOME)", "$ENV(HOME)", "$F(x)", "a,b", "../../x", "-rf", ESCAPES),
+    *("x" * 10_000, '"', "\\", "a=b", "#", "x\rtransfer_input_files=/etc/shadow"),
+)
+SOURCES = ("guest.img", "a,b.img", "$(x).img", "a b.img", "x\nqueue", "../x.img")
+
+TRANSCRIPTS = (b"", bytes(range(256)) * 100, b"> " + b"x" * 1_000_000, b"< \x1b[2J\n" * 100, b"> QUIT\n", b"\xff\xfe")
+
+ATTACKS = [
+    Attack(
+        "metrics",
+        Who.USER,
+        f"`vmgahp report` of {len(METRICS)} files of figures: floods, noise, escape sequences, numbers beyond reason",
+        Must.REFUSE,
+        "metrics",
+        modes=NO_QEMU,
+        times=len(METRICS),
+    ),
+    Attack(
+        "metrics-elsewhere",
+        Who.USER,
+        "`vmgahp report` of a FIFO, a link to a device, a directory, a device",
+        Must.REFUSE,
+        "metrics_elsewhere",
+        modes=NO_QEMU,
+        times=4,
+        daily=True,
+    ),
+    Attack(
+        "submit",
+        Who.STRANGER,
+        f"`vmgahp submit libvirt-xml` of a stranger's XML with {len(NAMES)} names and {len(SOURCES)} images",
+        Must.REFUSE,
+        "submit",
+        modes=NO_QEMU,
+        times=len(NAMES) + len(SOURCES),
+        daily=True,
+    ),
+    Attack(
+        "submit-of-others-files",
+        Who.STRANGER,
+        "the stranger's XML names /etc/shadow and other files outside of its directory as images",
+        Must.REFUSE,
+        "submit_others",
+        modes=NO_QEMU,
+        times=4,
+        daily=True,
+    ),
+    Attack(
+        "replay",
+        Who.STRANGER,
+        f"`vmgahp replay` of {len(TRANSCRIPTS)} files that are no conversation",
+        Must.REFUSE,
+        "replay",
+        modes=NO_QEMU,
+        times=len(TRANSCRIPTS),
+    ),
+    Attack(
+        "top",
+        Who.USER,
+        "`vmgahp top` on a machine whose jobs have hostile names and files",
+        Must.REFUSE,
+        "top",
+        modes=NO_QEMU,
+        times=2,
+    ),
+]
+
+SECONDS = 20.0
+
+
+@each(ATTACKS)
+def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+    stopped(ground, request, attack, mode)
+
+
+# What is done
+
+
+def run(site: Site, what: str, *words: str | Path) -> str:
+    """Run the program: it ends soon, in words, and what it prints is for a terminal."""
+    site.told.append(f"vmgahp {' '.join(map(str, words))[:200]} ({what[:60]!r})")
+    try:
+        done = subprocess.run(
+            [*VMGAHP, *words], cwd=site.directory, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        site.breach(f"{what[:60]!r} takes longer than {SECONDS:g} s")
+        return ""
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    site.told.append(said[:500])
+    if "Traceback" in said:
+        site.breach(f"{what[:60]!r}: {said[-1500:]}")
+    if "\x1b]0" in said or "\x9b31m" in said or "\x1b[2J" in said:
+        site.breach(f"{what[:60]!r} reaches the terminal as it is")
+    return said
+
+
+def metrics(site: Site) -> None:
+    for what, content in METRICS.items():
+        site.plant("vm_metrics.jsonl", content)
+        run(site, what, "report", "vm_metrics.jsonl", "-o", site.outer / "report.html")
+        page = site.outer / "report.html"
+        if page.exists():
+            if "<script>alert" in page.read_text(errors="replace"):
+                site.breach(f"{what}: the page has a script of the job's")
+            page.unlink()
+
+
+def metrics_elsewhere(site: Site) -> None:
+    os.mkfifo(site.path("fifo"))
+    site.own(site.path("fifo"))
+    site.link("link", "/dev/zero")
+    site.path("directory").mkdir()
+    site.own(site.path("directory"))
+    for name in ("fifo", "link", "directory", "/dev/zero"):
+        run(site, name, "report", name, "-o", site.outer / "report.html")
+
+
+def submit(site: Site) -> None:
+    cases = [(name, "guest.img") for name in NAMES] + [("x", source) for source in SOURCES]
+    for name, source in cases:
+        place = site.outer / "submit"
+        place.mkdir()
+        (place / "guest.img").write_bytes(bytes(1 << 20))
+        quoted = [text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;") for text in (name, source)]
+        text = DOMAIN.format(name=quoted[0], source=quoted[1]).replace("\n", "&#10;").replace("\r", "&#13;")
+        (place / "vm.xml").write_text(text.replace("\x1b", "").replace("\x07", ""))
+        run(site, name + source, "submit", "libvirt-xml", place / "vm.xml", "-o", place / "vm.sub")
+        if (place / "vm.sub").exists():
+            made = (place / "vm.sub").read_text()
+            if [line for line in made.splitlines() if line.strip().lower().startswith(("queue 99", "+owner"))]:
+                site.breach(f"{name!r} adds a line to the submit file")
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+
+
+def submit_others(site: Site) -> None:
+    for source in ("/etc/shadow", str(CANARIES / "root"), "/root/.ssh/id_rsa", "../../../../etc/shadow"):
+        place = site.outer / "submit"
+        place.mkdir()
+        (place / "vm.xml").write_text(DOMAIN.format(name="x", source=source))
+        said = run(site, source, "submit", "libvirt-xml", place / "vm.xml", "-o", place / "vm.sub")
+        made = (place / "vm.sub").read_text() if (place / "vm.sub").exists() else ""
+        taken = [line for line in made.splitlines() if not line.startswith("#") and source in line]
+        if taken and "outside" not in (said + made).lower() and "warning" not in said.lower():
+            site.breach(f"{source} goes with the job without a warning: {taken}")
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+
+
+def replay(site: Site) -> None:
+    for content in TRANSCRIPTS:
+        site.plant("conversation", content)
+        run(site, repr(content[:20]), "replay", "conversation", "--", sys.executable, "-c", "pass")
+
+
+def top(site: Site) -> None:
+    site.plant("vm_metrics.jsonl", METRICS["escape sequences"])
+    run(site, "once", "top", "--once")
+    run(site, "as JSON", "top", "--json")
