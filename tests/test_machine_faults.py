@@ -1,0 +1,250 @@
+"""Every machine fault of the tree, and the state of the machine that causes it: none is a job's to bring about alone.
+
+A machine fault of a START takes the machine from everybody. So each place in the code that makes one has a row here,
+written by somebody who has looked whether a job can get there: by its ad, its scratch directory, its images, its guest.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt import fault_table
+from vmgahp.drivers.vmrun import faults as vmrun_faults
+from vmgahp.errors import MachineFault
+
+SOURCES = REPOSITORY / "src/vmgahp"
+
+SETTING = "a setting is missing or wrong"
+PROGRAM = "a program of the administrator's fails, or cannot be trusted"
+LACKING = "this machine is out of processes, threads, descriptors, memory, or of room outside of EXECUTE"
+ILL = "EXECUTE is ill, by root's look at it"
+NOT_INSTALLED = "something that such jobs need is not installed, or does not run"
+HYPERVISOR = "the hypervisor does not answer, or breaks its own word"
+PLAIN = "neither the job's VM nor a plain guest starts (second_look)"
+NETWORK = "a network of the settings is not there or not up"
+VSPHERE = "vSphere, its datastore or its inventory does not do what the settings say"
+BUG = "a bug of this daemon's"
+IMAGES = "(an image of the catalog: it becomes a fault of the job's)"
+RESTORE = "(a restore's: the checkpoint is set aside, and the guest boots afresh)"
+LATER = "(the guest has run: no answer but that of START takes the machine)"
+PROBE = "(the probe's, or a tool's: no job is there)"
+STAND_IN = "(the simulated driver and the contract of drivers: for tests)"
+
+PLACES = {
+    "checkpoint/store.py:CheckpointStore.write": (1, LATER),
+    "commands/doctor/__init__.py:examine": (1, PROBE),
+    "commands/top/node.py:Node._ask_libvirt": (1, PROBE),
+    "config/__init__.py:Settings._bad": (1, SETTING),
+    "config/__init__.py:Settings._evaluate": (1, SETTING),
+    "config/sources.py:_ask": (1, SETTING),
+    "config/sources.py:_from_bindings": (1, SETTING),
+    "config/sources.py:ask_tool": (3, SETTING),
+    "config/sources.py:entries": (1, SETTING),
+    "config/sources.py:expand": (1, SETTING),
+    "config/sources.py:logical_lines": (1, SETTING),
+    "config/sources.py:read_file": (3, SETTING),
+    "daemon/probe.py:_free_mib": (2, PROBE),
+    "daemon/probe.py:_require_absolute_libraries": (1, PROBE),
+    "daemon/probe.py:run": (1, PROBE),
+    "daemon/server.py:Server._configure": (1, SETTING),
+    "daemon/server.py:Server._explain": (1, ILL),
+    "daemon/server.py:Server._work": (1, BUG),
+    "daemon/transfer_plugin.py:_directories": (1, PROBE),
+    "domain/job_xml/boot_files.py:copy": (1, LACKING),
+    "drivers/any/conversion.py:_judge": (1, NOT_INSTALLED),
+    "drivers/any/driver.py:AnyDriver._nothing_left": (1, NOT_INSTALLED),
+    "drivers/base.py:Driver.describe": (1, PROBE),
+    "drivers/base.py:find": (3, SETTING),
+    "drivers/libvirt/checkpoint.py:LibvirtCheckpoints.write": (1, LATER),
+    "drivers/libvirt/connection.py:LibvirtConnection._take": (1, HYPERVISOR),
+    "drivers/libvirt/describe.py:Describer._dac_label": (1, SETTING),
+    "drivers/libvirt/describe.py:Describer._scripted": (2, PROGRAM),
+    "drivers/libvirt/describe.py:Describer.show": (1, PROBE),
+    "drivers/libvirt/driver.py:LibvirtDriver._blame": (1, PLAIN),
+    "drivers/libvirt/faults.py:hanging": (1, HYPERVISOR),
+    "drivers/libvirt/faults.py:late": (1, HYPERVISOR),
+    "drivers/libvirt/faults.py:unreachable": (1, HYPERVISOR),
+    "drivers/libvirt/hooks.py:mismatch_fault": (2, HYPERVISOR),
+    "drivers/libvirt/hooks.py:refused": (1, PROGRAM),
+    "drivers/libvirt/hooks.py:with_macs": (1, PROGRAM),
+    "drivers/libvirt/host_checks.py:look_at_bridge": (3, PROBE),
+    "drivers/libvirt/host_checks.py:require_free_mac": (1, PROGRAM),
+    "drivers/libvirt/machine.py:LibvirtMachine._require_ours": (1, LATER),
+    "drivers/libvirt/machine.py:LibvirtMachine._settle": (1, LATER),
+    "drivers/libvirt/machine.py:LibvirtMachine._write": (1, LATER),
+    "drivers/libvirt/machine.py:LibvirtMachine.restart_from.restore": (1, RESTORE),
+    "drivers/libvirt/names.py:clear": (1, "somebody has defined a domain by the name of a job's"),
+    "drivers/libvirt/other_hypervisors.py:require": (2, SETTING),
+    "drivers/libvirt/other_hypervisors.py:wanted_type": (1, SETTING),
+    "drivers/libvirt/provision.py:Provision._create": (1, NOT_INSTALLED),
+    "drivers/libvirt/provision.py:Provision._overlay": (1, IMAGES),
+    "drivers/libvirt/qemu_check.py:_run": (1, PROBE),
+    "drivers/libvirt/qemu_check.py:start_passt": (3, PROBE),
+    "drivers/libvirt/qemu_check.py:start_qemu": (2, PROBE),
+    "drivers/libvirt/save.py:Saver.fault": (1, LATER),
+    "drivers/libvirt/save.py:_unusable": (1, LATER),
+    "drivers/libvirt/survey.py:LibvirtSurveyor.survey": (1, PROBE),
+    "drivers/libvirt/survey.py:kvm_fault": (1, "KVM does not work, and VM_ALLOW_EMULATION is False"),
+    "drivers/libvirt/tpm.py:Tpm._no_room": (1, LACKING),
+    "drivers/libvirt/tpm.py:Tpm.start": (1, NOT_INSTALLED),
+    "drivers/libvirt/xen/__init__.py:XenDriver._domain_type": (1, HYPERVISOR),
+    "drivers/libvirt/xen/libxl_log.py:LibxlLog.judge": (2, HYPERVISOR),
+    "drivers/libvirt/xen/loop_device.py:attach": (1, LACKING),
+    "drivers/lifecycle.py:ManagedDriver._carry_out": (1, LACKING),
+    "drivers/lifecycle.py:ManagedMachine._take_over": (1, LATER),
+    "drivers/lifecycle.py:ManagedMachine.report_lost": (1, LATER),
+    "drivers/machine_types.py:machine_types": (1, SETTING),
+    "drivers/script/checkpoint.py:ScriptCheckpoints.write": (1, LATER),
+    "drivers/script/driver.py:_odd": (1, PROGRAM),
+    "drivers/script/machine.py:ScriptMachine.end_guest": (1, LATER),
+    "drivers/script/machine.py:refused": (1, PROGRAM),
+    "drivers/script/program.py:Program.__init__": (1, SETTING),
+    "drivers/script/program.py:Program.call": (2, PROGRAM),
+    "drivers/script/program.py:hypervisor": (1, SETTING),
+    "drivers/script/program.py:limits": (1, SETTING),
+    "drivers/script/program.py:named_user": (2, SETTING),
+    "drivers/script/program.py:user_for": (1, SETTING),
+    "drivers/script/survey.py:survey": (1, PROBE),
+    "drivers/simulated.py:SimulatedDriver._fault": (1, STAND_IN),
+    "drivers/simulated.py:SimulatedDriver.start": (1, STAND_IN),
+    "drivers/vmrun/driver.py:VmrunDriver._power_on": (1, HYPERVISOR),
+    "drivers/vmrun/driver.py:VmrunDriver._take_snapshot": (1, HYPERVISOR),
+    "drivers/vmrun/faults.py:from_vmrun": (1, HYPERVISOR),
+    "drivers/vmrun/machine.py:VmrunMachine._no_room": (1, LATER),
+    "drivers/vmrun/machine.py:VmrunMachine.ask_to_power_off": (1, LATER),
+    "drivers/vmrun/machine.py:VmrunMachine.save": (1, LATER),
+    "drivers/vmrun/processes.py:end": (2, "a VM of an earlier start is there and cannot be killed"),
+    "drivers/vmrun/tool.py:Tool.call": (1, NOT_INSTALLED),
+    "drivers/vmrun/tool.py:find": (1, NOT_INSTALLED),
+    "drivers/vmrun/tool.py:find_product": (3, NOT_INSTALLED),
+    "drivers/vmrun/working_copy.py:_add_local_settings": (1, SETTING),
+    "drivers/vsphere/checkpoint.py:VsphereCheckpoints.go_on": (1, VSPHERE),
+    "drivers/vsphere/connection.py:VsphereConnection._open": (1, VSPHERE),
+    "drivers/vsphere/connection.py:VsphereConnection._wait": (2, VSPHERE),
+    "drivers/vsphere/connection.py:VsphereConnection.once": (1, VSPHERE),
+    "drivers/vsphere/credentials.py:Access.from_settings": (1, SETTING),
+    "drivers/vsphere/credentials.py:_needed": (1, SETTING),
+    "drivers/vsphere/credentials.py:_read_pins": (2, SETTING),
+    "drivers/vsphere/credentials.py:read_password": (6, SETTING),
+    "drivers/vsphere/datastore.py:Store._attempts": (1, VSPHERE),
+    "drivers/vsphere/datastore.py:Store.download": (1, LATER),
+    "drivers/vsphere/datastore.py:_write": (1, LATER),
+    "drivers/vsphere/deploy.py:Launcher._create": (1, VSPHERE),
+    "drivers/vsphere/deploy.py:Launcher.launch": (1, VSPHERE),
+    "drivers/vsphere/disks.py:_convert": (1, NOT_INSTALLED),
+    "drivers/vsphere/download.py:Download._check": (1, LATER),
+    "drivers/vsphere/download.py:Download.run": (1, LATER),
+    "drivers/vsphere/faults.py:from_vsphere": (1, VSPHERE),
+    "drivers/vsphere/faults.py:unreachable": (2, VSPHERE),
+    "drivers/vsphere/inventory.py:Inventory._choose": (1, VSPHERE),
+    "drivers/vsphere/inventory.py:Inventory._ref": (1, VSPHERE),
+    "drivers/vsphere/inventory.py:Inventory.network": (1, VSPHERE),
+    "drivers/vsphere/inventory.py:_missing": (1, VSPHERE),
+    "drivers/vsphere/inventory.py:network_map": (1, SETTING),
+    "drivers/vsphere/machine.py:VsphereMachine.ask_to_power_off": (1, LATER),
+    "drivers/vsphere/machine.py:VsphereMachine.look": (1, LATER),
+    "drivers/vsphere/machine.py:_Fetch._run": (1, LATER),
+    "drivers/vsphere/survey.py:VsphereSurveyor._datastore": (2, PROBE),
+    "findings.py:side_by_side": (2, PROBE),
+    "findings.py:side_by_side.run": (1, PROBE),
+    "hooks/mac.py:choose": (1, PROGRAM),
+    "hooks/policy.py:Policy._through": (1, PROGRAM),
+    "hooks/policy.py:require": (1, SETTING),
+    "hooks/program.py:converse": (3, PROGRAM),
+    "hooks/program.py:text_of": (2, PROGRAM),
+    "hooks/xml_script.py:_bad_arguments": (1, SETTING),
+    "hooks/xml_script.py:run": (2, PROGRAM),
+    "host/child.py:run_as": (2, LACKING),
+    "host/execute.py:blame": (1, ILL),
+    "host/execute.py:require_entry": (1, ILL),
+    "host/execute.py:require_means": (1, LACKING),
+    "host/job_user.py:Identity.from_environ": (1, "HTCondor has not said whose job it is"),
+    "host/job_user.py:_id": (1, "HTCondor has not said whose job it is"),
+    "host/runtime_dir.py:runtime_dir": (1, LACKING),
+    "host/serial_capture.py:ConsoleCapture.__init__": (2, LACKING),
+    "host/threads.py:start": (1, LACKING),
+    "host/trust.py:require_trustworthy.refuse": (1, PROGRAM),
+    "images/backing.py:_info": (2, NOT_INSTALLED),
+    "images/catalog.py:_broken": (1, IMAGES),
+    "images/catalog.py:read": (1, IMAGES),
+    "images/iso.py:_write": (2, NOT_INSTALLED),
+    "job/devices.py:_share": (1, SETTING),
+    "job/engine.py:judge": (1, NOT_INSTALLED),
+    "job/vm_spec.py:memory_mib": (1, SETTING),
+    "job/xen.py:require_bootloader": (1, SETTING),
+    "protocol/transcript_file.py:create": (3, PROBE),
+    "testing/endings.py:EndingContract.test_a_resume_that_failed_can_be_tried_again.fail": (1, STAND_IN),
+}
+"""Module and function -> how many machine faults are made there, and by which state of the machine."""
+
+RULES = {
+    "the connection to libvirtd": HYPERVISOR,
+    "libvirtd hung up": HYPERVISOR,
+    "a network that is not active": NETWORK,
+    "a network that is not there": NETWORK,
+    "a bridge": NETWORK,
+    "libvirt's own directory": "VM_RUN_AS_JOB_USER is True, and libvirt's directory is closed to that user",
+    "passt": NETWORK,
+    "the machine's networks": NETWORK,
+    "what libvirt lets this daemon do": HYPERVISOR,
+}
+"""Rows of libvirt's table that blame the machine without a second look."""
+
+
+def machine_faults() -> frozenset[str]:
+    """The classes that blame the machine."""
+    found = {"MachineFault"}
+    bases = {
+        node.name: {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    while more := {name for name, above in bases.items() if above & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def places(path: Path, faults: frozenset[str]) -> Counter[str]:
+    """Where a module makes one, by the functions that are around it."""
+    found: Counter[str] = Counter()
+
+    def visit(node: ast.AST, around: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = around
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                inner = (*around, child.name)
+            elif isinstance(child, ast.Call):
+                name = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+                if name in faults:
+                    found[f"{path.relative_to(SOURCES)}:{'.'.join(around)}"] += 1
+            visit(child, inner)
+
+    visit(ast.parse(path.read_text()), ())
+    return found
+
+
+def test_every_place_that_makes_a_machine_fault_says_by_which_state_of_the_machine() -> None:
+    faults = machine_faults()
+    found = sum((places(path, faults) for path in SOURCES.rglob("*.py")), Counter())
+    assert dict(found) == {place: number for place, (number, _) in PLACES.items()}
+
+
+def test_a_rule_of_libvirts_that_a_job_may_cause_has_a_second_look() -> None:
+    unlooked = [rule.name for rule in fault_table.RULES if blames_the_machine(rule) and not rule.job_may_cause]
+    assert sorted(unlooked) == sorted(RULES)
+
+
+@pytest.mark.parametrize("rule", vmrun_faults.RULES, ids=lambda rule: rule.name)
+def test_no_rule_of_vmrun_takes_a_text_of_the_jobs_for_the_machines(rule: Rule) -> None:
+    """What the job chose is cut out first, and only the last rule takes what nobody knows."""
+    if blames_the_machine(rule):
+        assert rule.message or rule is vmrun_faults.RULES[-1]
+
+
+def blames_the_machine(rule: Rule) -> bool:
+    return issubclass(rule.fault, MachineFault)
