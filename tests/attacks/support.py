@@ -3,7 +3,8 @@
 import enum
 import functools
 import importlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,21 +133,31 @@ def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack
 
 
 def table() -> str:
-    """What is tried by the suite, as the page shows it: it has no row that is not stopped."""
-    lines = ["| surface | rows | tried | stopped | breached |", "|---|---|---|---|---|"]
-    total = [0, 0]
-    for surface, what in SURFACES.items():
-        found = rows(surface)
-        tried = sum(row.times * len(row.modes) for row in found)
-        total = [total[0] + len(found), total[1] + tried]
-        lines.append(f"| [{what}](../../tests/attacks/test_{surface}.py) | {len(found)} | {tried} | {tried} | 0 |")
-    lines += [f"| all | {total[0]} | {total[1]} | {total[1]} | 0 |", ""]
-    for surface, what in SURFACES.items():
-        lines += [f"**{what[0].upper()}{what[1:]}**", "", "| who | what is done | what must happen | times |"]
-        lines += ["|---|---|---|---|"]
-        lines += [f"| {row.who} | {row.done} | {row.must} | {row.times * len(row.modes)} |" for row in rows(surface)]
-        lines += [""]
-    return "\n".join(lines)
+    """What the suite tries, as the page shows it: it has no row that is not stopped."""
+    tried: Counter[str] = Counter()
+    number: Counter[str] = Counter()
+    for surface in SURFACES:
+        for row in rows(surface):
+            for counted in (surface, f"by {row.who}", "all"):
+                number[counted] += 1
+            for mode in row.modes:
+                for counted in (surface, f"by {row.who}", mode, "all"):
+                    tried[counted] += row.times
+
+    def part(title: str, names: Mapping[str, str]) -> str:
+        head = f"| {title} | rows | tried | stopped | breached |\n|---|---|---|---|---|\n"
+        lines = [f"| {shown} | {number[name]} | {tried[name]} | {tried[name]} | 0 |\n" for name, shown in names.items()]
+        return head + "".join(lines)
+
+    surfaces = {name: f"[{what}](../../tests/attacks/test_{name}.py)" for name, what in SURFACES.items()}
+    by_mode = [f"{tried[mode]} with {mode}" for mode in BOTH]
+    return "\n".join(
+        [
+            part("what is attacked", surfaces | {"all": "all of it"}),
+            part("who attacks", {f"by {who}": who for who in Who}),
+            f"{' and '.join(by_mode)}; the others end before there is one.\n",
+        ]
+    )
 
 
 def write_page() -> None:

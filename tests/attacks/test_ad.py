@@ -175,14 +175,14 @@ ATTACKS = [
     ),
     Attack(
         "private-by-another-case",
-        Who.USER,
+        Who.SUBMIT,
         "private attributes of the job's own, in another case, before and after the starter's",
         Must.RUN,
         "own_private",
         modes=(Mode.LIBVIRT,),
     ),
     *(
-        Attack(name, Who.USER, done, Must.SURVIVE, "large", (name,), modes=NO_QEMU, daily=name == "exponential")
+        Attack(name, Who.SUBMIT, done, Must.SURVIVE, "large", (name,), modes=NO_QEMU, daily=name == "exponential")
         for name, done in (
             ("many-attributes", "the ad has 100,000 attributes"),
             ("long-value", "a value has 4 MiB"),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.attacks.ground import CANARIES, SOCKET
 from tests.attacks.site import Site
-from tests.attacks.support import Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Attack, Battleground, Mode, Must, Who, each, stopped
 from tests.faults.host import until
 
 DISK = (
@@ -155,6 +155,24 @@ ATTACKS = [
         "elsewhere",
         modes=(Mode.LIBVIRT,),
         times=5,
+    ),
+    Attack(
+        "kernel-swapped-during-start",
+        Who.USER,
+        "the kernel of the description and a link to a file of root's change places all the time during START",
+        Must.SURVIVE,
+        "kernel_swapped",
+        modes=BOTH,
+        times=RACES,
+    ),
+    Attack(
+        "kernel-renamed",
+        Who.USER,
+        "the kernel is renamed when START has come to `prepare.done`, or is gone and back all the time",
+        Must.SURVIVE,
+        "kernel_renamed",
+        modes=(Mode.LIBVIRT,),
+        times=1 + RACES,
     ),
     Attack(
         "description-swapped-during-start",
