@@ -138,6 +138,7 @@ def test_whatever_a_file_has_it_is_taken_or_refused(tmp_path_factory: pytest.Tem
         (b"local-hostname: y\n", False),
         (b"instance-id:\n", False),
         (b"# instance-id: x\n", False),
+        (b"\n" * (1 << 20), False),  # it is not the daemon that is kept busy
         (b"", False),
     ],
 )

@@ -44,7 +44,8 @@ _CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
 """And for cloudbase-init, which does the same on Windows."""
 _GZIP = b"\x1f\x8b"
 
-_INSTANCE_ID = re.compile(rb"""^\s*[{,]?\s*["']?instance-id["']?\s*:\s*\S""", re.MULTILINE)
+_INSTANCE_ID = re.compile(rb"""^[^\S\n]*+(?:[{,][^\S\n]*+)?["']?instance-id["']?\s*+:\s*+\S""", re.MULTILINE)
+"""Blanks are passed once: a file that has nothing else would keep this process busy for hours."""
 
 
 class Seed(NamedTuple):
