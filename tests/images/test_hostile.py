@@ -143,6 +143,36 @@ def test_no_header_is_more_than_the_jobs_fault(scratch: Path, user: Identity, ro
     look(image(scratch, image_format, change), image_format, user)
 
 
+WORK = {
+    "that QEMU would check for hours": ("qcow2", put(72, ">Q", 1)),
+    "that QEMU would check, as QED": ("qed", put(16, "<Q", 2)),
+    "whose bitmaps would fill the memory": ("qcow2", put(88, ">Q", 1)),
+    "with a thousand snapshots": ("qcow2", put(60, ">I", 1000)),
+    "with a thousand snapshots, of version 2": ("qcow2", put(4, ">I", 2)),
+}
+
+
+@pytest.mark.parametrize("row", WORK)
+def test_an_image_that_makes_qemu_work_is_refused(scratch: Path, user: Identity, row: str) -> None:
+    """qemu-img leaves such things alone in a look, and QEMU does them before it answers libvirt."""
+    image_format, change = WORK[row]
+    if row.endswith("version 2"):
+        change = all_of(change, put(60, ">I", 1000))
+    path = image(scratch, image_format, change)
+    for looks in (backing_chain, require_whole):
+        with pytest.raises(errors.JobFault) as caught:
+            looks(str(path), image_format, user)
+        assert "qemu-img convert" in caught.value.hint
+        assert caught.value.code == errors.INVALID_DISK_PARAM
+
+
+def test_the_looks_at_all_images_of_a_job_have_one_end(scratch: Path, user: Identity) -> None:
+    path = image(scratch, "qcow2")
+    with pytest.raises(errors.JobFault, match="no time left") as caught:
+        backing_chain(str(path), "qcow2", user, end=0.0)
+    assert caught.value.code == errors.BAD_IMAGE
+
+
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_no_damage_is_more_than_the_jobs_fault(scratch: Path, user: Identity, image_format: str) -> None:
     path, chance = image(scratch, image_format), random.Random(image_format)

@@ -18,6 +18,7 @@ AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root has files that 
 
 QCOW2 = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 1 << 20).ljust(512, b"\0")
 WITH_DATA_FILE = QCOW2[:72] + struct.pack(">Q", 4) + QCOW2[80:]
+DIRTY = QCOW2[:72] + struct.pack(">Q", 1) + QCOW2[80:]
 VMDK = struct.pack("<4sIIQ", b"KDMV", 1, 3, 2048).ljust(512, b"\0")
 WITH_EXTENTS = b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 1 FLAT "/etc/passwd" 0\n'
 INSIDE = struct.pack("<4sIIQ", b"KDMV", 1, 3, 0).ljust(512, b"\0")
@@ -139,14 +140,21 @@ def test_who_has_waited_for_too_long_may_have_written(
 
 @pytest.mark.parametrize(
     ("image_format", "header"),
-    [("qcow2", WITH_DATA_FILE), ("vmdk", WITH_EXTENTS), ("vmdk", INSIDE), ("vmdk", b""), ("vmdk", QCOW2)],
+    [
+        ("qcow2", DIRTY),
+        ("qcow2", WITH_DATA_FILE),
+        ("vmdk", WITH_EXTENTS),
+        ("vmdk", INSIDE),
+        ("vmdk", b""),
+        ("vmdk", QCOW2),
+    ],
 )
 def test_a_header_that_was_changed_after_the_look_is_refused(
     image: Path, opened: Callable[..., OpenImage], image_format: str, header: bytes
 ) -> None:
     image.write_bytes(header)
     with (
-        pytest.raises(errors.JobFault, match="keeps its data in another file"),
+        pytest.raises(errors.JobFault, match="since it was looked at"),
         held_still([opened(image_format=image_format)], needed=True),
     ):
         pytest.fail("it names files")
@@ -162,7 +170,7 @@ def test_a_header_of_one_file_is_held(
         require()
 
 
-@pytest.mark.parametrize("image_format", ["raw", "qcow", "qed", "vdi", "vpc"])
+@pytest.mark.parametrize("image_format", ["raw", "qcow", "vdi", "vpc"])
 def test_formats_that_name_no_files_may_be_open_elsewhere(
     image: Path, opened: Callable[..., OpenImage], image_format: str
 ) -> None:

@@ -7,13 +7,14 @@ XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
 import re
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
-from vmgahp.images.formats import FORMATS, HEADER, names_files
+from vmgahp.images.formats import FORMATS, HEADER, unfit
 from vmgahp.text import NO_XML, has_control, shown
 
 PLAIN_FORMATS = ("raw",)
@@ -32,21 +33,24 @@ class BackingFile(NamedTuple):
     """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
 
 
-def backing_chain(path: str, image_format: str, identity: Identity, *, parts: bool = False) -> tuple[BackingFile, ...]:
+def backing_chain(
+    path: str, image_format: str, identity: Identity, *, parts: bool = False, end: float = inf
+) -> tuple[BackingFile, ...]:
     """The backing files of an image, the nearest first.
 
     Each name is looked at before anything follows it, for it could be that of a server or a device. `parts` says that
-    the data of the image may be in further files, which the caller has looked at.
+    the data of the image may be in further files, which the caller has looked at; `end` says when, by the monotonic
+    clock, nothing more is looked at.
 
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
     the job's user may not read or have no stated format.
     """
     found: list[BackingFile] = []
-    end = monotonic() + qemu_img.LOOK
+    end = min(end, monotonic() + qemu_img.LOOK)
     if not (parts or image_format in PLAIN_FORMATS):
-        _require_own_data(path, image_format, identity)
+        _require_fit(path, image_format, identity)
     while image_format not in PLAIN_FORMATS:
-        image = _info(path, image_format, identity, max(1.0, end - monotonic()))
+        image = _info(path, image_format, identity, end - monotonic())
         below = _backing_file(path, image)
         if below is None:
             break
@@ -58,7 +62,7 @@ def backing_chain(path: str, image_format: str, identity: Identity, *, parts: bo
                 "write them into one image: qemu-img convert.",
             )
         path, image_format = below.path, below.format
-        _require_own_data(path, image_format, identity)
+        _require_fit(path, image_format, identity)
     return tuple(found)
 
 
@@ -89,11 +93,11 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 
     Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
     """
-    _require_own_data(path, image_format, identity)
+    _require_fit(path, image_format, identity)
     _info(path, image_format, identity, qemu_img.LOOK)
 
 
-def _require_own_data(path: str, image_format: str, identity: Identity) -> None:
+def _require_fit(path: str, image_format: str, identity: Identity) -> None:
     try:
         header = identity.read_named(path, HEADER)
     except OSError as error:
@@ -102,16 +106,15 @@ def _require_own_data(path: str, image_format: str, identity: Identity) -> None:
             f"{path} cannot be opened ({error.strerror}, for uid {identity.uid})",
             "use images whose backing files the job's user can read on this machine.",
         ) from error
-    if names_files(image_format, header):
-        raise _bad(
-            errors.INVALID_DISK_PARAM,
-            f"{path} keeps its data in another file",
-            f"make one file of it: qemu-img convert -f {image_format} -O qcow2 {path} NEW",
-        )
+    if reason := unfit(image_format, header):
+        hint = f"write it anew: qemu-img convert -f {image_format} -O qcow2 {path} NEW"
+        raise _bad(errors.INVALID_DISK_PARAM, f"{path} {reason}", hint)
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
     try:
+        if seconds <= 0:
+            raise qemu_img.TooSlow(0)
         return qemu_img.info(path, image_format, identity, seconds=seconds)
     except qemu_img.NotInstalled as error:
         raise errors.MachineFault(
@@ -120,8 +123,10 @@ def _info(path: str, image_format: str, identity: Identity, seconds: float) -> d
     except qemu_img.TooSlow as error:
         raise _bad(
             errors.BAD_IMAGE,
-            f"{path} could not be read within {error.seconds:g} s",
-            "see that the file system answers.",
+            f"{path} could not be read within {error.seconds:g} s"
+            if error.seconds
+            else f"there is no time left for {path}",
+            "see that the file system answers, and use fewer images.",
         ) from error
     except qemu_img.Refused as error:
         word = errors.INVALID_DISK_PARAM if error.no_access else errors.BAD_IMAGE

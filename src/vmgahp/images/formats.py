@@ -51,13 +51,17 @@ HEADER = 512
 """Bytes at the beginning of an image that `looks_like` wants to see."""
 
 
-_QCOW2_DATA_FILE = 4
-"""The bit of a qcow2 header's incompatible features that says that the data is in another file."""
+_QCOW2_WITHOUT_FEATURES = b"\0\0\0\2"
+"""The version of a qcow2 header that has none (docs/interop/qcow2.txt of QEMU)."""
+_QCOW2_DIRTY, _QCOW2_DATA_FILE = 1, 4
+"""Bits of its incompatible features: it was not closed, the data is in another file."""
+_QCOW2_BITMAPS = 1
+"""The bit of its autoclear features that says that it has bitmaps; QEMU takes memory for each."""
+_QED_NEED_CHECK = 2
+"""As `_QCOW2_DIRTY`, of QED (docs/interop/qed_spec.txt)."""
 
-
-def may_name_files(image_format: str) -> bool:
-    """Whether an image of that format can name further files with its data, as `names_files` finds out."""
-    return image_format in ("qcow2", "vmdk")
+MOST_SNAPSHOTS = 256
+"""Internal snapshots of a qcow2 image; QEMU reads one after the other when it opens the image."""
 
 
 def names_files(image_format: str, header: bytes) -> bool:
@@ -65,11 +69,37 @@ def names_files(image_format: str, header: bytes) -> bool:
 
     QEMU opens them by those names. Backing files are no data, and it is told them (`vmgahp.images.backing`).
     """
-    if image_format == "qcow2":  # specs/qcow2.txt: version 2 has no features
-        return header[4:8] != b"\0\0\0\2" and bool(int.from_bytes(header[72:80], "big") & _QCOW2_DATA_FILE)
+    if image_format == "qcow2":
+        return header[4:8] != _QCOW2_WITHOUT_FEATURES and bool(int.from_bytes(header[72:80], "big") & _QCOW2_DATA_FILE)
     if image_format == "vmdk":  # block/vmdk.c: one without a capacity has its description inside, and that names files
         return header[:4] != b"COWD" and (header[:4] != b"KDMV" or not any(header[12:20]))
     return False
+
+
+WITH_UNFIT = ("qcow2", "qed", "vmdk")
+"""Formats of which `unfit` says something."""
+
+
+def unfit(image_format: str, header: bytes) -> str:
+    """Why no VM gets the image with these first `HEADER` bytes, as half a sentence; empty for nothing.
+
+    Beside the files that it names it is what has QEMU work for hours, or take any amount of memory, when it opens it.
+    """
+    if names_files(image_format, header):
+        return "keeps its data in another file"
+    if image_format == "qed" and int.from_bytes(header[16:24], "little") & _QED_NEED_CHECK:
+        return "was not closed, so that all of it would have to be checked"
+    if image_format != "qcow2":
+        return ""
+    if int.from_bytes(header[60:64], "big") > MOST_SNAPSHOTS:
+        return f"has more than {MOST_SNAPSHOTS} snapshots"
+    if header[4:8] == _QCOW2_WITHOUT_FEATURES:
+        return ""
+    if int.from_bytes(header[72:80], "big") & _QCOW2_DIRTY:
+        return "was not closed, so that all of it would have to be checked"
+    if int.from_bytes(header[88:96], "big") & _QCOW2_BITMAPS:
+        return "has bitmaps, such as a backup keeps"
+    return ""
 
 
 class UnclearFormat(ValueError):

@@ -1,8 +1,8 @@
 """Images that stand still: nobody writes to one between the look at its header and QEMU's.
 
 QEMU gets a job's image as an open file (`vmgahp.drivers.libvirt.disk_files`), but what is in it another process of the
-job's user could change: a header that names further files (`vmgahp.images.formats.names_files`) has QEMU, which runs
-as the user of all guests' QEMUs, open those by their names. So the file has a lease (fcntl(2), ``F_SETLEASE``) while
+job's user could change: a header that names further files (`vmgahp.images.formats.unfit`) has QEMU, which runs as the
+user of all guests' QEMUs, open those by their names. So the file has a lease (fcntl(2), ``F_SETLEASE``) while
 its header is looked at and QEMU reads it. The kernel gives one only where nobody else has the file open to write to
 it, and lets everybody wait who wants to open it, for ``/proc/sys/fs/lease-break-time`` at most. What QEMU reads of a
 header later it does not act on: it opens files when it opens the image, and when a restored guest begins to run.
@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
-from vmgahp.images.formats import HEADER, may_name_files, names_files
+from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
 """Seconds to wait for others that have the file open, such as a backup."""
@@ -53,15 +53,15 @@ def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callabl
     leases: list[_Lease] = []
     with ExitStack() as held:
         for image in images:
-            if not may_name_files(image.format) or _is_roots(image):
+            if image.format not in WITH_UNFIT or _is_roots(image):
                 continue
             lease = _Lease(image)
             if lease.take(needed=needed):
                 held.callback(lease.release)
                 leases.append(lease)
-                if names_files(image.format, os.pread(image.descriptor, HEADER, 0)):
-                    problem = "keeps its data in another file, which it did not when it was looked at"
-                    raise _refused(image, problem, "let no process write to it while the VM starts.")
+                if reason := unfit(image.format, os.pread(image.descriptor, HEADER, 0)):
+                    hint = "let no process write to it while the VM starts."
+                    raise _refused(image, f"{reason}, since it was looked at", hint)
 
         def require() -> None:
             for lease in leases:

@@ -5,6 +5,8 @@ A disk that the hypervisor cannot open would be blamed on the machine. What goes
 
 import os
 from functools import partial
+from math import inf
+from time import monotonic
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -15,11 +17,15 @@ from vmgahp.images.formats import HEADER
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
 from vmgahp.job.spec import JobSpec
 
+LOOK = 90.0
+"""Seconds for looking into all images of a job: a START that takes too long is the machine's fault."""
+
 
 def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """The job with all its files found, and with the backing files of its disks. Raises `errors.Fault`."""
     spec = find(spec, settings, identity)
-    disks = (disk._replace(backing=backing_files(disk, spec.working_dir, identity)) for disk in spec.disks)
+    end = monotonic() + LOOK
+    disks = (disk._replace(backing=backing_files(disk, spec.working_dir, identity, end)) for disk in spec.disks)
     return spec._replace(disks=tuple(disks))
 
 
@@ -102,7 +108,7 @@ def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
     )
 
 
-def backing_files(disk: Disk, working_dir: str, identity: Identity) -> tuple[BackingFile, ...]:
+def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float = inf) -> tuple[BackingFile, ...]:
     """The backing files of a disk, made already or not. Raises `errors.Fault`."""
     if disk.image is not None:
         from vmgahp.job.catalog_disks import backing_of
@@ -113,7 +119,7 @@ def backing_files(disk: Disk, working_dir: str, identity: Identity) -> tuple[Bac
     if disk.files or (disk.size and not is_there(working_dir, disk, identity)):
         return ()
     try:
-        return backing_chain(disk.path, disk.format, identity)
+        return backing_chain(disk.path, disk.format, identity, end=end)
     except JobFault:
         if disk.transferred:
             _require_readable(working_dir, os.path.basename(disk.path), identity)
