@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import sys
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from tests.jobs import GOOD, MACHINE, Files, ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
+from vmgahp.host.job_user import Identity
 from vmgahp.job import ad as job_ad
 from vmgahp.job import engine
 from vmgahp.job.ad import JobAd, literal, quote
@@ -165,6 +167,46 @@ def test_literals_and_references_do_not_need_the_engine(monkeypatch):
     assert found.vm_name() == "alice_example.org_17.0"
     with pytest.raises(JobFault, match="ClassAd module"):
         ad(X="1 + 1").integer("X")
+
+
+def test_without_the_engine_the_rest_of_the_ad_can_be_read(monkeypatch):
+    """Most jobs have a few expressions that nothing here needs."""
+
+    def refuse(*_arguments):
+        raise engine.NoEngine("HTCondor's ClassAd module is not on this machine")
+
+    monkeypatch.setattr(engine, "_ask", refuse)
+    found = JobAd([("A", "1"), ("Requirements", "TARGET.Memory > 1")])
+    assert found.lines() == ["A = 1", "Requirements = undefined"]
+    assert found.values() == {"A": 1, "Requirements": None}
+
+
+def test_the_engine_that_was_brought_down_is_not_asked_again(monkeypatch):
+    asked = []
+
+    def fail(*arguments):
+        asked.append(arguments)
+        raise engine.Failed("it fails")
+
+    monkeypatch.setattr(engine, "_ask", fail)
+    found = JobAd([("A", "1 + 1"), ("B", "2 + 2")])
+    for look in (found.values, found.lines, lambda: found.integer("A"), lambda: found.integer("B")):
+        with pytest.raises(JobFault, match="it fails"):
+            look()
+    assert len(asked) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("user", [None, Identity(54321, 54321)])
+def test_the_engine_runs_as_the_jobs_user_within_limits(monkeypatch, scratch, user):
+    program = scratch / "python"
+    program.write_text(
+        "#!/bin/sh\nread -r _; echo [$(id -u), $(ulimit -t), $(ulimit -v), $(ulimit -f), $(ulimit -c)]\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    uid = user.uid if user else engine.NOBODY
+    assert engine._ask({}, user) == [uid, engine.CPU_SECONDS, engine.MOST_MEMORY >> 10, 0, 0]
 
 
 def test_every_attribute_has_one_value():

@@ -44,6 +44,7 @@ class _Said:
         self.pending: dict[str, tuple[str, str]] = {}
         """The same, with an expression that was not evaluated yet."""
         self.user: Identity | None = None
+        self._refusal: JobFault | None = None
         self._lock = allocate_lock()
         for name, expression in pairs:
             key = name.lower()
@@ -79,11 +80,17 @@ class _Said:
         with self._lock:
             if not self.pending:
                 return
+            if self._refusal is not None:  # once is enough: it may have taken long
+                raise self._refusal
             from vmgahp.job import engine
 
             pairs = [(name, as_expression(value)) for name, value in self.values.values()]
             pairs += self.pending.values()
-            found = engine.evaluate(pairs, [name for name, _ in self.pending.values()], self.user)
+            try:
+                found = engine.evaluate(pairs, [name for name, _ in self.pending.values()], self.user)
+            except JobFault as fault:
+                self._refusal = fault
+                raise
             values = dict(self.values)
             for key, (name, _) in self.pending.items():
                 value = found.get(name)
@@ -244,8 +251,17 @@ class JobAd:
         return JobFault(errors.MISMATCHED, problem, "submit the job with fewer and plainer attributes of its own.")
 
     def _all(self) -> "list[tuple[str, Plain | None]]":
-        self._said.settle()
-        return [pair for _, pair in sorted((self._said.values | self._changes).items())]
+        from vmgahp.job import engine
+
+        said = self._said
+        try:
+            said.settle()
+        except JobFault as fault:
+            if not isinstance(fault.__cause__, engine.NoEngine):
+                raise
+        # Without an engine an expression is undefined to those who read the whole ad; who needs its value is told.
+        unknown: dict[str, tuple[str, Plain | None]] = {key: (name, None) for key, (name, _) in said.pending.items()}
+        return [pair for _, pair in sorted((unknown | said.values | self._changes).items())]
 
 
 def literal(expression: str) -> object:
