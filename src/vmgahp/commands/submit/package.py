@@ -21,8 +21,10 @@ MOST_MEMBERS = 1000
 MOST_EXTRA = 64 << 10
 """Bytes of a header that belongs to a member (a long name, attributes)."""
 _CHUNK = 1 << 20
-_RECORD = re.compile(rb"\d+ (path|size|GNU\.sparse[^=]*)=([^\n]*)\n")
-_DIGEST = re.compile(r"^\s*(SHA1|SHA256|SHA512)\s*\(([^)\n]*)\)\s*=\s*([0-9a-fA-F]+)\s*$", re.MULTILINE)
+_RECORD = re.compile(rb"(?<!\d)\d++ (path|size|GNU\.sparse[^=]*)=([^\n]*)\n")
+_DIGEST = re.compile(
+    r"^[^\S\n]*+(SHA1|SHA256|SHA512)[^\S\n]*+\(([^)\n]*)\)[^\S\n]*+=[^\S\n]*+([0-9a-fA-F]++)[^\S\n]*+$", re.MULTILINE
+)
 
 
 class Package:
