@@ -166,6 +166,13 @@ def test_an_image_that_makes_qemu_work_is_refused(scratch: Path, user: Identity,
         assert caught.value.code == errors.INVALID_DISK_PARAM
 
 
+def test_a_table_that_would_fill_the_memory_is_refused(scratch: Path, user: Identity) -> None:
+    blocks = 180 << 20  # of 4 bytes each in the table, which QEMU keeps in memory
+    path = image(scratch, "vdi", all_of(put(368, "<Q", blocks << 20), put(384, "<II", blocks, 0)))
+    os.truncate(path, blocks * 4 + (2 << 20))
+    assert look(path, "vdi", user) == errors.BAD_IMAGE
+
+
 def test_the_looks_at_all_images_of_a_job_have_one_end(scratch: Path, user: Identity) -> None:
     path = image(scratch, "qcow2")
     with pytest.raises(errors.JobFault, match="no time left") as caught:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import JOB_UID
 from vmgahp import errors
 from vmgahp.images import still
 from vmgahp.images.still import OpenImage, file_system, held_still
@@ -199,6 +200,21 @@ def test_the_file_system_is_that_of_the_open_file(image: Path, opened: Callable[
     assert file_system(opened().descriptor) in still.LOCAL
 
 
+def test_whether_a_directory_has_leases(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert still.why_none(str(scratch), os.getuid()) == ""
+    monkeypatch.setattr(still, "file_system", lambda _: "fuse.sshfs")
+    assert "fuse.sshfs" in still.why_none(str(scratch), os.getuid())
+    assert not list(scratch.iterdir())
+
+
+@AS_ROOT
+def test_without_the_right_to_leases_a_directory_has_none(scratch: Path) -> None:
+    code = f"from vmgahp.images.still import why_none; print(why_none({str(scratch)!r}, {JOB_UID}))"
+    words = ["setpriv", "--bounding-set=-lease", "--inh-caps=-lease", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "the kernel gives no lease (Permission denied)\n"
+
+
 @AS_ROOT
 def test_one_that_only_root_can_write_to_needs_no_lease(image: Path, opened: Callable[..., OpenImage]) -> None:
     image.chmod(0o644)
@@ -245,4 +261,6 @@ def test_a_process_that_rewrites_the_header_all_the_time_never_does_so_meanwhile
         finally:
             writer.kill()
     assert held + refused == TRIES
-    assert held
+    image.write_bytes(QCOW2)
+    with held_still([disk], needed=True) as require:
+        require()

@@ -22,8 +22,9 @@ LOOK = 30.0
 OVERLAY = 120.0
 """Seconds for making an overlay, which is a few KiB, and a look at the base."""
 
-LOOK_CPU, LOOK_MEMORY = 10, 1 << 30
-"""Limits of a look, which a crafted header can make work hard (as OpenStack's nova has them): seconds, bytes."""
+LOOK_CPU, LOOK_MEMORY = 10, 512 << 20
+"""Limits of a look, which a crafted header can make work hard: seconds, bytes. QEMU takes as much memory for the tables
+of an image, beyond that of its guest; those of an image of 2 TB that somebody means to use are a few MiB."""
 CONVERT_MEMORY = 4 << 30
 
 MOST_OUTPUT = 16 << 20

@@ -34,6 +34,8 @@ LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "
 WITH_SERVERS_WORD = frozenset(("nfs4",))
 """File systems whose lease holds on every machine: the client gives none without the server's (a delegation)."""
 
+_NO_LEASES = "on a file system ({}) where others could change it while the VM starts"
+
 
 class OpenImage(NamedTuple):
     """An image that QEMU is to get."""
@@ -82,10 +84,12 @@ class _Lease:
     def take(self, *, needed: bool) -> bool:
         """Whether it was given; where it is not `needed` a file system need not know any. Raises `JobFault`."""
         kind = file_system(self._image.descriptor)
-        if kind in LOCAL or kind in WITH_SERVERS_WORD:
+        why = _NO_LEASES.format(kind or "unknown")
+        if kind in (*LOCAL, *WITH_SERVERS_WORD):
             try:
                 self._wait()
             except OSError as error:
+                why = f"{why}: {error.strerror}"
                 if error.errno == errno.EAGAIN and (needed or kind in LOCAL):
                     problem = "is open in another process, which could change it while the VM starts"
                     raise _refused(self._image, problem, "see that nobody else uses it, or use a copy.") from error
@@ -94,7 +98,7 @@ class _Lease:
         if needed:
             raise _refused(
                 self._image,
-                f"is on a file system ({kind or 'unknown'}) where others could change it while the VM starts",
+                f"is {why}",
                 "transfer the image with the job, convert it to raw, or ask the administrator for "
                 "VM_RUN_AS_JOB_USER = True.",
             )
@@ -139,6 +143,29 @@ def file_system(descriptor: int) -> str:
             fields = line.split(" ")
             if fields[0] == mount:
                 return fields[fields.index("-") + 1]
+    return ""
+
+
+def why_none(directory: str, uid: int) -> str:
+    """Why this process could hold no image of that user's in a directory, in half a sentence; empty where it could.
+
+    Raises OSError.
+    """
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        kind = file_system(place)
+    finally:
+        os.close(place)
+    if kind not in LOCAL:
+        return "" if kind in WITH_SERVERS_WORD else f"it is {_NO_LEASES.format(kind or 'unknown')}"
+    unnamed = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        os.fchown(unnamed, uid, -1)
+        fcntl(unnamed, F_SETLEASE, F_WRLCK)
+    except OSError as error:
+        return f"the kernel gives no lease ({error.strerror})"
+    finally:
+        os.close(unnamed)
     return ""
 
 

@@ -109,6 +109,13 @@ def scratch(context: Context, domain_type: str) -> Finding:
                 return check.bad(f"VM_RUN_AS_JOB_USER is on, and {TWO_GROUPS}.", TWO_GROUPS_HINT)
             hint = TWO_GROUPS_HINT.replace("VM_RUN_AS_JOB_USER = False", "VM_SHARE_SCRATCH = none")
             return check.off(f"No directory is shared with a VM (VM_SHARE_SCRATCH = 9p): {TWO_GROUPS}.", hint)
+    from vmgahp.images.still import why_none
+
+    if not as_job_user and (why := why_none(execute, NOBODY)):
+        seen = (
+            f"Images of jobs in EXECUTE = {execute} that are qcow2, QED or VMDK cannot be held still: {why}. Such a job"
+        )
+        return check.off(f"{seen} is held.", "put EXECUTE on a local file system, or set VM_RUN_AS_JOB_USER = True.")
     return check.ok(f"{what}, may pass every directory down to {execute}")
 
 
