@@ -128,6 +128,32 @@ def test_one_that_is_let_go_meanwhile_is_waited_for(
         require()
 
 
+def test_all_images_of_a_vm_are_waited_for_together(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that lets go of one after the other must not have a START take longer than it may."""
+    clock, waiting, images = [100.0], [], []
+    for number in range(10):
+        path = scratch / f"disk{number}"
+        path.write_bytes(QCOW2)
+        path.chmod(0o666)
+        waiting.append(path.open("r+b"))
+        images.append(OpenImage(str(path), "qcow2", os.open(path, os.O_RDWR)))
+    others = list(waiting)
+
+    def sleep(_: float) -> None:
+        clock[0] += 0.2
+        others.pop(0).close()
+
+    monkeypatch.setattr(still, "sleep", sleep)
+    monkeypatch.setattr(still, "monotonic", lambda: clock[0])
+    with pytest.raises(errors.JobFault, match="open in another process"), held_still(images, needed=True):
+        pytest.fail("it has waited for them all")
+    assert clock[0] < 100 + 2 * still.PATIENCE
+    for file in waiting:
+        file.close()
+    for image in images:
+        os.close(image.descriptor)
+
+
 def test_who_has_waited_for_too_long_may_have_written(
     image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch
 ) -> None:

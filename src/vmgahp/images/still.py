@@ -21,7 +21,7 @@ from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
-"""Seconds to wait for others that have the file open, such as a backup."""
+"""Seconds to wait for others that have files of a VM open, such as a backup."""
 INTERVAL = 0.1
 
 _F_SETSIG = 10
@@ -53,12 +53,13 @@ def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callabl
     then, and gets nothing by opening a file of that user's choice. Raises `JobFault`, as does what it returns.
     """
     leases: list[_Lease] = []
+    end = monotonic() + PATIENCE
     with ExitStack() as held:
         for image in images:
             if image.format not in WITH_UNFIT or _is_roots(image):
                 continue
             lease = _Lease(image)
-            if lease.take(needed=needed):
+            if lease.take(end, needed=needed):
                 held.callback(lease.release)
                 leases.append(lease)
                 if reason := unfit(image.format, os.pread(image.descriptor, HEADER, 0)):
@@ -81,13 +82,16 @@ class _Lease:
         self._kind = F_RDLCK if reads_only else F_WRLCK
         self._taken = 0.0
 
-    def take(self, *, needed: bool) -> bool:
-        """Whether it was given; where it is not `needed` a file system need not know any. Raises `JobFault`."""
+    def take(self, end: float, *, needed: bool) -> bool:
+        """Whether it was given; where it is not `needed` a file system need not know any.
+
+        Others that have the file open are waited for until the monotonic clock shows `end`. Raises `JobFault`.
+        """
         kind = file_system(self._image.descriptor)
         why = _NO_LEASES.format(kind or "unknown")
         if kind in (*LOCAL, *WITH_SERVERS_WORD):
             try:
-                self._wait()
+                self._wait(end)
             except OSError as error:
                 why = f"{why}: {error.strerror}"
                 if error.errno == errno.EAGAIN and (needed or kind in LOCAL):
@@ -104,10 +108,9 @@ class _Lease:
             )
         return False
 
-    def _wait(self) -> None:
+    def _wait(self, end: float) -> None:
         # Whoever opens the file has a signal sent here; SIGIO, which it is by default, would end this process.
         fcntl(self._image.descriptor, _F_SETSIG, SIGURG)
-        end = monotonic() + PATIENCE
         while True:
             self._taken = monotonic()
             try:
