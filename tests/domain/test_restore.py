@@ -425,6 +425,19 @@ def test_addresses_are_written_anew() -> None:
     assert "type 'mdev'" in refused(changed("<address type='drive'", "<address type='mdev'"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<address type='drive' controller='0'", "<address type='drive' controller='999999999'"),
+        ("<address type='drive' controller='0' bus='0'", "<address type='drive' controller='0' bus='0xffffffff'"),
+        ("<controller type='scsi' index='0'", "<controller type='scsi' index='999999999'"),
+    ],
+)
+def test_a_place_that_would_have_libvirt_make_millions_below_it_is_refused(old: str, new: str) -> None:
+    """libvirt makes every controller below that of an address, until it has no memory left."""
+    assert refused(changed(old, new))
+
+
 # XML of the administrator's own
 
 

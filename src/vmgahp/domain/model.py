@@ -24,6 +24,8 @@ _ON = r"on|off"
 _KIB = r"[0-9]{1,5}"
 """Of video memory, which is the host's beside that of the guest: 98 MiB at most."""
 _COUNT = r"[0-9]{1,3}"
+_INDEX = r"1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]"
+"""Of a controller or a bus: libvirt makes all those below it, and 999,999,999 of them end libvirtd."""
 _HEX = r"0x[0-9a-fA-F]{1,8}|[0-9]{1,9}"
 _PORTS = r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}"
 _ANY = r"(?s).{0,4000}"
@@ -136,6 +138,7 @@ ADDRESSES: Mapping[str, tuple[str, ...]] = {
 
 ADDRESS = row(
     {name: _filled(_HEX) for names in ADDRESSES.values() for name in names}
+    | dict.fromkeys(("controller", "bus", "slot"), _filled(rf"0x[0-9a-fA-F]{{1,2}}|{_INDEX}"))
     | {"type": "|".join(ADDRESSES), "multifunction": _filled(_ON), "port": _filled(_PORTS)}
 )
 _PLACE = {"address": ADDRESS}
@@ -194,7 +197,7 @@ _CONTROLLERS = r"usb|scsi|sata|ide|fdc|virtio-serial|pci|ccid"
 _CONTROLLER = row(
     {
         "type": _known(_CONTROLLERS + r"|isa", filled=_CONTROLLERS),
-        "index": _known(NUMBER, filled=NUMBER),
+        "index": _known(_INDEX, filled=_INDEX),
         "model": _both(WORD),
         "ports": _filled(_COUNT),
         "vectors": _filled(_COUNT),

@@ -521,6 +521,14 @@ def test_what_else_is_of_the_host(job: Job, text: str) -> None:
     assert "/domain/" in job.refused(a_domain(rest=text))
 
 
+@pytest.mark.parametrize("index", ["256", "999", "999999999"])
+def test_a_controller_that_would_have_libvirt_make_millions_below_it_is_refused(job: Job, index: str) -> None:
+    """One of pci and 999999999 has ended libvirtd, and with it every START of the machine."""
+    controller = "<controller type='pci' index='{}' model='pci-bridge'/>"
+    assert f"controller[1]/@index = '{index}'" in job.refused(a_domain(DISK + controller.format(index)))
+    job.domain(a_domain(DISK + controller.format(255)))
+
+
 def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
     problem = job.refused(a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'")))
     assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem

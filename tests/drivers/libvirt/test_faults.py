@@ -117,6 +117,12 @@ def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint(row: Rule) -> N
     assert row.hint or row.fault is errors.ClientFault
 
 
+def test_what_a_jobs_cpu_is_called_is_not_the_machines_network() -> None:
+    message = "unsupported configuration: unsupported CPU cache level for mode 'passthrough'"
+    fault = faults.from_libvirt(Said(code("CONFIG_UNSUPPORTED"), origin("QEMU"), message), "starting")
+    assert isinstance(fault, errors.JobFault)
+
+
 @pytest.mark.parametrize(
     "path", ["/home/alice/No space left on device", "/x/Cannot allocate memory", "/x/network 'a' is not active"]
 )

@@ -174,7 +174,7 @@ _OF_THE_MACHINE = (
         + _EXIT
         + "-object secret: Unable to read /var/lib/libvirt/qemu/domain-1-x/master-key.aes: "
         "Permission denied"),
-    _machine("passt", "install passt, or leave user out of VM_NETWORKING_TYPE.", r"passt",
+    _machine("passt", "install passt, or leave user out of VM_NETWORKING_TYPE.", r"\bpasst\b",
         example="XML_ERROR DOMAIN XML error: Invalid value for attribute 'type' in 'backend': 'passt'."),
     _machine("the console's socket",
         "see who may enter the directory of the socket, or set VM_CONSOLE_LOG_MAX = 0.",
