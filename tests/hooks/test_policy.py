@@ -566,3 +566,30 @@ def test_a_job_that_brings_the_requirements_down_is_held(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "CPU_SECONDS", 2)
     with pytest.raises(JobFault, match="regexp"):
         requires('regexp("(?:a|b)*c", Name) =!= true', Name=f'"{"ab" * 400_000}"')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'grep -q "<evil" && exit 3; cat',
+        'tee /dev/stderr 2>"$0.xml" | sed "s/evil/</"',
+        "grep -q evil $VMGAHP_JOB_AD && kill -SEGV $$; cat",
+        "if grep -q evil $VMGAHP_JOB_AD; then sleep 60; fi; cat",
+    ],
+)
+def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write, body: str) -> None:
+    stage = write(
+        body.replace('grep -q "<evil" && exit 3; cat', 'x=$(cat); case $x in *evil*) exit 3; esac; echo "$x"')
+    )
+    assert Applied(stage).xml == XML
+    job = ad(Owner='"evil"')
+    said = rejected(stage, job=job, xml=XML.replace('model type="virtio"', 'model type="evil"'), timeout=3)
+    assert "works for a plain job" in said
+
+
+def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
+    hook = write('if grep -q evil; then exit 7; fi; echo "$2"')
+    settings = Settings({"VM_MAC_HOOK": hook})
+    assert mac.choose(settings, ad(), "vm", "", "", [].append) == ""
+    with pytest.raises(JobFault, match="works for a plain job"):
+        mac.choose(settings, ad(Owner='"evil"'), "vm", "", "", [].append)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmgahp.errors import MachineFault
+from vmgahp.errors import JobFault, MachineFault
 from vmgahp.hooks import xml_script
 from vmgahp.hooks.xml_script import extra_lines, join_lines, parse_arguments, require_trustworthy, run
 
@@ -335,3 +335,21 @@ def test_what_the_server_says_is_not_the_jobs_to_say(script):
     assert "/scratch/x" not in told
     assert "br-private" not in told
     assert 'VMPARAM_Bridge_Interface = ""' in told
+
+
+NAIVE = """
+/^VMPARAM_VM_NAME/ { sub(/^[^"]*"/, ""); sub(/"$/, ""); name = $0 }
+/^VMPARAM_vm_Disk/ { sub(/^[^"]*"/, ""); sub(/"$/, ""); disk = $0 }
+END { if (disk ~ /^fail/) exit 3; if (disk ~ /^hang/) while (1) { }
+      print "<domain><name>" name "</name><source file='" disk "'/></domain>" }
+"""
+"""A script that puts what it reads into XML as it is."""
+
+
+@pytest.mark.parametrize("disk", ["a<b.img:vda:w", "it's.img:vda:w", "fail.img:vda:w", "hang.img:vda:w"])
+def test_a_script_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(script, disk):
+    naive = script(NAIVE, interpreter="#!/usr/bin/awk -f")
+    assert "disk.img" in call(naive, lines=[*AD, 'VMPARAM_vm_Disk = "disk.img:vda:w"'])[0]
+    with pytest.raises(JobFault, match="works for a plain job") as caught:
+        call(naive, lines=[*AD, f'VMPARAM_vm_Disk = "{disk}"'], deadline=2)
+    assert "LIBVIRT_XML_SCRIPT" in caught.value.hint

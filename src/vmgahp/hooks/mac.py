@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
-from vmgahp.hooks.program import NAME_VARIABLE, call, standing
+from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.folded import folded
@@ -47,14 +47,15 @@ def choose(
         return given
     trust.require_trustworthy(hook, SETTING, "or unset it")
     label = f"{SETTING} ({hook})"
-    output = call(
-        label,
-        [hook, str(nic), given or saved],
-        json.dumps(folded(job, settings).values()).encode() + b"\n",
-        float(settings.timeout(10, "VM_POLICY_TIMEOUT")),
-        log,
-        {NAME_VARIABLE: name} | standing(dry),
-    )
+
+    def ask(ad: dict[str, object], of: str, environ: dict[str, str]) -> str:
+        deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
+        return call(label, [hook, str(nic), of], json.dumps(ad).encode() + b"\n", deadline, log, environ)
+
+    try:
+        output = ask({**folded(job, settings).values()}, given or saved, {NAME_VARIABLE: name} | standing(dry))
+    except MachineFault as fault:
+        raise whose_fault(fault, label, lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True))) from fault
     answer = output.strip().lower()
     if not answer:
         return given

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import FIRST_PASSED, condor_environment, run
 from vmgahp.text import escape, redact
@@ -80,6 +80,24 @@ def converse(
         size = f"{longest >> 20} MiB" if longest >> 20 else f"{longest >> 10} KiB"
         raise MachineFault(f"{label} printed more than {size}.{last}", hint)
     return done.out, done.status, last
+
+
+def whose_fault(fault: MachineFault, label: str, again: Callable[[], object]) -> Fault:
+    """Whose fault it is that a program failed: the job's, where it works `again` for a plain one.
+
+    What a job says is before such a program too, and none may take the machine out of service by that.
+    """
+    try:
+        again()
+    except MachineFault:
+        return fault
+    except JobFault:
+        pass  # to reject is to work
+    return JobFault(
+        MISMATCHED,
+        f"{fault.problem} It works for a plain job, and not for this one.",
+        f"use plain names and values, or ask the administrator of this machine about {label}.",
+    )
 
 
 def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: str = "") -> str:

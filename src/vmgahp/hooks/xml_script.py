@@ -12,6 +12,7 @@ could have written is not run as root.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from xml.etree import ElementTree as etree
 
 from vmgahp.errors import MachineFault
 from vmgahp.hooks import program
@@ -26,6 +27,14 @@ LONGEST_XML = 4 << 20
 """Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
 
 _SPACE = " \t\n\r"
+
+_PLAIN = (
+    *('VM_WORKING_DIR = "/scratch"', 'JobVMType = "kvm"', "JobVMMemory = 64", "JobVM_VCPUS = 1", 'User = "plain"'),
+    *("ClusterId = 1", "ProcId = 0", 'VMPARAM_vm_Disk = "disk.img:vda:w"', "JobVMNetworking = FALSE"),
+    *('VMPARAM_Xen_Kernel = "included"', 'VMPARAM_VM_NAME = "plain_1.0"', 'VMPARAM_Xen_Bootloader = ""'),
+    *('VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""'),
+)
+"""The ad of a job that nothing can be said against, as a script gets it."""
 
 
 def run(
@@ -44,12 +53,30 @@ def run(
     secrets in it are hidden. `environ` is the server's environment, by default that of this process.
 
     Raises `MachineFault`, naming the setting and what to do, when the script may not or cannot be run, when
-    it fails, prints nothing, or prints what cannot be a domain.
+    it fails, prints nothing, or prints what cannot be a domain; but `JobFault` where it works for a plain job.
     """
-    import os
-
     words = parse_arguments(arguments)
     require_trustworthy(script)
+
+    def made(lines: Iterable[str]) -> str:
+        return _run([script, *words], lines, deadline, log_line, environ)
+
+    try:
+        return made(ad_lines)
+    except MachineFault as fault:
+        raise program.whose_fault(fault, f"{SETTING} ({script})", lambda: made(_PLAIN)) from fault
+
+
+def _run(
+    argv: list[str],
+    ad_lines: Iterable[str],
+    deadline: float,
+    log_line: Callable[[str], None],
+    environ: Mapping[str, str] | None,
+) -> str:
+    import os
+
+    script = argv[0]
     # Of a name that comes twice the last line counts: it is the server's, and the job's own must not be taken for it.
     by_name: dict[str, str] = {}
     for line in ad_lines:
@@ -63,7 +90,7 @@ def run(
     by_hand = "run it by hand as root with a job ad on stdin, and see the server's log."
     output, status, last = program.converse(
         label,
-        [script, *words],
+        argv,
         deadline=deadline,
         log_line=log_line,
         hint=by_hand,
@@ -77,7 +104,12 @@ def run(
         raise MachineFault(f"{label} printed no XML.{last}", by_hand)
     if "\0" in xml:
         raise MachineFault(f"{label} printed a NUL, which no XML may hold.", by_hand)
-    return join_lines(xml)
+    made = join_lines(xml)
+    try:
+        etree.fromstring(made)  # noqa: S314 - libvirt is given it as it is, and reads no more than this does
+    except etree.ParseError as error:
+        raise MachineFault(f"{label} printed what is not XML: {error}.", by_hand) from error
+    return made
 
 
 def extra_lines(
