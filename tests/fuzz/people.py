@@ -19,7 +19,7 @@ from vmgahp.errors import ClientFault, JobFault
 _PARSER = argparse.ArgumentParser()
 add_arguments(_PARSER)
 
-_ROOM = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="vmgahp-fuzz-")
+_ROOM = tempfile.TemporaryDirectory(prefix="vmgahp-fuzz-")
 _OPTIONS = {
     kind: _PARSER.parse_args([kind, "vm", "--dir", _ROOM.name, "--force"]) for kind in ("vmx", "ovf", "libvirt-xml")
 }
