@@ -19,7 +19,7 @@ from vmgahp.errors import MachineFault
 SOURCES = REPOSITORY / "src/vmgahp"
 
 SETTING = "a setting is missing or wrong"
-PROGRAM = "a program of the administrator's fails, or cannot be trusted"
+PROGRAM = "a program of the administrator's fails with a plain job as well, or cannot be trusted"
 LACKING = "this machine is out of processes, threads, descriptors, memory, or of room outside of EXECUTE"
 ILL = "EXECUTE is ill, by root's look at it"
 NOT_INSTALLED = "something that such jobs need is not installed, or does not run"
@@ -152,12 +152,12 @@ PLACES = {
     "findings.py:side_by_side": (2, PROBE),
     "findings.py:side_by_side.run": (1, PROBE),
     "hooks/mac.py:choose": (1, PROGRAM),
-    "hooks/policy.py:Policy._through": (1, PROGRAM),
+    "hooks/policy.py:Policy._made": (1, PROGRAM),
     "hooks/policy.py:require": (1, SETTING),
     "hooks/program.py:converse": (3, PROGRAM),
     "hooks/program.py:text_of": (2, PROGRAM),
     "hooks/xml_script.py:_bad_arguments": (1, SETTING),
-    "hooks/xml_script.py:run": (2, PROGRAM),
+    "hooks/xml_script.py:_run": (3, PROGRAM),
     "host/child.py:run_as": (2, LACKING),
     "host/execute.py:blame": (1, ILL),
     "host/execute.py:require_entry": (1, ILL),
