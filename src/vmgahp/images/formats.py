@@ -89,8 +89,8 @@ def unfit(image_format: str, header: bytes) -> str:
         return "keeps its data in another file"
     if image_format == "qed" and int.from_bytes(header[16:24], "little") & _QED_NEED_CHECK:
         return "was not closed, so that all of it would have to be checked"
-    if image_format != "qcow2":
-        return ""
+    if image_format != "qcow2" or not header.startswith(b"QFI\xfb"):
+        return ""  # what is no image of its format, QEMU refuses at once
     if int.from_bytes(header[60:64], "big") > MOST_SNAPSHOTS:
         return f"has more than {MOST_SNAPSHOTS} snapshots"
     if header[4:8] == _QCOW2_WITHOUT_FEATURES:
