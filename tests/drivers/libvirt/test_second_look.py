@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import Job, driver_for, greeted, refused
@@ -55,6 +56,21 @@ def test_it_is_the_machines_where_no_plain_guest_starts_either(job: Job, monkeyp
     with pytest.raises(errors.HypervisorFault):
         driver.start(ad)
     assert any("A plain VM does not start here either" in line for line in log)
+
+
+def test_it_is_the_machines_where_libvirt_can_define_no_domain(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its directory in /etc cannot be written: the second look meets that too."""
+
+    def fail(_self: libvirt.virConnect, _xml: str) -> None:
+        error = libvirt.libvirtError("cannot create config file: Read-only file system")
+        error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_QEMU, str(error), 2, None, None, None, 0, 0)
+        raise error
+
+    monkeypatch.setattr(libvirt.virConnect, "defineXML", fail)
+    driver, ad = driver_for(job, [])
+    with pytest.raises(errors.MachineFault, match="Read-only file system"):
+        driver.start(ad)
+    driver.close()
 
 
 def test_more_cores_and_threads_than_qemu_has_numbers_for_hold_the_job(job: Job) -> None:

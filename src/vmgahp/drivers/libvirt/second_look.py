@@ -7,13 +7,14 @@ process of the job's user could kill it.
 """
 
 import uuid as uuids
+from xml.etree import ElementTree as etree
 
 import libvirt
 
 from vmgahp import errors
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import firmware, other_hypervisors
+from vmgahp.drivers.libvirt import firmware, names, other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan
 from vmgahp.drivers.libvirt.hooks import described
@@ -52,12 +53,15 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
     plain = plan._replace(spec=spec, xml=None, label="", passt=False, panic="")
 
     def start(opened: libvirt.virConnect) -> None:
-        domain = opened.createXML(made.xml, _PAUSED)
+        marked = etree.fromstring(made.xml)
+        names.mark(marked)
+        domain = opened.defineXML(etree.tostring(marked, encoding="unicode"))  # as a job's is: that may be what fails
         try:
+            domain.createWithFlags(_PAUSED)
             if not made.authors:
                 verify.against_job(domain.XMLDesc(), made.xml, spec)
         finally:
-            domain.destroy()
+            names.end(domain)
 
     try:
         xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
