@@ -75,6 +75,7 @@ def image_head(data: bytes) -> None:
     formats.looks_like(data)
     for form in formats.FORMATS.values():
         formats.names_files(form, data[: formats.HEADER])
+        assert formats.unfit(form, data[: formats.HEADER]).isprintable()
     with suppress(formats.UnclearFormat):
         assert formats.image_format("disk.img", "", io.BytesIO(data)) == "raw"
     for name, said in (("disk.img", ""), (text, ""), ("disk.qcow2", ""), ("disk.img", text)):

@@ -17,6 +17,7 @@ from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vsphere import hardware
 from vmgahp.job import accepted_types, cloud_init, data_disks, devices, engine, exit_code, look, vmware, vmx, xen
 from vmgahp.job.ad import JobAd
+from vmgahp.job.folded import folded
 from vmgahp.job.options import Options
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
@@ -134,6 +135,8 @@ def job(data: bytes) -> None:
         assert 0 < spec.vcpus <= 255
         assert spec.working_dir.startswith("/")
         look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
+    with suppress(*HELD):
+        assert not any(is_private(name) for name in folded(ad, SETTINGS).names())
     with suppress(*HELD):
         devices.devices(Options(ad), SETTINGS, 4, "/scratch")
     with suppress(*HELD):
