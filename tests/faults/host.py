@@ -37,8 +37,8 @@ class Host:
         self._log = open(directory / "libvirtd.log", "ab")  # noqa: SIM115 - as long as the host
         self._libvirtd: subprocess.Popen[bytes] | None = None
         libvirt.registerErrorHandler(lambda _context, _error: None, None)
-        for defined in Path("/etc/libvirt/qemu").glob("*.xml"):  # on the machine over which the namespace is
-            defined.unlink(missing_ok=True)
+        # What is defined on the machine over which the namespace is belongs there.
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/etc/libvirt/qemu"], check=True)
         subprocess.run(["virtlogd", "-d"], check=True)
         self.start_libvirtd()
         self._ours = set(self.processes())
