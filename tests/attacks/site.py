@@ -25,7 +25,7 @@ from vmgahp import errors
 from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.requests import Request
 
-SECONDS = 45.0
+SECONDS = 60.0
 """In which everything is answered, on a machine that is busy."""
 END = 60.0
 """Seconds in which nothing is left of a VM."""
@@ -111,19 +111,29 @@ class Site:
         """Two names of the scratch directory change places all the time, by a process of the job's user."""
         names = [os.fsencode(self.path(name)) for name in (one, other)]
         rename = ctypes.CDLL(None).renameat2
+
+        def swap() -> None:
+            while os.getppid() != 1:
+                rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+                time.sleep(pause)
+
+        with self.beside(swap):
+            yield
+
+    @contextlib.contextmanager
+    def beside(self, work: Callable[[], None], uid: int = JOB_UID) -> Iterator[int]:
+        """A process of the job's user, or of another, that does something until it is ended: its pid."""
         pid = os.fork()
         if not pid:
             try:
                 os.setgroups(())
-                os.setgid(JOB_UID)
-                os.setuid(JOB_UID)
-                while os.getppid() != 1:
-                    rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-                    time.sleep(pause)
+                os.setgid(uid)
+                os.setuid(uid)
+                work()
             finally:
                 os._exit(0)
         try:
-            yield
+            yield pid
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

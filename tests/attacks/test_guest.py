@@ -1,14 +1,21 @@
 """Attacks from within a guest: what it prints, what it says of its end, and how it ends."""
 
+import contextlib
 import json
+import os
 import signal
+import socket
 import struct
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.attacks.ground import CANARIES
+from tests.attacks.ground import CANARIES, SECRET, STRANGER_UID
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.conftest import JOB_UID
 from tests.faults.host import until
 from tests.lab.guest import panicking_sector
 from vmgahp.job.exit_code import MARKER
@@ -104,6 +111,24 @@ ATTACKS = [
         "display",
         modes=BOTH,
         times=2,
+    ),
+    Attack(
+        "sockets-and-files-of-a-running-vm",
+        Who.OTHER,
+        "another user connects to every socket and opens every file that there is of a VM outside of its directory",
+        Must.RUN,
+        "of_a_running_vm",
+        modes=BOTH,
+        daily=True,
+    ),
+    Attack(
+        "snooping",
+        Who.USER,
+        "a process of the job's user reads what it can of every process while jobs start: memory, environment, files",
+        Must.SURVIVE,
+        "snooping",
+        modes=BOTH,
+        times=6,
     ),
     Attack(
         "user-networking-unasked",
@@ -228,6 +253,87 @@ def display(site: Site) -> None:
             site.breach("the password is in a command line")
     if said["password"] in site.daemon.log.read_text(errors="replace"):
         site.breach("the password is in the log")
+
+
+PLACES = ("/var/lib/libvirt/qemu", "/run/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt/qemu")
+
+
+def of_a_running_vm(site: Site) -> None:
+    site.guest()
+    site.start("JobVMVNCConsole = true", "VMPARAM_vm_Exit_Port = true", "VMPARAM_vm_TPM = false")
+    paths = [path for place in PLACES for path in Path(place).rglob(f"*{site.name}*") if not path.is_dir()]
+    paths += [path for path in Path("/run/vmgahp").rglob("*") if not path.is_dir()]
+    paths = [path for path in paths if path.suffix != ".pid"]
+    assert any(path.is_socket() for path in paths), paths
+    mine = [path for path in site.directory.iterdir() if path.name in ("vm_vnc.json", "vm_suspend.mem")]
+    found = site.outer / "found"
+    found.touch()
+    found.chmod(0o666)
+
+    def open_all() -> None:
+        with open(found, "w") as told:
+            for path in (*paths, *mine):
+                try:
+                    if path.is_socket():
+                        with socket.socket(socket.AF_UNIX) as asked:
+                            asked.connect(str(path))
+                    else:
+                        path.read_bytes()
+                except OSError:
+                    continue
+                print(path, file=told)
+            print("done", file=told)
+        signal.pause()
+
+    with site.beside(open_all, STRANGER_UID):
+        assert until(lambda: "done\n" in found.read_text(), 45)
+    for path in found.read_text().splitlines()[:-1]:
+        site.breach(f"another user gets at {path}")
+
+
+def snooping(site: Site) -> None:
+    site.guest("guest.qcow2", format="qcow2")
+    site.plant("user.yaml", b"#cloud-config\n")
+    found = site.outer / "found"
+    found.touch()
+    found.chmod(0o666)
+    mark = SECRET.encode()
+    base = site.ground.processes()
+
+    def read(pid: str) -> bytes:
+        text = b""
+        for name in ("environ", "cmdline"):
+            with contextlib.suppress(OSError):
+                text += Path("/proc", pid, name).read_bytes()
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb") as memory:
+            for line in maps:
+                first, last = (int(number, 16) for number in line.split(" ")[0].split("-"))
+                if " rw" in line and last - first < 1 << 26:
+                    memory.seek(first)
+                    text += memory.read(last - first)
+        return text
+
+    def snoop() -> None:
+        ours = {str(os.getpid()), *map(str, base)}
+        while os.getppid() != 1:
+            for entry in os.listdir("/proc"):
+                if entry.isdigit() and entry not in ours and mark in read(entry):
+                    with contextlib.suppress(OSError), open(found, "a") as told:
+                        print(f"{entry} {Path('/proc', entry, 'cmdline').read_bytes()!r}", file=told)
+            time.sleep(0.001)
+
+    with site.beside(snoop):
+        with subprocess.Popen(
+            ["sleep", "60"], user=JOB_UID, group=JOB_UID, extra_groups=(), env={"SEEN": SECRET}
+        ) as seen:
+            assert until(lambda: bool(found.read_text()), 45), "it sees nothing at all"
+            seen.kill()
+        found.write_text("")
+        for _ in range(6):
+            site.start('VMPARAM_vm_User_Data = "user.yaml"', VMPARAM_vm_Disk='"guest.qcow2:hda:w:qcow2"')
+            stop(site)
+    if said := found.read_text():
+        site.breach(f"a private attribute is in what the job's user can read of processes: {said[:500]}")
 
 
 def user_networking(site: Site) -> None:

@@ -1,8 +1,11 @@
 """Attacks by disk images: backing names, headers, data elsewhere, and layers that change while QEMU starts."""
 
+import mmap
 import os
+import signal
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -192,11 +195,35 @@ ATTACKS = [
     Attack(
         "header-swapped-during-start",
         Who.USER,
-        "an image and one whose header names a file of root's change places all the time during START",
+        "an image and one whose header names a data file of libvirt's user change places all the time during START",
         Must.SURVIVE,
         "header_swapped",
         modes=BOTH,
         times=RACES,
+    ),
+    *(
+        Attack(
+            f"header-rewritten-{how}-during-start",
+            Who.USER,
+            f"an image's header is rewritten in place, {shown}, to name a data file of libvirt's user",
+            Must.SURVIVE,
+            "rewritten",
+            (how,),
+            modes=BOTH,
+            times=RACES,
+        )
+        for how, shown in (
+            ("by-name", "opened anew each time"),
+            ("by-memory", "by a mapping of it without a descriptor"),
+        )
+    ),
+    Attack(
+        "held-open",
+        Who.USER,
+        "a process of the job's user has the image, its backing file and the CD-ROM open for writing, and never closes",
+        Must.SURVIVE,
+        "held_open",
+        modes=BOTH,
     ),
     Attack(
         "backing-replaced-before-resume",
@@ -309,6 +336,19 @@ def chains(site: Site) -> None:
     try_it(site, "300")
 
 
+def with_data_file(site: Site, name: str, target: str) -> Path:
+    """A qcow2 image that keeps its data in any file."""
+    path = site.path(name)
+    path.unlink(missing_ok=True)
+    own = site.guest("own.raw")
+    qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={own}", path, "1M")
+    with open(site.own(path, 0o644), "r+b") as file:
+        at = file.read().index(str(own).encode())
+        file.seek(at - 4)
+        file.write(struct.pack(">I", len(target)) + target.encode().ljust(len(str(own)), b"\0"))
+    return path
+
+
 def data_file(site: Site) -> None:
     for name in (
         *(str(CANARIES / canary) for canary in ("root", "libvirt", "other")),
@@ -316,14 +356,7 @@ def data_file(site: Site) -> None:
         "../../../canary/root",
         str(site.path("own.raw")),
     ):
-        site.path("guest.qcow2").unlink(missing_ok=True)
-        own = site.guest("own.raw")
-        qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={own}", site.path("guest.qcow2"), "1M")
-        with open(site.own(site.path("guest.qcow2"), 0o644), "r+b") as file:
-            content = file.read()
-            at = content.index(str(own).encode())
-            file.seek(at - 4)
-            file.write(struct.pack(">I", len(name)) + name.encode().ljust(len(str(own)), b"\0"))
+        with_data_file(site, "guest.qcow2", name)
         try_it(site, name)
 
 
@@ -378,11 +411,56 @@ def backing_swapped(site: Site) -> None:
 
 def header_swapped(site: Site) -> None:
     site.guest("base.img")
-    overlay(site, "evil.qcow2", str(CANARIES / "root"))
+    with_data_file(site, "evil.qcow2", str(CANARIES / "libvirt"))
     overlay(site, "guest.qcow2", str(site.path("base.img")))
     with site.swapping("guest.qcow2", "evil.qcow2"):
         for _ in range(RACES):
             try_it(site, "", may_run=True)
+
+
+def rewritten(site: Site, how: str) -> None:
+    base = site.guest("base.img")
+    good = overlay(site, "guest.qcow2", str(base)).read_bytes()[:4096]
+    evil = overlay(site, "evil.qcow2", str(CANARIES / "libvirt")).read_bytes()[:4096]
+    worse = with_data_file(site, "evil.qcow2", str(CANARIES / "libvirt")).read_bytes()[:4096]
+    path = overlay(site, "guest.qcow2", str(base))
+
+    def by_name() -> None:
+        while os.getppid() != 1:
+            for head in (evil, good, worse, good):
+                file = os.open(path, os.O_WRONLY)
+                os.pwrite(file, head, 0)
+                os.close(file)
+                time.sleep(0.0005)
+
+    def by_memory() -> None:
+        file = os.open(path, os.O_RDWR)
+        memory = mmap.mmap(file, 4096)
+        os.close(file)
+        while os.getppid() != 1:
+            for head in (evil, good, worse, good):
+                memory[:] = head
+                time.sleep(0.0005)
+
+    with site.beside(by_name if how == "by-name" else by_memory):
+        for _ in range(RACES):
+            try_it(site, how, may_run=True)
+
+
+def held_open(site: Site) -> None:
+    base = site.guest("base.img")
+    overlay(site, "guest.qcow2", str(base))
+    site.plant("seed.iso", bytes(1 << 16))
+
+    def hold() -> None:
+        for name in ("base.img", "guest.qcow2", "seed.iso"):
+            os.open(site.path(name), os.O_RDWR)
+        signal.pause()
+
+    with site.beside(hold):
+        try_it(site, "held open", '"guest.qcow2:hda:w:qcow2,seed.iso:hdc:r:raw"', may_run=True)
+    result = site.start(VMPARAM_vm_Disk=QCOW2)
+    assert result[:1] == ["0"], result
 
 
 def backing_before_resume(site: Site) -> None:

@@ -15,6 +15,7 @@ from tests.attacks.ground import CANARIES, STRANGER_UID
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Attack, Battleground, Mode, Must, Who, each, stopped
 from tests.faults.host import Scratch, until
+from tests.lab.guest import make_guest
 
 
 def _unix_socket(path: Path) -> None:
@@ -113,6 +114,19 @@ ATTACKS = [
         )
         for name, _, operations in FILES
         if operations
+    ),
+    *(
+        Attack(
+            f"catalog-{name}-is-there",
+            Who.USER,
+            f"`{name}` of a job with an image of the catalog is there before START, as {len(KINDS)} kinds of thing",
+            Must.SURVIVE,
+            "catalog",
+            (name,),
+            modes=LIBVIRT,
+            times=len(KINDS),
+        )
+        for name in ("vm_catalog.json", "hda-base.qcow2")
     ),
     Attack(
         "disk-is-a-link-before-resume",
@@ -313,6 +327,25 @@ def is_there(site: Site, name: str, more: tuple[str, ...], operations: tuple[str
         site.look_at_the_machine()
     remove(site.path(name))
     site.done("START")  # the daemon serves, and the directory is as good as before
+
+
+def catalog(site: Site, name: str) -> None:
+    images = site.outer / "images"
+    images.mkdir()
+    make_guest(images / "base.img", seconds=None)
+    (images / "catalog.toml").write_text('[base]\npath = "base.img"\nformat = "raw"\n')
+    site.settings = {"VM_CATALOG": images / "catalog.toml"}
+    disk = {"VMPARAM_vm_Disk": '"catalog:base:hda:w"'}
+    for kind in KINDS:
+        site.told.append(f"({name} is {kind})")
+        make(site, name, kind)
+        site.start(**disk)
+        stop(site)
+        site.look_at_the_machine()
+    for made in ("vm_catalog.json", "hda-base.qcow2"):
+        remove(site.path(made))
+    result = site.start(**disk)
+    assert result[:1] == ["0"], result
 
 
 def comes_late(site: Site, name: str, operations: tuple[str, ...]) -> None:
