@@ -167,3 +167,19 @@ def test_an_own_xml_overwrites_nothing(home, capsys):
     assert main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--as-is"]) == 1
     assert (home / "web_server.xml").read_text() == "mine"
     assert "--force" in capsys.readouterr().err
+
+
+WIDE = {
+    "elements": "<domain>" + "<a/>" * 49_000 + "</domain>",
+    "NICs": "<domain><memory>1</memory><devices>" + "<interface type='user'/>" * 49_000 + "</devices></domain>",
+    "disks": "<domain><devices>" + "<disk><source file='x.img'/></disk>" * 16_000 + "</devices></domain>",
+    "attributes": "<domain " + " ".join(f"a{number}=''" for number in range(200_000)) + "/>",
+}
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("words", [[], ["--as-is"]])
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_file_that_is_made_to_be_much_work_is_not(convert, kind, words):
+    """They took from half a minute to many."""
+    assert convert(WIDE[kind], *words, status=1)[0] is None

@@ -1,5 +1,6 @@
 """XML files of strangers: read within limits, with an account of what was used."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from lxml import etree
@@ -9,8 +10,8 @@ from vmgahp.commands.submit.summary import SubmitError, Summary
 LARGEST = 4 << 20
 """Bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
 
-DEEPEST, MOST = 100, 50_000
-"""Levels and elements."""
+DEEPEST, MOST, MOST_ATTRIBUTES = 100, 50_000, 500
+"""Levels, elements, and attributes of one element: lxml needs the square of their number to list them."""
 
 
 def read(data: bytes, name: str) -> etree._Element:
@@ -29,7 +30,7 @@ def read(data: bytes, name: str) -> etree._Element:
     if root.getroottree().docinfo.internalDTD is not None:  # in UTF-16, for example
         raise SubmitError(f"{name} has a document type, and is not read.", "remove it.")
     for number, element in enumerate(root.iter()):
-        if number >= MOST or not isinstance(element.tag, str):
+        if number >= MOST or not isinstance(element.tag, str) or len(element.attrib) > MOST_ATTRIBUTES:
             raise SubmitError(f"{name} is too large, or has entities.", "see whether it is the right file.")
     for leaf in root.iter():
         if len(leaf) == 0 and sum(1 for _ in leaf.iterancestors()) > DEEPEST:
@@ -75,6 +76,15 @@ class Account:
         self._taken: dict[etree._Element, set[str] | None] = {}
         self.whole: list[etree._Element] = []
         """What was given to `take_all`."""
+        self._numbers: dict[etree._Element, str] = {}
+        """Of each element that has twins, which of them it is."""
+        for element in self._keep:
+            of_tag = Counter(twin.tag for twin in element)
+            counts: Counter[object] = Counter()
+            for twin in element:
+                counts[twin.tag] += 1
+                if of_tag[twin.tag] > 1:
+                    self._numbers[twin] = f"[{counts[twin.tag]}]"
 
     def take(self, element: etree._Element, *attributes: str) -> etree._Element:
         """Say that an element has been dealt with, with these of its attributes (more with each call)."""
@@ -94,11 +104,8 @@ class Account:
         words = []
         walk: etree._Element | None = element
         while walk is not None:
-            parent = walk.getparent()
-            twins = [] if parent is None else [other for other in parent if other.tag == walk.tag]
-            number = f"[{twins.index(walk) + 1}]" if len(twins) > 1 else ""
-            words.append(local(walk.tag) + number)
-            walk = parent
+            words.append(local(walk.tag) + self._numbers.get(walk, ""))
+            walk = walk.getparent()
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
     def tell(self, summary: Summary, settled: Callable[[str, etree._Element], str]) -> None:
