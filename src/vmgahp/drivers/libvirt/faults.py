@@ -21,6 +21,15 @@ class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
         return code
 
 
+class Garbled(libvirt.libvirtError):  # type: ignore[misc]
+    """libvirt has failed, and its bindings cannot say why: QEMU quotes bytes that are no text."""
+
+    def __init__(self) -> None:
+        # libvirtError's own would ask for the message.
+        Exception.__init__(self, "an error whose message is no text")
+        self.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, str(self), 2, None, None, None, 0, 0)
+
+
 class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
     """The connection was lost during a call that is not made again: whether libvirt has done it is unknown."""
 
