@@ -412,6 +412,22 @@ def test_what_is_no_xml_of_a_domain(text: str) -> None:
     refused(text)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("controller='0' bus='0'", "controller='99999999' bus='0'"),
+        ("controller='0' bus='0'", "controller='0x5f5e0ff' bus='0'"),
+        ("type='pci' index='0'", "type='pci' index='999999999'"),
+        ("type='scsi' index='0'", "type='scsi' index='256'"),
+    ],
+)
+def test_no_number_for_which_libvirtd_runs_out_of_memory(old: str, new: str) -> None:
+    """It makes every controller up to the one that an address names, and a table of PCI buses of that length."""
+    assert old in SAVED
+    with pytest.raises(SavedMismatch):
+        reconcile(SAVED.replace(old, new), OURS)
+
+
 def test_comments_and_instructions_are_dropped() -> None:
     assert reconcile(with_device("<!-- <hostdev/> --><?php hostdev ?>"), OURS) == reconcile(SAVED, OURS)
 

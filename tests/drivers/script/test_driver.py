@@ -482,10 +482,23 @@ def test_a_checkpoint_of_another_vm_holds_the_job(
 
 def test_a_start_that_fails_keeps_the_checkpoint(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
     toy.odd("start", "exit 1")
+    toy.odd("probe", "exit 1")
     with pytest.raises(errors.MachineFault):
         driver.start(saved)
     (toy.state / "odd.start").unlink()
+    (toy.state / "odd.probe").unlink()
     driver.start(saved).destroy()
+
+
+def test_a_restore_that_fails_on_a_machine_that_is_well_holds_the_job(
+    toy: Toy, driver: ScriptDriver, saved: JobAd
+) -> None:
+    """The job can have written any memory into its files, and a manifest that fits."""
+    toy.odd("start", "exit 1")
+    with pytest.raises(errors.JobFault, match="cannot be used") as caught:
+        driver.start(saved)
+    assert caught.value.code == errors.MISMATCHED_CHECKPOINT
+    assert Path(saved.working_dir(), MANIFEST_FILE + ".refused-1").exists()
 
 
 def test_a_checkpoint_that_cannot_be_written_down_lets_the_vm_run_on(toy: Toy, driver: ScriptDriver) -> None:

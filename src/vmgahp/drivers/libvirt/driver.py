@@ -2,7 +2,7 @@
 
 import os
 import uuid as uuids
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import libvirt
 
@@ -259,6 +259,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             for mac, origin in macs:
                 host_checks.require_free_mac(connection, mac, self.log, domain.ID(), origin)
             if restart:
+                self._require_free_saved_macs(connection, domain, live, dict(macs))
                 machine.set_aside()
                 machine.step("restore.set_aside")
 
@@ -337,6 +338,18 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self._connection.call(require)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for the MAC addresses in use") from error
+
+    def _require_free_saved_macs(
+        self, connection: libvirt.virConnect, domain: libvirt.virDomain, live: str, others: Container[str]
+    ) -> None:
+        """As `_require_free_macs`, of the addresses that only the checkpoint has given. Raises `Unusable`."""
+        for mac in hooks.macs_of(live):
+            try:
+                if mac not in others:
+                    host_checks.require_free_mac(connection, mac, self.log, domain.ID())
+            except errors.JobFault as fault:
+                problem = f"its MAC address {mac} is that of another VM that runs on this machine"
+                raise Unusable(problem, True) from fault
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self._connection.uri, self.log)

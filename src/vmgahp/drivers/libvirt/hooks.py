@@ -48,7 +48,7 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
     hook = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')}"
     origins = dict.fromkeys(spec.macs, hook) | dict.fromkeys(from_job, "")
-    macs = tuple((mac, origins.get(mac, " and ".join(authors))) for mac in _macs(xml))
+    macs = tuple((mac, origins.get(mac, " and ".join(authors))) for mac in macs_of(xml))
     ours = written if authors and not script else ""
     return Described(xml, " and ".join(authors), macs, ours)
 
@@ -124,7 +124,8 @@ def refused(problem: str, authors: str) -> errors.MachineFault:
     return errors.MachineFault(f"{problem} The description of the VM was written by {authors}.", f"correct {authors}.")
 
 
-def _macs(xml: str) -> list[str]:
+def macs_of(xml: str) -> list[str]:
+    """The MAC addresses of a domain, in small letters."""
     found = etree.fromstring(xml).iterfind("devices/interface/mac")
     return [mac.get("address", "").lower() for mac in found if mac.get("address")]
 

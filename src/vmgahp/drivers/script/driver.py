@@ -1,16 +1,18 @@
 """Starts, finds and kills VMs by a script of the administrator's."""
 
 import os
+import time
 import uuid as uuids
+from collections.abc import Callable
 
-from vmgahp import errors
+from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.lifecycle import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import program, protocol
-from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
+from vmgahp.drivers.script.checkpoint import KIND, ScriptCheckpoints
 from vmgahp.drivers.script.machine import ScriptMachine, ScriptPlan, refused
 from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
@@ -59,9 +61,22 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         """A script starts a VM and restores one in the same way: the guest runs at once."""
         if plan.restart is not None:
             machine.set_aside()
-        self._power_on(machine, plan)
+        try:
+            self._power_on(machine, plan)
+        except errors.MachineFault as fault:
+            if plan.restart is None or self._is_unfit():
+                raise
+            raise Unusable(fault.problem, KIND.knows_disks) from fault
         if plan.restart is not None:
             plan.checkpoints.store.discard()
+
+    def without_checkpoint(self, plan: ScriptPlan, unusable: Unusable) -> tuple[ScriptPlan, Callable[[], None]]:
+        afresh = plan._replace(restart=None, request=plan.request._replace(restart=False, note=""))
+        return afresh, plan.checkpoints.store.refuse(plan.spec.name, unusable)
+
+    def _is_unfit(self) -> bool:
+        """Whether the script says that no VM runs here; what it says of a restore the job may have forged."""
+        return findings.first_bad(self.survey(time.monotonic() + self._seconds()).findings) is not None
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
