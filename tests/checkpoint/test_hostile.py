@@ -1,0 +1,120 @@
+"""Manifests of every driver that the job's user has written: all that comes of reading one is `Invalid`."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmgahp.checkpoint import earlier, manifest
+from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
+from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
+from vmgahp.drivers.vmrun.checkpoint import KIND as VMRUN
+
+LIBVIRT = pytest.importorskip("vmgahp.drivers.libvirt.checkpoint").LIBVIRT
+
+KINDS = {kind.driver: kind for kind in (LIBVIRT, SCRIPT, VMRUN)}
+FACTS = {
+    "libvirt": {"domain_type": "qemu", "uuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "libvirt_version": 9000000}
+    | {"qemu_version": 7002000, "host_cpu": "", "machine_type": "pc", "architecture": "x86_64", "xml": "<domain/>"},
+    "script": {"hypervisor": "toy", "note": ""},
+    "vmrun": {"uuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "state": "dos_condor.vmss"},
+}
+FILE = {"role": "disk", "path": "guest.img", "transferred": True, "device": "vda", "writable": True, "format": "raw"}
+FILE |= {"size": 1, "mtime_ns": 0, "digest": "0" * 64}
+
+
+def good(driver: str) -> dict[str, Any]:
+    head = {"format": 2, "driver": driver, "name": "alice_lab_7.0", "vm_type": "kvm", "memory_mib": 64, "vcpus": 1}
+    return head | {"cpu_seconds": 0.5, "time": 1e9, "facts": dict(FACTS[driver]), "files": [dict(FILE)]}
+
+
+def read(kind: CheckpointKind, data: bytes) -> Manifest | None:
+    try:
+        return earlier.parse(kind, data) or manifest.parse(kind, data)
+    except Invalid:
+        return None
+
+
+@pytest.mark.parametrize("driver", KINDS)
+def test_a_good_one_is_read(driver: str) -> None:
+    assert read(KINDS[driver], json.dumps(good(driver)).encode()) is not None
+
+
+@pytest.mark.parametrize("driver", KINDS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 1_000_000,
+        b'{"format": 2, "x": ' * 100_000,
+        b'{"format": 1, "format": 2}',
+        b'{"format": ' + b"9" * 1_000_000 + b"}",
+        b'{"format": 1e400}',
+        b'{"format": NaN}',
+        b'{"format": 2, "name": "\xff\xfe"}',
+        b"\xff\xfe" + '{"format": 2}'.encode("utf-16"),
+        b"\xef\xbb\xbf{}",
+        b'{"format": true}',
+        b"{}" * (3 << 20),
+        b"",
+        b"\0" * 100,
+    ],
+    ids=lambda data: f"{data[:20]!a} of {len(data)}",
+)
+def test_documents_that_are_none(driver: str, data: bytes) -> None:
+    assert read(KINDS[driver], data) is None
+
+
+@pytest.mark.parametrize("driver", KINDS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "/etc/shadow"},
+        {"path": "\ud800"},
+        {"path": "a\0b"},
+        {"path": "a\nb"},
+        {"path": ""},
+        {"path": "a" * 5000},
+        {"role": "memory"},
+        {"role": "memory", "path": "/etc/shadow", "transferred": False},
+        {"role": "state", "path": "/etc/shadow", "transferred": False},
+        {"role": "root"},
+        {"size": -1},
+        {"size": 2**63},
+        {"size": 1.5},
+        {"size": True},
+        {"digest": "0" * 63 + "\u0660"},
+        {"device": "../vda"},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_files_that_are_none(driver: str, change: dict[str, object]) -> None:
+    content = good(driver)
+    content["files"] = [FILE | change]
+    assert read(KINDS[driver], json.dumps(content).encode()) is None
+
+
+@pytest.mark.parametrize("driver", KINDS)
+def test_more_files_than_any_vm_has(driver: str) -> None:
+    content = good(driver)
+    content["files"] = [FILE] * 10_000
+    assert read(KINDS[driver], json.dumps(content).encode()) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize("driver", KINDS)
+@given(data=st.data())
+def test_any_value_in_any_place(driver: str, data: st.DataObject) -> None:
+    content = good(driver)
+    for place in (content, content["facts"], content["files"][0]):
+        for name in data.draw(st.sets(st.sampled_from(sorted(place)), max_size=2)):
+            place[name] = data.draw(VALUES)
+    read(KINDS[driver], json.dumps(content).encode())
