@@ -103,7 +103,7 @@ def test_an_error_that_is_not_text_is_one_of_libvirts(
             raise error
         return error()
 
-    with pytest.raises(libvirt.libvirtError, match="not text") as raised:
+    with pytest.raises(libvirt.libvirtError, match="no text") as raised:
         getattr(way, kind)(fail)
     assert raised.value.get_error_code() == libvirt.VIR_ERR_INTERNAL_ERROR
 

@@ -234,8 +234,6 @@ class LibvirtConnection:
         with self._way(time.monotonic() + self.deadline) as way:
             try:
                 return function(way.connection)
-            except (SystemError, UnicodeDecodeError) as error:
-                raise faults.Garbled() from error
             except libvirt.libvirtError as error:
                 if way.is_lost(error):
                     raise faults.ConnectionLost(error) from error
@@ -271,8 +269,6 @@ class LibvirtConnection:
                     answer = function(way.connection)
                     self._is_silent = False
                     return answer
-                except (SystemError, UnicodeDecodeError) as error:
-                    raise faults.Garbled() from error
                 except libvirt.libvirtError as error:
                     if not way.is_lost(error):
                         raise
@@ -288,7 +284,7 @@ class LibvirtConnection:
         try:
             yield way
         except (SystemError, UnicodeDecodeError) as error:
-            raise faults.without_words() from error
+            raise faults.Garbled() from error
         finally:
             self._put_back(way)
 

@@ -135,15 +135,6 @@ def from_libvirt(
     return rule.make(f"libvirt failed while {doing}: {message_of(error, more)}.")
 
 
-def without_words() -> libvirt.libvirtError:
-    """An error whose message libvirt's binding cannot make text of: QEMU had bytes of the job's in it, not UTF-8."""
-    libvirt.virResetLastError()
-    said = "an error whose message is not text"
-    error = libvirt.libvirtError(said)
-    error.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, said, libvirt.VIR_ERR_ERROR, "", "", "", 0, 0)
-    return error
-
-
 def message_of(error: libvirt.libvirtError, more: str = "") -> str:
     """What libvirt says, in one line, and what is known beside it."""
     message = " ".join(str(error.get_error_message() or error).split())
