@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
-from vmgahp.images.formats import FORMATS, HEADER, unfit
+from vmgahp.images.formats import FORMATS, HEADER, names_files, unfit
 from vmgahp.text import NO_XML, has_control, shown
 
 PLAIN_FORMATS = ("raw",)
@@ -47,10 +47,8 @@ def backing_chain(
     """
     found: list[BackingFile] = []
     end = min(end, monotonic() + qemu_img.LOOK)
-    if not (parts or image_format in PLAIN_FORMATS):
-        _require_fit(path, image_format, identity)
     while image_format not in PLAIN_FORMATS:
-        image = _info(path, image_format, identity, end - monotonic())
+        image = _look(path, image_format, identity, end, parts=parts and not found)
         below = _backing_file(path, image)
         if below is None:
             break
@@ -62,7 +60,8 @@ def backing_chain(
                 "write them into one image: qemu-img convert.",
             )
         path, image_format = below.path, below.format
-        _require_fit(path, image_format, identity)
+    if found:
+        _header(path, identity)  # of the last, which is looked into no further
     return tuple(found)
 
 
@@ -79,10 +78,10 @@ def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
         )
     image_format = image.get("backing-filename-format") or ""
     if image_format not in FORMATS.values():
-        said = f"{image_format[:40]!a}, which cannot be used here" if image_format else "nothing about"
+        of = f"{shown(image_format)} as the format of" if image_format else "no format of"
         raise _bad(
             errors.INVALID_DISK_PARAM,
-            f"{path} says {said} as the format of its backing file {name}",
+            f"{path} names {of} its backing file {name}, and vm_disk's formats are {', '.join(FORMATS)}",
             f"write it into the image: qemu-img rebase -u -b {name} -F FORMAT {path}",
         )
     return BackingFile(name, image_format)
@@ -93,22 +92,33 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 
     Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
     """
-    _require_fit(path, image_format, identity)
-    _info(path, image_format, identity, qemu_img.LOOK)
+    _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
-def _require_fit(path: str, image_format: str, identity: Identity) -> None:
+def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> dict[str, Any]:
+    header = _header(path, identity)
+    if names_files(image_format, header) and not parts:
+        raise _unfit(path, image_format, unfit(image_format, header))
+    found = _info(path, image_format, identity, end - monotonic())
+    if not parts and (reason := unfit(image_format, header)):
+        raise _unfit(path, image_format, reason)
+    return found
+
+
+def _header(path: str, identity: Identity) -> bytes:
     try:
-        header = identity.read_named(path, HEADER)
+        return identity.read_named(path, HEADER)
     except OSError as error:
         raise _bad(
             errors.INVALID_DISK_PARAM,
             f"{path} cannot be opened ({error.strerror}, for uid {identity.uid})",
             "use images whose backing files the job's user can read on this machine.",
         ) from error
-    if reason := unfit(image_format, header):
-        hint = f"write it anew: qemu-img convert -f {image_format} -O qcow2 {path} NEW"
-        raise _bad(errors.INVALID_DISK_PARAM, f"{path} {reason}", hint)
+
+
+def _unfit(path: str, image_format: str, reason: str) -> errors.JobFault:
+    hint = f"write it anew: qemu-img convert -f {image_format} -O qcow2 {path} NEW"
+    return _bad(errors.INVALID_DISK_PARAM, f"{path} {reason}", hint)
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
