@@ -54,7 +54,8 @@ def subject(scratch: Path) -> Iterator[WithXml]:
 
 def test_it_runs_as_it_is_described(subject: WithXml, connection: "libvirt.virConnect") -> None:
     job = subject.with_xml("<os><type machine='q35'>hvm</type></os><clock offset='localtime'/>")
-    machine = subject.driver().start(job)
+    as_job_user = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_RUN_AS_JOB_USER": "true"})
+    machine = subject.driver(as_job_user).start(job)
     goes_on(subject, job)
     live = subject.live(job, connection)
     assert "q35" in live.find("os/type").get("machine")
