@@ -140,6 +140,7 @@ def _run_all(chosen: list[Target], options: argparse.Namespace) -> int:
                 if not run.tell():
                     broken.append(run.target.name)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may come twice, to this process and to its group
         for run in running:
             run.kill()
     print(f"fuzzed {len(chosen)} targets: {'BROKEN: ' + ', '.join(broken) if broken else 'nothing broke'}")

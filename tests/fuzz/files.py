@@ -86,7 +86,7 @@ def image_head(data: bytes) -> None:
         assert not any("/" in extent for extent in read.extents)
         with suppress(vmdk.VmdkError):
             named = vmdk._with_parent(read, "parent.vmdk")
-            assert vmdk._parse(named, read.offset, read.room).parent == ("parent.vmdk" if read.parent else "")
+            assert vmdk._parse(named, read.offset, read.room).parent == "parent.vmdk" or not read.parent
 
 
 @target
