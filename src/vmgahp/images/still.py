@@ -103,8 +103,8 @@ class _Lease:
             raise _refused(
                 self._image,
                 f"is {why}",
-                "transfer the image with the job, convert it to raw, or ask the administrator for "
-                "VM_RUN_AS_JOB_USER = True.",
+                "transfer the image with the job, convert it to raw, or ask the administrator to let QEMU run as the "
+                "job's user (vmgahp doctor, with VM_RUN_AS_JOB_USER = True, says what that takes).",
             )
         return False
 
@@ -147,6 +147,20 @@ def file_system(descriptor: int) -> str:
             if fields[0] == mount:
                 return fields[fields.index("-") + 1]
     return ""
+
+
+def can_be_held(path: str, image_format: str) -> bool:
+    """Whether an image is likely to be, by the file system that its path leads to; none is looked at or opened."""
+    if image_format not in WITH_UNFIT:
+        return True
+    longest, kind = "", ""
+    with open("/proc/self/mountinfo") as mounts:
+        for line in mounts:
+            fields = line.split(" ")
+            place = fields[4].replace("\\040", " ").rstrip("/")
+            if f"{path}/".startswith(f"{place}/") and len(place) >= len(longest):
+                longest, kind = place, fields[fields.index("-") + 1]
+    return kind in (*LOCAL, *WITH_SERVERS_WORD)
 
 
 def why_none(directory: str, uid: int) -> str:

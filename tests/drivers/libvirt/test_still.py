@@ -13,6 +13,7 @@ import pytest
 from tests.drivers.libvirt.support import WANTS, Job, at, driver_for, holders
 from vmgahp import errors
 from vmgahp.drivers.base import Machine
+from vmgahp.images import still
 from vmgahp.lifecycle import SUSPENDED
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's QEMU is another user's")]
@@ -180,3 +181,12 @@ def test_a_vm_with_an_overlay_and_its_checkpoint_runs_as_ever(job: Job, named: P
         machine.checkpoint()
     with started(job, WANTS, disks(top)) as machine:
         assert machine.status().state == "Running"
+
+
+def test_where_images_cannot_be_held_qemu_is_the_jobs_user(
+    job: Job, named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trap(job, named, "qcow2")
+    monkeypatch.setattr(still, "LOCAL", frozenset())
+    with started(job, disks(made.disk)) as machine:
+        assert os.stat(f"/proc/{machine.pid()}").st_uid == os.stat(job.scratch).st_uid

@@ -112,10 +112,9 @@ def scratch(context: Context, domain_type: str) -> Finding:
     from vmgahp.images.still import why_none
 
     if not as_job_user and (why := why_none(execute, NOBODY)):
-        seen = (
-            f"Images of jobs in EXECUTE = {execute} that are qcow2, QED or VMDK cannot be held still: {why}. Such a job"
-        )
-        return check.off(f"{seen} is held.", "put EXECUTE on a local file system, or set VM_RUN_AS_JOB_USER = True.")
+        seen = f"Images of jobs in EXECUTE = {execute} that are qcow2, QED or VMDK cannot be held still: {why}."
+        seen = f"{seen} Such a job is held, unless its QEMU can run as its user."
+        return check.off(seen, "put EXECUTE on a local file system, or set VM_RUN_AS_JOB_USER = True.")
     return check.ok(f"{what}, may pass every directory down to {execute}")
 
 

@@ -23,7 +23,9 @@ from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.images import still
 from vmgahp.job.ad import JobAd
+from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
 
 SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
@@ -219,12 +221,15 @@ class Describer:
     def _dac_label(self, spec: JobSpec, domain_type: str) -> str:
         """``+uid:+gid`` of the job's user for QEMU, or empty to leave it to libvirt.
 
-        Its disks QEMU gets open, as whomever it runs; a directory that is shared with the guest it works on as the
-        job's user alone. That one QEMU must get into libvirt's directory and at /dev/kvm; where those are kept to a
-        group, it runs with that group, of which libvirt gives a domain one. Raises `errors.MachineFault`.
+        Its disks QEMU gets open, as whomever it runs. A directory that is shared with the guest it works on as the
+        job's user alone; and as that user it may have an image that cannot be held still, such as one on NFS. That one
+        QEMU must get into libvirt's directory and at /dev/kvm; where those are kept to a group, it runs with that
+        group, of which libvirt gives a domain one. Raises `errors.MachineFault`.
         """
         wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
-        if not (self.identity.switching and (wanted or spec.devices.share)) or self._connection.uri != SYSTEM_URI:
+        if not self.identity.switching or self._connection.uri != SYSTEM_URI:
+            return ""
+        if not (wanted or spec.devices.share) and all(map(_can_be_held, spec.disks)):
             return ""
         needed = groups_for_qemu(domain_type) - {self.identity.gid}
         if len(needed) > 1:
@@ -326,6 +331,12 @@ def groups_for_qemu(domain_type: str) -> set[int]:
     if domain_type == "kvm":
         needed.append(_group_to_enter(kvm.DEVICE, 0o6))
     return {gid for gid in needed if gid is not None}
+
+
+def _can_be_held(disk: Disk) -> bool:
+    """Whether its files are where nobody can change them while a VM starts; root's own need not be."""
+    own = () if disk.image else ((disk.path, disk.format), *((layer.path, layer.format) for layer in disk.backing))
+    return all(still.can_be_held(path, image_format) for path, image_format in own)
 
 
 def _group_to_enter(path: str, bits: int) -> int | None:
