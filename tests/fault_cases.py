@@ -92,6 +92,9 @@ OF_THE_JOB = (
     _job(_DISK, "a corrupt image", _disk("corrupt.qcow2:vda:w:qcow2"), code=_IMAGE),
     _job("VM_POLICY_REQUIREMENTS", "the job does not meet them"),
     _job("VM_POLICY, VM_MAC_HOOK", "a stage or the hook rejects the job"),
+    _job(
+        "LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, and not when it is tried with a plain one"
+    ),
     _job("VMPARAM_Libvirt_XML", "missing, or not XML"),
     _job("VMPARAM_Libvirt_XML", "an element or attribute that jobs may not use"),
     _job("VMPARAM_Libvirt_XML", "it contradicts the job ad"),
@@ -114,6 +117,7 @@ OF_THE_MACHINE = (
     _machine("VM_LIBVIRT_DOMAIN_TYPE", "containers, and no LIBVIRT_XML_SCRIPT"),
     _machine("kvm", "it does not work, and VM_ALLOW_EMULATION is False"),
     _machine("cpu", "QEMU does not start with the CPU of VM_CPU_MODE"),
+    _machine("QEMU's user", "VM_RUN_AS_JOB_USER is on, and QEMU needs two groups"),
     _machine("memory", "VM_MEMORY is not set, or more than there is"),
     _machine("room", "the file system of EXECUTE is full"),
     _machine("network nat", "the network of VM_NAT_NETWORK is not active"),

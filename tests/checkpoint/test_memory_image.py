@@ -1,6 +1,7 @@
 """The head of a memory image: nothing that would make libvirtd stumble passes."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -94,6 +95,29 @@ def test_libvirtd_sees_no_head_of_the_jobs(cookie: bytes) -> None:
     assert bool(head.cookie) == bool(cookie)
     assert seen[head.end :] == b"QEVM" + memory
     assert b"run-me" not in seen
+
+
+def test_who_looks_for_a_second_head_gets_one() -> None:
+    """libvirt opens an image twice since 11.2: for the head alone, and then for the head and what follows it."""
+    memory = os.urandom(3 << 20)
+    with tempfile.TemporaryFile() as file:
+        file.write(image() + memory)
+        file.flush()
+        once = substitute(file.fileno(), "<domain/>")
+        with once, open(once.path, "rb", buffering=0) as read:
+            head = read.read(HEADER)
+            read.read(int.from_bytes(head[20:24], sys.byteorder))
+            assert read.read(HEADER).startswith(b"QEVM")
+        twice = once.with_another_head()
+        assert twice is not None
+        with twice, open(twice.path, "rb") as read:
+            seen = read.read()
+        assert seen.count(head) == 2
+        assert seen.endswith(b"QEVM" + memory)
+        assert twice.with_another_head() is None
+        with substitute(file.fileno(), "<domain/>") as whole, open(whole.path, "rb") as read:
+            read.read()
+        assert whole.with_another_head() is None
 
 
 def test_a_head_is_written_over_where_qemu_must_seek(scratch: Path, user: Identity) -> None:

@@ -9,10 +9,15 @@ the head written over, once nobody else can write to it.
 
 import fcntl
 import os
+import sys
+import termios
 
 from vmgahp.host import threads
 
 _CHUNK = 1 << 20
+
+_LEAST_READ = 4096
+"""Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
 
 
 class Substitute:
@@ -21,7 +26,10 @@ class Substitute:
     Raises OSError, and `errors.MachineFault` where no thread can be had.
     """
 
-    def __init__(self, head: bytes, fd: int, offset: int) -> None:
+    def __init__(self, head: bytes, fd: int, offset: int, heads: int = 1) -> None:
+        self._parts = head, fd, offset
+        self._heads = heads
+        self._fed = self._left = 0
         self._reading, writing = os.pipe2(os.O_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
         source = os.dup(fd)
@@ -29,10 +37,10 @@ class Substitute:
         def feed() -> None:
             try:
                 with os.fdopen(writing, "wb", buffering=0) as out:
-                    _write_all(out.fileno(), head)
+                    self._feed(out.fileno(), head * heads)
                     position = offset
                     while chunk := os.pread(source, _CHUNK, position):
-                        _write_all(out.fileno(), chunk)
+                        self._feed(out.fileno(), chunk)
                         position += len(chunk)
             except OSError:
                 pass  # nobody reads any more: who restores has said why
@@ -50,8 +58,25 @@ class Substitute:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left = _bytes_in(self._reading)
         os.close(self._reading)
         self._thread.join()
+
+    def with_another_head(self) -> "Substitute | None":
+        """The same with the head twice, where no more than one was read; None where that was not why it failed.
+
+        Some versions of libvirt open an image a second time, and read its head again before what follows it.
+        """
+        if self._heads > 1 or self._fed - self._left >= len(self._parts[0]) + _LEAST_READ:
+            return None
+        return Substitute(*self._parts, heads=2)
+
+    def _feed(self, descriptor: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(descriptor, view)
+            self._fed += written
+            view = view[written:]
 
 
 class Held:
@@ -87,6 +112,9 @@ class Held:
             os.fchmod(self._fd, self._owner.st_mode & 0o777)
             os.fchown(self._fd, self._owner.st_uid, self._owner.st_gid)
 
+    def with_another_head(self) -> None:
+        """Each who opens it reads it from its beginning."""
+
     def _begin_with(self, data: bytes) -> None:
         if data:
             writing = os.open(self.path, os.O_WRONLY)
@@ -100,3 +128,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _bytes_in(pipe: int) -> int:
+    """What waits there to be read."""
+    answer = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, answer)
+    return int.from_bytes(answer, sys.byteorder)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
-from vmgahp.images.formats import FORMATS, HEADER, names_files, unfit
+from vmgahp.images.formats import FORMATS, HEADER, looks_like, unfit
 from vmgahp.text import NO_XML, has_control, shown
 
 PLAIN_FORMATS = ("raw",)
@@ -97,12 +97,11 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 
 def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> dict[str, Any]:
     header = _header(path, identity)
-    if names_files(image_format, header) and not parts:
-        raise _unfit(path, image_format, unfit(image_format, header))
-    found = _info(path, image_format, identity, end - monotonic())
     if not parts and (reason := unfit(image_format, header)):
-        raise _unfit(path, image_format, reason)
-    return found
+        if looks_like(header) == image_format:
+            raise _unfit(path, image_format, reason)
+        raise _unusable(path, image_format, "it does not begin like one")
+    return _info(path, image_format, identity, end - monotonic())
 
 
 def _header(path: str, identity: Identity) -> bytes:
@@ -119,6 +118,11 @@ def _header(path: str, identity: Identity) -> bytes:
 def _unfit(path: str, image_format: str, reason: str) -> errors.JobFault:
     hint = f"write it anew: qemu-img convert -f {image_format} -O qcow2 {path} NEW"
     return _bad(errors.INVALID_DISK_PARAM, f"{path} {reason}", hint)
+
+
+def _unusable(path: str, image_format: str, why: object, *, no_access: bool = False) -> errors.JobFault:
+    word = errors.INVALID_DISK_PARAM if no_access else errors.BAD_IMAGE
+    return _bad(word, f"{path} is not a usable {image_format} image ({why})", "see what qemu-img info says about it.")
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
@@ -139,10 +143,7 @@ def _info(path: str, image_format: str, identity: Identity, seconds: float) -> d
             "see that the file system answers, and use fewer images.",
         ) from error
     except qemu_img.Refused as error:
-        word = errors.INVALID_DISK_PARAM if error.no_access else errors.BAD_IMAGE
-        raise _bad(
-            word, f"{path} is not a usable {image_format} image ({error})", "see what qemu-img info says about it."
-        ) from error
+        raise _unusable(path, image_format, error, no_access=error.no_access) from error
     except qemu_img.CannotRun as error:
         raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error
     except qemu_img.Trouble as error:

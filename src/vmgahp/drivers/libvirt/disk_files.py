@@ -35,7 +35,9 @@ MOST_FILES = 64
 class DiskFiles:
     """The open files of one VM's disks, by libvirt's groups; to be closed when the VM is gone."""
 
-    def __init__(self, spec: JobSpec, identity: Identity) -> None:
+    def __init__(self, spec: JobSpec, identity: Identity, *, may_chown: bool = True) -> None:
+        """Nothing is said of owners to a libvirt that `may_chown` no file, and knows no such words."""
+        self._may_chown = may_chown
         self._directory = spec.working_dir
         self._identity = identity
         self._known = {disk.path: disk for disk in spec.disks}
@@ -128,10 +130,10 @@ class DiskFiles:
         self._descriptors[group] = self._open(path, flags)
         self._images.append(OpenImage(path, image_format, self._descriptors[group]))
         source.set("fdgroup", group)
-        # Once libvirtd was restarted it knows no longer whom the file belonged to.
         for old in source.findall("seclabel[@model='dac']"):
             source.remove(old)
-        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+        if self._may_chown:  # once libvirtd was restarted it knows no longer whom the file belonged to
+            etree.SubElement(source, "seclabel", model="dac", relabel="no")
 
     def _open(self, path: str, flags: int) -> int:
         try:

@@ -229,7 +229,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             described = described._replace(xml=self._describe_restart(restart, described.xml))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log)
         if other_hypervisors.is_qemu(plan.domain_type):
-            guest.files = DiskFiles(spec, self.identity)
+            guest.files = DiskFiles(spec, self.identity, may_chown=self._connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
         self.claim(resources, spec.name, uuid)

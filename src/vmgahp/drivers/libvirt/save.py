@@ -144,8 +144,16 @@ class Saver:
             image = self.substitute(descriptor, xml)
         except (OSError, memory_image.Damaged) as error:
             raise _unusable("that is to be restored", self.directory, str(error)) from error
-        with image:
-            connection.restoreFlags(image.path, self.described_by(xml), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+        while True:
+            try:
+                with image:
+                    connection.restoreFlags(image.path, self.described_by(xml), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+                return
+            except libvirt.libvirtError:
+                again = image.with_another_head()
+                if again is None:
+                    raise
+                image = again
 
     def substitute(self, descriptor: int, xml: str) -> Substitute | Held:
         """What libvirtd is to read in the place of an image. Raises OSError, `memory_image.Damaged`."""
