@@ -2,8 +2,13 @@
 
 import contextlib
 import errno
+import json
 import os
+import re
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -198,15 +203,34 @@ def test_the_engine_that_was_brought_down_is_not_asked_again(monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("user", [None, Identity(54321, 54321)])
-def test_the_engine_runs_as_the_jobs_user_within_limits(monkeypatch, scratch, user):
+def test_the_engine_is_told_whose_rights_it_gets(monkeypatch, scratch, user):
     program = scratch / "python"
-    program.write_text(
-        "#!/bin/sh\nread -r _; echo [$(id -u), $(ulimit -t), $(ulimit -v), $(ulimit -f), $(ulimit -c)]\n"
-    )
+    program.write_text("#!/bin/sh\nread -r _; echo [$4, $5]\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    uid = user.uid if user else engine.NOBODY
-    assert engine._ask({}, user) == [uid, engine.CPU_SECONDS, engine.MOST_MEMORY >> 10, 0, 0]
+    assert engine._ask({}, user) == ([54321, 54321] if user else [engine.NOBODY, engine.NOBODY])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_the_engine_has_given_up_its_rights_before_it_reads():
+    """With all its code, which the job's user may not be able to read; so nothing more is loaded then."""
+    words = [sys.executable, "-I", "-m", "vmgahp.job.engine", "54321", "54321"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        limits = Path(f"/proc/{process.pid}/limits")
+        end = time.monotonic() + 30
+        while not re.search(rf"^Max cpu time +{engine.CPU_SECONDS} ", limits.read_text(), re.MULTILINE):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert re.search(r"^Uid:(\t54321){4}$", status, re.MULTILINE)
+        assert re.search(r"^Gid:(\t54321){4}$", status, re.MULTILINE)
+        assert re.search(r"^Groups:\s*$", status, re.MULTILINE)
+        assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
+        seen = limits.read_text()
+        assert re.search(rf"^Max address space +{engine.MOST_MEMORY} ", seen, re.MULTILINE)
+        assert re.search(r"^Max file size +0 ", seen, re.MULTILINE)
+        answer, _ = process.communicate(json.dumps({"ad": [("A", "1+1")], "wanted": ["A"]}).encode())
+        assert json.loads(answer) == {"A": 2}
 
 
 def test_every_attribute_has_one_value():

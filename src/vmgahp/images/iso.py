@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from vmgahp.errors import MachineFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
+from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
 
 Contents = Mapping[str, bytes | int]
@@ -199,7 +200,7 @@ def _main() -> int:
     with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:
         # All code is loaded by this: the job's user may have no rights to this installation.
         _image(nowhere, "rehearsal", [["a/b", nothing.fileno(), 0]], 0o444)
-    _restrict(plan["user"], plan["most"])
+    restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=plan["most"])
     try:
         with open(plan["output"], "r+b") as output:
             _image(output, plan["label"], plan["files"], plan["mode"])
@@ -211,25 +212,6 @@ def _main() -> int:
         print(unfit or repr(unfit), file=sys.stderr)  # noqa: T201
         return _CHANGED
     return 0
-
-
-def _restrict(user: list[int] | None, most: int) -> None:
-    import resource
-
-    if user is not None:
-        uid, gid = user
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    for limit, least in (
-        (resource.RLIMIT_FSIZE, most),
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(limit)[1]
-        value = least if hard == resource.RLIM_INFINITY else min(least, hard)
-        resource.setrlimit(limit, (value, value))
 
 
 def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> None:

@@ -1,8 +1,8 @@
 """HTCondor's ClassAd engine on what a job has written, in a process of its own.
 
-It is run as ``python -I -m vmgahp.job.engine``. A line of 500 KiB overflows the engine's stack, and some regular
-expressions never end. So it has the job user's rights and limits, and nothing but values comes back. It is given no
-attribute that is a secret.
+It is run as ``python -I -m vmgahp.job.engine UID GID``. A long line overflows the engine's stack, and some regular
+expressions never end. So it takes on the job user's rights, and limits, before it reads the question, and nothing but
+values comes back. It is given no attribute that is a secret.
 """
 
 import os
@@ -30,7 +30,6 @@ LONGEST_RESULT = 16 << 20
 
 NOBODY = 65534
 
-_NOT_RUN = (126, 127)
 _NO_ENGINE, _TOO_MUCH = 3, 4
 """The exit status where HTCondor's Python package is not there, and where Python itself gives up."""
 
@@ -91,14 +90,12 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
 
     if user is None and os.geteuid() == 0:
         user = Identity(NOBODY, NOBODY)
+    whose = [str(user.uid), str(user.gid)] if user is not None and user.switching else []
     try:
         done = run(
-            [sys.executable, "-I", "-m", "vmgahp.job.engine"],
+            [sys.executable, "-I", "-m", "vmgahp.job.engine", *whose],
             deadline=SECONDS,
             stdin=json.dumps(question).encode(),
-            user=user,
-            groups=[],
-            limits=[f"--cpu={CPU_SECONDS}", f"--as={MOST_MEMORY}", "--core=0", "--fsize=0"],
             longest=LONGEST_RESULT,
         )
     except OSError as error:
@@ -107,33 +104,47 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
         raise NoEngine("HTCondor's ClassAd module is not on this machine")
     if done.status is None:
         raise Failed(f"that took more than {SECONDS:g} s")
-    if done.status in (1, *_NOT_RUN):
+    if done.status == 1:
         last = done.complaints[-1] if done.complaints else "it says nothing"
-        raise Failed(f"the job's user cannot run {sys.executable} for it ({shown(last.strip())})")
+        raise Failed(f"{sys.executable} cannot run it ({shown(last.strip())})")
     if done.status != 0:
         raise Failed("HTCondor's ClassAd engine needs too much time or memory for them, or fails")
     return json.loads(done.out)
 
 
-def main() -> int:
-    """Answer the question on standard input."""
+def main(user: Sequence[str]) -> int:
+    """Answer the question on standard input, as `user`: uid and gid, or nothing for who one is."""
     import json
+
+    from vmgahp.host.restrict import restrict
 
     try:
         import classad2
     except ImportError:
         return _NO_ENGINE
+    for question in _REHEARSAL:  # all code is loaded by this: the job's user may have no rights to this installation
+        _answer(classad2, json.loads(json.dumps(question)))
+    whose = (int(user[0]), int(user[1])) if user else None
+    restrict(whose, memory=MOST_MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever the engine has to say
-    question = json.load(sys.stdin.buffer)
-    if "judge" in question:
-        answer: object = [_judged(classad2, question["judge"], question["values"])]
-    else:
-        ad = _read(classad2, question["ad"])
-        answer = {name: _plain(classad2, lambda name=name: ad.eval(name)) for name in question["wanted"]}
-    with open(answers, "w", encoding="ascii") as output:
-        json.dump(answer, output)
+    answer = _answer(classad2, json.loads(sys.stdin.buffer.read()))
+    with open(answers, "wb") as output:
+        output.write(json.dumps(answer).encode())
     return 0
+
+
+_REHEARSAL = (
+    {"ad": [("A", "strcat(B, 1)"), ("B", "nonsense(")], "wanted": ["A", "B"]},
+    {"judge": "A =?= 1.5", "values": {"A": "\udc80", "B": None}},
+)
+
+
+def _answer(classad2: "Any", question: "dict[str, Any]") -> object:
+    if "judge" in question:
+        return [_judged(classad2, question["judge"], question["values"])]
+    ad = _read(classad2, question["ad"])
+    return {name: _plain(classad2, lambda name=name: ad.eval(name)) for name in question["wanted"]}
 
 
 def _read(classad2: "Any", pairs: "Sequence[Sequence[str]]") -> "Any":
@@ -176,6 +187,6 @@ def _plain(classad2: "Any", look: "Any") -> "Found":
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except (MemoryError, RecursionError, ValueError):
         sys.exit(_TOO_MUCH)

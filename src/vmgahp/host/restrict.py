@@ -1,0 +1,25 @@
+"""Giving up rights: what a process of ours does when all its code is loaded, and before it reads anything of a job's.
+
+A program that began as the job's user could not be run from an installation to which that user has no rights.
+"""
+
+import os
+import resource
+
+
+def restrict(user: "tuple[int, int] | None", *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
+    """Become the user (uid and gid, without further groups; None: stay who one is), within limits, for good."""
+    if user is not None:
+        uid, gid = user
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    for limit, least in (
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = least if hard == resource.RLIM_INFINITY else min(least, hard)
+        resource.setrlimit(limit, (value, value))
