@@ -78,6 +78,8 @@ class Story:
         self.stopped = False
         """A STOP was granted, so that the guest has to be gone."""
         self.ended_read_only = False
+        self.may_be_held = False
+        """Nobody can tell who has killed a QEMU, and a job that has one killed takes no machine out of service."""
         """Its files could not be removed: that is the next START's to do."""
 
     def lose(self, what: str) -> None:
@@ -151,7 +153,7 @@ class Story:
                     self.durable |= request.operation == "CHECKPOINT"
                 case "STOP":
                     self.stopped = True
-        elif request.operation == "START" and request.result[1:2] and request.result[1] in errors.HOLD_CODES:
+        elif request.operation == "START" and {*request.result[1:2]} & {*errors.HOLD_CODES} and not self.may_be_held:
             self.lose(f"the job is held: {request.result[1]} ({self.explanation()})")
         return good
 
@@ -271,6 +273,7 @@ class Story:
                 status = daemon.begin("STATUS", self.vm)
         when()
         tried = self.fail(fault) if fault else True
+        self.may_be_held = fault == "QEMU: SIGKILL"
         self.ended_read_only = fault == "disk: read-only" and operation in ("STOP", *ENDS)
         if self.ends_daemon(fault):
             daemon.points.wait_for("end.begun", 1.0)

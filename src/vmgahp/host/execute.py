@@ -113,12 +113,13 @@ def _execute(directory: str) -> bytes:
 
 def _is_mounted_read_only(directory: str) -> bool:
     """Whether the scratch directory is a file system of its own that is read-only, and none that a user can mount."""
+    found = False
     with open("/proc/self/mountinfo", "rb") as mounts:  # what is asked of the file system itself may hang
         for line in mounts:
             place, options, *_, kind, _, more = line.split()[4:]
-            if place == os.fsencode(os.path.normpath(directory)) and not kind.startswith(b"fuse"):
-                return b"ro" in options.split(b",") + more.split(b",")
-    return False
+            if place == os.fsencode(os.path.normpath(directory)):  # the last one lies above the others
+                found = not kind.startswith(b"fuse") and b"ro" in options.split(b",") + more.split(b",")
+    return found
 
 
 def _as_root(identity: "Identity", operation: "child.Operation", *arguments: object) -> None:
