@@ -1,6 +1,6 @@
-"""Giving up rights: what a process of ours does when all its code is loaded, and before it reads anything of a job's.
+"""Giving up rights, as a process of ours does before it reads anything of a job's.
 
-A program that began as the job's user could not be run from an installation to which that user has no rights.
+It has loaded all its code by then: an installation may give the job's user no rights, not even to begin a program there.
 """
 
 import os
