@@ -1,6 +1,6 @@
 """Giving up rights, as a process of ours does before it reads anything of a job's.
 
-It has loaded all its code by then: an installation may give the job's user no rights, not even to begin a program there.
+It has loaded all its code by then: an installation may give the job's user no rights at all.
 """
 
 import os
