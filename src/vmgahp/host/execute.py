@@ -13,6 +13,7 @@ from _thread import get_ident
 
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault, is_perhaps_the_machines
 from vmgahp.host import child
+from vmgahp.host.mounts import mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,12 +114,10 @@ def _execute(directory: str) -> bytes:
 
 def _is_mounted_read_only(directory: str) -> bool:
     """Whether the scratch directory is a file system of its own that is read-only, and none that a user can mount."""
-    found = False
-    with open("/proc/self/mountinfo", "rb") as mounts:  # what is asked of the file system itself may hang
-        for line in mounts:
-            place, options, *_, kind, _, more = line.split()[4:]
-            if place == os.fsencode(os.path.normpath(directory)):  # the last one lies above the others
-                found = not kind.startswith(b"fuse") and b"ro" in options.split(b",") + more.split(b",")
+    found, directory = False, os.path.normpath(directory)
+    for mount in mounts():
+        if mount.place == directory:
+            found = "ro" in mount.options and not mount.kind.startswith("fuse")
     return found
 
 

@@ -18,6 +18,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
+from vmgahp.host.mounts import mounts
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
@@ -141,25 +142,18 @@ def file_system(descriptor: int) -> str:
     """The type of the file system that an open file is on, as mount(8) names it; empty where it is mounted no more."""
     with open(f"/proc/self/fdinfo/{descriptor}") as about:
         mount = next((line.split()[1] for line in about if line.startswith("mnt_id:")), "")
-    with open("/proc/self/mountinfo") as mounts:
-        for line in mounts:
-            fields = line.split(" ")
-            if fields[0] == mount:
-                return fields[fields.index("-") + 1]
-    return ""
+    return next((each.kind for each in mounts() if each.id == mount), "")
 
 
 def can_be_held(path: str, image_format: str) -> bool:
     """Whether an image is likely to be, by the file system that its path leads to; none is looked at or opened."""
     if image_format not in WITH_UNFIT:
         return True
-    longest, kind = "", ""
-    with open("/proc/self/mountinfo") as mounts:
-        for line in mounts:
-            fields = line.split(" ")
-            place = fields[4].replace("\\040", " ").rstrip("/")
-            if f"{path}/".startswith(f"{place}/") and len(place) >= len(longest):
-                longest, kind = place, fields[fields.index("-") + 1]
+    longest, kind = 0, ""
+    for mount in mounts():
+        place = mount.place.rstrip("/")
+        if f"{path}/".startswith(f"{place}/") and len(place) >= longest:
+            longest, kind = len(place), mount.kind
     return kind in (*LOCAL, *WITH_SERVERS_WORD)
 
 
