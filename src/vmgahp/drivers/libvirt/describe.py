@@ -335,7 +335,8 @@ def groups_for_qemu(domain_type: str) -> set[int]:
 
 def _can_be_held(disk: Disk) -> bool:
     """Whether its files are where nobody can change them while a VM starts; root's own need not be."""
-    own = () if disk.image else ((disk.path, disk.format), *((layer.path, layer.format) for layer in disk.backing))
+    own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
+    own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
     return all(still.can_be_held(path, image_format) for path, image_format in own)
 
 
