@@ -82,7 +82,8 @@ class SmallMachine(ManagedMachine):
     def run(self, how):
         argv = ["/bin/sh", "-c", GUEST, "small-vm", self.spec.working_dir, how]
         self.process = subprocess.Popen(argv, start_new_session=True, **self.identity.of_process())
-        while self.process.poll() is None and not self.pid():  # a program that begins has no arguments yet
+        count = os.path.join(self.spec.working_dir, "count")  # a program that begins has no arguments and no file yet
+        while self.process.poll() is None and not (self.pid() and os.path.exists(count)):
             time.sleep(0.001)
 
 

@@ -214,7 +214,7 @@ def image_of(files: dict[str, bytes], directory: Path) -> bytes:
 def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     job: Job, images: Images, elsewhere: Path, boots_from: str, drive: int, sector: int
 ) -> None:
-    """The files are on a virtio disk behind a virtio disk, and on a CD-ROM elsewhere."""
+    """The files are on a virtio disk behind a virtio disk, and on a CD-ROM elsewhere; each drive is used by number."""
     files = {"in.csv": b"one of the job's files\r\n\0", "params/deep/a": b"1", "params/b": b"2"}
     for name, content in files.items():
         path = job.scratch / name
@@ -228,7 +228,6 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
     images.base.write_bytes(copying_sector(drive, place // sector, 0x81).ljust(1 << 20, b"\0"))
     more = ('VMPARAM_vm_Data_Disk = "vdb:64M:results.raw"', 'VMPARAM_vm_Data_Files = "in.csv, params"')
     with running(job, f'VMPARAM_vm_Disk = "catalog:counter:{boots_from}:w"', *more, **images.settings) as peer:
-        assert (job.domain() or pytest.fail("it is gone")).XMLDesc().count("<disk ") == 3
         run_to_its_end(peer, job)
     assert "one of the job's files" in job.console(), job.console()
     assert "vmgahp guest done" in job.console()
