@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -35,6 +36,19 @@ def scratch(scratch):
     """A scratch directory that is closed to everyone else."""
     scratch.chmod(0o700)
     return scratch
+
+
+HOW = ("a child each time", "a helper")
+
+
+@pytest.fixture(params=HOW)
+def user(user, request):
+    """The job's user, for whom a helper does everything or each time a child of its own."""
+    if request.param == "a helper":
+        with user.at_hand():
+            yield user
+    else:
+        yield user
 
 
 @pytest.fixture
@@ -89,16 +103,25 @@ def test_without_root_it_is_the_caller(monkeypatch):
     assert (user.uid, user.gid, user.switching) == (1234, 1235, False)
 
 
+def in_a_child(user, how, operation, monkeypatch):
+    """Run what is no system call as the user, in each of the two ways."""
+    monkeypatch.setattr(system_calls, operation.__name__, operation, raising=False)
+    with user.at_hand() if how == "a helper" else contextlib.nullcontext():
+        user.run(operation)
+
+
 @as_root
-def test_the_child_has_the_users_rights_only(user):
+@pytest.mark.parametrize("how", HOW)
+def test_the_child_has_the_users_rights_only(how, monkeypatch):
     def report():
         status = Path("/proc/self/status").read_text()
         lines = [line for line in status.splitlines() if line.startswith(("Uid", "Gid", "Groups", "CapEff"))]
         raise OSError(errno.EPERM, " ".join(" ".join(lines).split()))
 
+    user = Identity(JOB_UID, JOB_UID)
     user._groups = [JOB_UID, SHARED_GID]
     with pytest.raises(OSError, match="Uid") as caught:
-        user.run(report)
+        in_a_child(user, how, report, monkeypatch)
     # Real and saved uid stay root's, so that the user's own processes can neither signal nor trace it.
     assert caught.value.strerror == (
         f"Uid: 0 {JOB_UID} 0 {JOB_UID} Gid: {JOB_UID} {JOB_UID} {JOB_UID} {JOB_UID} "
@@ -417,7 +440,8 @@ def test_a_child_that_dies_is_a_fault_of_the_machine(user):
 
 
 @as_root
-def test_the_child_keeps_nothing_open_and_no_signal_reaches_it(user):
+@pytest.mark.parametrize("how", HOW)
+def test_the_child_keeps_nothing_open_and_no_signal_reaches_it(how, monkeypatch):
     low = os.open("/etc/shadow", os.O_RDONLY)
     high = fcntl.fcntl(low, fcntl.F_DUPFD, 200)
 
@@ -426,7 +450,7 @@ def test_the_child_keeps_nothing_open_and_no_signal_reaches_it(user):
         raise OSError(errno.EPERM, f"{len(os.listdir('/proc/self/fd'))} {blocked > 50} {gc.isenabled()}")
 
     with pytest.raises(OSError, match="True") as caught:
-        user.run(report)
+        in_a_child(Identity(JOB_UID, JOB_UID), how, report, monkeypatch)
     assert caught.value.strerror == "2 True False"  # the channel, and the descriptor of the listing itself
     os.close(low)
     os.close(high)
@@ -498,6 +522,126 @@ def test_many_threads_at_once(user, scratch):
         collector.join()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert gc.isenabled()
+
+
+# --- a helper
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Grows with each child that is made."""
+    made = []
+    fork = os.fork
+
+    def counted():
+        pid = fork()
+        if pid:
+            made.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", counted)
+    return made
+
+
+def gone(pid):
+    return not os.path.exists(f"/proc/{pid}")
+
+
+@as_root
+def test_a_helper_does_it_all_and_is_gone_afterwards(scratch, forks):
+    user = Identity(JOB_UID, JOB_UID)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with user.at_hand():
+        user.write_scratch(str(scratch), "file", b"text")
+        assert user.read_scratch(str(scratch), "file", 10) == b"text"
+        user.rename_scratch(str(scratch), "file", "other")
+        with user.at_hand():  # one within the other
+            user.unlink_scratch(str(scratch), "other")
+        assert refused(user.open_scratch, str(scratch), "other", os.O_RDONLY) == errno.ENOENT
+        user.make_directory(str(scratch), "directory")
+        assert user.check_access(str(scratch / "directory"), write=False)
+        [helper] = forks
+        # Of what it has opened for others it keeps nothing, or it would count as one who has the file open.
+        assert len(os.listdir(f"/proc/{helper}/fd")) == 1
+    assert gone(helper)
+    user.write_scratch(str(scratch), "file", b"text")
+    assert len(forks) == 2
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@as_root
+def test_a_helper_keeps_no_lease_from_being_given(scratch):
+    user = Identity(JOB_UID, JOB_UID)
+    put(scratch / "image")
+    with user.at_hand():
+        descriptor = user.open_scratch(str(scratch), "image", os.O_RDWR)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.close(descriptor)
+
+
+@as_root
+def test_what_a_helper_cannot_be_told_a_child_does(scratch, forks):
+    user = Identity(JOB_UID, JOB_UID)
+    data = os.urandom(100_000)
+    with user.at_hand():
+        user.write_scratch(str(scratch), "large", data)
+        assert (scratch / "large").read_bytes() == data
+        assert user.run(lambda: -1) == -1
+    assert len(forks) == 3
+
+
+@as_root
+def test_a_helper_that_dies_is_missed_by_none_but_who_waits_for_it(scratch, forks, monkeypatch):
+    user = Identity(JOB_UID, JOB_UID)
+
+    def make_directory_beneath(*_):
+        os._exit(1)
+
+    monkeypatch.setattr(system_calls, "make_directory_beneath", make_directory_beneath)
+    with user.at_hand():
+        with pytest.raises(MachineFault, match="without an answer"):
+            user.make_directory(str(scratch), "x")
+        user.write_scratch(str(scratch), "file", b"text")
+        assert len(forks) == 2
+    with user.at_hand():
+        os.kill(forks[-1], signal.SIGKILL)
+        until(lambda: Path(f"/proc/{forks[-1]}/stat").read_text().split()[2] == "Z", "it to be dead")
+        user.write_scratch(str(scratch), "file", b"text")
+    assert all(map(gone, forks))
+
+
+@as_root
+def test_a_helper_whose_file_system_hangs_is_given_up(scratch, forks, monkeypatch):
+    user = Identity(JOB_UID, JOB_UID)
+
+    def open_beneath(*_):
+        hang()
+
+    monkeypatch.setattr(child, "DEADLINE", 0.2)
+    monkeypatch.setattr(system_calls, "open_beneath", open_beneath)
+    with user.at_hand():
+        with pytest.raises(TimeoutError, match="has not answered"):
+            user.open_scratch(str(scratch), "x", os.O_RDONLY)
+        user.write_scratch(str(scratch), "file", b"text")
+        until(lambda: child._reap(forks[0]) or gone(forks[0]), "what was killed to be reaped")
+
+
+@as_root
+def test_a_helper_ends_with_its_parent(scratch):
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if not parent:
+        try:
+            user = Identity(JOB_UID, JOB_UID)
+            user.at_hand().__enter__()
+            os.write(writing, b"%d" % user._helper._pid)
+        finally:
+            os._exit(0)
+    helper = os.pidfd_open(int(os.read(reading, 10)))
+    os.waitpid(parent, 0)
+    assert select.select([helper], [], [], 60)[0]
+    for descriptor in (helper, reading, writing):
+        os.close(descriptor)
 
 
 def test_direct_work_without_root_is_the_same(monkeypatch, scratch, place):

@@ -318,12 +318,13 @@ class Server:
         assert self._identity is not None
         from vmgahp.host import scratch  # before the first reply it would cost too much
 
-        scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
-        if self._settings.string("VM_POLICY_REQUIREMENTS"):
-            from vmgahp.hooks import policy
+        with self._identity.at_hand():
+            scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
+            if self._settings.string("VM_POLICY_REQUIREMENTS"):
+                from vmgahp.hooks import policy
 
-            policy.require(self._settings, call.job)
-        machine = driver.start(call.job)
+                policy.require(self._settings, call.job)
+            machine = driver.start(call.job)
         self._machines[call.vm.id] = machine
         if self._ending:
             self._destroy(machine)

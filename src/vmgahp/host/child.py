@@ -1,12 +1,12 @@
-"""Doing one thing as another user: in a child that becomes that user, answers and is gone.
+"""Doing things as another user: in a child that becomes that user, answers and is gone.
 
 How: seteuid changes every thread of the process, so the work is done by a forked child that takes on the
 user's groups, gid and effective uid, does one operation, passes the descriptor or the error back over a
 socket pair, and is gone. Its real uid stays root's: the user's own processes can neither signal nor trace
 it. The other way, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
 the system call's number for each architecture, cannot be abandoned when a file system hangs, and a failure
-to switch back would leave a thread of root with the wrong rights. A child costs a millisecond, and there
-are a handful for a job.
+to switch back would leave a thread of root with the wrong rights. A child costs two milliseconds; where
+many things are done, as at a start, one `Helper` stays for all of them.
 
 Forking a process with threads is safe as long as the child takes no lock that another thread may have
 held. So everything is made ready before the fork, and the child makes system calls only: signals are
@@ -19,34 +19,97 @@ Nobody else in the process may wait for just any child (``waitpid(-1)``).
 """
 
 import errno
+import marshal
 import os
 from _thread import allocate_lock
 from sys import byteorder
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     Operation = Callable[..., int]
     """Runs as the user with prepared arguments, makes system calls only, returns a descriptor or -1, and raises
     OSError."""
+    Life = Callable[[socket.socket, tuple[int, int]], object]
+    """What a child does by the way to its parent, which is told with it how a descriptor is passed."""
+    Answer = tuple[bytes, int, bool]
+    """The words, a descriptor or -1, and whether there was no room for it."""
 
 DEADLINE = 30.0
 """Seconds that one operation may take before its file system counts as hung."""
+
+_LONGEST = 1 << 16
+"""Bytes of what a `Helper` can be told at once."""
 
 _fork_lock = allocate_lock()
 _unreaped: list[int] = []
 
 
-def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: tuple[object, ...]) -> int:
+def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: "tuple[Any, ...]") -> int:
     """Run an operation in a child that is the user, and return its descriptor or -1.
 
     Raises the operation's OSError, ETIMEDOUT where no answer comes within `DEADLINE`, and `MachineFault` where there
     can be no such child.
+    """
+    pid, channel = _fork(uid, gid, groups, lambda theirs, rights: _answer(theirs, rights, operation, arguments))
+    with channel:
+        answer = _receive(channel, pid, uid)
+    _gone(pid, 0)
+    return _result(answer, uid)
+
+
+class Helper:
+    """A child that is the user until it is closed, and does one thing after another.
+
+    It has nothing of its parent's open but the way to it, keeps nothing that it has opened, and ends with its parent.
+    """
+
+    def __init__(self, uid: int, gid: int, groups: list[int]) -> None:
+        """Raises OSError and `MachineFault` where there can be none."""
+        self._user = uid, gid, groups
+        self._lock = allocate_lock()
+        self._pid, self._channel = _fork(uid, gid, groups, _serve)
+
+    def run(self, operation: "Operation", arguments: "tuple[Any, ...]") -> int:
+        """As `run_as`; by a child of its own where this one is busy, or gone, or cannot be told of it in a message."""
+        if getattr(system_calls, operation.__name__, None) is operation and self._lock.acquire(False):
+            try:
+                message = marshal.dumps((operation.__name__, arguments))
+                if self._pid and len(message) <= _LONGEST and _sent(self._channel, message):
+                    return self._answered()
+            finally:
+                self._lock.release()
+        return run_as(*self._user, operation, arguments)
+
+    def close(self) -> None:
+        """Let it go; may be called again."""
+        with self._lock:
+            self._channel.close()
+            if self._pid:
+                _gone(self._pid, 0)
+            self._pid = 0
+
+    def _answered(self) -> int:
+        uid = self._user[0]
+        pid, self._pid = self._pid, 0
+        answer = _receive(self._channel, pid, uid)
+        if answer[0]:
+            self._pid = pid
+        else:
+            _reap(pid)  # it was killed
+        return _result(answer, uid)
+
+
+def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, socket.socket]":
+    """A child that becomes the user, lives its life and is gone: its process id, and our end of the way to it.
+
+    Raises OSError and `MachineFault`.
     """
     import gc
     import signal
@@ -66,7 +129,7 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
             try:
                 pid = os.fork()
                 if pid == 0:
-                    _child(uid, gid, groups, operation, arguments, theirs, rights, last)
+                    _child(uid, gid, groups, life, theirs, rights, last)
             except OSError as error:
                 raise MachineFault(
                     f"No process can be started for uid {uid}: {error.strerror}.",
@@ -76,24 +139,96 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
                 if collecting:
                     gc.enable()
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
         ours.settimeout(DEADLINE)
-        try:
-            # Not socket.recv_fds: that of Python 3.11 loses its flags.
-            message, passed, flags, _ = ours.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-            late = f"its file system has not answered uid {uid} within {DEADLINE:.0f} seconds"
-            raise OSError(errno.ETIMEDOUT, late) from None
-    finally:
+    except BaseException:
         ours.close()
+        raise
+    finally:
         theirs.close()
-    _gone(pid, 0)
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return pid, ours
+
+
+def _child(
+    uid: int, gid: int, groups: list[int], life: "Life", channel: "socket.socket", rights: tuple[int, int], last: int
+) -> "NoReturn":
+    """The whole life of the child: become the user, live it, end. Never returns or raises."""
+    try:
+        try:
+            os.closerange(0, channel.fileno())
+            os.closerange(channel.fileno() + 1, last)
+            os.setgroups(groups)
+            os.setresgid(gid, gid, gid)
+            os.seteuid(uid)
+        except OSError as error:
+            _complain(channel, error)
+        else:
+            life(channel, rights)
+    finally:
+        os._exit(0)
+
+
+def _serve(channel: "socket.socket", rights: tuple[int, int]) -> None:
+    """The life of a `Helper`'s child."""
+    while message := channel.recv(_LONGEST):
+        name, arguments = marshal.loads(message)  # noqa: S302 - nobody but the parent has the other end
+        _answer(channel, rights, getattr(system_calls, name), arguments)
+
+
+def _answer(
+    channel: "socket.socket", rights: tuple[int, int], operation: "Operation", arguments: tuple[object, ...]
+) -> None:
+    """Do it, and say what came of it."""
+    try:
+        descriptor = operation(*arguments)
+        if descriptor < 0:
+            channel.send(b"0")
+            return
+        channel.sendmsg([b"0"], [(*rights, descriptor.to_bytes(4, byteorder))])
+        os.close(descriptor)
+    except OSError as error:
+        _complain(channel, error)
+
+
+def _complain(channel: "socket.socket", error: OSError) -> None:
+    channel.send(b"%d %s" % (error.errno or errno.EIO, (error.strerror or "").encode()))
+
+
+def _sent(channel: "socket.socket", message: bytes) -> bool:
+    try:
+        channel.send(message)
+    except OSError:
+        return False
+    return True
+
+
+def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
+    """The next answer of a child, which is killed where it does not come in time. Raises OSError."""
+    import signal
+    import socket
+
+    try:
+        # Not socket.recv_fds: that of Python 3.11 loses its flags.
+        message, passed, flags, _ = channel.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid)
+        late = f"its file system has not answered uid {uid} within {DEADLINE:.0f} seconds"
+        raise OSError(errno.ETIMEDOUT, late) from None
+    except ConnectionResetError:  # it was killed before it read the question
+        return b"", -1, False
+    descriptor = -1
     for _, _, data in passed:
-        return int.from_bytes(data[:4], byteorder)
+        descriptor = int.from_bytes(data[:4], byteorder)
+    return message, descriptor, bool(flags & socket.MSG_CTRUNC)
+
+
+def _result(answer: "Answer", uid: int) -> int:
+    """What an answer comes to. Raises OSError, and `MachineFault` for none."""
+    message, descriptor, is_cut = answer
+    if is_cut:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if descriptor >= 0:
+        return descriptor
     number, _, text = message.partition(b" ")
     if not number.isdigit():
         raise MachineFault(
@@ -103,32 +238,6 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
     if number != b"0":
         raise OSError(int(number), text.decode("utf-8", "replace"))
     return -1
-
-
-def _child(
-    uid: int,
-    gid: int,
-    groups: list[int],
-    operation: "Operation",
-    arguments: tuple[object, ...],
-    channel: "socket.socket",
-    rights: tuple[int, int],
-    last: int,
-) -> "NoReturn":
-    """The whole life of the child: become the user, do it, answer, end. Never returns or raises."""
-    try:
-        try:
-            os.closerange(0, channel.fileno())
-            os.closerange(channel.fileno() + 1, last)
-            os.setgroups(groups)
-            os.setresgid(gid, gid, gid)
-            os.seteuid(uid)
-            fd = operation(*arguments)
-            channel.sendmsg([b"0"], [(*rights, fd.to_bytes(4, byteorder))] if fd >= 0 else [])
-        except OSError as error:
-            channel.send(b"%d %s" % (error.errno or errno.EIO, (error.strerror or "").encode()))
-    finally:
-        os._exit(0)
 
 
 def _reap(pid: int) -> None:
