@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import another_vm
 from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DEADLINE
 from vmgahp import errors
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import connection as connections
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
@@ -21,7 +21,9 @@ from vmgahp.drivers.libvirt.connection import LibvirtConnection
 CALLS = 1000
 """Of which about five had to wait."""
 
-AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
+NOBODY = "00000000-1111-2222-3333-444444444444"
+
+AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.ORIGINS["RPC"], "client socket is closed", 2, "", None, None, -1, -1)
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_a_libvirtd_that_was_seen_to_hang_is_not_waited_for_again(
 
 def test_a_call_with_a_deadline_raises_what_libvirt_says(way: LibvirtConnection) -> None:
     with pytest.raises(libvirt.libvirtError) as raised:
-        way.call(lambda opened: opened.lookupByName("nobody"), seconds=DEADLINE)
+        way.call(lambda opened: opened.lookupByUUIDString(NOBODY), seconds=DEADLINE)
     assert faults.is_no_domain(raised.value)
 
 
@@ -208,7 +210,7 @@ def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
 
 def test_what_libvirt_refuses_is_not_lost(way: LibvirtConnection) -> None:
     with pytest.raises(libvirt.libvirtError) as raised:
-        way.once(lambda opened: opened.lookupByName("nobody"))
+        way.once(lambda opened: opened.lookupByUUIDString(NOBODY))
     assert not isinstance(raised.value, faults.ConnectionLost)
 
 
@@ -216,10 +218,10 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
     inside = [Inside(way.call), Inside(way.call)]
     said: list[str] = []
     way._log = said.append
-    uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+    uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
     watch = way.watch(uuid, "test")
-    way.call(lambda opened: opened.lookupByName("test").suspend())
-    way.call(lambda opened: opened.lookupByName("test").destroy())
+    way.call(lambda opened: opened.lookupByUUIDString(uuid).suspend())
+    way.call(lambda opened: opened.lookupByUUIDString(uuid).destroy())
     assert watch.gone.wait(DEADLINE)
     for one in inside:
         one.end()
@@ -229,9 +231,9 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
 def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
     with pytest.raises(faults.ConnectionLost):
         way.once(lambda _opened: (_ for _ in ()).throw(away()))
-    uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+    uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
     watch = way.watch(uuid, "test")
-    way.call(lambda opened: opened.lookupByName("test").destroy())
+    way.call(lambda opened: opened.lookupByUUIDString(uuid).destroy())
     assert watch.gone.wait(DEADLINE)
 
 
@@ -328,7 +330,7 @@ def check_that_no_call_waits(namespace: Namespace) -> None:
     begun, saved, answered = threading.Event(), threading.Event(), threading.Event()
 
     def save(opened: libvirt.virConnect) -> None:
-        found = opened.lookupByName("saved")
+        found = opened.lookupByUUIDString(saved_domain.UUIDString())
         begun.set()
         found.save(f"{LAB}/saved")
 
@@ -338,11 +340,11 @@ def check_that_no_call_waits(namespace: Namespace) -> None:
 
     def ask() -> None:
         for _ in range(CALLS):
-            way.call(lambda opened: opened.lookupByName("asked").interfaceAddresses(0))
+            way.call(lambda opened: opened.lookupByUUIDString(asked.UUIDString()).interfaceAddresses(0))
         answered.set()
 
     opened = libvirt.open(uri_of(namespace))
-    with another_vm(opened, "saved"), another_vm(opened, "asked"):
+    with another_vm(opened, "saved") as saved_domain, another_vm(opened, "asked") as asked:
         qemu = process(namespace, "guest=saved,")
         namespace.kill(qemu, "STOP")
         threading.Thread(target=save_it, daemon=True).start()

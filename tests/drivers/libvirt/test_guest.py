@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
-import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -35,6 +34,7 @@ from tests.drivers.libvirt.support import (
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, screenshot
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -115,7 +115,7 @@ def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bo
 @pytest.mark.parametrize(
     ("event", "detail", "asked", "how"),
     [
-        (libvirt.VIR_DOMAIN_EVENT_SHUTDOWN, libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_FINISHED, True, None),
+        (libvirt.VIR_DOMAIN_EVENT_SHUTDOWN, 0, True, None),
         (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED, True, "crashed"),
         (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN, False, "powered off"),
         (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED, False, ""),
@@ -393,7 +393,7 @@ def test_a_picture_that_is_too_large_is_not_kept(
     said: list[str] = []
     way = LibvirtConnection("test:///default", said.append)
     try:
-        uuid = way.call(lambda opened: opened.lookupByName("test").UUIDString())
+        uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
         screenshot.Screenshot(way, "test", uuid, str(scratch), user, said.append).take()
     finally:
         way.close()

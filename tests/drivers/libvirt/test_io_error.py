@@ -7,18 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import Job, done, mounted, running, until
 from tests.lab.guest import counts
 from tests.peer import DEADLINE
 from vmgahp import errors
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import io_error
 from vmgahp.drivers.libvirt.connection import Watch
 from vmgahp.drivers.libvirt.io_error import STALLED, IoErrors
 
-RUNNING = (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_UNPAUSED)
+RUNNING = (libvirt.VIR_DOMAIN_RUNNING, 5)
+PAUSED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, 1)
 
 # Without libvirt
 
@@ -158,7 +159,7 @@ def test_an_error_of_which_no_event_has_told_is_found(scene: Scene) -> None:
     assert scene.errors.look()
     scene.tried()
     other = Scene()
-    other.domain.now = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER
+    other.domain.now = PAUSED_BY_USER
     assert not other.errors.look()
     other.call = lambda _: _raise(libvirt.libvirtError("gone"))
     assert not other.errors.look()
@@ -193,7 +194,7 @@ def test_to_hold_waits_for_an_attempt_under_way(scene: Scene) -> None:
 
 
 def test_a_guest_that_somebody_else_has_paused_is_left_alone(scene: Scene) -> None:
-    scene.domain.now = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER
+    scene.domain.now = PAUSED_BY_USER
     scene.errors.seen()
     assert scene.over.wait(DEADLINE)
     assert not scene.domain.resumed.acquire(blocking=False)

@@ -12,8 +12,8 @@ from tests.drivers.libvirt.support import URI, Job, driver_for
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import KILL
+from vmgahp.drivers.libvirt import binding, names
 from vmgahp.drivers.libvirt import firmware as firmwares
-from vmgahp.drivers.libvirt import names
 
 pytestmark = pytest.mark.libvirt
 
@@ -131,7 +131,7 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
         assert domain.isPersistent()
         assert domain.isActive()
         assert nvram.exists() == (firmware == "uefi")
-        raise libvirt.libvirtError("the connection is gone")
+        raise binding.libvirtError("the connection is gone")
 
     monkeypatch.setattr(names, "undefine", go_away)
     more = (f'VMPARAM_vm_Firmware = "{firmware}"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"')

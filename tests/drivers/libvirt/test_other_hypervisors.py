@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
-import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import done, words_of
@@ -20,6 +19,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import LibvirtDriver
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
@@ -166,7 +166,8 @@ def test_emulation_may_be_chosen_for_the_type_libvirt(scratch: Path) -> None:
         machine = subject.driver().start(job)
         goes_on(subject, job)
         with contextlib.closing(libvirt.open(URI)) as connection:
-            assert "<domain type='qemu'" in connection.lookupByName(job.vm_name()).XMLDesc()
+            [domain] = [each for each in connection.listAllDomains() if each.name() == job.vm_name()]
+            assert "<domain type='qemu'" in domain.XMLDesc()
         machine.destroy()
         found = subject.driver().survey(monotonic() + 60)
         assert (found.hypervisors, found.vm_types) == (["qemu"], ["libvirt", "qemu"])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import libvirt
 import pytest
 
 from tests import jobs
@@ -16,6 +15,7 @@ from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driver_for,
 from tests.peer import DEADLINE, environment
 from vmgahp import config, errors
 from vmgahp.drivers.libvirt import LibvirtDriver, qemu_process
+from vmgahp.drivers.libvirt import binding as libvirt
 
 NAME, UUID = "alice_lab_1.0", "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"

@@ -7,7 +7,7 @@ import pytest
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+libvirt = pytest.importorskip("vmgahp.drivers.libvirt.binding", reason="libvirt-python is not installed")
 save = pytest.importorskip("vmgahp.drivers.libvirt.save")
 
 

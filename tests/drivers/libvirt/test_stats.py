@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -21,6 +20,7 @@ from tests.drivers.libvirt.support import (
 )
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats
 from vmgahp.metrics.file import NAME
@@ -173,7 +173,7 @@ def test_half_an_answer_is_none() -> None:
 def test_a_driver_of_libvirts_without_that_answer_is_asked_piece_by_piece() -> None:
     """libvirt's test driver, which is in the library and has made-up figures, that grow."""
     way = LibvirtConnection("test:///default", pytest.fail)
-    uuid = way.call(lambda connection: connection.lookupByName("test").UUIDString())
+    uuid = way.call(lambda connection: connection.listAllDomains()[0].UUIDString())
     meter = Meter(way, "test", uuid)
     first, second = meter.read(), meter.read()
     way.close()
@@ -219,7 +219,7 @@ def test_the_cpu_time_of_a_qemu_that_has_ended_is_no_reading() -> None:
 
 def test_a_driver_of_libvirts_that_says_0_is_not_believed_either(monkeypatch: pytest.MonkeyPatch) -> None:
     way = LibvirtConnection("test:///default", pytest.fail)
-    uuid = way.call(lambda connection: connection.lookupByName("test").UUIDString())
+    uuid = way.call(lambda connection: connection.listAllDomains()[0].UUIDString())
     monkeypatch.setattr(libvirt.virDomain, "info", lambda _domain: [libvirt.VIR_DOMAIN_SHUTDOWN, 64, 64, 1, 0])
     assert Meter(way, "test", uuid).read() is None
     way.close()

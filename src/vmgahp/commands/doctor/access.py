@@ -24,8 +24,7 @@ def capabilities(context: Context) -> Capabilities | errors.Fault:
     """Ask libvirtd, which answers every user about this."""
     from xml.etree import ElementTree as etree
 
-    import libvirt
-
+    from vmgahp.drivers.libvirt import binding as libvirt
     from vmgahp.drivers.libvirt import faults
     from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI

@@ -117,8 +117,7 @@ class Node:
 
     def _ask_libvirt(self) -> list[VmRow]:
         try:
-            import libvirt
-
+            from vmgahp.drivers.libvirt import binding as libvirt
             from vmgahp.drivers.libvirt import faults
             from vmgahp.drivers.libvirt.connection import LibvirtConnection
         except ImportError as error:
@@ -134,7 +133,7 @@ class Node:
             raise faults.from_libvirt(error, "asking for the VMs of this machine") from error
 
     def _domains(self, connection: object) -> list[VmRow]:
-        import libvirt
+        from vmgahp.drivers.libvirt import binding as libvirt
 
         flags = libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT | libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
         rows = []
@@ -151,8 +150,7 @@ class Node:
 
     def _domain(self, name: str, uuid: str, domain: object) -> VmRow | None:
         """A domain that is a job's: it says whose by the scratch directory in its description."""
-        import libvirt
-
+        from vmgahp.drivers.libvirt import binding as libvirt
         from vmgahp.drivers.libvirt.stats import Meter
 
         assert self._connection is not None

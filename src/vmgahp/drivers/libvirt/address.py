@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import libvirt
-
 from vmgahp import errors
+from vmgahp.drivers.libvirt import binding as libvirt
 
 Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
 

@@ -6,11 +6,10 @@ libvirt would refuse most of it too, with an error that does not say who must ac
 import os
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.build import firmware_of
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.tpm import PROGRAM

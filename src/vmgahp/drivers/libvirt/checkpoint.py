@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image, memory_image_xen
 from vmgahp.checkpoint.files import FileRef, Unusable
@@ -30,6 +28,7 @@ from vmgahp.checkpoint.manifest import (
 )
 from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, MEMORY_FILE, CheckpointStore
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-import libvirt
-
 from vmgahp import errors
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.host import threads
 from vmgahp.job import exit_code

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, suppress
 from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp.domain.devices import add_chain
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import names
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.host.job_user import Identity

@@ -4,8 +4,6 @@ import os
 import uuid as uuids
 from collections.abc import Callable, Container
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import CheckpointKind
@@ -13,6 +11,7 @@ from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.domain.job_xml import ad_for_policy
 from vmgahp.drivers.base import Logger, Survey
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import (
     capabilities,
     faults,

@@ -2,26 +2,22 @@
 
 from collections.abc import Iterable
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.drivers import fault_rules
 from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.fault_table import HUNG_UP, NO_CONNECTION, RULES
 
-_CODE, _ORIGIN = "VIR_ERR_", "VIR_FROM_"
 
-
-class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
+class NoDomain(libvirt.libvirtError):
     """The domain does not exist, or another one has its UUID or its name."""
 
     def get_error_code(self) -> int:
         """As libvirt says it of a domain that it does not know."""
-        code: int = libvirt.VIR_ERR_NO_DOMAIN
-        return code
+        return libvirt.VIR_ERR_NO_DOMAIN
 
 
-class Garbled(libvirt.libvirtError):  # type: ignore[misc]
+class Garbled(libvirt.libvirtError):
     """libvirt has failed, and its bindings cannot say why: QEMU quotes bytes that are no text."""
 
     def __init__(self) -> None:
@@ -30,7 +26,7 @@ class Garbled(libvirt.libvirtError):  # type: ignore[misc]
         self.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, str(self), 2, None, None, None, 0, 0)
 
 
-class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
+class ConnectionLost(libvirt.libvirtError):
     """The connection was lost during a call that is not made again: whether libvirt has done it is unknown."""
 
     def __init__(self, error: libvirt.libvirtError) -> None:
@@ -39,8 +35,7 @@ class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
 
     def get_error_code(self) -> int:
         """As libvirt says it of a connection that it has not."""
-        code: int = libvirt.VIR_ERR_NO_CONNECT
-        return code
+        return libvirt.VIR_ERR_NO_CONNECT
 
 
 def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
@@ -63,19 +58,17 @@ def is_connection_loss(error: libvirt.libvirtError) -> bool:
 
 def is_no_domain(error: libvirt.libvirtError) -> bool:
     """Whether the domain that was asked for does not exist (any more)."""
-    return bool(error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN)
+    return error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
 
 
 def is_unsupported(error: libvirt.libvirtError) -> bool:
     """Whether libvirt's driver of the hypervisor has no such call."""
-    code: int = error.get_error_code()
-    return code in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
+    return error.get_error_code() in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
 
 
 def is_unknown_flag(error: libvirt.libvirtError) -> bool:
     """Whether libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
-    is_argument: bool = error.get_error_code() in numbers(("INVALID_ARG",))
-    return is_argument and message_of(error).startswith("unsupported flags")
+    return error.get_error_code() == libvirt.VIR_ERR_INVALID_ARG and message_of(error).startswith("unsupported flags")
 
 
 def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
@@ -100,11 +93,9 @@ def late(uri: str, seconds: float) -> errors.MachineFault:
     )
 
 
-def numbers(names: Iterable[str], prefix: str = _CODE) -> frozenset[int]:
-    """The numbers of libvirt's constants; a name that this libvirt does not have yet, or no longer has, has none."""
-    return frozenset(
-        number for number in (getattr(libvirt, prefix + name, None) for name in names) if number is not None
-    )
+def numbers(names: Iterable[str], table: dict[str, int] = libvirt.CODES) -> frozenset[int]:
+    """The numbers of libvirt's constants."""
+    return frozenset(table[name] for name in names)
 
 
 def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
@@ -117,7 +108,7 @@ def rule_of(code: int | None, origin: int | None, message: str, job_values: Iter
 
     def takes(rule: Rule) -> bool:
         return (not rule.kinds or code in numbers(rule.kinds)) and (
-            not rule.origins or origin in numbers(rule.origins, _ORIGIN)
+            not rule.origins or origin in numbers(rule.origins, libvirt.ORIGINS)
         )
 
     return fault_rules.classify(RULES, message, job_values, takes)
@@ -142,4 +133,4 @@ def message_of(error: libvirt.libvirtError, more: str = "") -> str:
 
 
 _LOST = numbers(NO_CONNECTION.kinds)
-_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, _ORIGIN)
+_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, libvirt.ORIGINS)

@@ -7,11 +7,10 @@ not the job's.
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors, log
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION

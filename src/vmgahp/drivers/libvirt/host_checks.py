@@ -3,11 +3,10 @@
 import os
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 
 IFF_UP = 1

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest
 from vmgahp.host import threads
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import libvirt
-
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE
 from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, names, other_hypervisors
 from vmgahp.drivers.libvirt.address import GuestAddress
 from vmgahp.drivers.libvirt.faults import ConnectionLost

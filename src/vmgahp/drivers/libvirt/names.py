@@ -9,10 +9,9 @@ import uuid as uuids
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.host.runtime_dir import is_claimed

@@ -11,11 +11,10 @@ from time import monotonic
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey, Value
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge

@@ -10,13 +10,12 @@ import os
 import re
 from collections.abc import Callable
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image
 from vmgahp.checkpoint.store import CANNOT_SAVE, MEMORY_FILE
 from vmgahp.checkpoint.substitute import Held, Substitute
 from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.host.job_user import Identity
 
 SUSPEND_FILE = "vm_suspend.mem"

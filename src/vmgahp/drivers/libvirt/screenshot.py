@@ -7,9 +7,8 @@ well hang, so nobody waits for it for long.
 
 from collections.abc import Callable
 
-import libvirt
-
 from vmgahp import errors
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.host import threads
 from vmgahp.host.job_user import Identity

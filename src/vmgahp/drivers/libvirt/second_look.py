@@ -9,11 +9,10 @@ process of the job's user could kill it.
 import uuid as uuids
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import firmware, names, other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan

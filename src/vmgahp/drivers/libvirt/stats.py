@@ -9,9 +9,8 @@ of that function. Where a driver of libvirt's does not answer it, such as Xen's,
 from time import time
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import lifecycle
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.metrics import Metrics

@@ -6,11 +6,10 @@ from time import monotonic
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-import libvirt
-
 from vmgahp import errors, findings, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey, Value
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
 from vmgahp.drivers.libvirt.capabilities import arches, has_tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection

@@ -6,8 +6,6 @@ log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` wh
 
 import os
 
-import libvirt
-
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.domain import verify
@@ -15,6 +13,7 @@ from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan

@@ -1,10 +1,9 @@
 """One Xen guest, and how its memory is saved and restored."""
 
-import libvirt
-
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint import memory_image_xen
 from vmgahp.checkpoint.substitute import Substitute
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.guest import Check, Make
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.save import Saver
