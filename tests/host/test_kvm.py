@@ -17,13 +17,6 @@ KNOWN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _forget():
-    kvm.forget()
-    yield
-    kvm.forget()
-
-
 @pytest.fixture
 def interpreter(tmp_path, monkeypatch):
     """Put a shell script in the place of the process with the guest."""
@@ -61,19 +54,23 @@ def test_the_guest_really_runs_on_this_machine():
         pytest.param([f"ran {kvm.FAST_ENOUGH}"], False, ("too slow",), id="the limit itself"),
         pytest.param([], True, ("did not end",), id="a guest that never ends"),
         pytest.param(["ran 0.400000"], True, ("0.400 s",), id="slow, and the next try was killed"),
+        pytest.param(["spent"], False, ("did not end", "of the processor's time"), id="all of its share is spent"),
+        pytest.param(["ran 0.400000", "spent"], False, ("0.400 s",), id="slow, and the next try spent the rest"),
         pytest.param([], False, ("without a word",), id="a death without a word"),
     ],
 )
 def test_what_the_guest_says(lines, killed, said):
-    reason = kvm.check(0.5 if killed else 1.0, runner=lambda device, deadline: (lines, killed))
+    reason, stays = kvm.prove(0.5 if killed else 1.0, runner=lambda device, deadline: (lines, killed))
     assert (reason is None) == (not said)
+    assert stays == (reason is None or "spent" in lines), "a busy machine is not busy for ever"
     for part in said:
         assert part in reason
 
 
 def test_a_failed_step_is_named():
     busy = "KVM_CREATE_VM failed: Device or resource busy"
-    assert kvm.check(runner=lambda device, deadline: ([f"failed {busy}"], False)) == f"/dev/kvm opens, but {busy}"
+    found = kvm.prove(runner=lambda device, deadline: ([f"failed {busy}"], False))
+    assert found == (f"/dev/kvm opens, but {busy}", False)
 
 
 def test_no_device(tmp_path):
@@ -145,18 +142,14 @@ def test_nothing_is_left_open_or_unreaped(interpreter, tmp_path):
         os.waitpid(int((tmp_path / "pid").read_text()), os.WNOHANG)
 
 
-def test_a_verdict_is_kept_and_can_be_forgotten(interpreter):
-    interpreter("echo ran 0.001")
-    assert kvm.check(5.0, device="/dev/null") is None
-    interpreter("echo failed KVM_CREATE_VM failed: it is gone")
-    assert kvm.check(5.0, device="/dev/null") is None
-    kvm.forget()
-    assert "it is gone" in kvm.check(5.0, device="/dev/null")
+def test_a_guest_that_crawls_ends_with_its_share_of_the_processors_time(interpreter):
+    """And not with the deadline: it says more, and sooner, however busy the machine is."""
+    interpreter("echo ran 0.4\nkill -PROF $$")
+    assert kvm.prove(100.0, device="/dev/null") == (kvm._verdict("/dev/null", ["ran 0.4", "spent"], False, 100.0), True)
 
 
 def test_an_interpreter_that_cannot_start(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     assert "cannot be started" in kvm.check(device="/dev/null")
-    kvm.forget()
     monkeypatch.setattr(sys, "executable", "")
     assert "no Python interpreter" in kvm.check(device="/dev/null")

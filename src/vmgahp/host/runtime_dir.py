@@ -33,7 +33,7 @@ def runtime_dir(base: str | None = None) -> str:
             continue
         try:
             if place == ROOT_BASE:
-                _make_root_base()
+                make_root_base()
             for number in range(1000):
                 path = f"{place}/{mine}-{number}"
                 try:
@@ -114,7 +114,7 @@ def _bases() -> list[str]:
     return [place.rstrip("/") for place in places if place.startswith("/") and place.strip("/")]
 
 
-def _make_root_base() -> None:
+def make_root_base() -> None:
     """Make sure of a directory that everybody may pass through and only root may write to."""
     try:
         os.mkdir(ROOT_BASE, 0o711)

@@ -20,7 +20,7 @@ from vmgahp.commands.doctor.context import User
 from vmgahp.config.sources import find_tool
 from vmgahp.daemon import probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.host import kvm
+from vmgahp.host import kvm, proof
 
 __all__ = ["pool"]
 
@@ -507,6 +507,27 @@ def test_only_the_end_of_a_long_log_is_read(pool: Condor) -> None:
 def test_no_log(pool: Condor) -> None:
     assert log_history.failures(pool.context())[0].seen == "there is none yet"
     assert log_history.failures(pool.context(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kept", "after", "word"),
+    [
+        (OK, None, OK, ""),
+        (OK, "", OK, "has said so for 30 s"),
+        (OK, "its guests crawled", OFF, "believe /run/proof-kvm, of 30 s ago, that it does not work"),
+        (BAD, "its guests crawled", BAD, "has said so for 30 s"),
+        (BAD, "", BAD, "believe /run/proof-kvm, of 30 s ago, that it works"),
+    ],
+)
+def test_what_servers_believe_of_kvm_is_told(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, kept: str | None, after: str, word: str
+) -> None:
+    believed = None if kept is None else proof.Proof(kept, 30.0, "/run/proof-kvm")
+    monkeypatch.setattr(proof, "kept", lambda _name, _stands_on: believed)
+    found = host.compare_with_kept(Finding("kvm", verdict, "it", "What was seen.", "mend it."))
+    assert found.verdict == after
+    assert word in found.seen
+    assert ("rm /run/proof-kvm" in found.hint) == ("believe " in found.seen)
 
 
 @as_root

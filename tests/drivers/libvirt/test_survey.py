@@ -17,7 +17,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import qemu_check, survey
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.findings import BAD, OFF, OK, Finding
-from vmgahp.host import kvm
+from vmgahp.host import kvm, proof
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
@@ -83,7 +83,7 @@ def test_kvm_is_offered_only_where_a_guest_runs() -> None:
 
 
 def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvm, "check", lambda _deadline: "its guests crawl")
+    monkeypatch.setattr(proof, "of_kvm", lambda: proof.Proof("its guests crawl"))
     found = look(VM_ALLOW_EMULATION=True)
     assert verdicts(found) == {"libvirt": OK, "kvm": OFF, "cpu": OK}
     assert "its guests crawl" in finding(found, "kvm").seen

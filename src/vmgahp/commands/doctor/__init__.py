@@ -18,6 +18,7 @@ from vmgahp.commands.doctor.dry_run import Trial
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import QEMU
@@ -136,12 +137,13 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
 
-        done.trial = try_out(context, job, probed)
+        with proof.LookAnew():
+            done.trial = try_out(context, job, probed)
     return done
 
 
 def _probe(context: Context, answers: bool) -> probe.Probe:
-    """The startd's probe in this process, with a driver that writes no log."""
+    """The startd's probe in this process, with a driver that writes no log, and nothing believed that others saw."""
     driver: base.Driver
     try:
         identity = Identity.from_environ(context.environ)
@@ -151,7 +153,8 @@ def _probe(context: Context, answers: bool) -> probe.Probe:
             driver = base.find(context.vm_type)(context.vm_type, context.settings, identity, context.notes.append)
     except errors.Fault as fault:
         driver = _StandIn(context, fault)
-    return probe.probe(context.vm_type, context.settings, driver)
+    with proof.LookAnew():
+        return probe.probe(context.vm_type, context.settings, driver)
 
 
 class _StandIn(base.Driver):
@@ -186,6 +189,8 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
             finding = host.explain_libvirt(context, finding)
         if finding.check == "kvm" and finding.verdict in (BAD, OFF):
             finding = host.explain_kvm(context, finding)
+        if finding.check == "kvm" and finding.verdict != UNKNOWN:
+            finding = host.compare_with_kept(finding)
         if name == "image":
             name = "images"
         parts[name if name in parts else "hypervisor"].append(finding)

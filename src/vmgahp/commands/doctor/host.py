@@ -8,7 +8,8 @@ from glob import glob
 from vmgahp.commands.doctor import log_history
 from vmgahp.commands.doctor.context import Check, Context, User, ask
 from vmgahp.daemon.probe import Probe
-from vmgahp.findings import BAD, OFF, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import proof
 from vmgahp.vm_types import HTCONDORS
 
 STARTD_PATIENCE = 5.0
@@ -144,6 +145,22 @@ def explain_kvm(context: Context, finding: Finding) -> Finding:
         hint += "; or set VM_ALLOW_EMULATION = True to run jobs by emulation, many times slower"
     already = seen and seen.rstrip(".") in finding.seen
     return finding._replace(seen=finding.seen if already or not seen else f"{finding.seen} {seen}", hint=f"{hint}.")
+
+
+def compare_with_kept(finding: Finding) -> Finding:
+    """A finding about KVM, made anew, with what servers believe meanwhile that have it from a file."""
+    kept = proof.kept(proof.KVM, proof.machine())
+    if kept is None:
+        return finding
+    seen = finding.seen.removesuffix(".")
+    if bool(kept.reason) == (finding.verdict != OK):
+        return finding._replace(seen=f"{seen}; {kept.path} has said so for {kept.age:.0f} s.")
+    says = "does not work" if kept.reason else "works"
+    return finding._replace(
+        verdict=OFF if finding.verdict == OK else finding.verdict,
+        seen=f"{seen}; but servers believe {kept.path}, of {kept.age:.0f} s ago, that it {says}.",
+        hint=f"rm {kept.path}, which the next probe makes anew. {finding.hint}".rstrip(),
+    )
 
 
 def kvm_cause(context: Context) -> tuple[str, str]:

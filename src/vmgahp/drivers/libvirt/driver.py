@@ -36,10 +36,10 @@ from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
-from vmgahp.drivers.libvirt.survey import KVM_DEADLINE, LibvirtSurveyor, kvm_fault
+from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.lifecycle import ManagedDriver
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import execute, kvm, scratch
+from vmgahp.host import execute, proof, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
@@ -207,8 +207,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             other_hypervisors.require(self._connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
-        reason = kvm.check(KVM_DEADLINE)
-        if reason is None:
+        reason = proof.of_kvm().reason
+        if not reason:
             return "kvm"
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
@@ -297,6 +297,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             more = qemu_log.last_words(machine.name, machine.uuid)
         fault = faults.from_libvirt(error, doing, chosen, more)
         rule = faults.classify(error, chosen, more)
+        if not issubclass(rule.fault, errors.JobFault):
+            proof.forget()
         if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self._connection):
             return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):

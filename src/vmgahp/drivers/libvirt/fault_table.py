@@ -156,7 +156,7 @@ _OF_THE_MACHINE = (
         example="SYSTEM_ERROR NONE Cannot get interface MTU on 'br0': No such device"),
     _machine("KVM", "see whether KVM works here: vmgahp probe.",
         r"[Kk][Vv][Mm] kernel module|KVM is not available|domain type '?kvm'?|invalid domaintype"
-        r"|failed to set MSR", job_may_cause=True,
+        r"|failed to set MSR|failed to initialize kvm", job_may_cause=True,
         example=_QEMU + _EXIT + "Could not access KVM kernel module: No such file or directory"),
     _machine("the CPU of guests", "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
         r"CPU mode '.*' .*not supported|[Uu]nknown CPU model|[Gg]uest CPU", job_may_cause=True,

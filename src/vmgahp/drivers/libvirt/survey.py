@@ -25,12 +25,9 @@ from vmgahp.drivers.libvirt.describe import (
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host import kvm
+from vmgahp.host import kvm, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
-
-KVM_DEADLINE = 0.3
-"""Seconds for the proof that KVM works; a machine where it does needs a hundredth of that."""
 
 EMULATOR_TIME = 1.6
 """Seconds kept for the second step: QEMU is tried once it is known by which accelerator."""
@@ -98,7 +95,7 @@ class LibvirtSurveyor:
         wanted = self.settings.networking_types()
         checks: dict[str, Callable[[], object]] = {"libvirt": self._ask_libvirt}
         if self._fixed != "qemu":
-            checks["kvm"] = _prove_kvm
+            checks["kvm"] = proof.of_kvm
         if "bridge" in wanted:
             checks["bridge"] = lambda: look_at_bridge(self.settings)
         if "user" in wanted:
@@ -202,16 +199,19 @@ class LibvirtSurveyor:
 
     # What is made of them
 
-    def _judge_kvm(self, reason: object, found: list[Finding]) -> str:
+    def _judge_kvm(self, proved: object, found: list[Finding]) -> str:
         """The domain type of jobs, empty where they can have none."""
         if self._fixed == "qemu":
             return "qemu"
         looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
-        if not isinstance(reason, errors.Fault):
-            found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
+        if isinstance(proved, proof.Proof) and not proved.reason:
+            found.append(Finding("kvm", OK, looked_at, proved.told("a guest runs at the speed of the hardware")))
             return "kvm"
+        fault = kvm_fault(proved.reason) if isinstance(proved, proof.Proof) else proved
+        assert isinstance(fault, errors.Fault)
+        seen = proved.told(fault.problem) if isinstance(proved, proof.Proof) else fault.problem
         emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
-        found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, reason.problem, reason.hint))
+        found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, seen, fault.hint))
         return "qemu" if emulate else ""
 
     def _judge_network(
@@ -281,12 +281,6 @@ def _from_domain_capabilities(text: str) -> _Emulator:
     )
 
 
-def _prove_kvm() -> None:
-    reason = kvm.check(KVM_DEADLINE)
-    if reason is not None:
-        raise kvm_fault(reason)
-
-
 def kvm_fault(reason: str) -> errors.MachineFault:
     """KVM is what jobs should get, and it does not work."""
     return errors.MachineFault(
@@ -310,4 +304,4 @@ def _versions(host: object) -> str:
     return f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
 
 
-__all__ = ["KVM_DEADLINE", "LibvirtSurveyor", "kvm_fault"]
+__all__ = ["LibvirtSurveyor", "kvm_fault"]
