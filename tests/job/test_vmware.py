@@ -11,6 +11,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import LARGEST, VmwareSpec, look
+from vmgahp.job.vmx import Vmx
 
 LOOPBACK = {"VM_ALLOW_HOST_LOOPBACK": "true"}
 MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"} | LOOPBACK)
@@ -55,6 +56,7 @@ def test_a_job_with_all_its_attributes():
         snapshot_disk=True,
         vmx_file="dos.vmx",
         vmdk_files=("dos.vmdk", "dos-s001.vmdk"),
+        vmx=Vmx(),
     )
 
 

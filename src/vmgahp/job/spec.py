@@ -6,7 +6,6 @@ are read in `disks`, `nics` and `devices`; here they become one `JobSpec`, whose
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobSpec(VmSpec):
     """A virtual machine of libvirt's."""
 
@@ -34,7 +32,7 @@ class JobSpec(VmSpec):
     """What the requests were found to be; none before they were looked for (`vmgahp.job.look`)."""
     vnc: bool
     hardware_vt: bool
-    devices: Devices = field(default_factory=Devices)
+    devices: Devices = Devices()
     ignored: tuple[str, ...] = ()
     """Unknown attributes about devices, of a job that ignores them."""
     xen: "XenBoot | None" = None

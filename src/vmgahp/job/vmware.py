@@ -8,7 +8,6 @@ hold the job, and its sentence names the attribute.
 
 import errno
 import os
-from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -39,7 +38,6 @@ _MOST_VMDKS = 1000
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
-@dataclass(frozen=True, kw_only=True)
 class VmwareSpec(VmSpec):
     """A VMware virtual machine, with one NIC of the kind ``nat`` or ``bridge`` at most."""
 
@@ -56,7 +54,7 @@ class VmwareSpec(VmSpec):
     """The names of the job's ``.vmdk`` files as the ad lists them, in the scratch directory or in `dir`. A
     split disk's extents are among them."""
 
-    vmx: Vmx = field(default_factory=Vmx)
+    vmx: Vmx
     """What the ``.vmx`` says; nothing before it was looked at (`look`)."""
 
     @classmethod
@@ -83,6 +81,7 @@ class VmwareSpec(VmSpec):
             snapshot_disk=snapshot_disk,
             vmx_file=_vmx_file(ad),
             vmdk_files=_vmdk_files(ad),
+            vmx=Vmx(),
         )
 
 

@@ -215,7 +215,14 @@ def build(scratch, user, disk):
     def make(source=None, machine=None, **changes):
         job = {"name": "alice_lab_7.0", "vm_type": "vmware", "working_dir": str(scratch), "memory_mib": 515, "vcpus": 2}
         job |= {"nics": (), "checkpoint": False, "no_output_vm": False}
-        job |= {"dir": "", "transfer": True, "snapshot_disk": True, "vmx_file": "dos.vmx", "vmdk_files": ()}
+        job |= {
+            "dir": "",
+            "transfer": True,
+            "snapshot_disk": True,
+            "vmx_file": "dos.vmx",
+            "vmdk_files": (),
+            "vmx": Vmx(),
+        }
         vmx, spec = Vmx(BASE | (source or {})), VmwareSpec(**job | changes)
         return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), user)
 
