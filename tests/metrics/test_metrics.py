@@ -264,7 +264,7 @@ def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(scratch: Pat
         def threads() -> list[str]:
             return sorted(os.listdir(f"/proc/{peer.process.pid}/task"))
 
-        until(lambda: len(threads()) == 2, "the thread for the figures")
+        until(lambda: len(threads()) == 3, "the VM's worker and the thread for the figures")
         hanging = threads()
         # Each of these has figures taken, or would.
         for command in ("STATUS", "SUSPEND", "RESUME", "SOFT_SUSPEND", "RESUME", "CHECKPOINT", "RESUME"):
@@ -272,7 +272,7 @@ def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(scratch: Pat
         until(lambda: threads() == hanging, "no further thread")
         assert peer.run("STOP", 1) == ["0", "NULL"]
         gate.touch()
-        until(lambda: len(threads()) == 1, "the thread ends with the last VM")
+        until(lambda: len(threads()) == 1, "they end with the last VM")
         peer.quit()
     assert events(scratch)[-1] == "stop"
 

@@ -1,19 +1,20 @@
 """The server: pipes, signals and workers. The only place that does protocol I/O.
 
-The main thread alone touches the session; it reads requests, writes replies and hands each call of the
-session to a thread of its own. A thread puts its outcome on a list and wakes the main thread through a
-pipe. So a save that takes minutes holds up nothing but its own VM.
+The main thread alone touches the session; it reads requests, writes replies and hands the calls of the
+session to workers, one a VM, and one more for what overrules a call under way. A worker puts the outcome on a list
+and wakes the main thread through a pipe. So a save that takes minutes holds up nothing but its own VM.
 """
 
 import errno
 import os
-import select
 import signal
+import sys
 import time
 from _thread import allocate_lock, start_new_thread
 
 from vmgahp import config, errors, lifecycle
 from vmgahp.daemon.job_ad_file import JobAdFile
+from vmgahp.daemon.pipes import ClientPipes
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.protocol.calls import Call
@@ -21,24 +22,18 @@ from vmgahp.protocol.session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Mapping
 
     from vmgahp.daemon.sampler import Sampler
     from vmgahp.drivers.base import Driver, Machine
+    from vmgahp.host.threads import Worker
     from vmgahp.job.ad import JobAd
     from vmgahp.metrics import Status
 
     Outcome = Status | int | errors.Fault | None
 
-STDIN, STDOUT = 0, 1
-
-READ_SIZE = 1 << 16
-WRITE_SIZE = 4096
-"""PIPE_BUF on Linux: when a pipe is reported writable, this much goes in without blocking."""
-
-OUTPUT_LIMIT = 1 << 18
-"""Bytes of unwritten output at which requests are no longer read, until the client reads its replies."""
+SWITCH_INTERVAL = 0.0002
+"""Seconds after which a worker that computes lets a request through, which may have to wait for that several times."""
 
 DESTROY_DEADLINE = 20.0
 """Seconds that the end of the server waits for its VMs to be destroyed."""
@@ -48,9 +43,6 @@ FLUSH_DEADLINE = 2.0
 
 ERROR_FILE = "vm_error.txt"
 """In the scratch directory: why a START failed, in plain words."""
-
-_HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
-"""Events of an input that nobody can write to any more."""
 
 
 class Server:
@@ -62,17 +54,18 @@ class Server:
         self.session = Session(vm_type, self.log.always, self.log.debug)
         self._environ = environ
         self._to_stderr = to_stderr
-        self._output = bytearray()
+        self._pipes = ClientPipes()
         self._machines: dict[int, Machine] = {}
         self._job_ad_files: dict[int, JobAdFile] = {}
         self._directories: dict[int, str] = {}
         """The scratch directory of each VM that has not ended: no two share one."""
         self._directories_lock = allocate_lock()
-        self._threads: dict[Call, threading.Thread] = {}
+        self._workers: dict[int, Worker] = {}
+        """Of each VM that has not ended, the one that carries out what comes next."""
+        self._under_way: dict[Call, Worker] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
         self._ending = False
         self._why_end = ""
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._settings: config.Settings | None = None
         self._identity: Identity | None = None
         self._configuring = allocate_lock()
@@ -83,17 +76,10 @@ class Server:
         self._driver_lock = allocate_lock()
         self._sampler: Sampler | None = None
         """Keeps the figures of the VMs; none where VM_METRICS_INTERVAL is 0."""
-        self._poller = select.poll()
-        self._poller.register(STDIN, select.POLLIN)
-        self._poller.register(STDOUT, 0)
-        self._poller.register(self._wake_read, select.POLLIN)
-        self._watched = (True, False)
-        """Whether `_poller` waits for input, and whether for room for output."""
-        self._writable = select.poll()
-        self._writable.register(STDOUT, select.POLLOUT)
 
     def run(self) -> int:
         """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status."""
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self._catch_signals()
         self._configuring.acquire()
         try:
@@ -102,12 +88,14 @@ class Server:
             self._configure()
         while not (self.session.quitting or self._why_end):
             self._turn()
+            self._why_end = self._why_end or self._pipes.why_end
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
         self._destroy_all()
         if self.session.quitting:
             self.session.goodbye()
-        self._flush()
-        if self._driver is not None and not self._threads:
+        self._pipes.write(self.session.take_output())
+        self._pipes.flush(FLUSH_DEADLINE)
+        if self._driver is not None and not self._under_way:
             self._driver.close()
         self.log.always("the server ends")
         self.log.close()
@@ -117,75 +105,21 @@ class Server:
 
     def _turn(self) -> None:
         """Wait for one thing to happen and deal with all that did."""
-        self._watch()
-        deadline = self.session.next_deadline()
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
-        for descriptor, events in self._poller.poll(timeout):
-            if descriptor == self._wake_read:
-                self._drain_wakes()
-            elif descriptor == STDIN:
-                if self._watched[0]:
-                    self._read()
-                elif events & _HUNG_UP:
-                    self._why_end = "the client closed our input and does not read its replies"
-            elif not events & select.POLLOUT:
-                self._why_end = "the client no longer reads"
-        if not self._configuring.locked():
-            self.session.request_timeout = self._request_timeout
-        now = time.monotonic()
-        self._collect(now)
-        self.session.expire(now)
-        self._output += self.session.take_output()
-        if self._output:
-            self._write()
-        for call in self.session.take_calls():
-            self._begin(call)
-
-    def _watch(self) -> None:
-        """Tell poll what is wanted now, which mostly is what was wanted before."""
-        wanted = len(self._output) < OUTPUT_LIMIT, bool(self._output)
-        if wanted == self._watched:
-            return
-        # A client that reads nothing may be gone: the end of the input is seen while no input is wanted.
-        self._poller.modify(STDIN, select.POLLIN if wanted[0] else select.POLLRDHUP)
-        self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
-        self._watched = wanted
-
-    def _read(self) -> None:
-        try:
-            data = os.read(STDIN, READ_SIZE)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._why_end = f"standard input failed: {error.strerror}"
-            return
+        session = self.session
+        deadline = session.next_deadline()
+        data, woken = self._pipes.wait(deadline)
         if data:
-            self.session.receive(data, time.monotonic())
-        else:
-            self._why_end = "the client closed our input"
-
-    def _write(self) -> None:
-        """Write what goes in without waiting; poll says when there is room for the rest."""
-        if not any(events & select.POLLOUT for _, events in self._writable.poll(0)):
-            return
-        try:
-            written = os.write(STDOUT, self._output[:WRITE_SIZE])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._output.clear()
-            self._why_end = f"standard output failed: {error.strerror}"
-            return
-        del self._output[:written]
-
-    def _flush(self) -> None:
-        self._output += self.session.take_output()
-        end = time.monotonic() + FLUSH_DEADLINE
-        while self._output and (left := end - time.monotonic()) > 0:
-            for _, events in self._writable.poll(left * 1000):
-                if not events & select.POLLOUT:
-                    return
-                self._write()
+            session.receive(data, time.monotonic())
+        if woken:
+            if not self._configuring.locked():
+                session.request_timeout = self._request_timeout
+            self._collect(time.monotonic())
+        if deadline is not None:
+            session.expire(time.monotonic())
+        if output := session.take_output():
+            self._pipes.write(output)
+        for call in session.take_calls():
+            self._begin(call)
 
     # Signals and other threads
 
@@ -193,42 +127,43 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._pipes.wake_write, warn_on_full_buffer=False)
 
     def _signalled(self, number: int, _frame: object) -> None:
         self._why_end = f"received {signal.Signals(number).name}"
 
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass  # full of wakes already
-
-    def _drain_wakes(self) -> None:
-        try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
-
     def _collect(self, now: float) -> None:
         while self._outcomes:  # to which the threads append
             call, outcome = self._outcomes.pop(0)
-            self._threads.pop(call, None)
+            self._under_way.pop(call, None)
             failed = isinstance(outcome, errors.Fault)
             if (call.operation == lifecycle.STOP and not failed) or (call.operation == lifecycle.START and failed):
                 for kept in (self._machines, self._job_ad_files, self._directories):
                     kept.pop(call.vm.id, None)
             self.session.finished(call, outcome, now)
+            if call.vm.state == lifecycle.STOPPED or call.vm.id not in self.session.vms:
+                self._dismiss(call.vm.id)
 
     def _begin(self, call: Call) -> None:
         # Here, in the main thread: Python 3.11 takes whoever imports threading first for that one.
         from vmgahp.host import threads
 
+        worker = self._workers.get(call.vm.id)
         try:
-            self._threads[call] = threads.start(f"vm{call.vm.id}-{call.operation}", self._work, call)
+            if worker is None or worker in self._under_way.values():  # which this call is to overrule
+                made = threads.Worker(f"vm{call.vm.id}", self._work)
+                self._dismiss(call.vm.id)
+                self._workers[call.vm.id] = worker = made
+            self._under_way[call] = worker
+            worker.give(call)
         except errors.MachineFault as fault:
             self._outcomes.append((call, fault))
-            self._wake()
+            self._pipes.wake()
+
+    def _dismiss(self, vm_id: int) -> None:
+        """No call is given to a VM's worker any more."""
+        if vm_id in self._workers:
+            self._workers.pop(vm_id).end()
 
     # What the threads do
 
@@ -249,7 +184,7 @@ class Server:
                 self.log.always(warning)
             self.log.always(f"serving VM type {self.session.vm_type} in {self.working_dir}")
         self._configuring.release()
-        self._wake()  # deadlines may be nearer than was thought
+        self._pipes.wake()  # deadlines may be nearer than was thought
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
@@ -271,7 +206,7 @@ class Server:
         if self._sampler is not None:
             self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
-        self._wake()
+        self._pipes.wake()
 
     def _perform(self, call: Call) -> "Outcome":
         if call.operation == lifecycle.START:
@@ -411,7 +346,9 @@ class Server:
             return  # without settings there is no driver, and no START goes on from here
         starting = () if self._driver is None else self._driver.interrupt()
         end = time.monotonic() + DESTROY_DEADLINE
-        workers = list(self._threads.values())
+        workers = [worker.thread for worker in self._under_way.values()]
+        for vm_id in list(self._workers):
+            self._dismiss(vm_id)
         without_thread = []
         for machine in {*self._machines.values(), *starting}:
             try:

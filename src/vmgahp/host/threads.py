@@ -1,10 +1,15 @@
 """Threads that do not outlive this process, and the fault where none can be started."""
 
 import threading
+from _queue import SimpleQueue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vmgahp.errors import MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 AGAIN_INTERVAL = 5.0
 """Seconds between two attempts to end what takes too long."""
@@ -21,6 +26,29 @@ def start(name: str, run: Callable[..., object], *arguments: object) -> threadin
             "look at the limits on processes: of HTCondor's user, of its control group, of this machine.",
         ) from error
     return thread
+
+
+class Worker:
+    """A thread that does what it is given, one after another, and does not wake while it is given nothing."""
+
+    def __init__(self, name: str, do: "Callable[[Any], object]") -> None:
+        """Raises `MachineFault` as `start` does."""
+        self._given: SimpleQueue[object] = SimpleQueue()
+        self._do = do
+        self.thread = start(name, self._run)
+
+    def give(self, what: object) -> None:
+        """Have it done when all is done that was given before."""
+        self._given.put(what)
+
+    def end(self) -> None:
+        """Let the thread end when all is done that it was given. Nothing is given to it any more."""
+        self._given.put(None)
+
+    def _run(self) -> None:
+        while (what := self._given.get()) is not None:
+            self._do(what)
+            del what  # such as a job ad
 
 
 @contextmanager

@@ -9,12 +9,13 @@ different VMs side by side. A STATUS that waits behind a long operation of its o
 last figures after `PATIENCE` seconds: the starter counts unanswered ones, and five make it give up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
+from vmgahp.protocol.ad_lines import AdLines
 from vmgahp.protocol.calls import Call, Vm
-from vmgahp.text import escape, is_private
+from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
@@ -36,15 +37,10 @@ REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
 """Seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
 (``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``)."""
 
-MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
-"""Bytes and lines of one job ad, which has a few hundred lines; what comes beyond is skipped. Each line costs some
-hundred bytes, however short it is."""
-
 MAX_OUTSTANDING = 4096
 """Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
 
 _VM_PREFIX = b"CONDOR_VM_"
-_END = b"CLASSAD_END"
 _INT_MAX = 2**31 - 1
 
 
@@ -66,34 +62,40 @@ class Session:
         self._async_mode = True
         self._signalled = False
         self._results: list[bytes] = []
-        self._pending: set[int] = set()
+        self._starts: dict[int, Call] = {}
+        self._asked: dict[int, Call] = {}
+        """The calls without a result by their request ids, as they came: STARTs, which have more time, and others."""
+        self._patient: dict[int, Call] = {}
+        """Those of them that are a STATUS in a queue, and could be answered with the last known one."""
         self._last_vm_id = 0
-        self._ad: list[str] | None = None
-        self._ad_size = 0
-        self._bad_lines = self._lines_beyond = 0
-        """Of the ad that comes in: how many are skipped as malformed, and for want of room."""
-        self._in_ad, self._complete = False, True  # complete is an ad of which nothing was too long
+        self._ad: AdLines | None = None
+        self._in_ad = False
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
+        self._lines = {word + b"\r\n": handler for word, handler in self._words.items() if handler is not None}
+        """What a client mostly sends, as it sends it."""
 
     # What goes in and comes out
 
     def receive(self, data: bytes, now: float) -> None:
         """Bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
+        handler = self._lines.get(data)
+        if handler is not None and not (self._in_ad or self.quitting) and self._reader.is_empty():
+            handler()
+            return
         self._reader.receive(data)
         while not self.quitting:
-            line = self._reader.next_line()
-            if line is None:
-                break
             if self._in_ad:
-                self._ad_line(line)
-            else:
+                if not self._read_ad():
+                    break
+            elif (line := self._reader.next_line()) is not None:
                 self._request(line, now)
+            else:
+                break
 
-    def take_output(self) -> bytes:
+    def take_output(self) -> bytearray:
         """What is to be written to the client, once."""
-        output = bytes(self._output)
-        self._output.clear()
+        output, self._output = self._output, bytearray()
         return output
 
     def take_calls(self) -> list[Call]:
@@ -107,6 +109,7 @@ class Session:
         if target.running is not call:
             return  # a STOP has overruled it, and says what has become of the VM
         target.running = None
+        was_unknown = target.last_status is None
         if isinstance(outcome, errors.Fault):
             self._failed(call, outcome)
         elif call.operation == lifecycle.STATUS:
@@ -115,11 +118,16 @@ class Session:
             self._result(call, True, str(outcome))
         else:
             self._succeeded(call, now)
+        if was_unknown:
+            for waiting in target.queue:
+                self._be_patient(waiting)
         self._advance(target)
 
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest, or None."""
-        return min((when for target in self.vms.values() for when, _ in self._deadlines(target)), default=None)
+        if not (self._asked or self._starts):
+            return None
+        return min(next(iter(calls.values())).asked + limit for calls, limit in self._limits() if calls)
 
     def expire(self, now: float) -> None:
         """Answer what has waited too long: a STATUS with the last known one, everything else with a fault.
@@ -127,30 +135,29 @@ class Session:
         A call that is being carried out is not ended, and its outcome still changes the VM's state; a STOP no longer
         waits for it.
         """
-        for target in list(self.vms.values()):
-            for when, call in list(self._deadlines(target)):
-                if when > now:
-                    continue
-                if call is not target.running:
-                    target.queue.remove(call)
-                if call.operation == lifecycle.STATUS and target.last_status is not None:
-                    self._debug(f"STATUS of VM {target.id} answered with the last known status")
-                    self._result(call, True, *target.last_status)
-                else:
-                    self._log(f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long")
-                    self._result(call, False, errors.CRITICAL)
+        late: dict[Call, None] = {}
+        for calls, limit in self._limits():
+            for call in calls.values():
+                if call.asked + limit > now:
+                    break
+                late[call] = None
+        for call in sorted(late, key=lambda call: call is call.vm.running):
+            target = call.vm
+            if call is not target.running:
+                target.queue.remove(call)
+            if call.operation == lifecycle.STATUS and target.last_status is not None:
+                self._debug(f"STATUS of VM {target.id} answered with the last known status")
+                self._result(call, True, *target.last_status)
+            else:
+                self._log(f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long")
+                self._result(call, False, errors.CRITICAL)
+        for target in {call.vm for call in late}:
             self._advance(target)
 
-    def _deadlines(self, target: Vm) -> Iterator[tuple[float, Call]]:
-        """When each unanswered call of a VM must be answered."""
-        margin = min(20.0, self.request_timeout / 4)
-        for call in (*target.queue, *((target.running,) if target.running else ())):
-            if call.answered or not call.request_id:
-                continue
-            limit = self.request_timeout + (START_EXTRA if call.operation == lifecycle.START else 0.0) - margin
-            if call.operation == lifecycle.STATUS and call is not target.running and target.last_status is not None:
-                limit = min(limit, PATIENCE)
-            yield call.asked + limit, call
+    def _limits(self) -> tuple[tuple[dict[int, Call], float], ...]:
+        """Calls in the order in which they came, and how long each of them may wait for its answer."""
+        usual = self.request_timeout - min(20.0, self.request_timeout / 4)
+        return (self._patient, min(usual, PATIENCE)), (self._asked, usual), (self._starts, usual + START_EXTRA)
 
     def goodbye(self) -> None:
         """The answer to QUIT, once the VMs are gone."""
@@ -209,51 +216,36 @@ class Session:
         self._signalled = False
 
     def _do_classad(self) -> None:
-        self._in_ad = self._complete = True
-        self._ad = []
-        self._ad_size = self._bad_lines = self._lines_beyond = 0
+        self._in_ad = True
+        self._ad = AdLines()
         self._accept()
 
     def _do_classad_end(self) -> None:
         self._ad = None
         self._accept()
 
-    def _ad_line(self, line: bytes) -> None:
-        if len(line) == len(_END) and line.upper() == _END:
-            self._in_ad = False
-            self._accept()
-            self._tell_skipped()
-            return
+    def _read_ad(self) -> bool:
+        """Take what has come of the ad; whether that is its end."""
         assert self._ad is not None
-        self._ad_size += len(line)
-        name, equals, _ = line.partition(b"=")
-        if line is wire.TOO_LONG or b"\0" in line or not equals or not name.strip():
-            self._bad_lines += 1
-            self._complete &= line is not wire.TOO_LONG
-        elif self._ad_size > MAX_AD or len(self._ad) >= MAX_AD_LINES:
-            self._lines_beyond += 1
-            self._complete = False
-        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
-            self._ad.append(line.decode("utf-8", "surrogateescape"))
-
-    def _tell_skipped(self) -> None:
-        """One line of the log for all that were skipped; they themselves are not shown: they may be damaged secrets."""
-        if self._bad_lines:
-            self._log(f"skipped {self._bad_lines} bad lines of the job ad")
-        if self._lines_beyond:
-            most = f"{MAX_AD_LINES} lines or {MAX_AD} bytes"
-            self._log(f"skipped {self._lines_beyond} attributes of the job ad: it has more than {most}")
-        self._bad_lines = self._lines_beyond = 0
+        lines = self._reader.whole_lines()
+        taken = self._ad.take(lines)
+        if taken is None:
+            return False
+        self._reader.give_back(lines[taken:])
+        self._in_ad = False
+        self._accept()
+        self._ad.tell_skipped(self._log)
+        return True
 
     def _vm_request(self, operation: str, words: list[bytes], now: float) -> None:
         if operation == lifecycle.START and len(words) > 3:
             words = [*words[:2], b" ".join(words[2:])]  # the client does not escape a blank in the job's type
         request_id = _number(words[1]) if len(words) == 3 else None
-        if request_id is None or not 0 < request_id <= _INT_MAX or request_id in self._pending:
+        if request_id is None or not 0 < request_id <= _INT_MAX or self._is_pending(request_id):
             self._log(f"refused {operation}: it takes a fresh request id and one argument")
             self._refuse()
             return
-        if len(self._pending) + len(self._results) >= MAX_OUTSTANDING:
+        if len(self._asked) + len(self._starts) + len(self._results) >= MAX_OUTSTANDING:
             self._log(f"refused {operation}: {MAX_OUTSTANDING} results wait to be fetched")
             self._refuse()
             return
@@ -270,8 +262,9 @@ class Session:
         if target is None or target.state == lifecycle.STARTING:
             self._gone(Call(Vm(vm_id), operation, request_id, now))
             return
-        self._pending.add(request_id)
-        target.queue.append(Call(target, operation, request_id, now))
+        self._asked[request_id] = call = Call(target, operation, request_id, now)
+        target.queue.append(call)
+        self._be_patient(call)
         self._advance(target)
 
     def _start(self, request_id: int, word: bytes, now: float) -> None:
@@ -281,16 +274,14 @@ class Session:
             self._refuse()
             return
         self._accept()
-        if not self._ad:
+        if self._ad is None or not self._ad.lines:
             self._log("START failed: no job ad was sent")
             self._answer(request_id, False, errors.NO_JOBCLASSAD_INFO)
             return
         from vmgahp.job.ad import JobAd
 
-        pairs = [pair for line in self._ad if (pair := JobAd.parse_line(line)) is not None]
-        self._bad_lines = len(self._ad) - len(pairs)
-        self._tell_skipped()
-        job = JobAd(pairs, complete=self._complete)
+        job = JobAd(self._ad.pairs(JobAd.parse_line), complete=self._ad.complete)
+        self._ad.tell_skipped(self._log)
         if not (job.has("VM_WORKING_DIR") and job.has("JobVMType")):
             fault = job.lacks("VM_WORKING_DIR or JobVMType is not in the job ad.")
             self._log(f"START failed: {fault.render()}")
@@ -303,8 +294,7 @@ class Session:
         self._last_vm_id += 1
         target = Vm(self._last_vm_id)
         self.vms[target.id] = target
-        self._pending.add(request_id)
-        call = Call(target, lifecycle.START, request_id, now)
+        self._starts[request_id] = call = Call(target, lifecycle.START, request_id, now)
         call.job = job
         target.queue.append(call)
         self._advance(target)
@@ -315,6 +305,7 @@ class Session:
         """Issue the next call of a VM, after answering those that need no driver."""
         while target.queue and (target.running is None or self._is_overruled(target.running, target.queue[0])):
             call = target.queue.pop(0)
+            self._patient.pop(call.request_id, None)
             call.state = target.state
             if target.id not in self.vms:
                 self._gone(call)
@@ -329,6 +320,14 @@ class Session:
                     self._result(call, True, "0")
             else:
                 self._operate(call)
+
+    def _be_patient(self, call: Call) -> None:
+        """A STATUS waits for its turn no longer than `PATIENCE`, where there is another answer to it."""
+        if call.operation == lifecycle.STATUS and call.vm.last_status is not None:
+            self._patient[call.request_id] = call
+
+    def _is_pending(self, request_id: int) -> bool:
+        return request_id in self._asked or request_id in self._starts
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
@@ -359,6 +358,7 @@ class Session:
         target = status.vm
         target.resumes = False
         target.queue.insert(0, status)
+        self._be_patient(status)
         resume = Call(target, lifecycle.RESUME, 0, status.asked)
         resume.state = target.state
         self._log(f"VM {target.id} resumes after its checkpoint")
@@ -437,7 +437,8 @@ class Session:
         call.answered = True
 
     def _answer(self, request_id: int, success: bool, *words: str) -> None:
-        self._pending.discard(request_id)
+        for calls in (self._asked, self._starts, self._patient):
+            calls.pop(request_id, None)
         self._results.append(wire.reply(str(request_id), "0" if success else "1", *(words or ("NULL",))))
         if self._async_mode and not self._signalled:
             self._output += b"R\n"

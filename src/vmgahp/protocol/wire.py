@@ -31,20 +31,43 @@ class LineReader:
         self._searched = 0
         self._discarding = False
 
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of what has come."""
+        return not (self._buffer or self._ready or self._discarding)
+
     def receive(self, data: bytes) -> None:
-        if self._buffer or self._ready or self._discarding or len(data) > MAX_REQUEST or b"\\\n" in data:
+        if self._ready or self._discarding or b"\n" not in data or len(self._buffer) + len(data) > MAX_REQUEST:
             self._buffer += data
             return
-        # What clients mostly send: lines that begin here, none of them too long, no end of them escaped.
-        lines = data.split(b"\n")
-        self._buffer += lines.pop()
-        lines.reverse()
-        self._ready = lines
+        whole = bytes(self._buffer) + data if self._buffer else data
+        if b"\\\n" in whole:
+            self._buffer += data
+            return
+        # What clients mostly send: lines none of which is too long, no end of them escaped.
+        head, _, tail = whole.rpartition(b"\n")
+        if b"\\\r" not in head:
+            self._ready = head.replace(b"\r", b"").split(b"\n")
+        else:
+            self._ready = [_without_returns(line) for line in head.split(b"\n")]
+        self._ready.reverse()
+        self._buffer[:] = tail
+        self._searched = 0
+
+    def whole_lines(self) -> list[bytes]:
+        """All the lines that `next_line` would give, one after another."""
+        lines, self._ready = self._ready[::-1], []
+        while (line := self.next_line()) is not None:
+            lines.append(line)
+        return lines
+
+    def give_back(self, lines: list[bytes]) -> None:
+        """The last of what `whole_lines` gave is to be given again."""
+        self._ready = lines[::-1]
 
     def next_line(self) -> bytes | None:
         """The next whole line without its end, `TOO_LONG` for one that was not kept, or None for now."""
         if self._ready:
-            return _without_returns(self._ready.pop())
+            return self._ready.pop()
         buffer = self._buffer
         while True:
             end = buffer.find(b"\n", self._searched)
@@ -153,6 +176,9 @@ def reply(*words: str) -> bytes:
     Words that would make it longer are left out, and a single word that is too long is cut: a short
     answer is one that the client survives.
     """
+    whole = " ".join(words)
+    if len(whole) < MAX_REPLY - 2 and _is_plain(whole) and whole.count(" ") == len(words) - 1 and words[0]:
+        return whole.encode() + b"\n"
     line = bytearray()
     for word in words:
         encoded = escape(word).encode("utf-8", "replace").replace(b"\0", b"?")
@@ -168,3 +194,8 @@ def reply(*words: str) -> bytes:
         line += encoded
     line += b"\n"
     return bytes(line)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether nothing in it is escaped or replaced on its way to the client, but for blanks."""
+    return text.isascii() and text.isprintable() and "\\" not in text

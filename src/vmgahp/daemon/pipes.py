@@ -1,0 +1,136 @@
+"""The pipes of a server: from its client, to its client, and the one that wakes its main thread."""
+
+import os
+import select
+import time
+from stat import S_ISFIFO
+
+STDIN, STDOUT = 0, 1
+
+READ_SIZE = 1 << 14
+WRITE_SIZE = 4096
+"""PIPE_BUF on Linux: when a pipe is reported writable, this much goes in without blocking."""
+
+OUTPUT_LIMIT = 1 << 18
+"""Bytes of unwritten output at which requests are no longer read, until the client reads its replies."""
+
+_HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
+"""Events of an input that nobody can write to any more."""
+
+
+class ClientPipes:
+    """What the main thread waits for, reads and writes."""
+
+    def __init__(self) -> None:
+        self.why_end = ""
+        """Why there is no client any more."""
+        self._output = bytearray()
+        self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poller = select.poll()
+        self._poller.register(STDIN, select.POLLIN)
+        self._poller.register(STDOUT, 0)
+        self._poller.register(self.wake_read, select.POLLIN)
+        self._watched = (True, False)
+        """Whether `_poller` waits for input, and whether for room for output."""
+        self._writable = select.poll()
+        self._writable.register(STDOUT, select.POLLOUT)
+        self._asks_first = not _open_anew(STDOUT)
+        """Whether a write to STDOUT may wait, and so is made only when poll says that there is room."""
+
+    def wait(self, deadline: float | None) -> tuple[bytes, bool]:
+        """Wait for one thing to happen and deal with all that did: what the client has sent, and whether `wake` was
+        called. At `deadline`, by the monotonic clock, it returns in any case."""
+        if self._output or self._watched != (True, False):
+            self._watch()
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+        data, woken = b"", False
+        for descriptor, events in self._poller.poll(timeout):
+            if descriptor == STDIN:
+                if self._watched[0]:
+                    data = self._read()
+                elif events & _HUNG_UP:
+                    self.why_end = "the client closed our input and does not read its replies"
+            elif descriptor == self.wake_read:
+                woken = True
+                self._drain_wakes()
+            elif events & select.POLLOUT:
+                self.write(b"")
+            else:
+                self.why_end = "the client no longer reads"
+        return data, woken
+
+    def _watch(self) -> None:
+        """Tell poll what is wanted now."""
+        wanted = len(self._output) < OUTPUT_LIMIT, bool(self._output)
+        if wanted == self._watched:
+            return
+        # A client that reads nothing may be gone: the end of the input is seen while no input is wanted.
+        self._poller.modify(STDIN, select.POLLIN if wanted[0] else select.POLLRDHUP)
+        self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
+        self._watched = wanted
+
+    def _read(self) -> bytes:
+        try:
+            data = os.read(STDIN, READ_SIZE)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            self.why_end = f"standard input failed: {error.strerror}"
+            return b""
+        if not data:
+            self.why_end = "the client closed our input"
+        return data
+
+    def write(self, output: bytes | bytearray) -> None:
+        """Write what goes in without waiting; `wait` deals with the rest."""
+        self._output += output
+        if self._asks_first and not any(events & select.POLLOUT for _, events in self._writable.poll(0)):
+            return
+        try:
+            written = os.write(STDOUT, self._output[:WRITE_SIZE] if self._asks_first else self._output)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._output.clear()
+            self.why_end = f"standard output failed: {error.strerror}"
+            return
+        del self._output[:written]
+
+    def flush(self, seconds: float) -> None:
+        """Write all that is left, as long as the client reads within so many seconds."""
+        end = time.monotonic() + seconds
+        while self._output and (left := end - time.monotonic()) > 0:
+            for _, events in self._writable.poll(left * 1000):
+                if not events & select.POLLOUT:
+                    return
+                self.write(b"")
+
+    def wake(self) -> None:
+        """Have `wait` return; for any thread."""
+        try:
+            os.write(self.wake_write, b"\0")
+        except BlockingIOError:
+            pass  # full of wakes already
+
+    def _drain_wakes(self) -> None:
+        try:
+            os.read(self.wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+
+def _open_anew(pipe: int) -> bool:
+    """Let no write to this pipe wait; False where it is no pipe, or one that cannot be opened.
+
+    Whether a write waits belongs to what was opened, which the client, our standard error or a shell may have in
+    common with us: this process gets an opening of its own.
+    """
+    try:
+        if not S_ISFIFO(os.fstat(pipe).st_mode):
+            return False
+        opened = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    os.dup2(opened, pipe)
+    os.close(opened)
+    return True

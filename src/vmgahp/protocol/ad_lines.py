@@ -1,0 +1,86 @@
+"""The lines of one job ad as they come in: with limits, without secrets, read by its START alone.
+
+Until then they stay as they are; a line that says a secret is dropped at once.
+"""
+
+from collections.abc import Callable
+
+from vmgahp.protocol.wire import TOO_LONG
+from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX, is_private
+
+MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
+"""Bytes and lines of one job ad, which has a few hundred lines; what comes beyond is skipped. Each line costs some
+hundred bytes, however short it is."""
+
+END = b"CLASSAD_END"
+
+_PRIVATE = {name.encode() for name in (*PRIVATE_ATTRIBUTES, PRIVATE_PREFIX)}
+_SIGNS = tuple(sorted(name for name in _PRIVATE if not any(other in name for other in _PRIVATE - {name})))
+"""In the name of each attribute that is a secret there is one of these."""
+
+
+class AdLines:
+    """What is kept of an ad, and what is left out of it."""
+
+    __slots__ = ("_bad", "_beyond", "_size", "complete", "lines")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.complete = True
+        """Nothing of it was too long."""
+        self._size = 0
+        self._bad = self._beyond = 0
+        """How many are skipped as malformed, and for want of room."""
+
+    def take(self, lines: list[bytes]) -> int | None:
+        """Take what has come of the ad: the number of lines up to its end, that one included; None where it goes on."""
+        text = b"\n".join(lines)
+        lower = text.lower()
+        taken = None
+        if b"classad_end" in lower:
+            for number, line in enumerate(lines, start=1):
+                if len(line) == len(END) and line.upper() == END:
+                    taken = number
+                    lines = lines[: number - 1]
+                    break
+        if (
+            (size := self._size + sum(map(len, lines))) <= MAX_AD
+            and len(self.lines) + len(lines) <= MAX_AD_LINES
+            and b"\0" not in text
+            and text.isascii()
+            and not any(sign in lower for sign in _SIGNS)
+            and all(line.find(b"=") > 0 and line[0] > 0x20 for line in lines)
+        ):
+            self._size = size
+            self.lines += lines
+        else:
+            for line in lines:
+                self._take(line)
+        return taken
+
+    def _take(self, line: bytes) -> None:
+        self._size += len(line)
+        name, equals, _ = line.partition(b"=")
+        if line is TOO_LONG or b"\0" in line or not equals or not name.strip():
+            self._bad += 1
+            self.complete &= line is not TOO_LONG
+        elif self._size > MAX_AD or len(self.lines) >= MAX_AD_LINES:
+            self._beyond += 1
+            self.complete = False
+        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
+            self.lines.append(line)
+
+    def pairs(self, parse: Callable[[str], tuple[str, str] | None]) -> list[tuple[str, str]]:
+        """The ad by what reads a line, which gives None for a bad one."""
+        pairs = [pair for line in self.lines if (pair := parse(line.decode("utf-8", "surrogateescape"))) is not None]
+        self._bad = len(self.lines) - len(pairs)
+        return pairs
+
+    def tell_skipped(self, log: Callable[[str], None]) -> None:
+        """One line of the log for all that were skipped; they themselves are not shown: they may be damaged secrets."""
+        if self._bad:
+            log(f"skipped {self._bad} bad lines of the job ad")
+        if self._beyond:
+            most = f"{MAX_AD_LINES} lines or {MAX_AD} bytes"
+            log(f"skipped {self._beyond} attributes of the job ad: it has more than {most}")
+        self._bad = self._beyond = 0

@@ -1,0 +1,116 @@
+"""How the daemon reads and writes: what it asks of the system, and what it leaves of others' pipes as it is."""
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import simulated_ad
+from tests.peer import DAEMON, Peer, environment
+from vmgahp.daemon import pipes
+from vmgahp.daemon.server import Server
+from vmgahp.protocol import wire
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """The client's ends of a server's pipes, of which the server within this process has the others."""
+    theirs, to = os.pipe()
+    came, ours = os.pipe()
+    monkeypatch.setattr(pipes, "STDIN", theirs)
+    monkeypatch.setattr(pipes, "STDOUT", ours)
+    return to, came
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, scratch: Path, ends: tuple[int, int]) -> tuple[Server, list[str]]:
+    """A server whose settings are read, and the names of what it asks of the system from then on."""
+    made: list[str] = []
+    server = Server("simulated", str(scratch), environment("simulated", scratch), to_stderr=True)
+    server._configuring.acquire()
+    server._configure()
+    server._turn()
+
+    class Poll:
+        def __init__(self, poll: object) -> None:
+            self._poll = poll
+
+        def __getattr__(self, name: str) -> object:
+            made.append(name)
+            return getattr(self._poll, name)
+
+    for name in ("read", "write"):
+        function = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *words, _name=name, _do=function: made.append(_name) or _do(*words))
+    for name in ("_poller", "_writable"):
+        monkeypatch.setattr(server._pipes, name, Poll(getattr(server._pipes, name)))
+    return server, made
+
+
+def test_a_request_costs_three_system_calls(ends: tuple[int, int], calls: tuple[Server, list[str]]) -> None:
+    server, made = calls
+    for request in (b"VERSION\r\n", b"CONDOR_VM_STATUS 1 7\r\n", b"RESULTS\r\n"):
+        os.write(ends[0], request)
+        made.clear()
+        server._turn()
+        assert made == ["poll", "read", "write"]
+
+
+def test_a_job_ad_costs_two_system_calls_a_piece(ends: tuple[int, int], calls: tuple[Server, list[str]]) -> None:
+    server, made = calls
+    os.write(ends[0], b"CLASSAD\r\n")
+    server._turn()
+    for piece in (b"A = 1", b"\r\n", b"B = 2\r\n" * 100):
+        os.write(ends[0], piece)
+        made.clear()
+        server._turn()
+        assert made == ["poll", "read"]
+
+
+def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]) -> None:
+    made = pipes.ClientPipes()
+    sent = b"".join(b"%d\n" % number for number in range(100_000))
+    made.write(sent)
+    got = b""
+    while len(got) < len(sent):
+        got += os.read(ends[1], 1 << 16)
+        made.wait(0.0)
+    assert got == sent
+
+
+def test_what_others_have_in_common_with_the_daemon_stays_as_it_is(scratch: Path) -> None:
+    """A client that writes to the same pipe, or a shell behind us, would be told to try again later."""
+    read, write = os.pipe()
+    environ = environment("simulated", scratch)
+    command = [*DAEMON, "-f", "-M", "3"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=write, stderr=write, env=environ, cwd=scratch
+    ) as daemon:
+        assert daemon.stdin is not None
+        daemon.stdin.write(b"VERSION\r\n")
+        daemon.stdin.flush()
+        found = b""
+        while found.count(b"\n") < 2:
+            found += os.read(read, 4096)
+        assert found == wire.GREETING + b"\nS " + wire.GREETING + b"\n"
+        assert not fcntl.fcntl(write, fcntl.F_GETFL) & os.O_NONBLOCK
+        daemon.stdin.write(b"QUIT\r\n")
+    os.close(read)
+    os.close(write)
+
+
+def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=0)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["0", "1"]
+        tasks = Path(f"/proc/{peer.process.pid}/task")
+        threads = sorted(tasks.iterdir())
+        for command in ("STATUS", "SUSPEND", "RESUME", "STATUS", "GETPID"):
+            assert peer.run(command, 1)[0] == "0"
+        assert sorted(tasks.iterdir()) == threads
+        assert len(threads) == 2
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()

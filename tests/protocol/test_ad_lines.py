@@ -1,0 +1,86 @@
+"""What is kept of a job ad, whether its lines come one by one or many at a time."""
+
+import pytest
+
+from vmgahp.protocol.ad_lines import END, MAX_AD, MAX_AD_LINES, AdLines
+from vmgahp.protocol.session import Session
+from vmgahp.protocol.wire import TOO_LONG
+from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX
+
+LINES = [b"A = 1", b'B = "x = y"', b"C=3", b'Args = "CLASSAD_END"', b'Owner = "nobody"']
+ODD = [
+    b"",
+    b"no equals sign",
+    b"= nothing",
+    b" \t= nothing",
+    b" Led = 1",
+    b"Nul = \0",
+    "Umlaut = ä".encode(),
+    b"\xff = 1",
+    b'ClaimId = "secret"',
+    b' cLaImId="secret"',
+    b'_Condor_PrivX = "secret"',
+    "trans\N{LATIN SMALL LETTER F}er\N{KELVIN SIGN}ey = secret".encode(),
+    b"Claim = 1",
+    b'Text = "ClaimId = 5"',
+    TOO_LONG,
+]
+
+
+def taken(*pieces: list[bytes]) -> tuple[list[bytes], bool, list[str]]:
+    """What is kept of lines that come in these pieces, whether that is all, and what is said of the rest."""
+    ad, said = AdLines(), list[str]()
+    for piece in pieces:
+        assert ad.take(piece) is None
+    ad.tell_skipped(said.append)
+    return ad.lines, ad.complete, said
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_a_line_counts_for_the_same_alone_and_among_others(odd: bytes) -> None:
+    lines = [*LINES, odd, *LINES]
+    assert taken(lines) == taken(*([line] for line in lines))
+    assert taken(lines)[0] in ([*LINES, *LINES], lines)
+    assert b"secret" not in b"".join(taken(lines)[0])
+
+
+@pytest.mark.parametrize("name", [*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, PRIVATE_PREFIX + "ate"])
+@pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
+def test_no_secret_is_kept_among_other_lines(name: str, change: "type[str]") -> None:
+    assert taken([*LINES, f"{change(name)} = 1".encode()])[0] == LINES
+
+
+def test_the_limit_of_lines_is_for_those_that_are_kept() -> None:
+    lines = [b"bad", *[b"A = 1"] * (MAX_AD_LINES + 1)]
+    kept, complete, said = taken(lines)
+    assert len(kept) == MAX_AD_LINES
+    assert not complete
+    assert (kept, complete, said) == taken(*(lines[start : start + 100] for start in range(0, len(lines), 100)))
+
+
+def test_the_limit_of_bytes_is_for_all_that_come() -> None:
+    long = [b"A = " + b"x" * (1 << 20)]
+    kept, complete, _ = taken(*[long] * 20)
+    assert (sum(map(len, kept)) <= MAX_AD, complete) == (True, False)
+    assert len(kept) == MAX_AD // len(long[0])
+
+
+def test_the_end_is_found_among_lines() -> None:
+    assert AdLines().take([*LINES, END.lower(), b"VERSION"]) == len(LINES) + 1
+    assert AdLines().take([END]) == 1
+    assert AdLines().take([]) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_what_follows_the_ad_in_the_same_bytes_is_read_too(size: int) -> None:
+    made = Session("kvm", lambda _text: None, lambda _text: None)
+    data = b"VERSION\r\nCLASSAD\r\n" + b"\r\n".join(
+        [*LINES, b'ClaimId = "secret"', b"classad_end", b"VERSION", b"SUPP"]
+    )
+    for start in range(0, len(data), size):
+        made.receive(data[start : start + size], 0.0)
+    made.receive(b"ORT_VMS\r\nVERSION\r\n", 0.0)
+    version, *lines = made.take_output().split(b"\n")
+    assert lines == [b"S", b"S", version, b"S xen kvm", version, b""]
+    assert made._ad is not None
+    assert made._ad.lines == LINES
