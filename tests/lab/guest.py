@@ -262,6 +262,51 @@ def panicking_sector() -> bytes:
     return c.sector()
 
 
+def filling_sector(mib: int) -> bytes:
+    """A guest that fills all below the middle of its memory with numbers of no pattern and then halts for good.
+
+    Its record in sector 1 of its disk says 1 when that is done. It stays silent then, and so does its clock.
+    """
+    c = _Code()
+    c.begin()
+    # The BIOS passes the boot drive in DL.
+    c.refer("8816", "drive", "abs16")  # mov [drive],dl
+    c.emit("FA")  # cli
+    c.refer("0F0116", "table", "abs16")  # lgdt [table]
+    # A segment that was loaded in protected mode keeps its limit of 4 GiB in real mode.
+    c.emit("0F20C0 0C01 0F22C0")  # mov eax,cr0; or al,1; mov cr0,eax
+    c.emit("BB0800 8EC3")  # mov bx,8; mov es,bx
+    c.emit("24FE 0F22C0")  # and al,0xFE; mov cr0,eax
+    c.emit("31DB 8EC3")  # xor bx,bx; mov es,bx
+    c.emit("66BF 00001000")  # mov edi,0x100000
+    c.label("fill")
+    c.emit("6669C0 0D661900 6605 5FF36E3C")  # imul eax,eax,1664525; add eax,1013904223
+    c.emit("2667668907 6683C704 6681FF")  # mov es:[edi],eax; add edi,4; cmp edi,
+    c.code += (mib << 19).to_bytes(4, "little")
+    c.refer("72", "fill", "rel8")  # jb fill
+    c.emit("FB BF")  # sti; mov di,RECORD
+    c.word(RECORD)
+    c.emit("B90001 31C0 F3AB C606")  # mov cx,256; xor ax,ax; rep stosw; mov byte [RECORD],
+    c.word(RECORD)
+    c.emit("31")  # '1'
+    c.refer("BE", "packet", "abs16")  # mov si,packet
+    c.refer("8A16", "drive", "abs16")  # mov dl,[drive]
+    c.emit("B80043 CD13 FA F4")  # mov ax,0x4300; int 0x13: extended write without verify; cli; hlt
+    c.label("drive")
+    c.emit("80")
+    # The disk address packet of the extended write, and a table of one segment: data, from 0, of 4 GiB.
+    c.label("packet")
+    c.emit("1000 0100")
+    c.word(RECORD)
+    c.emit("0000 0100000000000000")
+    c.label("table")
+    c.refer("0F00", "segments", "abs16")
+    c.emit("0000")
+    c.label("segments")
+    c.emit("0000000000000000 FFFF00000092CF00")
+    return c.sector()
+
+
 def make_guest(
     path: str | Path,
     seconds: int | None = 3,

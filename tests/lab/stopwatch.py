@@ -1,7 +1,5 @@
 """Measures vm-gahp servers from their client's side of the pipes; runs inside the namespace, for `bench`.
 
-It needs nothing but the standard library, because the namespace has no tests in it, and does nothing beside
-the system calls that a client makes: a pipe is written, a pipe is read, a clock is read before and after.
 A task in JSON comes on standard input; each value goes to standard output as it is found, an object of
 JSON a line: ``{"round": …, "server": …, "row": …, "value": …}``, times in milliseconds, memory in KiB.
 """
@@ -11,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
-DEADLINE = 60
-"""Seconds that one conversation may take; then the alarm ends the measurement."""
+from tests.lab.watched import Server, counted, family, median, memory, work
 
 SETTLE = 0.3
 """Seconds from a greeting to the first steady round trip: whatever a server does at its start is done."""
@@ -30,196 +28,309 @@ PAUSE = 0.02
 VERSIONS, LONE_VERSIONS, STATUSES, BLOCKS, LIVE_STATUSES = 100, 10, 50, 5, 10
 """How many of each make one value, which is their median."""
 
+BOOTED = 60
+"""Seconds for a guest to say that it has filled its memory."""
+
+SECTOR = 512
+
+MANY = (1, 10, 20)
+"""How many daemons are weighed together."""
+FIFTY = 50
+
+QUIET, LISTENED = 8.0, 120.0
+"""Seconds until a guest that says nothing has said its last, and for which its server is watched then."""
+
 Value = tuple[str, float]
 
 
-def median(values: Sequence[int]) -> float:
-    """The upper median, from nanoseconds to milliseconds."""
-    return sorted(values)[len(values) // 2] / 1e6
+class Subject(NamedTuple):
+    """One of the servers that are compared, as it is started."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    task: Mapping[str, Any]
+
+    def serve(self) -> Server:
+        return Server([*self.argv, *self.task["serve"]], self.environment, self.task["errors"])
+
+    def probe(self) -> float:
+        """Milliseconds of a probe."""
+        with Server([*self.argv, *self.task["probe"]], self.environment, self.task["errors"]) as probe:
+            probe.wait()
+            return probe.since_start()
+
+    def in_scratch(self, number: int) -> Subject:
+        """The same in an empty directory of another job."""
+        scratch = self.scratch.with_name(f"dir_{number}")
+        subject = self._replace(environment={**self.environment, "VMGAHP_WORKING_DIR": str(scratch)})
+        subject.new_scratch()
+        return subject
+
+    @property
+    def scratch(self) -> Path:
+        return Path(self.environment["VMGAHP_WORKING_DIR"])
+
+    def new_scratch(self) -> None:
+        """The job's directory, empty."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        self._give(self.scratch)
+
+    def image(self, kind: str, name: str = "guest.img") -> Path:
+        """A disk of a guest in the job's directory."""
+        path = self.scratch / name
+        shutil.copyfile(self.task["images"][kind], path)
+        self._give(path)
+        return path
+
+    def _give(self, path: Path) -> None:
+        os.chown(path, int(self.environment["VMGAHP_USER_UID"]), int(self.environment["VMGAHP_USER_GID"]))
+
+    def forget_proof(self) -> None:
+        """What the probe or a START has kept of what it found out about KVM in this boot."""
+        for pattern in self.task["proofs"]:
+            for path in Path("/").glob(pattern.lstrip("/")):
+                path.unlink(missing_ok=True)
+
+    def ad(self, **values: object) -> list[bytes]:
+        """The lines of the job's ad, with values of its own."""
+        values = {"VM_WORKING_DIR": str(self.scratch), **values}
+        lines = [line for line in self.task["ad"] if line.partition(" = ")[0] not in values]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        return [line.encode() for line in lines]
+
+    def start(self, server: Server, **values: object) -> tuple[float, bytes]:
+        """A VM: milliseconds from START to its result, and its id."""
+        server.block(self.ad(**values), piecewise=True)
+        taken, vm_id = server.result(b"CONDOR_VM_START", 1, b"kvm")
+        return taken / 1e6, vm_id
+
+    def weigh(self, *servers: Server) -> dict[str, int]:
+        return memory(family(servers, self.task["helpers"].encode()))
 
 
-class Server:
-    """A server process with the client's ends of its pipes."""
-
-    def __init__(self, argv: list[str], environment: Mapping[str, str], errors: str) -> None:
-        signal.alarm(DEADLINE)
-        theirs_in, self._to = os.pipe2(os.O_CLOEXEC)
-        self._from, theirs_out = os.pipe2(os.O_CLOEXEC)
-        self._left = b""
-        actions: list[tuple[Any, ...]] = [
-            (os.POSIX_SPAWN_DUP2, theirs_in, 0),
-            (os.POSIX_SPAWN_DUP2, theirs_out, 1),
-            (os.POSIX_SPAWN_OPEN, 2, errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
-        ]
-        self.began = time.perf_counter_ns()
-        self.pid = os.posix_spawn(argv[0], argv, environment, file_actions=actions)
-        os.close(theirs_in)
-        os.close(theirs_out)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """End it at once where it has not ended by itself; by now it has no VM."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        os.close(self._to)
-        os.close(self._from)
-        signal.alarm(0)
-
-    def write(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            os.write(self._to, piece)
-
-    def lines(self, count: int) -> list[bytes]:
-        """The next lines of output; what comes after them is kept."""
-        data = self._left
-        while data.count(b"\n") < count:
-            chunk = os.read(self._from, 65536)
-            if not chunk:
-                raise EOFError(f"the server ended its output after {data!r}")
-            data += chunk
-        *found, self._left = data.split(b"\n", count)
-        return found
-
-    def since_start(self) -> float:
-        """Milliseconds since the process was started."""
-        return (time.perf_counter_ns() - self.began) / 1e6
-
-    def version(self) -> int:
-        """Nanoseconds for a VERSION."""
-        began = time.perf_counter_ns()
-        self.write(b"VERSION\r\n")
-        self.lines(1)
-        return time.perf_counter_ns() - began
-
-    def lone_version(self) -> int:
-        """The same after a pause, when the processor has forgotten the server."""
-        time.sleep(PAUSE)
-        return self.version()
-
-    def result(self, command: bytes, number: int, argument: bytes) -> tuple[int, bytes]:
-        """Nanoseconds for a request, the ``R`` and the way of its result; and the result."""
-        began = time.perf_counter_ns()
-        self.write(b"%s %d %s\r\n" % (command, number, argument))
-        accepted = self.lines(2)
-        self.write(b"RESULTS\r\n")
-        counted, result = self.lines(2)
-        taken = time.perf_counter_ns() - began
-        if (*accepted, counted) != (b"S", b"R", b"S 1") or not result.startswith(b"%d 0 " % number):
-            raise ValueError(f"{command!r} was answered {accepted}, {counted!r}, {result!r}")
-        return taken, result.split(b" ", 2)[2]
-
-    def statuses(self, count: int, vm_id: bytes, state: bytes) -> float:
-        """The median of so many round trips of a STATUS."""
-        taken = []
-        for number in range(100, 100 + count):
-            nanoseconds, words = self.result(b"CONDOR_VM_STATUS", number, vm_id)
-            if b"STATUS=" + state not in words.split(b" "):
-                raise ValueError(f"the VM should be {state!r}, but: {words!r}")
-            taken.append(nanoseconds)
-        return median(taken)
-
-    def block(self, ad: Sequence[bytes], *, piecewise: bool) -> int:
-        """Nanoseconds for a job ad; `piecewise` as condor_starter writes it, a line and then its end."""
-        began = time.perf_counter_ns()
-        self.write(b"CLASSAD\r\n")
-        self.lines(1)
-        if piecewise:
-            for line in (*ad, b"CLASSAD_END"):
-                self.write(line, b"\r\n")
-        else:
-            self.write(b"\r\n".join([*ad, b"CLASSAD_END", b""]))
-        self.lines(1)
-        return time.perf_counter_ns() - began
-
-    def quit(self) -> int:
-        """Nanoseconds from QUIT to the end of the process."""
-        began = time.perf_counter_ns()
-        self.write(b"QUIT\r\n")
-        self.wait()
-        return time.perf_counter_ns() - began
-
-    def wait(self) -> None:
-        """Read to the end of the output and wait for that of the process, which stays a zombie."""
-        while os.read(self._from, 65536):
-            pass
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-
-    def memory(self, helpers: bytes) -> Iterator[Value]:
-        """Memory of the server and of what else has the word `helpers` on its command line."""
-        total = {"Rss": 0, "Pss": 0, "Anonymous": 0}
-        others = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        for pid in (self.pid, *(pid for pid in others if pid != self.pid and _is_called(pid, helpers))):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-                field, kib, _ = line.split()
-                if field.rstrip(":") in total:
-                    total[field.rstrip(":")] += int(kib)
-        yield from total.items()
-
-
-def _is_called(pid: int, word: bytes) -> bool:
-    try:
-        return word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it is gone
-        return False
-
-
-def without_vm(task: Mapping[str, Any], argv: Sequence[str], environment: Mapping[str, str]) -> Iterator[Value]:
-    """What a server does by itself: how it starts, how it answers, what it weighs; and the probe."""
-    errors: str = task["errors"]
-    ad = [line.encode() for line in task["ad"]]
-    with Server([*argv, *task["serve"]], environment, errors) as server:
+def without_vm(subject: Subject) -> Iterator[Value]:
+    """What a server does by itself: how it starts, how it answers, what it weighs."""
+    with subject.serve() as server:
         server.lines(1)
         yield "greeting", server.since_start()
-    with Server([*argv, *task["serve"]], environment, errors) as server:
+        yield "first VERSION", server.version() / 1e6
+    with subject.serve() as server:
         server.write(b"VERSION\r\n")
         server.lines(2)
         yield "first reply", server.since_start()
-    with Server([*argv, *task["serve"]], environment, errors) as server:
+    with subject.serve() as server:
         server.lines(1)
         time.sleep(SETTLE)
         server.version()
         yield "VERSION", median([server.version() for _ in range(VERSIONS)])
-        yield "lone VERSION", median([server.lone_version() for _ in range(LONE_VERSIONS)])
+        yield "lone VERSION", median([server.version_after(PAUSE) for _ in range(LONE_VERSIONS)])
         yield "STATUS", server.statuses(STATUSES, b"99", b"Stopped")
+        yield from ((f"idle {field}", kib) for field, kib in subject.weigh(server).items())
+        ad = subject.ad()
         yield "CLASSAD", median([server.block(ad, piecewise=True) for _ in range(BLOCKS)])
         yield "CLASSAD at once", median([server.block(ad, piecewise=False) for _ in range(BLOCKS)])
-        yield from ((f"idle {field}", kib) for field, kib in server.memory(task["helpers"].encode()))
-    with Server([*argv, *task["probe"]], environment, errors) as probe:
-        probe.wait()
-        yield "probe", probe.since_start()
+        time.sleep(SETTLE)
+        for row, request, times in (
+            ("VERSION", server.version, VERSIONS),
+            ("STATUS", lambda: server.result(b"CONDOR_VM_STATUS", 1, b"99"), STATUSES),
+            ("CLASSAD", lambda: server.block(ad, piecewise=False), BLOCKS),
+        ):
+            yield from ((f"{row} {name}", value) for name, value in counted(server.pid, request, times))
 
 
-def with_vm(task: Mapping[str, Any], argv: Sequence[str], environment: Mapping[str, str]) -> Iterator[Value]:
+def probe(subject: Subject) -> Iterator[Value]:
+    """The probe, with and without what it knew of KVM before."""
+    subject.forget_proof()
+    yield "probe anew", subject.probe()
+    yield "probe", subject.probe()
+
+
+def with_vm(subject: Subject) -> Iterator[Value]:
     """A VM from its START to the end of its server."""
-    image = Path(environment["VMGAHP_WORKING_DIR"]) / "guest.img"
-    image.unlink(missing_ok=True)
-    shutil.copyfile(task["image"], image)
-    os.chown(image, int(environment["VMGAHP_USER_UID"]), int(environment["VMGAHP_USER_GID"]))
-    with Server([*argv, *task["serve"]], environment, task["errors"]) as server:
+    subject.probe()  # finds out about KVM, as the startd's has on any machine that gets a job
+    subject.new_scratch()
+    subject.image("counting")
+    with subject.serve() as server:
         server.lines(1)
         time.sleep(SETTLE)
-        server.block([line.encode() for line in task["ad"]], piecewise=True)
-        started, vm_id = server.result(b"CONDOR_VM_START", 1, b"kvm")
-        yield "START", started / 1e6
+        taken, vm_id = subject.start(server)
+        yield "START", taken
         time.sleep(SETTLE)
         server.statuses(1, vm_id, b"Running")
         yield "live STATUS", server.statuses(LIVE_STATUSES, vm_id, b"Running")
-        yield from ((f"live {field}", kib) for field, kib in server.memory(task["helpers"].encode()))
+        yield from (
+            (f"live STATUS {name}", value)
+            for name, value in counted(server.pid, lambda: server.result(b"CONDOR_VM_STATUS", 1, vm_id), LIVE_STATUSES)
+        )
+        yield from ((f"live {field}", kib) for field, kib in subject.weigh(server).items())
         yield "QUIT", server.quit() / 1e6
+
+
+def start_anew(subject: Subject) -> Iterator[Value]:
+    """START where nothing is known of KVM."""
+    subject.new_scratch()
+    subject.image("counting")
+    subject.forget_proof()
+    with subject.serve() as server:
+        server.lines(1)
+        time.sleep(SETTLE)
+        yield "START anew", subject.start(server)[0]
+        server.quit()
+
+
+def with_memory(subject: Subject, mib: int) -> Iterator[Value]:
+    """What becomes of a guest's memory: half of it is random, the rest was never touched."""
+    subject.probe()
+    subject.new_scratch()
+    disk = subject.image(f"half of {mib}", "../shared.img")  # where the reference takes a disk of a VM to be kept
+    versions: list[int] = []
+    with subject.serve() as server:
+        server.lines(1)
+        _, vm_id = subject.start(
+            server, JobVMMemory=mib, JobVMCheckpoint=True, VMPARAM_vm_Disk=f"{disk.resolve()}:hda:w:raw"
+        )
+        _wait_for_count(disk)
+        before = set(subject.scratch.rglob("*"))
+        for number, command in enumerate(("SUSPEND", "RESUME", "CHECKPOINT"), start=2):
+            taken, meanwhile = server.result_beside_versions(b"CONDOR_VM_" + command.encode(), number, vm_id)
+            versions += meanwhile
+            yield f"{command} {mib}", taken / 1e6
+            if command != "RESUME":
+                found = [path.lstat() for path in subject.scratch.rglob("*") if path not in before]
+                yield f"{command} {mib} bytes", sum(status.st_size for status in found) / 1024
+                yield f"{command} {mib} on disk", sum(status.st_blocks for status in found) * SECTOR / 1024
+        versions.sort()
+        yield f"meanwhile {mib}", versions[len(versions) * 99 // 100] / 1e6
+        server.quit()
+    subject.new_scratch()
+
+
+def _wait_for_count(disk: Path) -> None:
+    deadline = time.monotonic() + BOOTED
+    while disk.read_bytes()[SECTOR : SECTOR + 1] != b"1":
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the guest of {disk} does not say that it is ready")
+        time.sleep(0.02)
+
+
+def many(subject: Subject) -> Iterator[Value]:
+    """What so many servers weigh together, first without and then with a VM each."""
+    for with_vms, row in ((False, "Pss"), (True, "live Pss")):
+        with ExitStack() as stack:
+            servers: list[Server] = []
+            for number in range(1, max(MANY) + 1):
+                own = subject.in_scratch(number)
+                server = stack.enter_context(own.serve())
+                servers.append(server)
+                server.lines(1)
+                server.version()
+                if with_vms:
+                    own.image("silent")
+                    own.start(server, ProcId=number)
+                if number in MANY:
+                    time.sleep(SETTLE)
+                    yield f"{row} {number}", subject.weigh(*servers)["Pss"]
+            for server in servers:
+                server.write(b"QUIT\r\n")
+            for server in servers:
+                server.wait()
+
+
+def fifty(subject: Subject) -> Iterator[Value]:
+    """A server with one VM and then with fifty."""
+    subject.probe()
+    with subject.serve() as server:
+        server.lines(1)
+        for number in range(1, FIFTY + 1):
+            own = subject.in_scratch(number)
+            own.image("silent")
+            _, vm_id = own.start(server, ProcId=number, JobVMMemory=32)
+            if number == 1:
+                time.sleep(SETTLE)
+                alone = _answers(server, vm_id)
+        time.sleep(QUIET)  # all guests have halted
+        together = _answers(server, vm_id)
+        for row, nanoseconds in together.items():
+            yield f"{row} of fifty", nanoseconds
+            yield f"{row} of fifty to one", nanoseconds / alone[row]
+    _end_domains()
+
+
+def _answers(server: Server, vm_id: bytes) -> dict[str, float]:
+    versions = median([server.version() for _ in range(VERSIONS)])
+    return {"VERSION": versions, "STATUS": server.statuses(STATUSES, vm_id, b"Running")}
+
+
+def _end_domains() -> None:
+    """End all VMs, beside a guardian that may be about it too."""
+    virsh = ["virsh", "-q", "-c", "qemu:///system"]
+    while names := subprocess.run([*virsh, "list", "--name"], stdout=subprocess.PIPE, text=True).stdout.split():
+        for name in names:
+            subprocess.run([*virsh, "destroy", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def silent(subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Value]]:
+    """What servers do whose guests do nothing, all watched at the same time."""
+    with ExitStack() as stack:
+        watched = []
+        for number, subject in enumerate(subjects, start=1):
+            subject.probe()
+            own = subject.in_scratch(number)
+            own.image("silent")
+            server = stack.enter_context(own.serve())
+            server.lines(1)
+            own.start(server, ProcId=number)
+            helpers = subject.task["helpers"].encode() if number == 1 else b"\0"
+            watched.append((subject, server, family([server], helpers)))
+        time.sleep(QUIET)
+        before = [work(pids) for _, _, pids in watched]
+        time.sleep(LISTENED)
+        for (subject, _, pids), (time_before, switches_before) in zip(watched, before, strict=True):
+            nanoseconds, switches = work(pids)
+            yield subject, ("silent CPU", (nanoseconds - time_before) / 1e6 * 3600 / LISTENED)
+            yield subject, ("silent switches", (switches - switches_before) * 60 / LISTENED)
+        for _, server, _ in watched:
+            server.write(b"QUIT\r\n")
+        for _, server, _ in watched:
+            server.wait()
+
+
+PARTS = {
+    "without VM": without_vm,
+    "probe": probe,
+    "VM": with_vm,
+    "START anew": start_anew,
+    "256 MiB": lambda subject: with_memory(subject, 256),
+    "1 GiB": lambda subject: with_memory(subject, 1024),
+    "many": many,
+    "fifty": fifty,
+}
+"""What is measured of one server after the other, in as many rounds as the task says; `silent` is of all at once."""
+
+
+def found(turn: int, subject: Subject, value: Value) -> None:
+    print(json.dumps({"round": turn, "server": subject.name, "row": value[0], "value": value[1]}), flush=True)
 
 
 def main() -> None:
     task = json.load(sys.stdin)
-    for turn in range(max(task["rounds"], task["vm_rounds"])):
-        kinds = [(without_vm, task["rounds"]), (with_vm, task["vm_rounds"])]
-        for measure in (kind for kind, rounds in kinds if turn < rounds):
-            # Each goes first in every other round, so that neither gains by what the other leaves behind.
-            for name, server in sorted(task["servers"].items(), reverse=turn % 2 == 1):
-                environment = {**task["environment"], **server["environment"]}
-                for row, value in measure(task, server["argv"], environment):
-                    print(json.dumps({"round": turn, "server": name, "row": row, "value": value}), flush=True)
+    subjects = [
+        Subject(name, server["argv"], {**task["environment"], **server["environment"]}, task)
+        for name, server in task["servers"].items()
+    ]
+    rounds: Mapping[str, int] = task["rounds"]
+    for turn in range(max(rounds.values())):
+        for part, measure in PARTS.items():
+            if turn < rounds.get(part, 0):
+                # Each goes first in every other round, so that none gains by what another leaves behind.
+                for subject in subjects[:: -1 if turn % 2 else 1]:
+                    for value in measure(subject):
+                        found(turn, subject, value)
+    if rounds.get("silent"):
+        for subject, value in silent(subjects):
+            found(0, subject, value)
 
 
 if __name__ == "__main__":

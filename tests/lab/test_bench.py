@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import simulated_ad
-from tests.lab import bench, stopwatch
-from tests.lab.bench import OURS, REFERENCE, ROWS, Line, Spread
+from tests.lab import bench, bench_table, stopwatch, watched
+from tests.lab.bench_table import FLOOR, OURS, REFERENCE, ROWS, SCALE, Goal, Line, Spread
 from tests.peer import DAEMON, environment
 from vmgahp.job.ad import JobAd
 
@@ -31,40 +32,40 @@ def found(key: str, ours: list[float], theirs: list[float]) -> list[dict[str, ob
 
 
 def test_quartiles() -> None:
-    assert bench.quartiles([5, 1, 4, 2, 3]) == Spread(3, 2, 4)
-    assert bench.quartiles([7]) == Spread(7, 7, 7)
+    assert bench_table.quartiles([5, 1, 4, 2, 3]) == Spread(3, 2, 4)
+    assert bench_table.quartiles([7]) == Spread(7, 7, 7)
 
 
 @given(st.lists(positive, min_size=1, max_size=30))
 def test_a_median_lies_in_its_interval(values: list[float]) -> None:
-    spread = bench.quartiles(values)
+    spread = bench_table.quartiles(values)
     assert min(values) <= spread.low <= spread.value <= spread.high <= max(values)
 
 
 def test_a_ratio_without_noise_is_sure_of_itself() -> None:
-    assert bench.ratio([3.0] * 8, [2.0] * 8) == Spread(1.5, 1.5, 1.5)
+    assert bench_table.ratio([3.0] * 8, [2.0] * 8) == Spread(1.5, 1.5, 1.5)
 
 
 def test_the_interval_of_a_ratio_holds_what_was_put_in() -> None:
     draw = random.Random(7)
     theirs = [draw.gauss(10, 1) for _ in range(40)]
     ours = [draw.gauss(12, 1) for _ in range(40)]
-    ratio = bench.ratio(ours, theirs)
+    ratio = bench_table.ratio(ours, theirs)
     assert ratio.low < 1.2 < ratio.high
     assert ratio.high - ratio.low < 0.2
-    assert bench.ratio(ours, theirs) == ratio, "the same values give the same interval"
+    assert bench_table.ratio(ours, theirs) == ratio, "the same values give the same interval"
 
 
 def test_the_noise_of_a_round_is_no_difference() -> None:
     """Rounds that were slow for both servers leave the ratio as it is."""
     noise = [1.0, 1.0, 5.0, 1.0, 9.0, 2.0, 1.0, 3.0]
-    ratio = bench.ratio([2 * n for n in noise], noise)
+    ratio = bench_table.ratio([2 * n for n in noise], noise)
     assert (ratio.low, ratio.value, ratio.high) == pytest.approx((2, 2, 2))
 
 
 def test_only_rounds_of_both_servers_count() -> None:
     values = found("START", [10.0, 30.0, 1000.0], [20.0, 20.0])
-    [line] = bench.summarize(bench.collect(values))
+    [line] = bench_table.summarize(bench_table.collect(values))
     assert line.ours.value == 20
     assert line.ratio.value == 1
 
@@ -73,29 +74,122 @@ def test_only_rounds_of_both_servers_count() -> None:
 
 
 def lines() -> list[Line]:
-    values = found("probe", [90.0, 90.0], [30.0, 30.0]) + found("idle Rss", [11264.0], [22528.0])
-    return bench.summarize(bench.collect(values))
+    values = found("probe", [99.0, 99.0], [30.0, 30.0]) + found("idle Rss", [11264.0], [22528.0])
+    values.append({"round": 0, "server": FLOOR, "row": "probe", "value": 60.0})
+    return bench_table.summarize(bench_table.collect(values))
 
 
 def test_the_rows_come_in_their_order_and_units() -> None:
     assert [line.row.key for line in lines()] == ["probe", "idle Rss"]
     assert lines()[1].ours.value == 11
-    keys = [row.key for row in ROWS]
-    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("column", ["key", "title"])
+def test_no_two_rows_have_one_name(column: str) -> None:
+    names = [getattr(row, column) for row in ROWS]
+    assert len(names) == len(set(names))
+
+
+def test_each_row_is_measured_in_a_unit_that_is_known() -> None:
+    assert {row.unit for row in ROWS} == SCALE.keys()
+    assert {row.part for row in ROWS} == bench.ROUNDS_OF.keys() == stopwatch.PARTS.keys() | {"silent"}
+
+
+def test_only_the_parts_are_measured_whose_rows_were_asked_for() -> None:
+    assert bench_table.parts([]) == list(dict.fromkeys(row.part for row in ROWS))
+    assert bench_table.parts(["pss"]) == ["many"]
+    assert bench_table.parts(["probe", "boot"]) == ["probe"]
+    assert bench_table.parts(["there is none"]) == []
+    assert bench.rounds_of(4, ["suspend", "gib"]) == {"1 GiB": 1}
 
 
 def test_the_table() -> None:
-    head, probe, memory, *rest = bench.table(lines()).splitlines()
-    assert head.split() == ["this", "reference", "this", "/", "reference"]
-    assert "ms   90.0 (90.0 - 90.0)  30.0 (30.0 - 30.0)  3.00 (3.00 - 3.00)  ! [1]" in probe
-    assert memory.endswith("0.50 (0.50 - 0.50)")
+    head, probe, memory, *rest = bench_table.table(lines()).splitlines()
+    assert head.split() == ["this", "reference", "this", "/", "reference", "goal", "floor"]
+    assert probe.split() == ["the", "probe", "ms", "99.0", "30.0", "3.30", "3.0", "!", "60.0", "[1]"]
+    assert memory.split() == ["RSS", "without", "a", "job", "MiB", "11.0", "22.0", "0.50"]
     assert rest[-1].startswith("[1] ")
     assert all(line == line.rstrip() for line in (head, probe, memory, *rest))
 
 
+def test_a_spread_is_in_the_table() -> None:
+    [line] = bench_table.summarize(bench_table.collect(found("probe", [90.0, 100.0, 110.0], [30.0, 30.0, 30.0])))
+    assert "100 (95-105)" in bench_table.table([line])
+
+
+def test_what_is_above_its_goal_is_told_from_what_is_within() -> None:
+    values = found("silent CPU", [400.0], [10.0]) + found("live Anonymous", [9.5 * 1024], [3072.0])
+    within, above = sorted(bench_table.summarize(bench_table.collect(values)), key=Line.above_goal)
+    assert (within.row.key, above.row.key) == ("silent CPU", "live Anonymous")
+    assert within.row.goal == Goal(0.5, ratio=False)
+    text = bench_table.distances([within, above])
+    assert text == (
+        "- **its own with a VM**: 9.50 MiB where the goal allows 9.00. It has no floor: there is nothing to compare"
+        " with that does less of the same."
+    )
+
+
+def test_a_distance_says_what_a_bare_interpreter_is_of_it() -> None:
+    text = bench_table.distances(lines())
+    assert "99.0 ms where the goal allows 90.0" in text
+    assert "needs 60.0 ms, within the goal; 39.0 ms are ours" in text
+
+
+# ---- the page ---------------------------------------------------------------------------------------
+
+PAGE = f"# Title\n\n{bench_table.BEGIN}\nold\n{bench_table.END}\n\nafter\n"
+VERSIONS = {OURS: "1", REFERENCE: "2", "python": "3", "libvirt": "4"}
+
+
+def test_the_page_keeps_what_is_around_the_table() -> None:
+    page = bench_table.written(PAGE, lines(), VERSIONS)
+    assert page.startswith("# Title\n\n")
+    assert page.endswith("\n\nafter\n")
+    assert "old" not in page
+    assert bench_table.written(page, lines(), VERSIONS) == page
+
+
+def test_the_page_is_read_as_it_was_written() -> None:
+    assert bench_table.committed(bench_table.written(PAGE, lines(), VERSIONS)) == {
+        "the probe": (99, 3.3),
+        "RSS without a job": (11, 0.5),
+    }
+
+
+def test_all_rows_of_the_page_are_read() -> None:
+    values = {row.key: {server: {0: 1.0, 1: 3.0} for server in (OURS, REFERENCE, FLOOR)} for row in ROWS}
+    page = bench_table.written(PAGE, bench_table.summarize(values), VERSIONS)
+    assert bench_table.committed(page).keys() == {row.title for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "departs"),
+    [
+        ("probe", [99.0] * 9, False),
+        ("probe", [117.0] * 9, False),
+        ("probe", [120.0] * 9, True),
+        ("probe", [60.0] * 9, True),
+        ("probe", [200.0] * 4 + [99.0] * 5, False),
+        ("idle Rss", [11264.0], False),
+        ("idle Rss", [11600.0], True),
+        ("idle Rss", [10900.0], True),
+        ("QUIT", [1.0], True),
+    ],
+    ids=str,
+)
+def test_what_departs_from_the_page_is_named(key: str, values: list[float], departs: bool) -> None:
+    """A ratio by a fifth, for sure; a count by more than the seed of the hashes moves it; a row that is new."""
+    page = bench_table.written(PAGE, lines(), VERSIONS)
+    theirs = {"probe": 30.0, "idle Rss": 22528.0, "QUIT": 1.0}[key]
+    [line] = bench_table.summarize(bench_table.collect(found(key, values, [theirs] * len(values))))
+    named = bench_table.departures(page, [line])
+    assert len(named) == departs
+    assert all(text.startswith(line.row.title) for text in named)
+
+
 def test_the_report_is_json_with_every_value() -> None:
-    samples = bench.collect(found("VERSION", [0.002, 0.004], [0.002, 0.002]))
-    report = json.loads(json.dumps(bench.report(bench.summarize(samples), samples, {OURS: "1"})))
+    samples = bench_table.collect(found("VERSION", [0.002, 0.004], [0.002, 0.002]))
+    report = json.loads(json.dumps(bench_table.report(bench_table.summarize(samples), samples, {OURS: "1"})))
     [row] = report["rows"]
     assert row["values"][OURS] == [2.0, 4.0], "microseconds"
     assert row["ratio"]["value"] == 1.5
@@ -117,7 +211,7 @@ def test_a_conversation_with_a_server(scratch: Path, tmp_path: Path) -> None:
     environ = environment("simulated", scratch)
     ad = [line.encode() for line in simulated_ad(scratch)]
     errors = str(tmp_path / "errors")
-    with stopwatch.Server([*DAEMON, "-f", "-M", "3"], environ, errors) as server:
+    with watched.Server([*DAEMON, "-f", "-M", "3"], environ, errors) as server:
         assert server.lines(1)[0].startswith(b"$VMGahpVersion")
         assert 0 < server.version() < server.since_start() * 1e6
         assert server.statuses(3, b"99", b"Stopped") > 0
@@ -127,16 +221,48 @@ def test_a_conversation_with_a_server(scratch: Path, tmp_path: Path) -> None:
         assert taken > 0
         assert vm_id == b"1"
         assert server.statuses(3, vm_id, b"Running") > 0
-        memory = dict(server.memory(b"there is no such process"))
+        pids = watched.family([server], b"there is no such process")
+        assert server.pid in pids
+        memory = watched.memory(pids)
         assert memory["Rss"] >= memory["Pss"] >= memory["Anonymous"] > 1000
+        assert watched.work(pids)[0] > 0
+        [(unit, count)] = watched.counted(server.pid, server.version, 5)
+        assert unit in ("instructions", "calls")
+        assert count > 0
+        taken, versions = server.result_beside_versions(b"CONDOR_VM_SUSPEND", 2, vm_id)
+        assert taken > 0
+        assert versions
+        assert server.quit() > 0
+
+
+def test_a_server_without_a_counter_has_its_calls_counted(scratch: Path, tmp_path: Path) -> None:
+    with watched.Server([*DAEMON, "-f", "-M", "3"], environment("simulated", scratch), str(tmp_path / "err")) as server:
+        server.lines(1)
+        server.version()
+        calls = watched.Calls(server.pid)
+        before = calls.read()
+        server.version()
+        assert calls.read() - before >= 2
+
+
+def test_the_floor_answers_as_a_server_does(scratch: Path, tmp_path: Path) -> None:
+    template = tmp_path / "domain.xml"
+    template.write_text(bench.DOMAIN_XML)
+    floor = [sys.executable, "-I", "-S", str(Path(bench.__file__).with_name("floor.py")), "/nowhere", str(template)]
+    ad = [line.encode() for line in simulated_ad(scratch)]
+    with watched.Server(floor, environment("kvm", scratch), str(tmp_path / "errors")) as server:
+        assert server.lines(1)[0].startswith(b"$VMGahpVersion")
+        assert server.version() > 0
+        assert server.statuses(3, b"99", b"Stopped") > 0
+        assert server.block(ad, piecewise=True) > 0
         assert server.quit() > 0
 
 
 def test_an_answer_that_is_none_ends_the_measurement(scratch: Path, tmp_path: Path) -> None:
     environ = environment("simulated", scratch)
-    with stopwatch.Server([*DAEMON, "-f", "-M", "3"], environ, str(tmp_path / "errors")) as server:
+    with watched.Server([*DAEMON, "-f", "-M", "3"], environ, str(tmp_path / "errors")) as server:
         server.lines(1)
         with pytest.raises(ValueError, match="CONDOR_VM_START"):
             server.result(b"CONDOR_VM_START", 1, b"xen")
-    with stopwatch.Server(["/bin/true"], environ, str(tmp_path / "errors")) as server, pytest.raises(EOFError):
+    with watched.Server(["/bin/true"], environ, str(tmp_path / "errors")) as server, pytest.raises(EOFError):
         server.lines(1)

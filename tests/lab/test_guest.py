@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.lab import guest
+from tests.lab.namespace import wait_until
 
 is_missing = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="no qemu-system-x86_64")
 
@@ -55,6 +57,24 @@ def test_it_says_when_its_disk_cannot_be_written(tmp_path: Path) -> None:
     console = boot(disk, drive=VIRTIO, extra=",readonly=on")
     assert guest.WRITE_FAILED in console
     assert guest.read_count(disk) == 0
+
+
+@pytest.mark.qemu
+@is_missing
+def test_a_guest_fills_half_of_its_memory_with_what_has_no_pattern(tmp_path: Path) -> None:
+    disk, memory = tmp_path / "guest.img", tmp_path / "memory"
+    disk.write_bytes(guest.filling_sector(16).ljust(1 << 20, b"\0"))
+    command = "qemu-system-x86_64 -accel tcg -m 16 -nodefaults -display none -no-reboot -monitor stdio"
+    command += f" -drive if=ide,format=raw,file={disk}"
+    with subprocess.Popen(command.split(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as qemu:
+        assert qemu.stdin
+        wait_until("the guest's record", lambda: guest.read_count(disk) == 1, 60, 0.02)
+        qemu.stdin.write(f'pmemsave 0 0x1000000 "{memory}"\nquit\n')
+        qemu.stdin.close()
+        assert qemu.wait(60) == 0
+    filled = memory.read_bytes()
+    assert len(zlib.compress(filled[1 << 20 : 8 << 20])) > 0.95 * (7 << 20)
+    assert not any(filled[8 << 20 : 15 << 20])
 
 
 @pytest.mark.parametrize(

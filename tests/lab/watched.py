@@ -1,0 +1,296 @@
+"""A server under the bench's watch: its client's ends of the pipes, its memory, its time, its instructions.
+
+It runs inside the namespace, which has no tests in it, and needs nothing but the standard library. It does nothing
+beside the system calls that a client makes: a pipe is written, a pipe is read, a clock is read before and after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import selectors
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+DEADLINE = 150
+"""Seconds that one conversation may take without a sign; then the alarm ends the measurement."""
+
+EVERY = 0.005
+"""Seconds between two VERSIONs that are sent while an operation is under way."""
+
+KINDS = ("Rss", "Pss", "Anonymous")
+
+
+def median(values: Sequence[int]) -> float:
+    """The upper median, from nanoseconds to milliseconds."""
+    return sorted(values)[len(values) // 2] / 1e6
+
+
+class Server:
+    """A server process with the client's ends of its pipes."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], errors: str) -> None:
+        signal.alarm(DEADLINE)
+        theirs_in, self._to = os.pipe2(os.O_CLOEXEC)
+        self._from, theirs_out = os.pipe2(os.O_CLOEXEC)
+        self._left = b""
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, theirs_in, 0),
+            (os.POSIX_SPAWN_DUP2, theirs_out, 1),
+            (os.POSIX_SPAWN_OPEN, 2, errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        ]
+        self.began = time.perf_counter_ns()
+        self.pid = os.posix_spawn(argv[0], argv, environment, file_actions=actions)
+        os.close(theirs_in)
+        os.close(theirs_out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End it at once where it has not ended by itself."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._to)
+        os.close(self._from)
+        signal.alarm(0)
+
+    def write(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            os.write(self._to, piece)
+
+    def lines(self, count: int) -> list[bytes]:
+        """The next lines of output; what comes after them is kept."""
+        data = self._left
+        while data.count(b"\n") < count:
+            chunk = os.read(self._from, 65536)
+            if not chunk:
+                raise EOFError(f"the server ended its output after {data!r}")
+            data += chunk
+        *found, self._left = data.split(b"\n", count)
+        return found
+
+    def since_start(self) -> float:
+        """Milliseconds since the process was started."""
+        return (time.perf_counter_ns() - self.began) / 1e6
+
+    def version(self) -> int:
+        """Nanoseconds for a VERSION."""
+        began = time.perf_counter_ns()
+        self.write(b"VERSION\r\n")
+        self.lines(1)
+        return time.perf_counter_ns() - began
+
+    def version_after(self, pause: float) -> int:
+        """The same after a pause, when the processor has forgotten the server."""
+        time.sleep(pause)
+        return self.version()
+
+    def result(self, command: bytes, number: int, argument: bytes) -> tuple[int, bytes]:
+        """Nanoseconds for a request, the ``R`` and the way of its result; and the result."""
+        began = time.perf_counter_ns()
+        self.write(b"%s %d %s\r\n" % (command, number, argument))
+        accepted = self.lines(2)
+        words = self._fetch(command, number, accepted)
+        return time.perf_counter_ns() - began, words
+
+    def _fetch(self, command: bytes, number: int, accepted: list[bytes]) -> bytes:
+        self.write(b"RESULTS\r\n")
+        counted, result = self.lines(2)
+        if (*accepted, counted) != (b"S", b"R", b"S 1") or not result.startswith(b"%d 0 " % number):
+            raise ValueError(f"{command!r} was answered {accepted}, {counted!r}, {result!r}")
+        return result.split(b" ", 2)[2]
+
+    def result_beside_versions(self, command: bytes, number: int, argument: bytes) -> tuple[int, list[int]]:
+        """Nanoseconds for an operation, and for each VERSION that was sent at its time meanwhile.
+
+        One is sent every so often, whether or not the one before was answered: a server that answers none while it
+        is at work makes all of them wait, and that is what is measured.
+        """
+        signal.alarm(DEADLINE)
+        sent: list[int] = []
+        taken: list[int] = []
+        accepted: list[bytes] = []
+        ended = 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._from, selectors.EVENT_READ)
+            began = time.perf_counter_ns()
+            self.write(b"%s %d %s\r\n" % (command, number, argument))
+            due = began
+            while not ended or len(taken) < len(sent):
+                now = time.perf_counter_ns()
+                if not ended and now >= due:
+                    sent.append(now)
+                    self.write(b"VERSION\r\n")
+                    due = now + int(EVERY * 1e9)
+                if b"\n" not in self._left and not selector.select(None if ended else max(0, due - now) / 1e9):
+                    continue
+                [line] = self.lines(1)
+                now = time.perf_counter_ns()
+                if line.startswith(b"S $"):
+                    taken.append(now - sent[len(taken)])
+                else:
+                    accepted.append(line)
+                    ended = now if line == b"R" else ended
+        self._fetch(command, number, accepted)
+        return ended - began, taken
+
+    def statuses(self, count: int, vm_id: bytes, state: bytes) -> float:
+        """The median of so many round trips of a STATUS."""
+        taken = []
+        for number in range(100, 100 + count):
+            nanoseconds, words = self.result(b"CONDOR_VM_STATUS", number, vm_id)
+            if b"STATUS=" + state not in words.split(b" "):
+                raise ValueError(f"the VM should be {state!r}, but: {words!r}")
+            taken.append(nanoseconds)
+        return median(taken)
+
+    def block(self, ad: Sequence[bytes], *, piecewise: bool) -> int:
+        """Nanoseconds for a job ad; `piecewise` as condor_starter writes it, a line and then its end."""
+        began = time.perf_counter_ns()
+        self.write(b"CLASSAD\r\n")
+        self.lines(1)
+        if piecewise:
+            for line in (*ad, b"CLASSAD_END"):
+                self.write(line, b"\r\n")
+        else:
+            self.write(b"\r\n".join([*ad, b"CLASSAD_END", b""]))
+        self.lines(1)
+        return time.perf_counter_ns() - began
+
+    def quit(self) -> int:
+        """Nanoseconds from QUIT to the end of the process."""
+        began = time.perf_counter_ns()
+        self.write(b"QUIT\r\n")
+        self.wait()
+        return time.perf_counter_ns() - began
+
+    def wait(self) -> None:
+        """Read to the end of the output and wait for that of the process, which stays a zombie."""
+        while os.read(self._from, 65536):
+            pass
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+# ---- what it costs ----------------------------------------------------------------------------------
+
+
+def family(servers: Iterable[Server], helpers: bytes) -> set[int]:
+    """The processes of servers: they, what descends from them, and what has the word `helpers` as an argument."""
+    parents = {}
+    found = {server.pid for server in servers}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if helpers in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
+            except OSError:  # it is gone
+                continue
+    grown = True
+    while grown:
+        children = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= children
+        grown = bool(children)
+    return found
+
+
+def memory(pids: Iterable[int]) -> dict[str, int]:
+    """KiB by kind, of all of them."""
+    total = dict.fromkeys(KINDS, 0)
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it has ended, or is about to
+            continue
+        for line in lines:
+            field, kib, _ = line.split()
+            if field.rstrip(":") in total:
+                total[field.rstrip(":")] += int(kib)
+    return total
+
+
+def work(pids: Iterable[int]) -> tuple[int, int]:
+    """Nanoseconds on a processor and context switches of them all, threads that have ended in the first included."""
+    nanoseconds = switches = 0
+    for pid in pids:
+        try:
+            # clock_getcpuclockid(3): the complement of the pid, and the clock of the scheduler.
+            nanoseconds += time.clock_gettime_ns((~pid << 3) | 2)
+            for status in Path(f"/proc/{pid}/task").glob("*/status"):
+                switches += sum(map(int, re.findall(r"ctxt_switches:\s*(\d+)", status.read_text())))
+        except OSError:  # it is gone
+            continue
+    return nanoseconds, switches
+
+
+PERF_EVENT_OPEN = 298
+PERF_FLAG_FD_CLOEXEC = 8
+ATTRIBUTES = 112
+"""Bytes of a perf_event_attr."""
+INHERIT, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR, INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 6, 1 << 35
+
+
+class Instructions:
+    """Counts the instructions in user mode of a process's threads, by the processor's own counters."""
+
+    def __init__(self, pid: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        # A hardware event (type 0), and of them the instructions (1).
+        flags = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR | INHERIT_THREAD
+        attributes = struct.pack("=IIQQQQQ", 0, ATTRIBUTES, 1, 0, 0, 0, flags).ljust(ATTRIBUTES, b"\0")
+        self._counters: list[int] = []
+        for task in os.listdir(f"/proc/{pid}/task"):
+            counter = libc.syscall(PERF_EVENT_OPEN, attributes, int(task), -1, -1, PERF_FLAG_FD_CLOEXEC)
+            if counter < 0:
+                self.close()
+                raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
+            self._counters.append(counter)
+
+    def read(self) -> int:
+        return sum(struct.unpack("=Q", os.read(counter, 8))[0] for counter in self._counters)
+
+    def close(self) -> None:
+        for counter in self._counters:
+            os.close(counter)
+
+
+class Calls:
+    """Where the processor, a virtual one, counts nothing: the calls of read and write."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = Path(f"/proc/{pid}/io")
+
+    def read(self) -> int:
+        found = dict(line.split(": ") for line in self._file.read_text().splitlines())
+        return int(found["syscr"]) + int(found["syscw"])
+
+    def close(self) -> None:
+        pass
+
+
+def counter_of(pid: int) -> tuple[str, Instructions | Calls]:
+    """What counts a request's work without jitter on this machine, and the name of it."""
+    try:
+        return "instructions", Instructions(pid)
+    except OSError:
+        return "calls", Calls(pid)
+
+
+def counted(pid: int, request: Callable[[], object], times: int) -> Iterator[tuple[str, float]]:
+    """The count of a request, the median of so many."""
+    name, counter = counter_of(pid)
+    values = []
+    try:
+        for _ in range(times):
+            before = counter.read()
+            request()
+            values.append(counter.read() - before)
+    finally:
+        counter.close()
+    yield name, float(sorted(values)[len(values) // 2])
