@@ -4,24 +4,31 @@ The session, the property tests and the documentation's diagram all read `TRANSI
 decides what is allowed.
 """
 
-from enum import StrEnum
+
+class State(str):
+    """What a VM is for the session, by the word of the protocol or of the log; there is one object of each.
+
+    No Enum: that module is a quarter of a MiB of each server, and a millisecond before its first reply.
+    """
+
+    __slots__ = ()
+    _known: "dict[str, State]" = {}
+
+    def __new__(cls, word: str) -> "State":
+        return cls._known.setdefault(word, super().__new__(cls, word))
 
 
-class State(StrEnum):
-    """What a VM is for the session, by the word of the protocol or of the log."""
+STARTING = State("Starting")
+RUNNING = State("Running")
+SOFT_SUSPENDED = State("SoftSuspended")
+"""Paused: the CPUs stand still, the memory stays in RAM."""
+SUSPENDED = State("Suspended")
+"""Saved to a file in the scratch directory that is of use to this server alone."""
+CHECKPOINTED = State("Checkpointed")
+"""Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
+STOPPED = State("Stopped")
 
-    STARTING = "Starting"
-    RUNNING = "Running"
-    SOFT_SUSPENDED = "SoftSuspended"
-    """Paused: the CPUs stand still, the memory stays in RAM."""
-    SUSPENDED = "Suspended"
-    """Saved to a file in the scratch directory that is of use to this server alone."""
-    CHECKPOINTED = "Checkpointed"
-    """Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
-    STOPPED = "Stopped"
-
-
-STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED = STATES = tuple(State)
+STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED)
 
 STATUS_WORDS: dict[str, State] = {**{state: state for state in STATES}, CHECKPOINTED: SUSPENDED}
 """State -> the word of ``STATUS=``. The starter knows four words; for a checkpointed VM it expects

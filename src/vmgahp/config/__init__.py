@@ -6,7 +6,7 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from _collections_abc import Iterable, Mapping, Sequence  # collections.abc brings all of collections
 
 from vmgahp.config.table import BY_NAME, SETTINGS, Setting
 from vmgahp.errors import MachineFault

@@ -13,7 +13,7 @@ an HTCondor that is not there (``EXECUTE = /execute``).
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from _collections_abc import Mapping, Sequence  # collections.abc brings all of collections
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.run import run

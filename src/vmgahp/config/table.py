@@ -5,9 +5,11 @@ look like is in `vmgahp.config`. HTCondor's settings for VMs that only its own d
 `vmgahp.config.htcondor`.
 """
 
-from functools import partial
-
 from vmgahp.vm_types import LIBVIRT, QEMU, SCRIPT, VMRUN, VSPHERE, XEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SERVER, STARTD, STARTER, PLUGIN = "this daemon", "startd", "starter", "image plugin"
 """Who may read a setting."""
@@ -41,8 +43,12 @@ class Setting:
         vars(self).update(columns)
 
 
-_htcondor = partial(Setting, ours=False)
-_script, _vsphere = partial(Setting, types=SCRIPT), partial(Setting, types=VSPHERE)
+def _rows(**shared: object) -> "Callable[..., Setting]":
+    """What makes rows that have these columns alike; functools.partial would be its module's only use so early."""
+    return lambda *row, **columns: Setting(*row, **(shared | columns))  # type: ignore[arg-type]
+
+
+_htcondor, _script, _vsphere = _rows(ours=False), _rows(types=SCRIPT), _rows(types=VSPHERE)
 
 _ALL = (STARTD, STARTER, SERVER)
 _NETWORKS = ("nat", "bridge", "user")

@@ -7,7 +7,6 @@ and wakes the main thread through a pipe. So a save that takes minutes holds up 
 
 import errno
 import os
-import signal
 import sys
 import time
 from _thread import allocate_lock, start_new_thread
@@ -16,6 +15,7 @@ from vmgahp import config, errors, lifecycle
 from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.daemon.pipes import ClientPipes
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import signal
 from vmgahp.log import Log
 from vmgahp.protocol.calls import Call
 from vmgahp.protocol.session import Session
@@ -43,6 +43,8 @@ FLUSH_DEADLINE = 2.0
 
 ERROR_FILE = "vm_error.txt"
 """In the scratch directory: why a START failed, in plain words."""
+
+_END_SIGNALS: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGQUIT: "SIGQUIT", signal.SIGINT: "SIGINT"}
 
 
 class Server:
@@ -124,13 +126,13 @@ class Server:
     # Signals and other threads
 
     def _catch_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
+        for number in _END_SIGNALS:
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.set_wakeup_fd(self._pipes.wake_write, warn_on_full_buffer=False)
 
     def _signalled(self, number: int, _frame: object) -> None:
-        self._why_end = f"received {signal.Signals(number).name}"
+        self._why_end = f"received {_END_SIGNALS[number]}"
 
     def _collect(self, now: float) -> None:
         while self._outcomes:  # to which the threads append

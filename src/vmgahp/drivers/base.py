@@ -13,17 +13,20 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.resources import Resources
-from vmgahp.findings import Finding
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.findings import Finding
 
 Logger = Callable[[str], None]
 Value = str | int | float | bool
@@ -44,7 +47,7 @@ class Deadlines(NamedTuple):
 class Survey(NamedTuple):
     """What a driver found out about this machine."""
 
-    findings: Sequence[Finding] = ()
+    findings: "Sequence[Finding]" = ()
     """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
     attributes: dict[str, Value] = {}
     """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""

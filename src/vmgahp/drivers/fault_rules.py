@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from vmgahp.errors import Fault, MachineFault
+from vmgahp.host.light import NamedTuple
 
 
 class Rule(NamedTuple):

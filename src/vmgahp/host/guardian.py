@@ -29,11 +29,11 @@ too: such children must be short-lived.
 import errno
 import os
 import select
-import signal
 from _thread import allocate_lock
 from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 
+from vmgahp.host.light import signal
 from vmgahp.host.run import open_descriptors
 
 DISMISSED = b"done\n"

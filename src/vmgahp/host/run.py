@@ -8,7 +8,8 @@ nor the directory, so util-linux's setpriv and prlimit and the shell do that, an
 
 import errno
 import os
-import signal
+
+from vmgahp.host.light import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ What a guest says is a stranger's word: of a limited piece of it a number from 0
 import json
 import os
 import re
-from typing import NamedTuple
 
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import run
 
 EXIT_FILE = "vm_exit.json"

@@ -6,8 +6,8 @@ has used in all.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
+from vmgahp.host.light import NamedTuple
 from vmgahp.lifecycle import State
 
 Number = int | float

@@ -3,7 +3,7 @@
 Until then they stay as they are; a line that says a secret is dropped at once.
 """
 
-from collections.abc import Callable
+from _collections_abc import Callable  # collections.abc brings all of collections
 
 from vmgahp.protocol.wire import TOO_LONG
 from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX, is_private

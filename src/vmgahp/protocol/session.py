@@ -9,7 +9,7 @@ different VMs side by side. A STATUS that waits behind a long operation of its o
 last figures after `PATIENCE` seconds: the starter counts unanswered ones, and five make it give up.
 """
 
-from collections.abc import Callable
+from _collections_abc import Callable  # collections.abc brings all of collections
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE
@@ -20,9 +19,11 @@ from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import proc, threads
+from vmgahp.host.light import NamedTuple
 from vmgahp.job import exit_code
 from vmgahp.metrics import Metrics, Status
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints, LibvirtRestart
     from vmgahp.drivers.libvirt.hooks import Described

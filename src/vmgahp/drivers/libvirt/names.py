@@ -6,7 +6,6 @@ the later one's VM gets a name of its own after it, and keeps the first one's gu
 
 import os
 import uuid as uuids
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -14,6 +13,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import is_claimed
 
 OWN_HEX = 8

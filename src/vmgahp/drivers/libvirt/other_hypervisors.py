@@ -8,7 +8,6 @@ for. Such a driver starts and ends domains and tells how they are. What this pac
 import re
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings
@@ -19,6 +18,7 @@ from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.host.light import NamedTuple
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 

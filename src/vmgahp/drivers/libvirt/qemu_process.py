@@ -2,8 +2,9 @@
 
 import os
 import select
-import signal
 from collections.abc import Iterator
+
+from vmgahp.host.light import signal
 
 PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
