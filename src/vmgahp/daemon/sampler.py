@@ -1,8 +1,8 @@
 """Reads the metrics of a server's VMs in a thread of its own; no request waits for it.
 
 A VM is read soon after something has begun, every VM_METRICS_INTERVAL seconds, and, for half a second at most,
-before something ends its run. A hypervisor that hangs holds up this thread alone; no further one is started.
-The thread ends with the last VM.
+before something ends its run. The thread is there for as long as there is something to read, and who waits for the
+time to come is the server's main thread. A hypervisor that hangs holds up this thread alone; no further one is started.
 """
 
 import os
@@ -50,7 +50,7 @@ class _Watched:
         self.file = file
         self.totals = Totals(file.last_sample())
         self.due = float("inf")
-        """When it is to be read, by the monotonic clock."""
+        """When it is to be read next, by the monotonic clock."""
         self.readings = 0
         """How often it was read."""
         self.last: Metrics | None = None
@@ -68,7 +68,18 @@ class Sampler:
         self._log = log
         self._vms: dict[int, _Watched] = {}
         self._changed = threading.Condition()
+        self._wanted: dict[_Watched, None] = {}
+        """Those that are to be read as soon as the thread comes to it."""
         self._thread: threading.Thread | None = None
+        self.due: float | None = None
+        """When `look` is to be called, by the monotonic clock."""
+
+    # What the main thread asks
+
+    def look(self, now: float) -> None:
+        """Have those VMs read whose time has come."""
+        with self._changed:
+            self._want([watched for watched in self._vms.values() if watched.due <= now], now)
 
     # What the workers tell
 
@@ -78,11 +89,12 @@ class Sampler:
             return
         with self._changed:
             watched = self._vms.get(call.vm.id)
-            if watched is None or self._thread is None:
+            if watched is None:
                 return
             goal = watched.readings + 1
-            watched.due = 0.0
-            self._changed.notify_all()
+            self._want([watched], time.monotonic())
+            if self._thread is None:
+                return
             self._changed.wait_for(lambda: watched.readings >= goal, BEFORE_WAIT)
 
     def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
@@ -121,9 +133,7 @@ class Sampler:
             return
         self._write(watched, line)
         with self._changed:
-            watched.due = 0.0
-            self._start_thread()
-            self._changed.notify_all()
+            self._want([watched], time.monotonic())
 
     def end(self, machine: Machine, reason: str) -> None:
         """The server ends, and the VM with it."""
@@ -139,19 +149,27 @@ class Sampler:
         with self._changed:
             self._vms[call.vm.id] = _Watched(machine, file)
 
-    def _start_thread(self) -> None:
-        """Have a thread, or none where none can be started now: the next operation tries again."""
-        if self._thread is not None:
-            return
-        try:
-            self._thread = threads.start("metrics", self._run)
-        except errors.MachineFault as fault:
-            self._log.always(f"no figures of VMs are kept for now: {fault.problem}")
+    def _want(self, ready: list[_Watched], now: float) -> None:
+        """Have a thread read these, or none where none can be started now: then it is tried when they are due again."""
+        for watched in ready:
+            watched.due = now + self._interval
+        self._wanted |= dict.fromkeys(ready)
+        self._set_due()
+        if self._thread is None and self._wanted:
+            try:
+                self._thread = threads.start("metrics", self._run)
+            except errors.MachineFault as fault:
+                self._log.always(f"no figures of VMs are kept for now: {fault.problem}")
+
+    def _set_due(self) -> None:
+        self.due = min((watched.due for watched in self._vms.values()), default=None)
 
     def _end(self, watched: _Watched, line: dict[str, object]) -> None:
         self._write(watched, line)
         with self._changed:
             self._vms = {number: other for number, other in self._vms.items() if other is not watched}
+            self._wanted.pop(watched, None)
+            self._set_due()
             self._changed.notify_all()
         watched.file.close()
 
@@ -162,7 +180,7 @@ class Sampler:
     # The thread
 
     def _run(self) -> None:
-        while (ready := self._next()) is not None:
+        while ready := self._next():
             for watched in ready:
                 self._read(watched)
             with self._changed:
@@ -170,20 +188,14 @@ class Sampler:
                     watched.readings += 1
                 self._changed.notify_all()
 
-    def _next(self) -> list[_Watched] | None:
-        """Wait until VMs are to be read: which; None, and no thread any more, when there is no VM."""
+    def _next(self) -> list[_Watched]:
+        """Which VMs are to be read; where there is none, there is no thread any more."""
         with self._changed:
-            while self._vms:
-                now = time.monotonic()
-                ready = [watched for watched in self._vms.values() if watched.due <= now]
-                if ready:
-                    for watched in ready:
-                        watched.due = now + self._interval
-                    return ready
-                due = min(watched.due for watched in self._vms.values())
-                self._changed.wait(due - now if due < float("inf") else None)
-            self._thread = None
-            return None
+            ready = list(self._wanted)
+            self._wanted.clear()
+            if not ready:
+                self._thread = None
+            return ready
 
     def _read(self, watched: _Watched) -> None:
         """Write a line of one VM's figures, unless there are none, or none that are new."""

@@ -109,7 +109,8 @@ class Server:
         """Wait for one thing to happen and deal with all that did."""
         session = self.session
         deadline = session.next_deadline()
-        data, woken = self._pipes.wait(deadline)
+        due = None if self._sampler is None else self._sampler.due
+        data, woken = self._pipes.wait(deadline if due is None or (deadline and deadline < due) else due)
         if data:
             session.receive(data, time.monotonic())
         if woken:
@@ -118,6 +119,9 @@ class Server:
             self._collect(time.monotonic())
         if deadline is not None:
             session.expire(time.monotonic())
+        if due is not None and due <= time.monotonic():
+            assert self._sampler is not None
+            self._sampler.look(time.monotonic())
         if output := session.take_output():
             self._pipes.write(output)
         for call in session.take_calls():
