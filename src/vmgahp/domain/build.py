@@ -4,14 +4,13 @@ What an element means is libvirt's business: https://libvirt.org/formatdomain.ht
 `vmgahp.domain.devices`.
 """
 
-import re
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.devices import PC, Q35, VIRT, Host, add_devices, add_text
 from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SECURE
 from vmgahp.job.spec import JobSpec
-from vmgahp.text import NO_XML
+from vmgahp.text import not_for_xml
 
 __all__ = ["Host", "build", "firmware_of"]
 
@@ -72,10 +71,8 @@ def finished(domain: etree.Element, code: str, hint: str) -> str:
     """The text of a domain. Raises `errors.JobFault` for a character that cannot stand in XML at all."""
     etree.indent(domain)
     text = etree.tostring(domain, encoding="unicode")
-    if found := re.search(NO_XML, text):
-        raise errors.JobFault(
-            code, f"The job cannot be described to libvirt: {found[0]!a} is no character of XML.", hint
-        )
+    if found := not_for_xml(text):
+        raise errors.JobFault(code, f"The job cannot be described to libvirt: {found!a} is no character of XML.", hint)
     return text
 
 

@@ -6,16 +6,14 @@ with the rights of the job's user and within limits, and the chain that it finds
 XML, which keeps libvirt and QEMU from reading the header's own again.
 """
 
-import re
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.images import qemu_img
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, unfit
-from vmgahp.text import NO_XML, has_control, shown
+from vmgahp.text import has_control, not_for_xml, shown
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
@@ -45,6 +43,10 @@ def backing_chain(
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
     the job's user may not read or have no stated format.
     """
+    if image_format in PLAIN_FORMATS:
+        return ()
+    from vmgahp.images import qemu_img  # of no use to most jobs
+
     found: list[BackingFile] = []
     end = min(end, monotonic() + qemu_img.LOOK)
     while image_format not in PLAIN_FORMATS:
@@ -70,7 +72,7 @@ def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
         return None
-    if not name.startswith("/") or has_control(name) or re.search(NO_XML, name):
+    if not name.startswith("/") or has_control(name) or not_for_xml(name):
         raise _bad(
             errors.INVALID_DISK_PARAM,
             f"the backing file of {path} is {shown(name)}, which is no file of this machine, or cannot be named",
@@ -92,6 +94,8 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
 
     Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
     """
+    from vmgahp.images import qemu_img
+
     _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
@@ -126,6 +130,8 @@ def _unusable(path: str, image_format: str, why: object, *, no_access: bool = Fa
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
+    from vmgahp.images import qemu_img
+
     try:
         if seconds <= 0:
             raise qemu_img.TooSlow(0)

@@ -22,16 +22,12 @@ from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.trust import require_trustworthy
+from vmgahp.images import CATALOG
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files
 
 CheckBacking = Callable[["Image"], object]
 
 SETTING = "VM_CATALOG"
-
-CATALOG = "catalog"
-"""What stands before the name of an image of this machine's catalog: ``catalog:<name>:device:permission``, no
-format. condor_submit demands three or four fields (``validate_disk_param`` in HTCondor's
-``src/condor_utils/submit_utils.cpp``)."""
 
 LARGEST = 1 << 20
 """Bytes of the file."""

@@ -12,11 +12,15 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
+from vmgahp.images import CATALOG
 from vmgahp.images.backing import BackingFile
-from vmgahp.images.catalog import CATALOG, Image
 from vmgahp.images.formats import FORMATS
 from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.images.catalog import Image
 
 DISK = "VMPARAM_vm_Disk"
 DISK_HINT = "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
@@ -88,7 +92,7 @@ class Disk(NamedTuple):
     """Whether the image is transferred with the job, or made for it: it is in the scratch directory."""
     kind: str
     shared: bool = False
-    image: Image | None = None
+    image: "Image | None" = None
     """The image of this machine that it is, or that it is an overlay of where it can be written."""
     size: int = 0
     """Bytes of an empty disk; 0 for any other."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic, classic
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -86,6 +85,8 @@ def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> 
     Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
     sent, `MachineFault` for settings that are missing or wrong.
     """
+    from vmgahp.job import data_disks  # of no use to who makes them
+
     data_disks.refuse(ad)
     return with_nics(ad, settings, classic(ad, settings, kinds))
 

@@ -13,8 +13,9 @@ from lxml import etree
 from vmgahp.commands.submit.machine import Guest
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, local
+from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
-from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, sanitized
+from vmgahp.domain.job_xml.sanitize import sanitized
 from vmgahp.errors import JobFault
 
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"

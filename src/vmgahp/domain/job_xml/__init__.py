@@ -11,15 +11,14 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
-from vmgahp.domain.job_xml import boot_files, requests
-from vmgahp.domain.job_xml.merge import merge
-from vmgahp.domain.job_xml.sanitize import ATTRIBUTE, read, refused, sanitized
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.own_xml import OwnXml
 from vmgahp.text import shown
 
+ATTRIBUTE = "VMPARAM_Libvirt_XML"
+"""The file with the job's XML. What reads it is loaded for the jobs that have one."""
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 
 
@@ -37,6 +36,9 @@ class JobXml(NamedTuple):
 
         Without `make_room` it is only to be shown, and nothing is copied. Raises `errors.Fault`.
         """
+        from vmgahp.domain.job_xml import boot_files
+        from vmgahp.domain.job_xml.merge import merge
+
         paths = {tag: f"(copy of {name})" for tag, name in self.boot_files.items()}
         if make_room is not None and self.boot_files:
             paths = boot_files.copy(self.boot_files, directory, identity, make_room, self.file_name)
@@ -54,6 +56,9 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
     """
     if (ad.expression(ATTRIBUTE) or "undefined").lower() == "undefined":
         return None
+    from vmgahp.domain.job_xml import boot_files, requests
+    from vmgahp.domain.job_xml.sanitize import read, refused, sanitized
+
     name = (ad.string(ATTRIBUTE) or "").strip()
     if not name or os.path.basename(name) in ("", ".", ".."):
         raise refused(ad.expression(ATTRIBUTE) or "", "it names no file", f'write +{ATTRIBUTE} = "domain.xml".')

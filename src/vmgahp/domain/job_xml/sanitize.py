@@ -9,12 +9,11 @@ import re
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
-
-ATTRIBUTE = "VMPARAM_Libvirt_XML"
 
 LARGEST = 256 << 10
 """Bytes of a file; what virsh dumpxml shows of a large VM has twenty thousand."""

@@ -12,7 +12,6 @@ from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.tpm import PROGRAM
 from vmgahp.host.job_user import Identity
 from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
 from vmgahp.job.spec import JobSpec
@@ -124,6 +123,8 @@ def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) 
 def has_tpm() -> bool:
     """Whether there is a software TPM."""
     import shutil
+
+    from vmgahp.drivers.libvirt.tpm import PROGRAM
 
     return shutil.which(PROGRAM) is not None
 

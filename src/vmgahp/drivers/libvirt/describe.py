@@ -12,12 +12,11 @@ from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import capabilities, other_hypervisors, qemu_check, tpm
+from vmgahp.drivers.libvirt import capabilities, other_hypervisors
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.hooks import xml_script
 from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
@@ -166,6 +165,8 @@ class Describer:
         if resources.console:
             made = made._replace(console=resources.console.path)
         if spec.devices.tpm:
+            from vmgahp.drivers.libvirt import tpm
+
             device = tpm.Tpm(self.identity, self._owner(plan.label))
             resources.at_end.append(device.close)
             resources.before_restore.append(device.start)
@@ -188,6 +189,8 @@ class Describer:
 
     def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
         """The administrator's own XML, with the UUID by which the guardian and the kill mode know it."""
+        from vmgahp.hooks import xml_script
+
         lines = job.lines({"VMPARAM_VM_NAME": spec.name})
         lines += xml_script.extra_lines(
             lines,
@@ -256,8 +259,11 @@ class Describer:
         """The user as which libvirt runs QEMU by itself (its DAC base label)."""
         if os.getuid() != 0:
             return os.getuid(), os.getgid()
-        capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
-        for model in capabilities.iterfind("host/secmodel"):
+        # They are long, of what the host can emulate, and this is all of them that is read.
+        capabilities = self._connection.call(lambda connection: connection.getCapabilities())
+        begin, end = capabilities.find("<secmodel>"), capabilities.rfind("</secmodel>")
+        models = etree.fromstring(f"<host>{capabilities[begin:end]}</secmodel></host>") if 0 <= begin < end else ()
+        for model in models:
             if model.findtext("model") == "dac":
                 label = model.findtext("baselabel") or ""
                 uid, _, gid = label.replace("+", "").partition(":")
@@ -302,6 +308,8 @@ def has_passt(capabilities: str) -> bool:
     libvirt names the back ends that it was built with in its domain capabilities; one that names none
     refuses the element.
     """
+    from vmgahp.drivers.libvirt import qemu_check
+
     values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
     return any(value.text == "passt" for value in values) and qemu_check.passt() is not None
 

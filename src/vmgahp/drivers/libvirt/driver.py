@@ -1,7 +1,6 @@
 """Starts, finds and kills domains."""
 
 import os
-import uuid as uuids
 from collections.abc import Callable, Container
 
 from vmgahp import errors
@@ -219,7 +218,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         plan = plan._replace(spec=spec)
-        uuid = restart.manifest.facts["uuid"] if restart else str(uuids.uuid4())
+        uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
         resources.at_end.append(lambda: self._forget_firmware(spec.name))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")

@@ -5,7 +5,6 @@ the later one's VM gets a name of its own after it, and keeps the first one's gu
 """
 
 import os
-import uuid as uuids
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -39,12 +38,18 @@ class NamedDomain(NamedTuple):
         return os.path.normpath(self.directory) == os.path.normpath(working_dir) or not is_claimed(self.uuid)
 
 
+def new_uuid() -> str:
+    """A random UUID, as the kernel makes them."""
+    with open("/proc/sys/kernel/random/uuid") as file:
+        return file.read().strip()
+
+
 def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> str:
     """`name`, or one after it where a VM of another directory has that and its server lives. Raises `errors.Fault`."""
     taken = [each for each in _called(connection, name) if each.name == name and not each.is_left_over(working_dir)]
     if not taken:
         return name
-    own = f"{name}_{uuids.uuid4().hex[:OWN_HEX]}"
+    own = f"{name}_{new_uuid()[:OWN_HEX]}"
     log(f"a VM of another job is called {name}, and runs: this one is {own}")
     return own
 

@@ -12,27 +12,24 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vmgahp import errors, findings
+from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.findings import OFF, Finding
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
-from vmgahp.images import iso
-from vmgahp.images.backing import require_whole
-from vmgahp.images.catalog import Image
-from vmgahp.job import catalog_disks
 from vmgahp.job.attributes import OPTION_PREFIX
 from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
 from vmgahp.job.spec import JobSpec
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # what makes disks is loaded for the jobs that want some made
 if TYPE_CHECKING:
+    from vmgahp.findings import Finding
     from vmgahp.images import qemu_img
+    from vmgahp.images.catalog import Image
 
 ATTRIBUTE = "VM_Images"
 """Of the machine: the names of the images that jobs can have here, with commas between them."""
@@ -76,7 +73,7 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
             "no drive for cloud-init here.",
             "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
         )
-    if (spec.devices.user_data or any(request.files for request in spec.requests)) and not iso.can_write():
+    if (spec.devices.user_data or any(request.files for request in spec.requests)) and not _can_write_iso():
         raise JobFault(
             errors.MISMATCHED,
             f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}), "
@@ -97,17 +94,26 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     )
 
 
+def _can_write_iso() -> bool:
+    from vmgahp.images import iso
+
+    return iso.can_write()
+
+
 def survey(settings: Settings, identity: Identity) -> object:
     """The images of the catalog, for `judge`."""
     from vmgahp.images import catalog
+    from vmgahp.job import catalog_disks
 
     return catalog.survey(settings, lambda image: catalog_disks.backing_of(image, identity))
 
 
-def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
+def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
     """What `survey` comes to: machine attributes, and findings of which none keeps the machine from running jobs."""
     if isinstance(outcome, errors.Fault):
-        return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", OFF)]
+        from vmgahp import findings
+
+        return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", findings.OFF)]
     names, found = outcome if isinstance(outcome, tuple) else ([], [])
     return ({ATTRIBUTE: ",".join(names)} if names else {}), found
 
@@ -163,9 +169,11 @@ class Provision:
 
     # Overlays of images of the catalog
 
-    def _overlay(self, disk: Disk, image: Image) -> _Overlay:
+    def _overlay(self, disk: Disk, image: "Image") -> _Overlay:
         from vmgahp.checkpoint import files, manifest
         from vmgahp.images import qemu_img
+        from vmgahp.images.backing import require_whole
+        from vmgahp.job import catalog_disks
 
         name = os.path.basename(disk.path)
         try:
@@ -180,7 +188,7 @@ class Provision:
             self._create(name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity))
         return ours
 
-    def _require_same(self, ours: _Overlay, image: Image) -> None:
+    def _require_same(self, ours: _Overlay, image: "Image") -> None:
         """An overlay that is there already must be one of this image."""
         recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
         if recorded is None:

@@ -6,7 +6,6 @@ of the job's but its memory, and the machine is blamed only where that fails as 
 process of the job's user could kill it.
 """
 
-import uuid as uuids
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -44,7 +43,7 @@ def judge(
 
 
 def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger) -> bool:
-    uuid = str(uuids.uuid4())
+    uuid = names.new_uuid()
     name = f"vmgahp-look-{uuid}"
     spec = plan.spec._replace(
         name=name, disks=(), requests=(), nics=(), vcpus=1, vnc=False, devices=Devices(arch=plan.spec.devices.arch)
