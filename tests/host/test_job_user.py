@@ -634,7 +634,7 @@ def test_a_helper_ends_with_its_parent(scratch):
         try:
             user = Identity(JOB_UID, JOB_UID)
             user.at_hand().__enter__()
-            os.write(writing, b"%d" % user._helper._pid)
+            os.write(writing, b"%d" % user._child._pid)
         finally:
             os._exit(0)
     helper = os.pidfd_open(int(os.read(reading, 10)))

@@ -6,7 +6,7 @@ socket pair, and is gone. Its real uid stays root's: the user's own processes ca
 it. The other way, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
 the system call's number for each architecture, cannot be abandoned when a file system hangs, and a failure
 to switch back would leave a thread of root with the wrong rights. A child costs two milliseconds; where
-many things are done, as at a start, one `Helper` stays for all of them.
+many things are done, as at a start, one `StayingChild` stays for all of them.
 
 Forking a process with threads is safe as long as the child takes no lock that another thread may have
 held. So everything is made ready before the fork, and the child makes system calls only: signals are
@@ -45,7 +45,7 @@ DEADLINE = 30.0
 """Seconds that one operation may take before its file system counts as hung."""
 
 _LONGEST = 1 << 16
-"""Bytes of what a `Helper` can be told at once."""
+"""Bytes of what a `StayingChild` can be told at once."""
 
 _fork_lock = allocate_lock()
 _unreaped: list[int] = []
@@ -64,7 +64,7 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
     return _result(answer, uid)
 
 
-class Helper:
+class StayingChild:
     """A child that is the user until it is closed, and does one thing after another.
 
     It has nothing of its parent's open but the way to it, keeps nothing that it has opened, and ends with its parent.
@@ -168,7 +168,7 @@ def _child(
 
 
 def _serve(channel: "socket.socket", rights: tuple[int, int]) -> None:
-    """The life of a `Helper`'s child."""
+    """The life of a `StayingChild`'s child."""
     while message := channel.recv(_LONGEST):
         name, arguments = marshal.loads(message)  # noqa: S302 - nobody but the parent has the other end
         _answer(channel, rights, getattr(system_calls, name), arguments)

@@ -31,14 +31,14 @@ class Identity:
     Without root the user is the caller, and every operation is done directly.
     """
 
-    __slots__ = ("_groups", "_helper", "gid", "switching", "uid")
+    __slots__ = ("_child", "_groups", "gid", "switching", "uid")
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
         self.gid = gid
         self.switching = os.geteuid() == 0 and uid != 0
         self._groups: list[int] | None = None
-        self._helper: child.Helper | None = None
+        self._child: child.StayingChild | None = None
 
     @classmethod
     def from_environ(cls, environ: "Mapping[str, str]") -> "Identity":
@@ -187,8 +187,8 @@ class Identity:
         """Do what one function does by system calls alone, as the user. Raises OSError and `MachineFault`."""
         if not self.switching:
             return operation(*arguments)
-        if (helper := self._helper) is not None:
-            return helper.run(operation, arguments)
+        if (staying := self._child) is not None:
+            return staying.run(operation, arguments)
         return child.run_as(self.uid, self.gid, self.groups(), operation, arguments)
 
     def at_hand(self) -> "AtHand":
@@ -215,26 +215,26 @@ class Identity:
 
 
 class AtHand:
-    """While this is entered an identity has a helper, where it needs one and there can be one."""
+    """While this is entered an identity has one child that stays, where it needs one and there can be one."""
 
-    __slots__ = ("_helper", "_identity")
+    __slots__ = ("_child", "_identity")
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._helper: child.Helper | None = None
+        self._child: child.StayingChild | None = None
 
     def __enter__(self) -> None:
         user = self._identity
-        if user.switching and user._helper is None:
+        if user.switching and user._child is None:
             try:
-                self._helper = user._helper = child.Helper(user.uid, user.gid, user.groups())
+                self._child = user._child = child.StayingChild(user.uid, user.gid, user.groups())
             except (OSError, MachineFault):
                 return  # what is done first says what is lacking
 
     def __exit__(self, *_: object) -> None:
-        if self._helper is not None:
-            self._identity._helper = None
-            self._helper.close()
+        if self._child is not None:
+            self._identity._child = None
+            self._child.close()
 
 
 def _id(environ: "Mapping[str, str]", name: str) -> int:
