@@ -69,11 +69,11 @@ def unclaim(path: str) -> None:
 
 def is_claimed(uuid: str) -> bool:
     """Whether a process that lives looks after the VM `uuid`."""
-    return any(alive and _is_mine(f"{path}/{uuid}") for path, alive in _made_in(_bases()))
+    return any(_is_mine(f"{path}/{uuid}") and _birth(pid) == birth for path, pid, birth in _made_in(_bases()))
 
 
-def _made_in(places: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """What `runtime_dir` has made there, and whether the process that did lives. Others may write there too."""
+def _made_in(places: Iterable[str]) -> Iterator[tuple[str, int, str]]:
+    """What `runtime_dir` has made there, and the process that did, with its birth. Others may write there too."""
     for place in places:
         try:
             names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
@@ -82,7 +82,7 @@ def _made_in(places: Iterable[str]) -> Iterator[tuple[str, bool]]:
         for name in names:
             words = name.removeprefix(PREFIX).split("-")
             if len(words) == 3 and all(word.isascii() and word.isdigit() for word in words):
-                yield f"{place}/{name}", _birth(int(words[0])) == words[1]
+                yield f"{place}/{name}", int(words[0]), words[1]
 
 
 def _is_mine(path: str) -> bool:
@@ -100,8 +100,11 @@ def sweep(base: str | None = None) -> list[str]:
     directories of the caller's own user are touched. Raises nothing.
     """
     removed = []
-    for path, alive in _made_in(_bases() if base is None else [base]):
-        if not alive and _remove_directory(path, os.geteuid()):
+    births: dict[int, str] = {}  # of two hundred servers, each of which has made several
+    for path, pid, birth in _made_in(_bases() if base is None else [base]):
+        if pid not in births:
+            births[pid] = _birth(pid)
+        if births[pid] != birth and _remove_directory(path, os.geteuid()):
             removed.append(path)
     return removed
 
