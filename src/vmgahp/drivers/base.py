@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import Later, Resources, empty, unclaim
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
@@ -193,7 +193,7 @@ class Driver(ABC):
         except (errors.MachineFault, OSError) as error:
             self.log(f"another job of the same name would end this VM: {error}")
         else:
-            resources.at_end.append(lambda: runtime_dir.unclaim(claimed))
+            resources.at_end.append(Later(unclaim, self.identity, self.log, claimed))
         resources.guardian = self.post_guardian(match, uuid)
 
     def record_end(
@@ -201,11 +201,10 @@ class Driver(ABC):
     ) -> None:
         """From now on the VM runs: write down its end, and empty the scratch directory where nothing is sent back."""
         from vmgahp.drivers.exit_record import ExitRecord
-        from vmgahp.host import scratch
 
         resources.exit = ExitRecord(name, directory, cpu_seconds, self.settings, self.identity, self.log)
         if no_output:
-            resources.when_over.append(lambda: scratch.empty(directory, self.identity, self.log))
+            resources.when_over.append(Later(empty, self.identity, self.log, directory))
 
     def deadlines(self, usual: float) -> Deadlines:
         """How long the calls of a VM may take, the `usual` ones so many seconds."""

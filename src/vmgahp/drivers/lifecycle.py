@@ -1,27 +1,22 @@
-"""The life of a VM, the same for every driver: a START in five steps, one state, one end.
+"""The life of a VM that was started, the same for every driver: one state, one end.
 
 A driver says how its hypervisor does each thing; when it is done, what comes before and after, and what a failure
 leaves behind is decided here. `vmgahp.lifecycle.TRANSITIONS` is the table of what may follow what, as for the session.
+How a VM is started `vmgahp.drivers.managed` says.
 """
 
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.drivers.base import Deadlines, Driver, Logger, Machine
+from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
-from vmgahp.job.ad import JobAd
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
 from vmgahp.metrics import Status, Usage
-
-Plan = TypeVar("Plan")
-AnyMachine = TypeVar("AnyMachine", bound="ManagedMachine")
 
 END = "END"
 """What is done to a VM that is being ended; no operation of a client's."""
@@ -356,95 +351,3 @@ class ManagedMachine(Machine):
 
     def before_release(self) -> None:
         """The VM has ended: say how, and let go of what watched it."""
-
-
-class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
-    """A driver whose START reads as five calls; each is a step that a driver fills in."""
-
-    _server_ends = False
-    _starting: tuple[AnyMachine, ...] = ()
-
-    def interrupt(self) -> Sequence[Machine]:
-        self._server_ends = True
-        return self._starting
-
-    def start(self, job: JobAd) -> Machine:
-        try:
-            plan = self.plan(job)
-            reached("plan.looked")
-            self.clear(plan)
-            reached("clear.done")
-            try:
-                return self._carry_out(plan)
-            except Unusable as unusable:
-                if self._server_ends:
-                    raise errors.ClientFault(errors.VM_NOT_FOUND, unusable.reason) from unusable
-                afresh, take_back = self.without_checkpoint(plan, unusable)
-                try:
-                    return self._carry_out(afresh)
-                except BaseException:
-                    take_back()  # no guest runs without it either: it is for another machine, or a better day
-                    raise
-        except errors.Fault as fault:
-            if (explained := self.explain(job, fault)) is fault:
-                raise
-            raise explained from fault
-
-    def describe(self, job: JobAd) -> str:
-        return self.show(self.plan(job))
-
-    @abstractmethod
-    def plan(self, job: JobAd) -> Plan:
-        """All that will be done, by the job, its files and this machine; nothing is done yet. Raises `errors.Fault`."""
-
-    @abstractmethod
-    def show(self, plan: Plan) -> str:
-        """The plan in words, such as the domain XML. Changes nothing. Raises `errors.Fault`."""
-
-    @abstractmethod
-    def clear(self, plan: Plan) -> None:
-        """Remove what an earlier start of this job has left behind. Raises `errors.Fault`."""
-
-    @abstractmethod
-    def prepare(self, plan: Plan, resources: Resources) -> AnyMachine:
-        """Make what the VM needs, each with its removal in `resources`. Raises `errors.Fault`, OSError, `Unusable`."""
-
-    @abstractmethod
-    def launch(self, machine: AnyMachine, plan: Plan) -> None:
-        """Have the guest run, new or from its checkpoint. Raises as `prepare` does."""
-
-    @abstractmethod
-    def keep(self, machine: AnyMachine, plan: Plan) -> None:
-        """The guest runs: set up what accompanies it until its end. Raises `errors.Fault` and OSError."""
-
-    def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
-        """The plan without its unusable checkpoint, and what takes that back. Raises `errors.JobFault`."""
-        raise NotImplementedError
-
-    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
-        """The fault of a start as the job's owner is to read it."""
-        return fault
-
-    def _carry_out(self, plan: Plan) -> AnyMachine:
-        """Prepare, launch, keep; on any exception nothing of the VM is left."""
-        resources = Resources(self.log, lambda: self._server_ends)
-        machine: AnyMachine | None = None
-        try:
-            machine = self.prepare(plan, resources)
-            self._starting = (*self._starting, machine)
-            machine.step("prepare.done")
-            self.launch(machine, plan)
-            reached("launch.runs")
-            self.keep(machine, plan)
-            machine.started()
-        except BaseException as error:
-            if machine is None:
-                resources.release()
-            else:
-                machine.undo()
-            if isinstance(error, OSError):
-                problem = f"The machine is out of resources: {error}."
-                raise errors.MachineFault(problem, "see what is scarce.") from error
-            raise
-        reached("keep.done")
-        return machine

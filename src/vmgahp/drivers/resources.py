@@ -4,8 +4,51 @@ from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.drivers.exit_record import ExitPort, ExitRecord
+from vmgahp.host import runtime_dir
 from vmgahp.host.guardian import Guardian
+from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
+
+
+class Later:
+    """Something that is to be done later, maybe by another process: a function's name and plain arguments.
+
+    The function gets the job's user and the log before them.
+    """
+
+    __slots__ = ("_identity", "_log", "plain")
+
+    def __init__(
+        self,
+        function: Callable[..., object] | str,
+        identity: Identity,
+        log: Callable[[str], None],
+        *arguments: str | int,
+    ) -> None:
+        place = function if isinstance(function, str) else f"{function.__module__}:{function.__name__}"
+        self.plain: tuple[str, tuple[str | int, ...]] = place, arguments
+        """``module:function`` and the arguments, of which another process makes the same."""
+        self._identity = identity
+        self._log = log
+
+    def __call__(self) -> None:
+        from importlib import import_module
+
+        place, arguments = self.plain
+        module, _, name = place.partition(":")
+        getattr(import_module(module), name)(self._identity, self._log, *arguments)
+
+
+def unclaim(_identity: Identity, _log: Callable[[str], None], path: str) -> None:
+    """The VM is gone that `runtime_dir.claim` was called for."""
+    runtime_dir.unclaim(path)
+
+
+def empty(identity: Identity, log: Callable[[str], None], directory: str) -> None:
+    """The job is over, and nothing of its scratch directory is to be sent back."""
+    from vmgahp.host import scratch
+
+    scratch.empty(directory, identity, log)
 
 
 class Resources:

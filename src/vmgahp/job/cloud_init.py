@@ -153,12 +153,6 @@ def write(seed: Seed, working_dir: str, identity: Identity) -> None:
             os.close(descriptor)
 
 
-def forget(seed: Seed | None, working_dir: str, identity: Identity) -> None:
-    """Remove the drive, if there was one: its content is the job's alone. Raises OSError."""
-    if seed is not None:
-        identity.unlink_scratch(working_dir, SEED_FILE)
-
-
 def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
     try:
         data = identity.read_scratch(working_dir, name, LARGEST + 1)

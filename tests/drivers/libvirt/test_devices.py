@@ -144,7 +144,7 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
 def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
     with running(job, "VMPARAM_vm_TPM = true") as peer:
         directory = Path(job.live().find("devices/tpm/backend/source").get("path", "")).parent
-        assert {path.name for path in directory.iterdir()} == {"tpm", "state"}
+        assert {path.name for path in directory.iterdir()} == {"tpm", "state", "pid"}
         peer.end_by(signal.SIGKILL)
     until(lambda: job.domain() is None and not swtpms(peer, job), "the guardian clears up")
     until(lambda: not directory.exists(), "the guardian removes what the TPM kept")

@@ -12,7 +12,7 @@ from tests.drivers.libvirt.support import URI, Job, driver_for
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import KILL
-from vmgahp.drivers.libvirt import binding, names
+from vmgahp.drivers.libvirt import binding, ending, names
 from vmgahp.drivers.libvirt import firmware as firmwares
 
 pytestmark = pytest.mark.libvirt
@@ -121,7 +121,7 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
     """The start fails, and its end finds the domain defined and running."""
     nvram = Path(firmwares.directory(URI)) / f"{left.name}_VARS.fd"
 
-    usual, left_to_do = names.undefine, [True]
+    usual, left_to_do = ending.undefine, [True]
 
     def go_away(domain: libvirt.virDomain) -> None:
         if not left_to_do:
@@ -133,7 +133,7 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
         assert nvram.exists() == (firmware == "uefi")
         raise binding.libvirtError("the connection is gone")
 
-    monkeypatch.setattr(names, "undefine", go_away)
+    monkeypatch.setattr(ending, "undefine", go_away)
     more = (f'VMPARAM_vm_Firmware = "{firmware}"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"')
     driver, ad = driver_for(left, [], ad=more)
     with pytest.raises(errors.Fault, match="gone"):

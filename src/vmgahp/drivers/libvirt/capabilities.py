@@ -10,7 +10,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.host.job_user import Identity
 from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
@@ -67,7 +67,7 @@ def require(
     """
     wanted = spec.devices
     firmware = firmware_of(spec, arch_of(spec))
-    if not other_hypervisors.is_qemu(domain_type):
+    if not qemu_process.is_qemu(domain_type):
         if wanted != Devices():
             raise _refused(
                 f"The job asks for devices that domains of type {domain_type} do not get here: {_named(wanted)}",
@@ -114,7 +114,7 @@ def require(
 def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
     """The panic device that the guest gets; empty where there is none for its machine."""
     arch = spec.devices.arch or os.uname().machine
-    if not other_hypervisors.is_qemu(domain_type) or arch not in PANIC_MODELS:
+    if not qemu_process.is_qemu(domain_type) or arch not in PANIC_MODELS:
         return ""
     model, since = PANIC_MODELS[arch]
     return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""

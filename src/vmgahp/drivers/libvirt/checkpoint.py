@@ -6,7 +6,7 @@ The files and their checks are `vmgahp.checkpoint.store`'s; here is what only li
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -35,9 +35,6 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
-
-if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.describe import Plan
 
 
 def _differences(then: Facts, now: Facts) -> Iterator[str]:
@@ -112,14 +109,16 @@ class JobCheckpoints(NamedTuple):
     """The checkpoints of one job's VM."""
 
     every: "LibvirtCheckpoints"
-    plan: "Plan"
+    spec: JobSpec
+    """Under the job's name (`vmgahp.drivers.libvirt.describe.Plan.checkpoint_spec`)."""
+    domain_type: str
 
     @property
     def store(self) -> CheckpointStore:
-        return self.every.store(self.plan.checkpoint_spec)
+        return self.every.store(self.spec)
 
     def write(self, machine: LibvirtMachine) -> None:
-        self.every.write(machine, self.plan.checkpoint_spec, self.plan.domain_type)
+        self.every.write(machine, self.spec, self.domain_type)
 
 
 class LibvirtCheckpoints:

@@ -12,11 +12,11 @@ from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import capabilities, other_hypervisors
+from vmgahp.drivers.libvirt import capabilities, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
@@ -128,7 +128,7 @@ class Describer:
 
     def build(self, plan: Plan, ground: Ground) -> str:
         """The domain XML by what it stands on. Raises `errors.Fault`."""
-        spec, captures = plan.spec, self.settings.console_log_limit() and other_hypervisors.is_qemu(plan.domain_type)
+        spec, captures = plan.spec, self.settings.console_log_limit() and qemu_process.is_qemu(plan.domain_type)
         host = build.Host(
             uuid=ground.uuid,
             domain_type=plan.domain_type,
@@ -153,7 +153,7 @@ class Describer:
         if spec.devices.share not in ("", spec.working_dir):
             scratch.make_directory(spec.working_dir, os.path.basename(spec.devices.share), self.identity)
         limit = self.settings.console_log_limit()
-        if limit and other_hypervisors.is_qemu(plan.domain_type):
+        if limit and qemu_process.is_qemu(plan.domain_type):
             resources.console = ConsoleCapture(
                 os.path.join(runtime_dir(), "console"),
                 lambda: self._open_console_file(spec.working_dir),
@@ -167,11 +167,12 @@ class Describer:
         if spec.devices.tpm:
             from vmgahp.drivers.libvirt import tpm
 
-            device = tpm.Tpm(self.identity, self._owner(plan.label))
-            resources.at_end.append(device.close)
-            resources.before_restore.append(device.start)
-            device.start()
-            made = made._replace(tpm=device.path)
+            room, owner = runtime_dir(), self._owner(plan.label)
+            resources.at_end.append(Later(tpm.end, self.identity, self.log, room))
+            resources.before_restore.append(Later(tpm.begin, self.identity, self.log, room, *owner))
+            tpm.make(self.identity, room)
+            tpm.begin(self.identity, self.log, room, *owner)
+            made = made._replace(tpm=tpm.socket_in(room))
         if spec.devices.exit_port:
             resources.exit_port = ExitPort(self._owner(plan.label), self.log)
             made = made._replace(exit_port=resources.exit_port.path)
@@ -179,10 +180,8 @@ class Describer:
 
     def _room(self, resources: Resources) -> str:
         """A directory for copies of the job's own kernel, which goes away with the VM."""
-        from vmgahp.domain.job_xml.boot_files import remove
-
         room = runtime_dir()
-        resources.at_end.append(lambda: remove(room))
+        resources.at_end.append(Later(remove_room, self.identity, self.log, room))
         if self.identity.switching:
             os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
         return room
@@ -274,7 +273,7 @@ class Describer:
     # Small things around it
 
     def _has_passt(self, domain_type: str) -> bool:
-        return other_hypervisors.is_qemu(domain_type) and has_passt(
+        return qemu_process.is_qemu(domain_type) and has_passt(
             self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
         )
 
@@ -354,6 +353,13 @@ def _group_to_enter(path: str, bits: int) -> int | None:
     except OSError:
         return None
     return None if status.st_mode & bits == bits else status.st_gid
+
+
+def remove_room(_identity: Identity, _log: Logger, room: str) -> None:
+    """Remove the copies of the job's own kernel."""
+    from vmgahp.domain.job_xml.boot_files import remove
+
+    remove(room)
 
 
 def _password() -> str:

@@ -13,6 +13,7 @@ from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import (
     capabilities,
+    ending,
     faults,
     firmware,
     hooks,
@@ -36,8 +37,8 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
-from vmgahp.drivers.lifecycle import ManagedDriver
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import execute, proof, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
@@ -132,7 +133,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
         spec, resources, xml = plan.spec, machine.resources, machine.order.described.xml
         resources.not_started.clear()
-        resources.at_end.append(lambda: provision.remove_files_image(spec, self.identity))
+        if made := provision.files_made(spec):
+            resources.at_end.append(Later(provision.remove, self.identity, self.log, spec.working_dir, *made))
         self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.no_output_vm)
         if resources.exit and resources.exit_port:
             resources.exit.port = resources.exit_port.written
@@ -163,7 +165,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 if domain is None:
                     return False
                 name = domain.name()
-                names.end(domain)
+                ending.end(domain)
                 self._forget_firmware(name)
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
@@ -202,7 +204,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
-        if not other_hypervisors.is_qemu(fixed):
+        if not qemu_process.is_qemu(fixed):
             other_hypervisors.require(self._connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
@@ -219,14 +221,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
-        resources.at_end.append(lambda: self._forget_firmware(spec.name))
+        resources.at_end.append(Later(forget_firmware, self.identity, self.log, spec.name, self._connection.uri))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         described = self._describer.describe(plan, uuid, resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log)
-        if other_hypervisors.is_qemu(plan.domain_type):
+        if qemu_process.is_qemu(plan.domain_type):
             guest.files = DiskFiles(spec, self.identity, may_chown=self._connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
@@ -238,7 +240,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self._checkpoints.why_not(spec)
-        machine.checkpoints = JobCheckpoints(self._checkpoints, plan)
+        machine.checkpoints = JobCheckpoints(self._checkpoints, plan.checkpoint_spec, plan.domain_type)
         machine.order = Order(described, restart)
         machine.step("prepare.guarded")
         return machine
@@ -353,6 +355,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self._connection.uri, self.log)
+
+
+def forget_firmware(_identity: Identity, log: Logger, name: str, uri: str) -> None:
+    """The domain is gone: remove what it has kept in its firmware."""
+    firmware.forget(name, uri, log)
 
 
 def _probing_for_a_startd() -> bool:

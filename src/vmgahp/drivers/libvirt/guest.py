@@ -7,7 +7,7 @@ from typing import TypeVar
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, names, other_hypervisors, qemu_process
+from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
@@ -101,9 +101,9 @@ class LibvirtGuest:
             yield domain
         except BaseException:
             with suppress(libvirt.libvirtError):  # what went wrong first says more
-                names.undefine(domain)
+                ending.undefine(domain)
             raise
-        names.undefine(domain)
+        ending.undefine(domain)
 
     def begin(self, make: Make, look: Check) -> None:
         """Make the domain, whose CPUs stand still, have it looked at, and let it run.
@@ -114,7 +114,7 @@ class LibvirtGuest:
         def begin(connection: libvirt.virConnect) -> None:
             with self.files.held_still() if self.files else nullcontext(lambda: None) as require_still:
                 domain = make(connection)
-                if other_hypervisors.is_qemu(self.type):
+                if qemu_process.is_qemu(self.type):
                     self.pid()  # by which its last figures are found
                 look(connection, domain, domain.XMLDesc())
                 require_still()
@@ -132,7 +132,7 @@ class LibvirtGuest:
             self.watch.ours = False
 
     def _let_begin(self, domain: libvirt.virDomain) -> None:
-        if domain.info()[0] != libvirt.VIR_DOMAIN_PAUSED and not other_hypervisors.is_qemu(self.type):
+        if domain.info()[0] != libvirt.VIR_DOMAIN_PAUSED and not qemu_process.is_qemu(self.type):
             self.watch.resumed.set()
             return
         try:

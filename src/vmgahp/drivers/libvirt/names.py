@@ -12,15 +12,12 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.ending import MARK, end, is_strange
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import is_claimed
 
 OWN_HEX = 8
 """Digits at the end of the name of a VM whose own is taken."""
-
-MARK = "urn:vmgahp:job"
-"""The namespace of an element by which a job's domain is known where it is defined, which it is while it is made: what
-a server or a libvirtd leaves that ended at that moment is told from what an administrator has defined."""
 
 
 class NamedDomain(NamedTuple):
@@ -77,7 +74,7 @@ def sweep(connection: LibvirtConnection, log: Logger) -> None:
 
     def look(opened: libvirt.virConnect) -> None:
         for domain in opened.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
-            if not (_is_strange(domain) or is_claimed(domain.UUIDString()) or os.path.isdir(_directory(domain))):
+            if not (is_strange(domain) or is_claimed(domain.UUIDString()) or os.path.isdir(_directory(domain))):
                 log(f"{domain.name()} was left defined: removing it")
                 end(domain)
 
@@ -96,27 +93,6 @@ def mark(domain: etree.Element) -> None:
         etree.SubElement(metadata, f"{{{MARK}}}job")
 
 
-def undefine(domain: libvirt.virDomain) -> None:
-    """Have libvirt forget a domain when it stops, or at once where it does not run. Raises `libvirt.libvirtError`."""
-    domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)  # which is removed by its name
-
-
-def end(domain: libvirt.virDomain) -> None:
-    """Destroy a job's domain, of which nothing is left then. Raises `libvirt.libvirtError`."""
-    was_defined = _is_persistent(domain) and not _is_strange(domain)
-    if was_defined:
-        try:
-            undefine(domain)
-        except libvirt.libvirtError:
-            if _is_persistent(domain):
-                raise
-    try:
-        domain.destroy()
-    except libvirt.libvirtError as error:
-        if not (was_defined and faults.is_no_domain(error)):
-            raise
-
-
 def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
     """The domain that a kill is about: by its name, or by the scratch directory of its job.
 
@@ -131,13 +107,13 @@ def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.v
         found = [each for each in found if _is_called(each.name(), match)]
         if len(found) > 1:
             found = [each for each in found if not is_claimed(each.UUIDString())]
-    return next((each for each in found if not _is_strange(each)), None)
+    return next((each for each in found if not is_strange(each)), None)
 
 
 def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
     def look(opened: libvirt.virConnect) -> list[NamedDomain]:
         named = [domain for domain in opened.listAllDomains() if _is_called(domain.name(), name)]
-        return [NamedDomain(each.name(), each.UUIDString(), _directory(each), _is_strange(each)) for each in named]
+        return [NamedDomain(each.name(), each.UUIDString(), _directory(each), is_strange(each)) for each in named]
 
     try:
         return connection.call(look)
@@ -151,23 +127,6 @@ def _directory(domain: libvirt.virDomain) -> str:
         return str(domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None))
     except libvirt.libvirtError:
         return ""
-
-
-def _is_persistent(domain: libvirt.virDomain) -> bool:
-    try:
-        return bool(domain.isPersistent())
-    except libvirt.libvirtError:
-        return False  # it went away
-
-
-def _is_strange(domain: libvirt.virDomain) -> bool:
-    if not _is_persistent(domain):
-        return False
-    try:
-        domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, MARK)
-    except libvirt.libvirtError as error:
-        return not faults.is_no_domain(error)
-    return False
 
 
 def _is_called(name: str, match: str) -> bool:

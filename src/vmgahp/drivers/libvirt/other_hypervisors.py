@@ -14,17 +14,13 @@ from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt import faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.light import NamedTuple
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
-
-QEMU_TYPES = ("kvm", "qemu")
-"""The domain types of libvirt's driver for QEMU."""
-
 CONNECTING = 1.5
 """Seconds for reaching a libvirtd that is just being restarted."""
 
@@ -68,11 +64,6 @@ def wanted_type(vm_type: str, settings: Settings) -> str:
             f"set {SETTING} to what virsh capabilities shows as <domain type=…>, such as lxc.",
         )
     return kind
-
-
-def is_qemu(domain_type: str) -> bool:
-    """Whether domains of a type are not QEMU's."""
-    return domain_type in ("", *QEMU_TYPES)
 
 
 def ask(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
@@ -128,18 +119,18 @@ def require_fit(vm_type: str, connection: LibvirtConnection, settings: Settings)
     Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
     """
     domain_type = wanted_type(vm_type, settings)
-    if not is_qemu(domain_type):
+    if not qemu_process.is_qemu(domain_type):
         require(connection, domain_type, settings)
 
 
 def may_be_diskless(vm_type: str, settings: Settings) -> bool:
     """Whether jobs need not name a disk: a container has the root that the administrator's script gives it."""
-    return not is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
+    return not qemu_process.is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
 
 
 def no_saving(domain_type: str) -> str:
     """Why a VM's memory cannot be saved to a file; empty where it can."""
-    if is_qemu(domain_type):
+    if qemu_process.is_qemu(domain_type):
         return ""
     return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 

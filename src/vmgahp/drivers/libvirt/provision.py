@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Value
-from vmgahp.drivers.libvirt import other_hypervisors
+from vmgahp.drivers.base import Logger, Value
+from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
@@ -66,7 +66,7 @@ class _Record(NamedTuple):
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
     """Make sure that this machine makes the disks that the job asks for. Raises `JobFault`."""
-    if spec.devices.user_data and not other_hypervisors.is_qemu(domain_type):
+    if spec.devices.user_data and not qemu_process.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
             f"{OPTION_PREFIX}{USER_DATA} = {spec.devices.user_data.user_data!a}: domains of type {domain_type} get "
@@ -83,7 +83,7 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     if not any(request.size or request.files or request.image for request in spec.requests):
         return
     script = settings.xml_script()
-    if not script and other_hypervisors.is_qemu(domain_type):
+    if not script and qemu_process.is_qemu(domain_type):
         return
     why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
     raise JobFault(
@@ -118,15 +118,20 @@ def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
     return ({ATTRIBUTE: ",".join(names)} if names else {}), found
 
 
-def remove_files_image(spec: JobSpec, identity: Identity) -> None:
-    """Remove the images with the job's files, which are in the scratch directory themselves. Raises OSError."""
+def files_made(spec: JobSpec) -> list[str]:
+    """The images with the job's files, which are in the scratch directory themselves."""
+    made = [os.path.basename(disk.path) for disk in spec.disks if disk.files]
     if spec.devices.user_data:
         from vmgahp.job import cloud_init
 
-        cloud_init.forget(spec.devices.user_data, spec.working_dir, identity)
-    for disk in spec.disks:
-        if disk.files:
-            identity.unlink_scratch(spec.working_dir, os.path.basename(disk.path))
+        made.append(cloud_init.SEED_FILE)
+    return made
+
+
+def remove(identity: Identity, _log: Logger, directory: str, *names: str) -> None:
+    """Remove files of a scratch directory. Raises OSError and `errors.Fault`."""
+    for name in names:
+        identity.unlink_scratch(directory, name)
 
 
 class Provision:

@@ -16,6 +16,11 @@ MOST_BYTES = 1 << 16
 """Of a command line; libvirt begins QEMU's with the name, and the UUID is not far from it."""
 
 
+def is_qemu(domain_type: str) -> bool:
+    """Whether domains of a type are QEMU's."""
+    return domain_type in ("", "kvm", "qemu")
+
+
 def noted(name: str) -> Iterator[int]:
     """The process ids that libvirt has noted for the domain of that name, whoever has them now."""
     runs = ["/run", "/var/run"]

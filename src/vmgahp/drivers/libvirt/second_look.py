@@ -12,7 +12,7 @@ from vmgahp import errors
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import firmware, names, other_hypervisors
+from vmgahp.drivers.libvirt import ending, firmware, names, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan
 from vmgahp.drivers.libvirt.hooks import described
@@ -30,7 +30,7 @@ def judge(
     """The fault of a start that the job may have caused: the job's, unless no plain guest starts either."""
     if not isinstance(fault, errors.MachineFault) or describer.settings.xml_script():
         return fault  # every description is the administrator's
-    if other_hypervisors.is_qemu(plan.domain_type):
+    if qemu_process.is_qemu(plan.domain_type):
         if not _plain_guest_starts(plan, describer, connection, log):
             return fault
     elif plan.xml is None:
@@ -59,7 +59,7 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
             if not made.authors:
                 verify.against_job(domain.XMLDesc(), made.xml, spec)
         finally:
-            names.end(domain)
+            ending.end(domain)
 
     try:
         xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))

@@ -10,7 +10,7 @@ from vmgahp import errors, findings, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey, Value
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check
+from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check, qemu_process
 from vmgahp.drivers.libvirt.capabilities import arches, has_tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import (
@@ -87,7 +87,7 @@ class LibvirtSurveyor:
             self._fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
             return Survey([findings.judge("domain type", other_hypervisors.SETTING, fault, "")])
-        if not other_hypervisors.is_qemu(self._fixed):
+        if not qemu_process.is_qemu(self._fixed):
             return other_hypervisors.survey(self.settings, self._connection, self._fixed, end)
         first_end = end - EMULATOR_TIME
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.

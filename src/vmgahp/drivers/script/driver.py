@@ -9,7 +9,8 @@ from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.lifecycle import ManagedDriver, reached
+from vmgahp.drivers.lifecycle import reached
+from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import program, protocol
 from vmgahp.drivers.script.checkpoint import KIND, ScriptCheckpoints

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.lifecycle import ManagedDriver, reached
+from vmgahp.drivers.lifecycle import reached
+from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
 from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files

@@ -9,7 +9,8 @@ from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey
-from vmgahp.drivers.lifecycle import ManagedDriver, reached
+from vmgahp.drivers.lifecycle import reached
+from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import annotations, power
 from vmgahp.drivers.vsphere import machine as machines

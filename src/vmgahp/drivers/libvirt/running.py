@@ -1,0 +1,189 @@
+"""One domain of libvirt that was started: how it is, paused, ended; all that a server does itself."""
+
+import time
+from collections.abc import Callable
+
+from vmgahp import errors, lifecycle
+from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import ending, faults, qemu_process
+from vmgahp.drivers.libvirt.address import GuestAddress
+from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest, let_run
+from vmgahp.drivers.libvirt.io_error import IoErrors
+from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
+from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.resources import Resources
+from vmgahp.host import proc
+from vmgahp.job import exit_code
+from vmgahp.metrics import Metrics, Status
+
+_STATES = {
+    libvirt.VIR_DOMAIN_NOSTATE: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_RUNNING: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_BLOCKED: lifecycle.RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED,
+    libvirt.VIR_DOMAIN_SHUTDOWN: lifecycle.RUNNING,  # on its way out; gone at the next look
+    libvirt.VIR_DOMAIN_SHUTOFF: lifecycle.STOPPED,
+    libvirt.VIR_DOMAIN_CRASHED: lifecycle.STOPPED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED,
+}
+
+DESTROY_WAIT = 10.0
+"""Seconds to wait for the event that says that a destroyed domain is gone."""
+
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks at a guest that was asked to power off, or whose save has lost its libvirtd."""
+
+
+class RunningMachine(ManagedMachine):
+    """A transient domain: when it stops, libvirt forgets it, and nothing is left to undefine."""
+
+    def __init__(self, guest: LibvirtGuest, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
+        super().__init__(guest.name, resources, deadlines, log)
+        self.guest = guest
+        self.uuid = guest.uuid
+        self.mac = ""
+        self.screenshot: Callable[[], None] = lambda: None
+        """Keeps what the guest shows when it fails, where it has a display."""
+        self.io_errors = IoErrors(guest, self._give_up, log)
+        self.io_errors.at_first = lambda: self.screenshot()
+        guest.watch.ending = self._last_look
+        self._address = GuestAddress()
+        self._meter = Meter(guest.connection, guest.name, guest.uuid)
+        self._last_report: Status | None = None
+
+    def was_saved_after_all(self) -> bool:
+        """Whether a save of which nobody could say whether it was done has been done, and this VM is SUSPENDED."""
+        return False
+
+    def look(self) -> Status:
+        if self.was_saved_after_all():
+            self.state = lifecycle.SUSPENDED
+            return Status(lifecycle.SUSPENDED)
+        try:
+            # One round trip; the memory is the balloon's, where there is one.
+            state, max_memory, memory, vcpus, cpu_nanoseconds = self.guest.connection.call(self.guest.info)
+        except libvirt.libvirtError as error:
+            if not faults.is_no_domain(error):
+                raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
+            return self._absent()
+        except errors.MachineFault as fault:
+            # libvirtd is away, but QEMU does not depend on it: what is known still holds.
+            if self._last_report is not None and (pid := self.guest.known_pid()):
+                self.log(f"{self.name} runs on as process {pid} although {fault.problem}")
+                return self._last_report
+            raise
+        if state == libvirt.VIR_DOMAIN_CRASHED:
+            self.screenshot()
+            self.resources.ended(exit_code.CRASHED, self.guest.watch.ended_at)
+            self.destroy()
+        elif state == libvirt.VIR_DOMAIN_PAUSED and self.state is lifecycle.RUNNING and self.io_errors.look():
+            state = libvirt.VIR_DOMAIN_RUNNING  # HTCondor has suspended nothing, and need not resume it
+        if self._last_report is None:
+            self.pid()  # while libvirtd answers: by it a guest is known when libvirtd is away
+        self._last_report = Status(
+            _STATES.get(state, lifecycle.RUNNING),
+            cpu_seconds=self.usage.read(cpu_seconds(cpu_nanoseconds)),
+            vcpus=vcpus,
+            memory_kib=memory,
+            max_memory_kib=max_memory,
+            mac=self.mac,
+            ip=self._address.find(self.guest.call) if self.mac else "",
+        )
+        return self._last_report
+
+    def pid(self) -> int:
+        return self.guest.pid()
+
+    def metrics(self) -> Metrics | None:
+        if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
+            return None
+        found = self._meter.read()
+        if found is not None and self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
+            self.usage.at_least(found.cpu_seconds)
+        return found
+
+    # The end
+
+    def ask_to_power_off(self) -> None:
+        def ask(domain: libvirt.virDomain) -> None:
+            let_run(domain)  # a guest whose CPUs stand still hears no ACPI request
+            domain.shutdown()
+
+        self.guest.operate("asking to power off", ask, seconds=self.deadlines.usual)
+
+    def wait_until_off(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self.overruled and (left := end - time.monotonic()) > 0:
+            if self.guest.watch.gone.wait(min(left, LOOK_INTERVAL)):
+                return True
+        if not self.overruled:
+            self.screenshot()
+        return False
+
+    def end_guest(self) -> None:
+        self.guest.watch.ours = True
+        try:
+            self.guest.call(ending.end, seconds=self.deadlines.usual)
+            self.guest.watch.gone.wait(DESTROY_WAIT)
+        except libvirt.libvirtError as error:
+            if not faults.is_no_domain(error):
+                self._kill(faults.from_libvirt(error, f"destroying {self.name}"))
+        except errors.MachineFault as fault:
+            self._kill(fault)
+
+    def _kill(self, fault: errors.Fault) -> None:
+        """End the guest without libvirt, which does not, or raise why it does not."""
+        if not self.guest.kill():
+            raise fault
+        self.log(f"{self.name}: {fault.problem} Its QEMU was killed")
+
+    def destroy(self) -> None:
+        self._say_how_it_ended()  # it may have done so by itself
+        super().destroy()
+
+    def _say_how_it_ended(self) -> None:
+        self.resources.ended(self.guest.watch.how, self.guest.watch.ended_at)
+
+    def clear_up(self) -> None:
+        self.guest.watch.gone.wait(EVENT_WAIT)  # one that is off is still there while libxl clears up after it
+        self._say_how_it_ended()
+        self.end_guest()
+
+    def before_release(self) -> None:
+        self._say_how_it_ended()
+        self.io_errors.end()
+        self.guest.connection.unwatch(self.uuid)
+
+    def _last_look(self) -> None:
+        """The guest has powered off or crashed, and its process is about to go."""
+        if qemu_process.is_qemu(self.guest.type):
+            self.usage.at_least(proc.cpu_seconds(self.guest.known_pid()))
+
+    def _give_up(self, why: str) -> None:
+        """The next STATUS finds the guest gone, and tells the starter, which hears nothing before."""
+        self.log(f"{self.name} ends as a failure: {why}")
+        self.resources.ended(exit_code.DISK_ERROR, time.time(), why)
+        self.end_guest()
+
+    def pause(self) -> None:
+        seconds = self.deadlines.usual
+        with self.io_errors.held():
+            self.guest.operate("pausing", lambda domain: domain.suspend(), errors.VM_NO_SUPPORT_SUSPEND, seconds)
+
+    def unpause(self) -> None:
+        def resume(domain: libvirt.virDomain) -> None:
+            if domain.info()[0] != libvirt.VIR_DOMAIN_RUNNING:  # libvirtd itself resumes what it finds in a save
+                domain.resume()
+
+        self.guest.operate("resuming", resume, seconds=self.deadlines.usual)
+        self.io_errors.let_go()
+
+    def _absent(self) -> Status:
+        """What it means that libvirt does not know the domain."""
+        self.guest.watch.gone.wait(EVENT_WAIT)
+        if self.guest.watch.was_saved:
+            # By an administrator, to a place that we do not know: the guest is not gone.
+            self.log(f"{self.name} was saved by somebody else: virsh restore --xml brings it back, without fdgroup")
+            return Status(lifecycle.SUSPENDED)
+        return Status(lifecycle.STOPPED)
