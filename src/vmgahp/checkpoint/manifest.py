@@ -4,7 +4,6 @@ A manifest comes back with the job and may be anything, so each field is checked
 its range, none may be missing and none may be more, and `Invalid` is all that can come of reading one.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -107,6 +106,8 @@ def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
 
 def encode(number: int, record: NamedTuple) -> bytes:
     """A record with the format `number` as JSON, for `read`."""
+    import json  # of no use to a job that has no checkpoint
+
     return json.dumps({"format": number} | _objects(record), indent=1).encode() + b"\n"
 
 
@@ -145,6 +146,8 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
     try:
+        import json
+
         content = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise Invalid(f"it is not JSON: {error}.") from error

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.checkpoint.substitute import Held, Substitute
@@ -40,8 +40,7 @@ class Damaged(Exception):
     """This is not a memory image that libvirtd should see; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What libvirt wrote before the guest's memory."""
 
     xml: str

@@ -3,7 +3,6 @@
 The files and their checks are `vmgahp.checkpoint.store`'s; here is what only libvirt knows.
 """
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -210,6 +209,8 @@ class LibvirtCheckpoints:
         capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
+        import hashlib
+
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])
 
 
