@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, Peer, environment
 from vmgahp.daemon import pipes
-from vmgahp.daemon.server import Server
+from vmgahp.daemon.server import SWITCH_INTERVAL, Server
 from vmgahp.protocol import wire
 
 
@@ -114,3 +114,8 @@ def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
         assert len(threads) == 2
         assert peer.run("STOP", 1) == ["0", "NULL"]
         peer.quit()
+
+
+def test_a_worker_that_computes_delays_a_reply_by_two_milliseconds_at_most() -> None:
+    """A turn waits for the interpreter after each of its system calls, and once before a reply of a worker's."""
+    assert 5 * SWITCH_INTERVAL <= 0.002

@@ -237,6 +237,21 @@ def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
     assert watch.gone.wait(DEADLINE)
 
 
+def test_a_connection_that_only_calls_side_by_side_needed_is_closed_after_a_while(
+    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both() -> None:
+        way.call(lambda _opened: way.call(lambda opened: opened.getType()))
+
+    both()
+    both()
+    assert len(way._idle) == 2, "it is used again"
+    monkeypatch.setattr(connections, "SURPLUS_SECONDS", 0.0)
+    way.call(lambda opened: opened.getType())
+    assert way._idle == [way._ears], "events are still heard"
+    both()
+
+
 BESET = """
 import sys, threading
 from vmgahp import errors

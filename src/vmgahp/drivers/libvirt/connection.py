@@ -29,9 +29,13 @@ HANGING_DEADLINE = 1.0
 CLOSE_WAIT = 2.0
 """Seconds that the end of a server waits for the farewell to libvirtd."""
 
-KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
-"""libvirt closes a connection whose daemon has not answered a ping for 15 s, so that a hung libvirtd
-fails calls instead of keeping them for ever (``virConnectSetKeepAlive``)."""
+KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 6, 2
+"""libvirt closes a connection whose daemon has not answered a ping for 12 s, so that a hung libvirtd
+fails calls instead of keeping them for ever (``virConnectSetKeepAlive``). libvirtd itself sends a ping after 5 s of
+silence: while it lives it comes first, and there are no two pings for one."""
+
+SURPLUS_SECONDS = 90.0
+"""How long a connection is kept that one more call beside others has needed: what happens every minute finds it."""
 
 _CAUSES = {
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): "the guest has powered off",
@@ -146,6 +150,8 @@ class _Way:
 
     def __init__(self, connection: libvirt.virConnect) -> None:
         self.connection = connection
+        self.idle_since = 0.0
+        """When the last call on it has ended, by the monotonic clock."""
         self._callback = -1
         self._is_lost = False
 
@@ -252,13 +258,20 @@ class LibvirtConnection:
             self._closed = True
             idle, self._idle = self._idle, []
 
+        if idle and not self._close(idle, CLOSE_WAIT):
+            self._log(f"closing the connection to libvirt: {faults.hanging(self.uri).problem}")
+
+    @staticmethod
+    def _close(ways: list[_Way], seconds: float) -> bool:
+        """Close what nobody uses, for which libvirtd is to answer; whether it has within so many seconds."""
+
         def say_farewell() -> None:
-            for way in idle:
+            for way in ways:
                 way.close()
 
         with contextlib.suppress(errors.MachineFault):  # they are closed with the process
-            if idle and not _Errand("libvirt-close", say_farewell).wait(CLOSE_WAIT):
-                self._log(f"closing the connection to libvirt: {faults.hanging(self.uri).problem}")
+            return _Errand("libvirt-close", say_farewell).wait(seconds)
+        return True
 
     def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:
         pause = threading.Event()
@@ -296,7 +309,7 @@ class LibvirtConnection:
                     raise errors.HypervisorFault("The connection to libvirt is closed: the server is ending.")
                 self._sort_out()
                 if self._idle and self._ears is not None:
-                    return self._idle.pop()
+                    return self._idle.pop(self._idle.index(self._ears) if self._ears in self._idle else -1)
                 # A libvirtd that hangs accepts and never answers, and no keep-alive watches a connection that is
                 # being made. One thread waits then, and not all workers.
                 if self._opening is None:
@@ -313,11 +326,18 @@ class LibvirtConnection:
 
     def _put_back(self, way: _Way) -> None:
         with self._lock:
-            if not self._closed:
+            is_closed = self._closed
+            if not is_closed:
+                way.idle_since = time.monotonic()
                 self._idle.append(way)
                 self._sort_out()
-                return
-        way.close()
+                oldest = way.idle_since - SURPLUS_SECONDS
+                surplus = [kept for kept in self._idle if kept is not self._ears and kept.idle_since < oldest]
+                self._idle = [kept for kept in self._idle if kept not in surplus]
+        if is_closed:
+            way.close()
+        elif surplus:
+            self._close(surplus, 0.0)
 
     def _sort_out(self) -> None:
         """Close the idle connections that are dead, which no answer is waited for."""
