@@ -22,7 +22,7 @@ from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Totals, Usage
-from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
+from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, as_json, last_sample
 from vmgahp.protocol.calls import Call, Vm
 from vmgahp.testing.contract import until
 
@@ -360,3 +360,15 @@ def test_a_setting_that_makes_no_sense_costs_the_figures_and_no_job(scratch: Pat
     with started(scratch, interval="often") as peer:
         assert "VM_METRICS_INTERVAL = often" in peer.quit()
     assert not (scratch / NAME).exists()
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(st.dictionaries(st.text(), st.recursive(VALUES, lambda inner: st.dictionaries(st.text(), inner), max_leaves=9)))
+def test_a_line_is_as_json_writes_it(line: dict[str, object]) -> None:
+    assert as_json(line) == json.dumps(line, separators=(",", ":"))
+
+
+def test_a_line_has_its_state_as_a_word() -> None:
+    assert as_json({"state": lifecycle.RUNNING}) == '{"state":"Running"}'

@@ -1,6 +1,5 @@
 """Fault rules: which errors of a hypervisor are whose fault, and what to do about them."""
 
-import re
 from collections.abc import Callable, Iterable
 
 from vmgahp.errors import Fault, MachineFault
@@ -46,6 +45,8 @@ def classify(
     paths above all. They are cut out first, or a disk called "No space left on device" would take the machine out
     of service.
     """
+    import re  # here, where something has failed: a server is to hold neither it nor its tables
+
     for value in sorted(filter(None, job_values), key=len, reverse=True):
         message = message.replace(value, "*")
     return next(rule for rule in rules if takes(rule) and (not rule.message or re.search(rule.message, message)))

@@ -7,9 +7,7 @@ of its serial console or on a virtio port that the job asked for (``VMPARAM_vm_E
 What a guest says is a stranger's word: of a limited piece of it a number from 0 to 255 is believed, and nothing else.
 """
 
-import json
 import os
-import re
 
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
@@ -41,10 +39,11 @@ LONGEST_EVENT = 127
 """Characters that an event of this kind in the job's log has (``GenericEvent`` in HTCondor's
 ``src/condor_utils/condor_event.h``)."""
 
-_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*" + MARKER.encode() + rb"[ \t]*([0-9]{1,3})[ \t]*(?=[\r\n]|$)")
-_STARTER = re.compile(rb"(?:127(?:\.[0-9]{1,3}){3}|::1) [0-9]{1,5} [A-Za-z0-9]{1,100}\s*")
+# What is looked for with `re`, which a server is to load at its VM's end and not before.
+_LINE = rb"(?:^|[\r\n])[ \t]*" + MARKER.encode() + rb"[ \t]*([0-9]{1,3})[ \t]*(?=[\r\n]|$)"
+_STARTER = rb"(?:127(?:\.[0-9]{1,3}){3}|::1) [0-9]{1,5} [A-Za-z0-9]{1,100}\s*"
 """Its address, port and password for this job."""
-_NUMBER = re.compile(rb"\s*([0-9]{1,3})\s*", re.ASCII)
+_NUMBER = rb"\s*([0-9]{1,3})\s*"
 
 
 class Ending(NamedTuple):
@@ -84,14 +83,18 @@ BY_ITSELF = (POWERED_OFF, CRASHED, DISK_ERROR, GONE)
 
 def from_console(end: bytes) -> int | None:
     """The exit code that the end of a console says, by the last line that says one; None for none."""
-    said = [int(number) for number in _LINE.findall(end[-CONSOLE_BYTES:])]
+    import re
+
+    said = [int(number) for number in re.findall(_LINE, end[-CONSOLE_BYTES:])]
     return next((number for number in reversed(said) if number <= 255), None)
 
 
 def from_port(written: bytes) -> int | None:
     """The exit code that the guest has written to its port: the last line that is a number; None for none."""
+    import re
+
     for line in reversed(written[:PORT_BYTES].splitlines()):
-        found = _NUMBER.fullmatch(line)
+        found = re.fullmatch(_NUMBER, line)
         if found and int(found[1]) <= 255:
             return int(found[1])
     return None
@@ -99,6 +102,7 @@ def from_port(written: bytes) -> int | None:
 
 def render(ending: Ending) -> bytes:
     """The content of ``vm_exit.json``."""
+    import json
     from datetime import UTC, datetime
 
     def time(seconds: float) -> str:
@@ -149,10 +153,13 @@ def tell_starter(code: int | None, directory: str, libexec: str, identity: Ident
     machine that has a starter. Returns what the log should know, empty for nothing. Raises nothing: a job does not
     depend on it.
     """
+    import json
+    import re
+
     config = tail_of(identity, directory, CHIRP_CONFIG)
     if not config:
         return ""  # the administrator or the job does without chirp
-    if not _STARTER.fullmatch(config):
+    if not re.fullmatch(_STARTER, config):
         # It is in the job's hands. Nobody is spoken to on a job's behalf but the starter, which is on this machine.
         return f"{CHIRP_CONFIG} is not as a starter writes it: the job ad does not get the exit code"
     program = os.path.join(libexec, "condor_chirp") if libexec else ""

@@ -5,8 +5,8 @@ job's: it is opened once, as the job's user and through no link, and what an ear
 looked at and not believed. The format is in docs/reference/metrics.md.
 """
 
-import json
 import os
+from _json import encode_basestring_ascii as quoted
 from _thread import allocate_lock
 from collections.abc import Callable, Mapping
 
@@ -54,7 +54,7 @@ class MetricsFile:
 
     def add(self, line: Mapping[str, object], *, event: bool = False) -> None:
         """Append a line; a sample only as long as the file is within its limit."""
-        data = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        data = as_json(line).encode() + b"\n"
         with self._lock:
             if self._fd < 0 or len(data) > LONGEST_LINE:
                 return
@@ -82,8 +82,20 @@ class MetricsFile:
             self._log(text)
 
 
+def as_json(value: object) -> str:
+    """A line, or what is in one, as ``json.dumps`` writes it: the module json brings re, for what it reads."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{quoted(name)}:{as_json(each)}' for name, each in value.items())}}}"
+    if isinstance(value, str):
+        return quoted(value)
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)
+
+
 def parse(line: bytes) -> dict[str, object] | None:
     """A line of the file; None for anything else, be it ever so strange."""
+    import json  # of an earlier life, and in what reads the file
+
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -187,7 +187,8 @@ def test_libvirts_answer_in_our_words() -> None:
     _, nics = devices(
         "<domain><devices><disk><target dev='vda'/></disk>"
         "<interface><mac address='52:54:00:AA:00:01'/><target dev='vnet7'/></interface>"
-        "<interface><mac address='52:54:00:AA:00:02'/></interface></devices></domain>"
+        "<interface><mac address='52:54:00:AA:00:02'/></interface>"
+        "<hostdev><target dev='vnet8'/><mac address='52:54:00:AA:00:03'/></hostdev></devices></domain>"
     )
     stats: dict[str, object] = {
         "state.state": libvirt.VIR_DOMAIN_RUNNING,

@@ -17,6 +17,7 @@ from typing import Any
 
 from vmgahp import errors
 from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt import faults
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
 
 _QEMU = "INTERNAL_ERROR QEMU "
@@ -75,15 +76,15 @@ UNKNOWN = _rule("anything else", HypervisorFault, errors.INTERNAL, _LOG_HINT, jo
 NO_CONNECTION = _machine(
     "the connection to libvirtd",
     _LIBVIRTD_HINT,
-    kinds="RPC NO_CONNECT INVALID_CONN",
+    kinds=faults.NO_CONNECTION,
     example="RPC RPC internal error: received hangup event on socket",
 )
 
 HUNG_UP = _machine(
     "libvirtd hung up",
     _LIBVIRTD_HINT,
-    kinds="INTERNAL_ERROR SYSTEM_ERROR",
-    origins="RPC REMOTE",
+    kinds=faults.HUNG_UP,
+    origins=faults.HUNG_UP_ORIGINS,
     example="INTERNAL_ERROR RPC internal error: client socket is closed",
 )
 

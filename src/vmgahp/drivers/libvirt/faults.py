@@ -3,10 +3,16 @@
 from collections.abc import Iterable
 
 from vmgahp import errors
-from vmgahp.drivers import fault_rules
-from vmgahp.drivers.fault_rules import Rule
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt.fault_table import HUNG_UP, NO_CONNECTION, RULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.fault_rules import Rule
+
+NO_CONNECTION = "RPC NO_CONNECT INVALID_CONN"
+"""The kinds of error that say that libvirtd is not there."""
+HUNG_UP, HUNG_UP_ORIGINS = "INTERNAL_ERROR SYSTEM_ERROR", "RPC REMOTE"
+"""Those that say so where they come from these parts of libvirt."""
 
 
 class NoDomain(libvirt.libvirtError):
@@ -98,15 +104,17 @@ def numbers(names: Iterable[str], table: dict[str, int] = libvirt.CODES) -> froz
     return frozenset(table[name] for name in names)
 
 
-def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
+def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> "Rule":
     """The rule of an error of libvirt; see `from_libvirt` for the rest."""
     return rule_of(error.get_error_code(), error.get_error_domain(), message_of(error, more), job_values)
 
 
-def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> Rule:
+def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> "Rule":
     """The first rule of the table that an error fits; the last one takes any."""
+    from vmgahp.drivers import fault_rules  # here, where something has failed: a server holds no table of errors
+    from vmgahp.drivers.libvirt.fault_table import RULES
 
-    def takes(rule: Rule) -> bool:
+    def takes(rule: "Rule") -> bool:
         return (not rule.kinds or code in numbers(rule.kinds)) and (
             not rule.origins or origin in numbers(rule.origins, libvirt.ORIGINS)
         )
@@ -132,5 +140,5 @@ def message_of(error: libvirt.libvirtError, more: str = "") -> str:
     return f"{message.rstrip(' :')}: {more}" if more else message
 
 
-_LOST = numbers(NO_CONNECTION.kinds)
-_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, libvirt.ORIGINS)
+_LOST = numbers(NO_CONNECTION.split())
+_LOST_FROM = numbers(HUNG_UP.split()), numbers(HUNG_UP_ORIGINS.split(), libvirt.ORIGINS)

@@ -6,8 +6,8 @@ asking QEMU, rather than to wait for the save. What the fields are called and me
 of that function. Where a driver of libvirt's does not answer it, such as Xen's, it is asked piece by piece.
 """
 
+import pyexpat
 from time import time
-from xml.etree import ElementTree as etree
 
 from vmgahp import lifecycle
 from vmgahp.drivers.libvirt import binding as libvirt
@@ -173,13 +173,33 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
 
 def devices(xml: str) -> tuple[list[str], dict[str, str]]:
     """The disks of a live domain, and its interfaces: the host's device -> the MAC address."""
-    root = etree.fromstring(xml)
-    disks = [target.get("dev", "") for target in root.iterfind("devices/disk/target")]
-    interfaces = {}
-    for interface in root.iterfind("devices/interface"):
-        target, mac = interface.find("target"), interface.find("mac")
-        if target is not None and mac is not None:
-            interfaces[target.get("dev", "")] = mac.get("address", "").lower()
+    disks: list[str] = []
+    interfaces: dict[str, str] = {}
+    place: list[str] = []
+    target = mac = ""
+
+    def begin(name: str, attributes: dict[str, str]) -> None:
+        nonlocal target, mac
+        place.append(name)
+        match place[1:]:
+            case ["devices", "interface"]:
+                target = mac = ""
+            case ["devices", "interface", "target"]:
+                target = target or attributes.get("dev", "")
+            case ["devices", "interface", "mac"]:
+                mac = mac or attributes.get("address", "").lower()
+            case ["devices", "disk", "target"]:
+                disks.append(attributes.get("dev", ""))
+
+    def end(_name: str) -> None:
+        if place[1:] == ["devices", "interface"] and target and mac:
+            interfaces[target] = mac
+        place.pop()
+
+    # ElementTree, which makes objects of all that is in it, is not loaded for this alone.
+    parser = pyexpat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.Parse(xml, True)
     return disks[:MOST_DEVICES], interfaces
 
 
