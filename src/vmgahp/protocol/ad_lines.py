@@ -4,6 +4,7 @@ Until then they stay as they are; a line that says a secret is dropped at once.
 """
 
 from _collections_abc import Callable  # collections.abc brings all of collections
+from itertools import repeat
 
 from vmgahp.protocol.wire import TOO_LONG
 from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX, is_private
@@ -17,6 +18,10 @@ END = b"CLASSAD_END"
 _PRIVATE = {name.encode() for name in (*PRIVATE_ATTRIBUTES, PRIVATE_PREFIX)}
 _SIGNS = tuple(sorted(name for name in _PRIVATE if not any(other in name for other in _PRIVATE - {name})))
 """In the name of each attribute that is a secret there is one of these."""
+
+
+FEW = 4
+"""Fewer lines are sooner looked at one by one."""
 
 
 class AdLines:
@@ -34,29 +39,32 @@ class AdLines:
 
     def take(self, lines: list[bytes]) -> int | None:
         """Take what has come of the ad: the number of lines up to its end, that one included; None where it goes on."""
-        text = b"\n".join(lines)
-        lower = text.lower()
         taken = None
-        if b"classad_end" in lower:
-            for number, line in enumerate(lines, start=1):
-                if len(line) == len(END) and line.upper() == END:
-                    taken = number
-                    lines = lines[: number - 1]
-                    break
-        if (
-            (size := self._size + sum(map(len, lines))) <= MAX_AD
-            and len(self.lines) + len(lines) <= MAX_AD_LINES
-            and b"\0" not in text
-            and text.isascii()
-            and not any(sign in lower for sign in _SIGNS)
-            and all(line.find(b"=") > 0 and line[0] > 0x20 for line in lines)
-        ):
-            self._size = size
-            self.lines += lines
-        else:
+        for number, line in enumerate(lines, start=1):
+            if len(line) == len(END) and line.upper() == END:
+                taken = number
+                lines = lines[: number - 1]
+                break
+        if len(lines) < FEW or not self._take_all(lines):
             for line in lines:
                 self._take(line)
         return taken
+
+    def _take_all(self, lines: list[bytes]) -> bool:
+        """Take lines that are all good and have room, looking at all of them at once; else False."""
+        text = b"\n".join(lines)
+        size = self._size + sum(map(len, lines))
+        if size > MAX_AD or len(self.lines) + len(lines) > MAX_AD_LINES or b"\0" in text or not text.isascii():
+            return False
+        if min(map(bytes.find, lines, repeat(b"="))) < 1 or min(lines)[0] <= 0x20:
+            return False  # one has no name, or a blank before it
+        lower = text.lower()
+        for sign in _SIGNS:
+            if sign in lower:
+                lines = [line for line in lines if sign not in line.lower() or not _is_secret(line)]
+        self._size = size
+        self.lines += lines
+        return True
 
     def _take(self, line: bytes) -> None:
         self._size += len(line)
@@ -67,7 +75,7 @@ class AdLines:
         elif self._size > MAX_AD or len(self.lines) >= MAX_AD_LINES:
             self._beyond += 1
             self.complete = False
-        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
+        elif not _is_secret(line):
             self.lines.append(line)
 
     def pairs(self, parse: Callable[[str], tuple[str, str] | None]) -> list[tuple[str, str]]:
@@ -84,3 +92,7 @@ class AdLines:
             most = f"{MAX_AD_LINES} lines or {MAX_AD} bytes"
             log(f"skipped {self._beyond} attributes of the job ad: it has more than {most}")
         self._bad = self._beyond = 0
+
+
+def _is_secret(line: bytes) -> bool:
+    return is_private(line.partition(b"=")[0].strip().decode("utf-8", "surrogateescape"))

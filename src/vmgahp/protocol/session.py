@@ -83,7 +83,8 @@ class Session:
         if handler is not None and not (self._in_ad or self.quitting) and self._reader.is_empty():
             handler()
             return
-        self._reader.receive(data)
+        if not self._reader.receive(data):
+            return
         while not self.quitting:
             if self._in_ad:
                 if not self._read_ad():

@@ -35,14 +35,18 @@ class LineReader:
         """Whether nothing is kept of what has come."""
         return not (self._buffer or self._ready or self._discarding)
 
-    def receive(self, data: bytes) -> None:
-        if self._ready or self._discarding or b"\n" not in data or len(self._buffer) + len(data) > MAX_REQUEST:
+    def receive(self, data: bytes) -> bool:
+        """Whether `next_line` has anything to do now."""
+        if self._ready or self._discarding or len(self._buffer) + len(data) > MAX_REQUEST:
             self._buffer += data
-            return
+            return True
+        if b"\n" not in data:
+            self._buffer += data
+            return False
         whole = bytes(self._buffer) + data if self._buffer else data
         if b"\\\n" in whole:
             self._buffer += data
-            return
+            return True
         # What clients mostly send: lines none of which is too long, no end of them escaped.
         head, _, tail = whole.rpartition(b"\n")
         if b"\\\r" not in head:
@@ -52,6 +56,7 @@ class LineReader:
         self._ready.reverse()
         self._buffer[:] = tail
         self._searched = 0
+        return True
 
     def whole_lines(self) -> list[bytes]:
         """All the lines that `next_line` would give, one after another."""
