@@ -45,14 +45,14 @@ the one that measures takes nothing off what it measures."""
 MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py")
 """What of this package the namespace gets."""
 LIBVIRT_MODULE = "/usr/lib/python3/dist-packages"
-PROOFS = ("/run/vmgahp/*kvm*",)
+PROOFS = ("/run/vmgahp/proof-*",)
 """Where our server keeps what it found out about KVM in this boot."""
 PAGE = REPOSITORY / "docs/explanation/performance.md"
 
 ROUNDS = 20
 ROUNDS_OF = {
-    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.25, "256 MiB": 0.1, "1 GiB": 0.1, "many": 0.05,
-    "fifty": 0.05, "silent": 0.05,
+    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.2, "256 MiB": 0.15, "1 GiB": 0.1, "in order": 0.1,
+    "many": 0.05, "fifty": 0.05, "silent": 0.05,
 }  # fmt: skip
 """How many rounds there are, and what of them each part takes, at least one."""
 DEADLINE = 900
@@ -122,6 +122,7 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
         "silent": boot_sector(1, power_off=False),
         "half of 256": filling_sector(256),
         "half of 1024": filling_sector(1024),
+        "half of 256, in order": filling_sector(256, in_order=True),
     }
     for kind, sector in images.items():
         image(namespace.exchange, kind).write_bytes(sector.ljust(1 << 20, b"\0"))
@@ -282,7 +283,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         PAGE.write_text(bench_table.written(PAGE.read_text(), lines, compared))
     if options.check:
-        found = bench_table.departures(PAGE.read_text(), lines)
+        page = PAGE.read_text()
+        found = bench_table.departures(page, lines)
+        again = {part: rounds[part] for part in found.values()}
+        if again:  # what another's work on the machine did is gone by now
+            lines = bench_table.summarize(compare(again)[0])
+            found = bench_table.departures(page, [line for line in lines if line.row.part in again])
         print("", *found or ["All is as the page says."], sep="\n")
         return 1 if found else 0
     return 0

@@ -180,31 +180,36 @@ def start_anew(subject: Subject) -> Iterator[Value]:
         server.quit()
 
 
-def with_memory(subject: Subject, mib: int) -> Iterator[Value]:
-    """What becomes of a guest's memory: half of it is random, the rest was never touched."""
+def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
+    """What becomes of a guest's memory: half of it is random, or in order, and the rest was never touched."""
     subject.probe()
     subject.new_scratch()
-    disk = subject.image(f"half of {mib}", "../shared.img")  # where the reference takes a disk of a VM to be kept
+    # Where the reference takes the disk of a VM that is to be kept.
+    disk = subject.image(f"half of {mib}{kind}", "../shared.img")
+    values = {"JobVMMemory": mib, "JobVMCheckpoint": True, "VMPARAM_vm_Disk": f"{disk.resolve()}:hda:w:raw"}
     versions: list[int] = []
     with subject.serve() as server:
         server.lines(1)
-        _, vm_id = subject.start(
-            server, JobVMMemory=mib, JobVMCheckpoint=True, VMPARAM_vm_Disk=f"{disk.resolve()}:hda:w:raw"
-        )
+        time.sleep(SETTLE)
+        server.block(subject.ad(**values), piecewise=True)
+        _, vm_id, meanwhile = server.result_beside_versions(b"CONDOR_VM_START", 1, b"kvm")
+        yield f"meanwhile START {mib}{kind}", _p99(meanwhile)
         _wait_for_count(disk)
         before = set(subject.scratch.rglob("*"))
         for number, command in enumerate(("SUSPEND", "RESUME", "CHECKPOINT"), start=2):
-            taken, meanwhile = server.result_beside_versions(b"CONDOR_VM_" + command.encode(), number, vm_id)
+            taken, _, meanwhile = server.result_beside_versions(b"CONDOR_VM_" + command.encode(), number, vm_id)
             versions += meanwhile
-            yield f"{command} {mib}", taken / 1e6
-            if command != "RESUME":
-                found = [path.lstat() for path in subject.scratch.rglob("*") if path not in before]
-                yield f"{command} {mib} bytes", sum(status.st_size for status in found) / 1024
-                yield f"{command} {mib} on disk", sum(status.st_blocks for status in found) * SECTOR / 1024
-        versions.sort()
-        yield f"meanwhile {mib}", versions[len(versions) * 99 // 100] / 1e6
+            yield f"{command} {mib}{kind}", taken / 1e6
+            found = [path.lstat() for path in subject.scratch.rglob("*") if path not in before]
+            yield f"{command} {mib}{kind} bytes", sum(status.st_size for status in found) / 1024
+            yield f"{command} {mib}{kind} on disk", sum(status.st_blocks for status in found) * SECTOR / 1024
+        yield f"meanwhile {mib}{kind}", _p99(versions)
         server.quit()
     subject.new_scratch()
+
+
+def _p99(nanoseconds: Sequence[int]) -> float:
+    return sorted(nanoseconds)[len(nanoseconds) * 99 // 100] / 1e6
 
 
 def _wait_for_count(disk: Path) -> None:
@@ -304,6 +309,7 @@ PARTS = {
     "START anew": start_anew,
     "256 MiB": lambda subject: with_memory(subject, 256),
     "1 GiB": lambda subject: with_memory(subject, 1024),
+    "in order": lambda subject: with_memory(subject, 256, ", in order"),
     "many": many,
     "fifty": fifty,
 }

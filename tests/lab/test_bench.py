@@ -174,17 +174,22 @@ def test_all_rows_of_the_page_are_read() -> None:
         ("idle Rss", [11600.0], True),
         ("idle Rss", [10900.0], True),
         ("QUIT", [1.0], True),
+        ("silent CPU", [450.0], False),
+        ("silent CPU", [550.0], True),
+        ("meanwhile 256", [3.0], False),
+        ("meanwhile 256", [30.0], True),
     ],
     ids=str,
 )
 def test_what_departs_from_the_page_is_named(key: str, values: list[float], departs: bool) -> None:
     """A ratio by a fifth, for sure; a count by more than the seed of the hashes moves it; a row that is new."""
-    page = bench_table.written(PAGE, lines(), VERSIONS)
-    theirs = {"probe": 30.0, "idle Rss": 22528.0, "QUIT": 1.0}[key]
+    theirs = {"probe": 30.0, "idle Rss": 22528.0, "QUIT": 1.0, "silent CPU": 10.0, "meanwhile 256": 100.0}[key]
+    more = found("silent CPU", [400.0], [10.0]) + found("meanwhile 256", [1.0], [100.0])
+    page = bench_table.written(PAGE, lines() + bench_table.summarize(bench_table.collect(more)), VERSIONS)
     [line] = bench_table.summarize(bench_table.collect(found(key, values, [theirs] * len(values))))
     named = bench_table.departures(page, [line])
     assert len(named) == departs
-    assert all(text.startswith(line.row.title) for text in named)
+    assert all(text.startswith(line.row.title) and part == line.row.part for text, part in named.items())
 
 
 def test_the_report_is_json_with_every_value() -> None:
@@ -229,8 +234,9 @@ def test_a_conversation_with_a_server(scratch: Path, tmp_path: Path) -> None:
         [(unit, count)] = watched.counted(server.pid, server.version, 5)
         assert unit in ("instructions", "calls")
         assert count > 0
-        taken, versions = server.result_beside_versions(b"CONDOR_VM_SUSPEND", 2, vm_id)
+        taken, words, versions = server.result_beside_versions(b"CONDOR_VM_SUSPEND", 2, vm_id)
         assert taken > 0
+        assert words == b"NULL"
         assert versions
         assert server.quit() > 0
 

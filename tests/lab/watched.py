@@ -24,6 +24,8 @@ EVERY = 0.005
 """Seconds between two VERSIONs that are sent while an operation is under way."""
 
 KINDS = ("Rss", "Pss", "Anonymous")
+OF_FILES = "of files"
+"""Pages that began as those of a file and were written to: the data of programs and libraries."""
 
 
 def median(values: Sequence[int]) -> float:
@@ -106,8 +108,8 @@ class Server:
             raise ValueError(f"{command!r} was answered {accepted}, {counted!r}, {result!r}")
         return result.split(b" ", 2)[2]
 
-    def result_beside_versions(self, command: bytes, number: int, argument: bytes) -> tuple[int, list[int]]:
-        """Nanoseconds for an operation, and for each VERSION that was sent at its time meanwhile.
+    def result_beside_versions(self, command: bytes, number: int, argument: bytes) -> tuple[int, bytes, list[int]]:
+        """Nanoseconds for an operation, its result, and nanoseconds for each VERSION that was sent meanwhile.
 
         One is sent every so often, whether or not the one before was answered: a server that answers none while it
         is at work makes all of them wait, and that is what is measured.
@@ -137,8 +139,7 @@ class Server:
                 else:
                     accepted.append(line)
                     ended = now if line == b"R" else ended
-        self._fetch(command, number, accepted)
-        return ended - began, taken
+        return ended - began, self._fetch(command, number, accepted), taken
 
     def statuses(self, count: int, vm_id: bytes, state: bytes) -> float:
         """The median of so many round trips of a STATUS."""
@@ -202,16 +203,22 @@ def family(servers: Iterable[Server], helpers: bytes) -> set[int]:
 
 def memory(pids: Iterable[int]) -> dict[str, int]:
     """KiB by kind, of all of them."""
-    total = dict.fromkeys(KINDS, 0)
+    total = dict.fromkeys((*KINDS, OF_FILES), 0)
     for pid in pids:
         try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
         except OSError:  # it has ended, or is about to
             continue
+        of_file = False
         for line in lines:
-            field, kib, _ = line.split()
-            if field.rstrip(":") in total:
-                total[field.rstrip(":")] += int(kib)
+            field, *words = line.split()
+            kind = field.rstrip(":")
+            if kind == field:  # the addresses of a mapping, and last its file
+                of_file = words[-1].startswith("/")
+            elif kind in KINDS:
+                total[kind] += int(words[0])
+                if of_file and kind == "Anonymous":
+                    total[OF_FILES] += int(words[0])
     return total
 
 
