@@ -1,12 +1,15 @@
 """The IP address of a guest, as libvirt or this host knows it."""
 
 from collections.abc import Callable
-from typing import Any
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
 
-Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
 
 _SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP)
 
@@ -17,14 +20,14 @@ class GuestAddress:
     def __init__(self) -> None:
         self._found = ""
 
-    def find(self, call: Call) -> str:
+    def find(self, call: "Call") -> str:
         """The address, or empty while it has none; `call` calls libvirt with the domain."""
         for source in _SOURCES:
             self._found = self._found or _from(call, source)
         return self._found
 
 
-def _from(call: Call, source: int) -> str:
+def _from(call: "Call", source: int) -> str:
     try:
         found = call(lambda domain: domain.interfaceAddresses(source, 0))
     except (libvirt.libvirtError, errors.Fault):

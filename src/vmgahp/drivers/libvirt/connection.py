@@ -8,7 +8,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
@@ -16,7 +15,11 @@ from vmgahp.drivers.libvirt import faults
 from vmgahp.host import threads
 from vmgahp.job import exit_code
 
-Result = TypeVar("Result")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    Result = TypeVar("Result")
 
 RECONNECT_DEADLINE = 15.0
 """Seconds, unless a connection says otherwise; a restart of libvirtd takes one or two."""
@@ -115,13 +118,13 @@ class _EventLoop:
             libvirt.virEventRunDefaultImpl()
 
 
-class _Errand(Generic[Result]):
+class _Errand:
     """Work in a thread of its own, which is left to itself when nobody waits any longer.
 
     Raises `errors.MachineFault` where there is no thread to be had.
     """
 
-    def __init__(self, name: str, work: Callable[[], Result]) -> None:
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
         self._ended = threading.Event()
         self._work = work
         threads.start(name, self._run)
@@ -138,7 +141,7 @@ class _Errand(Generic[Result]):
         """Has it ended before so many seconds were over?"""
         return self._ended.wait(max(0.0, seconds))
 
-    def result(self) -> Result:
+    def result(self) -> "Any":
         """Of one that has ended: what it returned, or raised."""
         if self.error is not None:
             raise self.error
@@ -203,13 +206,13 @@ class LibvirtConnection:
         self._idle: list[_Way] = []
         self._ears: _Way | None = None
         """The one that hears of events, idle or not."""
-        self._opening: _Errand[None] | None = None
+        self._opening: _Errand | None = None
         self._watches: dict[str, Watch] = {}
         self._is_silent = False
         """It was seen to hang, and nothing has been heard of it since."""
         self._closed = False
 
-    def call(self, function: Callable[[libvirt.virConnect], Result], *, seconds: float = 0) -> Result:
+    def call(self, function: "Callable[[libvirt.virConnect], Result]", *, seconds: float = 0) -> "Result":
         """Call `function` with a live connection, and again on a new one when libvirtd went away.
 
         Only for what may be done twice. Raises `libvirt.libvirtError` for what libvirt answers, and
@@ -228,9 +231,10 @@ class LibvirtConnection:
         if not errand.wait(seconds):
             self._is_silent = True
             raise faults.late(self.uri, seconds)
-        return errand.result()
+        answer: Result = errand.result()
+        return answer
 
-    def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
+    def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
         """Call `function` with a live connection, once: for what must not be done twice, such as a start.
 
         Raises `faults.ConnectionLost` where libvirtd went away meanwhile, and nobody knows what came of it; else as
@@ -273,7 +277,7 @@ class LibvirtConnection:
             return _Errand("libvirt-close", say_farewell).wait(seconds)
         return True
 
-    def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:
+    def _repeat(self, function: "Callable[[libvirt.virConnect], Result]", end: float) -> "Result":
         pause = threading.Event()
         while True:
             with self._way(end) as way:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TypeVar
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
@@ -11,7 +10,12 @@ from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
-Result = TypeVar("Result")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
+
 Make = Callable[[libvirt.virConnect], libvirt.virDomain]
 Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
 """Looks at a domain that was made and does not run yet, and at its live XML."""
@@ -36,7 +40,7 @@ class LibvirtGuest:
         self._domain: libvirt.virDomain | None = None
         self._pid = 0
 
-    def call(self, function: Callable[[libvirt.virDomain], Result], seconds: float = 0) -> Result:
+    def call(self, function: "Callable[[libvirt.virDomain], Result]", seconds: float = 0) -> "Result":
         return self.connection.call(lambda connection: function(self.find(connection)), seconds=seconds)
 
     def find(self, connection: libvirt.virConnect) -> libvirt.virDomain:
