@@ -10,8 +10,8 @@ https://libvirt.org/formatdomain.html.
 
 from collections.abc import Mapping
 from enum import Flag, auto
-from typing import NamedTuple
 
+from vmgahp.host.light import NamedTuple
 from vmgahp.text import MAC
 
 NUMBER = r"[0-9]{1,9}"

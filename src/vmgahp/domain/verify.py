@@ -10,12 +10,12 @@ that reach nothing of the host.
 import os
 import re
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import equal, is_added, memory, row_of, says, value
 from vmgahp.domain.devices import NETWORKS
 from vmgahp.domain.model import OTHER, Side
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from vmgahp.host.light import NamedTuple
 
 _ESCAPED = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\"))
 

@@ -8,12 +8,16 @@ XML, which keeps libvirt and QEMU from reading the header's own again.
 
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, unfit
 from vmgahp.text import has_control, not_for_xml, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PLAIN_FORMATS = ("raw",)
 """Formats without a header: nothing to look at."""
@@ -67,7 +71,7 @@ def backing_chain(
     return tuple(found)
 
 
-def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
+def _backing_file(path: str, image: "dict[str, Any]") -> BackingFile | None:
     """What an image says of the one below it."""
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
@@ -99,7 +103,7 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
     _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
-def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> dict[str, Any]:
+def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> "dict[str, Any]":
     header = _header(path, identity)
     if not parts and (reason := unfit(image_format, header)):
         if looks_like(header) == image_format:
@@ -129,7 +133,7 @@ def _unusable(path: str, image_format: str, why: object, *, no_access: bool = Fa
     return _bad(word, f"{path} is not a usable {image_format} image ({why})", "see what qemu-img info says about it.")
 
 
-def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
+def _info(path: str, image_format: str, identity: Identity, seconds: float) -> "dict[str, Any]":
     from vmgahp.images import qemu_img
 
     try:

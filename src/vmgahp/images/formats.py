@@ -5,7 +5,10 @@ its backing file. So a header is looked at for one thing only: to refuse a name 
 """
 
 import os
-from typing import BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 FORMATS = {
     "raw": "raw",
@@ -114,7 +117,7 @@ def looks_like(header: bytes) -> str:
     return ""
 
 
-def image_format(name: str, said: str, file: BinaryIO) -> str:
+def image_format(name: str, said: str, file: "BinaryIO") -> str:
     """The format for QEMU of the image in `file`: what is `said`, else what the end of its name says, else raw.
 
     Raises `UnclearFormat` for a format that cannot be used, and for a name that says nothing of an image that

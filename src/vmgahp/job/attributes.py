@@ -4,8 +4,7 @@
 documents' table is made of it. Attributes without a submit command are written into a submit file with a plus sign.
 """
 
-from typing import NamedTuple
-
+from vmgahp.host.light import NamedTuple
 from vmgahp.vm_types import LIBVIRT, QEMU, VMWARE, XEN
 
 

@@ -15,11 +15,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import DiskRequest, free_device

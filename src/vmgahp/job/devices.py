@@ -6,10 +6,10 @@ has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the 
 
 import os
 import re
-from typing import NamedTuple
 
 from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
 

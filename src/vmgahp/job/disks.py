@@ -7,11 +7,11 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.images import CATALOG
 from vmgahp.images.backing import BackingFile
 from vmgahp.images.formats import FORMATS

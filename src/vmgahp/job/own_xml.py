@@ -3,8 +3,7 @@
 `vmgahp.domain.job_xml` reads it. Where the XML says something, it counts in place of what the ad says of it.
 """
 
-from typing import NamedTuple
-
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import Plain
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, DiskEntry

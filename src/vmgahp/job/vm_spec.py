@@ -1,7 +1,6 @@
 """What every job asks of its virtual machine, whichever hypervisor runs it."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, dataclass_transform
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -17,16 +16,25 @@ MOST_VCPUS = 255
 """What QEMU's pc machine can have; more would fail in the hypervisor, which is blamed on the machine."""
 
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_):
+        return lambda made: made
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record:
     """A frozen dataclass with fields by name, as far as it is wanted here: `dataclasses` itself costs a START 7 ms."""
 
-    _fields: ClassVar[tuple[str, ...]] = ()
+    _fields: "ClassVar[tuple[str, ...]]" = ()
 
     def __init_subclass__(cls) -> None:
         cls._fields = (*cls._fields, *cls.__annotations__)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: "Any") -> None:
         for name in self._fields:
             vars(self)[name] = values.pop(name) if name in values else getattr(type(self), name)
         if values:
@@ -43,7 +51,7 @@ class Record:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
-    def _replace(self, **changes: Any) -> Self:
+    def _replace(self, **changes: "Any") -> "Self":
         """The same with other values in some fields, as a NamedTuple has it."""
         return type(self)(**(vars(self) | changes))
 

@@ -7,12 +7,12 @@ the processor's virtualization; or a kernel of the job's own, with an initrd, fo
 
 import os
 from functools import partial
-from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import find_file
 from vmgahp.text import has_control, shown

@@ -7,10 +7,10 @@ every job. The whole list is in ``tests/domain/golden/allowed.txt``.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from vmgahp.domain import model
 from vmgahp.domain.model import Element
+from vmgahp.host.light import NamedTuple
 
 
 class Allowed(NamedTuple):

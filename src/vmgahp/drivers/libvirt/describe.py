@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -19,6 +18,7 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import execute, kvm, scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import still

@@ -13,12 +13,14 @@ message decides where one is known, and the code elsewhere. The first rule in `R
 5. the rest, such as a code of a later libvirt: the hypervisor's.
 """
 
-from typing import Any
-
 from vmgahp import errors
 from vmgahp.drivers.fault_rules import Rule
 from vmgahp.drivers.libvirt import faults
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _QEMU = "INTERNAL_ERROR QEMU "
 _EXIT = "internal error: qemu unexpectedly closed the monitor: qemu-system-x86_64: "
@@ -52,11 +54,11 @@ def _rule(
     return Rule(name, fault, code, hint, message, *names, job_may_cause, (kind, origin, said))
 
 
-def _job(name: str, code: str, hint: str, message: str = "", **more: Any) -> Rule:
+def _job(name: str, code: str, hint: str, message: str = "", **more: "Any") -> Rule:
     return _rule(name, JobFault, code, hint, message, **more)
 
 
-def _machine(name: str, hint: str, message: str = "", **more: Any) -> Rule:
+def _machine(name: str, hint: str, message: str = "", **more: "Any") -> Rule:
     return _rule(name, MachineFault, errors.CRITICAL, hint, message, **more)
 
 

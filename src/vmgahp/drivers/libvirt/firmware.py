@@ -9,10 +9,10 @@ libvirt chooses the firmware of a domain that starts, but not of one that is res
 """
 
 import os
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.drivers.base import Logger
+from vmgahp.host.light import NamedTuple
 
 SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 

@@ -4,7 +4,6 @@ These are LIBVIRT_XML_SCRIPT, VM_POLICY and VM_MAC_HOOK. Where one of them has w
 not the job's.
 """
 
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, log
@@ -14,6 +13,7 @@ from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec
 

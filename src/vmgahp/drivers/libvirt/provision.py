@@ -10,7 +10,6 @@ backing file in the overlay's own header does not count: the job can have writte
 import errno
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -19,6 +18,7 @@ from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.job.attributes import OPTION_PREFIX
 from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.look import is_there

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings, vm_types
@@ -27,6 +26,7 @@ from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host import kvm, proof
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.images import iso
 
 EMULATOR_TIME = 1.6
