@@ -113,6 +113,8 @@ ROWS = (
     *_counted("STATUS", NO_VM, "STATUS, no VM"),
     *_counted("CLASSAD", NO_VM, "a job ad"),
     *_counted("live STATUS", LIVE, "STATUS, a VM"),
+    *_counted("probe", "probe", "the probe"),
+    *_counted("START", "START anew", "a job ad and START"),
     Row("probe", "probe", "the probe", MILLI, Goal(3.0), KNOWN),
     Row("probe anew", "probe", "the probe after a boot", MILLI, Goal(400, ratio=False), PROOF),
     Row("START", LIVE, "START to its result", MILLI, Goal(1.2), KNOWN),
@@ -246,7 +248,7 @@ def table(lines: Sequence[Line]) -> str:
     for line in lines:
         row = line.row
         figures = [_figure(spread, _digits(spread.value)) for spread in (line.ours, line.theirs)]
-        least = "" if line.floor is None else f"{line.floor:.{_digits(line.floor)}f}"
+        least = "" if line.floor is None else _short(line.floor)
         goal = (row.goal.words(row.unit) if row.goal else "") + (" !" if line.above_goal() else "")
         mark = f"[{remarks.index(row.remark) + 1}]" if row.remark else ""
         cells.append([row.title, row.unit, *figures, _figure(line.ratio, 2), goal, least, mark])
@@ -271,29 +273,53 @@ def _digits(value: float) -> int:
     return 2 if value < 10 else 1 if value < 100 else 0
 
 
+BESIDE = {
+    "VERSION": ["VERSION instructions"],
+    "live STATUS": ["live STATUS instructions"],
+    "probe": ["probe instructions", "probe anew"],
+    "probe anew": ["probe instructions", "probe"],
+    "START": ["START instructions", "START anew"],
+    "live Anonymous": ["idle Anonymous", "live of files"],
+    "live Pss 10": ["live Pss 1", "live Anonymous"],
+    **{
+        f"{command} {mib} {what}": ["CHECKPOINT 256, in order bytes"]
+        for command in ("SUSPEND", "CHECKPOINT")
+        for mib in (256, 1024)
+        for what in ("bytes", "on disk")
+    },
+}
+"""What else was measured that says what a row is made of."""
+
+
 def distances(lines: Sequence[Line]) -> str:
-    """A paragraph for each figure above its goal: how far it is, and how much of that a bare interpreter is."""
+    """A paragraph for each figure above its goal: how far it is, what of that the floor is, and what was seen beside."""
+    by_key = {line.row.key: line for line in lines}
     text = []
     for line in lines:
         goal = line.row.goal
         if goal is None or not line.above_goal():
             continue
-        unit = line.row.unit
         most = goal.most * line.theirs.value if goal.ratio else goal.most
-        ours, allowed = f"{line.ours.value:.{_digits(line.ours.value)}f}", f"{most:.{_digits(most)}f}"
-        words = f"- **{line.row.title}**: {ours} {unit} where the goal allows {allowed}."
-        if line.floor is None:
-            words += " It has no floor: there is nothing to compare with that does less of the same."
-        else:
-            least = f"{line.floor:.{_digits(line.floor)}f}"
+        words = f"- **{line.row.title}**: {_amount(line, line.ours.value)} where the goal allows {_short(most)}."
+        if line.floor is not None:
             reach = "above the goal as well" if line.floor > most else "within the goal"
+            words += f" The floor is {_amount(line, line.floor)}, {reach}"
             rest = line.ours.value - line.floor
-            words += (
-                f" A bare interpreter with libvirt's module needs {least} {unit}, {reach};"
-                f" {rest:.{_digits(rest)}f} {unit} are ours."
-            )
+            words += f"; {_amount(line, rest)} are this server's own." if rest > 0 else "."
+        for beside in (by_key[key] for key in BESIDE.get(line.row.key, ()) if key in by_key):
+            least = "" if beside.floor is None else f" (floor {_short(beside.floor)})"
+            words += f" Beside that, {beside.row.title}: {_amount(beside, beside.ours.value)}{least},"
+            words += f" the reference {_short(beside.theirs.value)}."
         text.append(words)
     return "\n".join(text) or "None: every figure that has a goal meets it."
+
+
+def _amount(line: Line, value: float) -> str:
+    return f"{_short(value)} {line.row.unit}" if line.row.unit != THOUSAND else f"{_short(value)} thousand"
+
+
+def _short(value: float) -> str:
+    return f"{value:.{_digits(value)}f}"
 
 
 def report(lines: Sequence[Line], samples: Samples, versions: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ JSON a line: ``{"round": …, "server": …, "row": …, "value": …}``, times 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -145,6 +146,8 @@ def probe(subject: Subject) -> Iterator[Value]:
     subject.forget_proof()
     yield "probe anew", subject.probe()
     yield "probe", subject.probe()
+    # Of this process, which does nothing but wait, and of the one that it starts.
+    yield from ((f"probe {name}", value) for name, value in counted(os.getpid(), subject.probe, children=True))
 
 
 def with_vm(subject: Subject) -> Iterator[Value]:
@@ -169,7 +172,7 @@ def with_vm(subject: Subject) -> Iterator[Value]:
 
 
 def start_anew(subject: Subject) -> Iterator[Value]:
-    """START where nothing is known of KVM."""
+    """START where nothing is known of KVM, and what one costs otherwise."""
     subject.new_scratch()
     subject.image("counting")
     subject.forget_proof()
@@ -177,6 +180,15 @@ def start_anew(subject: Subject) -> Iterator[Value]:
         server.lines(1)
         time.sleep(SETTLE)
         yield "START anew", subject.start(server)[0]
+        server.quit()
+    subject.probe()
+    subject.new_scratch()
+    subject.image("counting")
+    with subject.serve() as server:
+        server.lines(1)
+        time.sleep(SETTLE)
+        request = functools.partial(subject.start, server)
+        yield from ((f"START {name}", value) for name, value in counted(server.pid, request, children=True))
         server.quit()
 
 

@@ -122,17 +122,24 @@ def test_what_is_above_its_goal_is_told_from_what_is_within() -> None:
     within, above = sorted(bench_table.summarize(bench_table.collect(values)), key=Line.above_goal)
     assert (within.row.key, above.row.key) == ("silent CPU", "live Anonymous")
     assert within.row.goal == Goal(0.5, ratio=False)
-    text = bench_table.distances([within, above])
+    assert bench_table.distances([within, above]) == "- **its own with a VM**: 9.50 MiB where the goal allows 9.00."
+    assert bench_table.distances([within]).startswith("None:")
+
+
+def test_a_distance_says_what_the_floor_is_of_it_and_what_else_was_measured() -> None:
+    values = found("probe anew", [300.0], [30.0]) + found("probe instructions", [9e6], [2e6])
+    text = bench_table.distances(lines() + bench_table.summarize(bench_table.collect(values)))
     assert text == (
-        "- **its own with a VM**: 9.50 MiB where the goal allows 9.00. It has no floor: there is nothing to compare"
-        " with that does less of the same."
+        "- **the probe**: 99.0 ms where the goal allows 90.0. The floor is 60.0 ms, within the goal; 39.0 ms are this"
+        " server's own. Beside that, instructions of the probe: 9000 thousand, the reference 2000."
+        " Beside that, the probe after a boot: 300 ms, the reference 30.0."
     )
 
 
-def test_a_distance_says_what_a_bare_interpreter_is_of_it() -> None:
-    text = bench_table.distances(lines())
-    assert "99.0 ms where the goal allows 90.0" in text
-    assert "needs 60.0 ms, within the goal; 39.0 ms are ours" in text
+def test_what_is_said_beside_a_distance_is_a_row() -> None:
+    keys = {row.key for row in ROWS}
+    assert bench_table.BESIDE.keys() <= keys
+    assert {key for beside in bench_table.BESIDE.values() for key in beside} <= keys
 
 
 # ---- the page ---------------------------------------------------------------------------------------

@@ -244,12 +244,15 @@ INHERIT, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR, INHERIT_THREAD = 1 << 1, 1 << 5, 1 
 
 
 class Instructions:
-    """Counts the instructions in user mode of a process's threads, by the processor's own counters."""
+    """Counts the instructions in user mode of a process's threads, by the processor's own counters.
 
-    def __init__(self, pid: int) -> None:
+    What the process starts from now on is counted with it where its `children` are wanted.
+    """
+
+    def __init__(self, pid: int, children: bool = False) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         # A hardware event (type 0), and of them the instructions (1).
-        flags = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR | INHERIT_THREAD
+        flags = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR | (0 if children else INHERIT_THREAD)
         attributes = struct.pack("=IIQQQQQ", 0, ATTRIBUTES, 1, 0, 0, 0, flags).ljust(ATTRIBUTES, b"\0")
         self._counters: list[int] = []
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -281,17 +284,19 @@ class Calls:
         pass
 
 
-def counter_of(pid: int) -> tuple[str, Instructions | Calls]:
-    """What counts a request's work without jitter on this machine, and the name of it."""
+def counter_of(pid: int, children: bool = False) -> tuple[str, Instructions | Calls]:
+    """What counts a process's work without jitter on this machine, and the name of it."""
     try:
-        return "instructions", Instructions(pid)
+        return "instructions", Instructions(pid, children)
     except OSError:
         return "calls", Calls(pid)
 
 
-def counted(pid: int, request: Callable[[], object], times: int) -> Iterator[tuple[str, float]]:
+def counted(
+    pid: int, request: Callable[[], object], times: int = 1, children: bool = False
+) -> Iterator[tuple[str, float]]:
     """The count of a request, the median of so many."""
-    name, counter = counter_of(pid)
+    name, counter = counter_of(pid, children)
     values = []
     try:
         for _ in range(times):
