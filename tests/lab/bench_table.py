@@ -292,7 +292,7 @@ BESIDE = {
 
 
 def distances(lines: Sequence[Line]) -> str:
-    """A paragraph for each figure above its goal: how far it is, what of that the floor is, and what was seen beside."""
+    """A paragraph for each figure above its goal: how far it is, what of that is the floor, and what was seen too."""
     by_key = {line.row.key: line for line in lines}
     text = []
     for line in lines:
