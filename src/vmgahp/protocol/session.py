@@ -83,9 +83,8 @@ class Session:
         if handler is not None and not (self._in_ad or self.quitting) and self._reader.is_empty():
             handler()
             return
-        if not self._reader.receive(data):
-            return
-        while not self.quitting:
+        has_lines = self._reader.receive(data)
+        while has_lines and not self.quitting:
             if self._in_ad:
                 if not self._read_ad():
                     break
