@@ -236,7 +236,8 @@ def work(pids: Iterable[int]) -> tuple[int, int]:
     return nanoseconds, switches
 
 
-PERF_EVENT_OPEN = 298
+PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+"""The number of the system call, by machine; -1 is none."""
 PERF_FLAG_FD_CLOEXEC = 8
 ATTRIBUTES = 112
 """Bytes of a perf_event_attr."""
@@ -254,9 +255,10 @@ class Instructions:
         # A hardware event (type 0), and of them the instructions (1).
         flags = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR | (0 if children else INHERIT_THREAD)
         attributes = struct.pack("=IIQQQQQ", 0, ATTRIBUTES, 1, 0, 0, 0, flags).ljust(ATTRIBUTES, b"\0")
+        number = PERF_EVENT_OPEN.get(os.uname().machine, -1)
         self._counters: list[int] = []
         for task in os.listdir(f"/proc/{pid}/task"):
-            counter = libc.syscall(PERF_EVENT_OPEN, attributes, int(task), -1, -1, PERF_FLAG_FD_CLOEXEC)
+            counter = libc.syscall(number, attributes, int(task), -1, -1, PERF_FLAG_FD_CLOEXEC)
             if counter < 0:
                 self.close()
                 raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
