@@ -35,6 +35,7 @@ PROBE = "(the probe's, or a tool's: no job is there)"
 STAND_IN = "(the simulated driver and the contract of drivers: for tests)"
 
 PLACES = {
+    "checkpoint/packed.py:require": (1, PROBE),
     "checkpoint/store.py:CheckpointStore.write": (1, LATER),
     "commands/doctor/__init__.py:examine": (1, PROBE),
     "commands/top/node.py:Node._ask_libvirt": (1, PROBE),

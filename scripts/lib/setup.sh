@@ -14,7 +14,7 @@ PYTHON_PACKAGES=(libvirt-dev pkg-config gcc libc6-dev python3 python3-venv pytho
 # What a host needs to build libvirt-python, to run guests, and to see libvirt's own network work.
 HOST_PACKAGES=(
     libvirt-daemon-system libvirt-clients libvirt-daemon-config-network dnsmasq-base iptables passt
-    qemu-system-x86 qemu-utils
+    qemu-system-x86 qemu-utils zstd
     "${PYTHON_PACKAGES[@]}"
     util-linux iproute2
 )

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from tests import jobs
 from tests.checkpoint.support import image
-from vmgahp.checkpoint.memory_image import HEADER, LARGEST_HEAD, UNFINISHED, Damaged, Head, inspect, substitute
+from vmgahp.checkpoint.memory_image import FORMATS, HEADER, LARGEST_HEAD, UNFINISHED, Damaged, Head, inspect
+from vmgahp.checkpoint.memory_image import substitute as substitute_of
+from vmgahp.checkpoint.substitute import Held, Substitute
 from vmgahp.host.job_user import Identity
 
 
@@ -20,6 +22,11 @@ def look(content: bytes) -> Head:
         file.write(content)
         file.flush()
         return inspect(file.fileno())
+
+
+def substitute(fd: int, xml: str) -> Substitute | Held:
+    """Of an image that is not compressed."""
+    return substitute_of(fd, xml, FORMATS, lambda *_: pytest.fail("there is nothing to unpack"))
 
 
 def test_what_libvirt_writes() -> None:

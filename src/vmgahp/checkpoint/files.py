@@ -45,6 +45,8 @@ class FileRef(NamedTuple):
     known_as: str = ""
     """Of an image of the catalog, or of one of its backing files: on another machine it lies elsewhere and was
     written at another time."""
+    digest: str = ""
+    """SHA-256 of all of it where that is known, for it was computed while it was written."""
 
     @classmethod
     def of(cls, then: CheckpointFile) -> "FileRef":
@@ -70,7 +72,7 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
         try:
             status = os.fstat(descriptor)
             size = status.st_size
-            digest = sha256(descriptor) if ref.role == MEMORY else sample(descriptor, size)
+            digest = ref.digest or (sha256(descriptor) if ref.role == MEMORY else sample(descriptor, size))
         finally:
             os.close(descriptor)
     except OSError as error:

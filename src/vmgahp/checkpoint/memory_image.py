@@ -12,11 +12,12 @@ its NUL, zeroes up to the length in the header, and then QEMU's own stream.
 import os
 import re
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-from vmgahp.checkpoint.substitute import Held, Substitute
+from vmgahp.checkpoint.packed import NotPacked
+from vmgahp.checkpoint.substitute import Held, Substitute, Write, all_of
 
 MAGIC, UNFINISHED = b"LibvirtQemudSave", b"LibvirtQemudPart"
 VERSION = 2
@@ -53,6 +54,10 @@ class Head(NamedTuple):
     """Where QEMU's stream begins, in bytes."""
 
 
+Unpack = Callable[[int, Head, Write, int], None]
+"""Writes what follows the head of a compressed image, unpacked; its last argument is as `substitute.Rest` has it."""
+
+
 def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
     """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
     start = os.pread(fd, HEADER, 0)
@@ -87,8 +92,8 @@ def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
         raise Damaged("its domain XML is not UTF-8.") from error
 
 
-def substitute(fd: int, xml: str, formats: Collection[str] = FORMATS) -> Substitute | Held:
-    """The memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` and `Held` do."""
+def substitute(fd: int, xml: str, formats: Collection[str], unpack: Unpack) -> Substitute | Held:
+    """The memory image of `fd` with `xml` in its head, and not compressed. Raises `Damaged`, and as these two do."""
     found = inspect(fd, formats)
     text, cookie = xml.encode() + b"\0", found.cookie.encode() + b"\0" * bool(found.cookie)
     length = len(text) + len(cookie)
@@ -96,10 +101,40 @@ def substitute(fd: int, xml: str, formats: Collection[str] = FORMATS) -> Substit
         length = found.end - HEADER
         if len(text) + len(cookie) > length:
             raise Damaged("its head has no room for the domain XML.")
-    number, at = FORMATS.index(found.format), len(text) if cookie else 0
+    number, at = FORMATS.index(SPARSE if found.format == SPARSE else RAW), len(text) if cookie else 0
     head = _FIELDS.pack(MAGIC, VERSION, length, found.was_running, number, at).ljust(HEADER, b"\0")
     head += (text + cookie).ljust(length, b"\0")
-    return Held(head, fd) if found.format == SPARSE else Substitute(head, fd, found.end)
+    if found.format == SPARSE:
+        return Held(head, fd)
+    if found.format == RAW:
+        return Substitute(head, all_of(fd, found.end))
+    _require_stream(fd, found, unpack)
+    return Substitute(head, lambda write, reader: unpack(fd, found, write, reader))
+
+
+def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
+    """See that QEMU's own stream comes out: without an end it waits for the beginning of one. Raises `Damaged`."""
+    begun = bytearray()
+
+    def look(data: bytes) -> None:
+        begun.extend(data)
+        if len(begun) >= len(STREAM):
+            raise NotPacked("that was enough")
+
+    try:
+        unpack(fd, found, look, -1)
+    except NotPacked as error:
+        if not begun:
+            raise Damaged(f"it cannot be unpacked: {error}.") from error
+    if not begun.startswith(STREAM):
+        raise Damaged("what is packed in it is not QEMU's.")
+
+
+def head_with_format(fd: int, form: str) -> bytes:
+    """The head of the raw image of `fd`, but for a format that what follows is to get. Raises OSError, `Damaged`."""
+    end = inspect(fd, (RAW,)).end
+    *before, _, cookie = _FIELDS.unpack(os.pread(fd, _FIELDS.size, 0))
+    return _FIELDS.pack(*before, FORMATS.index(form), cookie) + os.pread(fd, end - _FIELDS.size, _FIELDS.size)
 
 
 def _cookie(data: bytes) -> str:

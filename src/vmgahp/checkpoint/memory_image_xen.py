@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from vmgahp.checkpoint.memory_image import Damaged
-from vmgahp.checkpoint.substitute import Substitute
+from vmgahp.checkpoint.substitute import Substitute, all_of
 
 MAGIC = b"libvirt-xml\n \0 \r"
 VERSION = 2
@@ -59,4 +59,4 @@ def substitute(fd: int, xml: str) -> Substitute:
     """The memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
     offset = inspect(fd).end
     text = xml.encode() + b"\0"
-    return Substitute(_HEAD.pack(MAGIC, VERSION, len(text)) + text, fd, offset)
+    return Substitute(_HEAD.pack(MAGIC, VERSION, len(text)) + text, all_of(fd, offset))

@@ -11,7 +11,10 @@ import fcntl
 import os
 import sys
 import termios
+from collections.abc import Callable
 
+from vmgahp import errors
+from vmgahp.checkpoint.packed import NotPacked
 from vmgahp.host import threads
 
 _CHUNK = 1 << 20
@@ -20,37 +23,40 @@ _LEAST_READ = 4096
 """Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
 
 
+Write = Callable[[bytes], object]
+Rest = Callable[[Write, int], None]
+"""Writes what follows a head; the number is that of the pipe, from which somebody may not read to the end."""
+
+
 class Substitute:
-    """`head`, and then all of `fd` from `offset` on, to be read once from `path`; in a ``with``.
+    """`head`, and then all that `rest` writes, to be read once from `path`; in a ``with``, which ends what `rest` does.
 
     Raises OSError, and `errors.MachineFault` where no thread can be had.
     """
 
-    def __init__(self, head: bytes, fd: int, offset: int, heads: int = 1) -> None:
-        self._parts = head, fd, offset
+    def __init__(self, head: bytes, rest: Rest, heads: int = 1) -> None:
+        self._parts = head, rest
         self._heads = heads
         self._fed = self._left = 0
         self._reading, writing = os.pipe2(os.O_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
-        source = os.dup(fd)
 
         def feed() -> None:
             try:
                 with os.fdopen(writing, "wb", buffering=0) as out:
                     self._feed(out.fileno(), head * heads)
-                    position = offset
-                    while chunk := os.pread(source, _CHUNK, position):
-                        self._feed(out.fileno(), chunk)
-                        position += len(chunk)
-            except OSError:
-                pass  # nobody reads any more: who restores has said why
-            finally:
-                os.close(source)
+                    rest(lambda data: self._feed(out.fileno(), data), out.fileno())
+            except (OSError, errors.MachineFault, NotPacked):
+                pass  # nobody reads any more, or misses what is not there: who restores has said why
 
+        try:
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
+        except OSError:
+            pass  # a user has so much for all pipes: it is slower
         try:
             self._thread = threads.start("the memory image", feed)
         except BaseException:
-            for descriptor in (self._reading, writing, source):
+            for descriptor in (self._reading, writing):
                 os.close(descriptor)
             raise
 
@@ -77,6 +83,18 @@ class Substitute:
             written = os.write(descriptor, view)
             self._fed += written
             view = view[written:]
+
+
+def all_of(fd: int, offset: int) -> Rest:
+    """The rest of a file, for a `Substitute`."""
+
+    def rest(write: Write, _: int) -> None:
+        position = offset
+        while chunk := os.pread(fd, _CHUNK, position):
+            write(chunk)
+            position += len(chunk)
+
+    return rest
 
 
 class Held:
@@ -119,12 +137,13 @@ class Held:
         if data:
             writing = os.open(self.path, os.O_WRONLY)
             try:
-                _write_all(writing, data)
+                write_all(writing, data)
             finally:
                 os.close(writing)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """To a file, which may take less at a time. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

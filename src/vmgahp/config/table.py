@@ -138,9 +138,9 @@ SETTINGS = (
         "Whether HTCondor is told which process runs the guest. It then measures QEMU's memory, which is "
         "more than the guest's."),
     Setting("VM_MEMORY_IMAGE_FORMAT", "string", "",
-        "How libvirt writes the memory of a VM that is suspended or checkpointed, where its version (11.2 "
-        "and later) can be told; empty: as /etc/libvirt/qemu.conf says. HTCondor's file transfer fills the "
-        "holes of a sparse file; a compressed format such as zstd travels better.",
+        "The format of the memory of a VM that is suspended or checkpointed; empty: as /etc/libvirt/qemu.conf "
+        "says, and else zstd for a checkpoint where zstd is installed, and raw. A checkpoint is compressed by this "
+        "server where libvirt (before 11.2) cannot be told.",
         words=_IMAGE_FORMATS, types=LIBVIRT),
     Setting("VM_POLICY", "list", "",
         "Stylesheets (*.xsl, *.xslt) and programs, run as root, through which the domain XML of every job "

@@ -71,7 +71,7 @@ def run(
     argv: "Sequence[str]",
     *,
     deadline: float,
-    stdin: bytes = b"",
+    stdin: "bytes | int" = b"",
     environ: "Mapping[str, str] | None" = None,
     user: "Identity | None" = None,
     groups: "Sequence[int] | None" = None,
@@ -82,18 +82,20 @@ def run(
     longest: int = 16 << 20,
     until: "Callable[[bytearray, bytearray], bool] | None" = None,
     grace: float | None = None,
+    reader: int = -1,
 ) -> Finished:
     """Run a program until it has ended and its stdout and stderr are closed, or for `deadline` seconds.
 
     It is killed with its process group at the deadline, and when it has printed more than `longest` bytes; then
     `out` is longer than that. `until` is shown all that was printed whenever there is more, may take it away, and
     ends the program by returning true, which counts as success. With `grace` the program's own end is enough,
-    whoever else holds its pipes: what waits in them is read for so many seconds, and nobody is killed.
+    whoever else holds its pipes: what waits in them is read for so many seconds, and nobody is killed. When nobody
+    reads any more from the pipe that `reader` writes to, it is killed.
 
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
     `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. `pass_fds` are its
-    descriptors from `FIRST_PASSED` on, in ascending order. Raises OSError where it cannot be started, with the
-    program's name as the file name.
+    descriptors from `FIRST_PASSED` on, in ascending order; `stdin` may be one, too. Raises OSError where it cannot be
+    started, with the program's name as the file name.
     """
     from time import monotonic
 
@@ -107,9 +109,9 @@ def run(
         # The directory is an argument of the shell's and never a part of what it reads.
         mask = f"umask {umask:o} && " if umask >= 0 else ""
         words = ["/bin/sh", "-c", f'cd -- "$1" && shift && {mask}exec "$@"', "sh", directory, *words]
-    child = _Child(words, environ, pass_fds)
+    child = _Child(words, environ, pass_fds, stdin if isinstance(stdin, int) else -1)
     try:
-        status = child.listen(stdin, end, longest, until, grace)
+        status = child.listen(b"" if isinstance(stdin, int) else stdin, end, longest, until, grace, reader)
     finally:
         child.close()
     return Finished(status, bytes(child.out), bytes(child.err))
@@ -144,7 +146,9 @@ def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
 class _Child:
     """A program that runs, and our ends of its pipes."""
 
-    def __init__(self, words: list[str], environ: "Mapping[str, str]", pass_fds: "Sequence[int]") -> None:
+    def __init__(
+        self, words: list[str], environ: "Mapping[str, str]", pass_fds: "Sequence[int]", stdin: int = -1
+    ) -> None:
         """Raises OSError."""
         self.out, self.err = bytearray(), bytearray()
         self._ours: list[int] = []
@@ -156,6 +160,8 @@ class _Child:
                 theirs.append(pipe[of_program])
                 self._ours.append(pipe[1 - of_program])
             moves = list(enumerate(theirs))
+            if stdin >= 0:
+                moves[0] = 0, stdin
             # In this order none is written over before its turn. Older systems leave one that has its number closed.
             for number, descriptor in enumerate(sorted(pass_fds), FIRST_PASSED):
                 if number == descriptor:
@@ -192,6 +198,7 @@ class _Child:
         longest: int,
         until: "Callable[[bytearray, bytearray], bool] | None",
         grace: float | None,
+        reader: int,
     ) -> int | None:
         """Write its stdin and read the rest, all at once: its status, or None at the `end`."""
         from select import POLLIN, POLLOUT, poll
@@ -203,6 +210,8 @@ class _Child:
         for descriptor in (stdout, stderr, ended):
             watch.register(descriptor, POLLIN)
         watch.register(to_program, POLLOUT)
+        if reader >= 0:
+            watch.register(reader, 0)  # an error there is told all the same
         waiting = {stdout, stderr, ended}
         while waiting:
             ready = watch.poll(max(end - monotonic(), 0) * 1000)
@@ -212,6 +221,8 @@ class _Child:
                 return None
             for descriptor, _ in ready:
                 data = b""
+                if descriptor == reader:
+                    return -signal.SIGKILL
                 if descriptor == to_program:
                     stdin = _write(to_program, stdin)
                     if stdin:

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +117,39 @@ def test_a_format_that_the_settings_do_not_write_is_refused(job: Job) -> None:
     """libvirtd would start a program to unpack it; gzip and QEMU then wait for each other."""
     vacate(job)
     believable(job, lambda image: with_head(image, number=1))
-    assert "it has the format gzip, and the settings here have raw" in boots_afresh(job)
+    assert "it has the format gzip, and the settings here have raw or zstd" in boots_afresh(job)
+
+
+def test_what_is_packed_and_not_qemus_is_refused_before_libvirtd_sees_it(job: Job) -> None:
+    """QEMU waits for ever for a stream that does not begin."""
+    vacate(job)
+    believable(job, lambda image: with_stream(image, b"\x28\xb5\x2f\xfd" + bytes(100)))
+    assert "it cannot be unpacked" in boots_afresh(job)
+
+
+def test_a_checkpoint_that_becomes_more_than_the_memory_is_refused(job: Job) -> None:
+    """A page of a memory image is in it once; this one has zeroes for ever after the first of them."""
+    vacate(job, VM_MEMORY_IMAGE_FORMAT="raw")
+
+    def bomb(image: bytes) -> bytes:
+        more = subprocess.Popen(["zstd", "-q", "-c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert more.stdin
+        sections = image[stream(image) :]
+        begins = sections.index(b"pc.ram")
+        written = []
+        thread = threading.Thread(target=lambda: written.append(more.stdout.read()))  # type: ignore[union-attr]
+        thread.start()
+        more.stdin.write(sections[:begins])
+        for _ in range(1 << 10):
+            more.stdin.write(bytes(1 << 20))
+        more.stdin.close()
+        thread.join()
+        assert more.wait() == 0
+        return with_stream(with_head(image, number=5), written[0])
+
+    believable(job, bomb)
+    assert (job.scratch / "vm_checkpoint.mem").stat().st_size < 1 << 20
+    boots_afresh(job)
 
 
 def stream(image: bytes) -> int:
@@ -139,10 +173,11 @@ STREAMS: dict[str, Forge] = {
 }
 
 
+@pytest.mark.parametrize("form", ["raw", "zstd"])
 @pytest.mark.parametrize("memory", STREAMS)
-def test_a_memory_that_qemu_does_not_take_is_the_jobs(job: Job, memory: str) -> None:
+def test_a_memory_that_qemu_does_not_take_is_the_jobs(job: Job, memory: str, form: str) -> None:
     """It may take one, such as one with more behind its end: what runs then the job could have had anyhow."""
-    vacate(job)
+    vacate(job, VM_MEMORY_IMAGE_FORMAT=form)
     believable(job, STREAMS[memory])
     with running(job, WANTS):
         pass
@@ -158,22 +193,33 @@ def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
     boots_afresh(job)
 
 
-def test_a_restore_that_hangs_is_ended(job: Job) -> None:
-    """QEMU and gzip wait for each other, as long as nobody ends one of them."""
+@pytest.fixture
+def hanging_zstd(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
+    """QEMU waits for what comes after the beginning, as long as nobody ends it; the number of the image's format."""
+    programs = job.scratch.parent / "programs"
+    programs.mkdir()
+    path = programs / "zstd"
+    path.write_text("#!/bin/sh\nprintf 'QEVM\\0\\0\\0\\3'\nexec sleep 1000\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return 5
+
+
+def test_a_restore_that_hangs_is_ended(job: Job, hanging_zstd: int) -> None:
     vacate(job)
-    believable(job, lambda image: with_head(image, number=1))
+    believable(job, lambda image: with_head(image, number=hanging_zstd))
     began = time.monotonic()
-    log = boots_afresh(job, VM_MEMORY_IMAGE_FORMAT="gzip", VM_GAHP_REQ_TIMEOUT=30)
+    log = boots_afresh(job, VM_GAHP_REQ_TIMEOUT=30)
     assert "was not restored from its saved memory within 20 s" in log
     assert time.monotonic() - began < 50
 
 
-def test_a_resume_that_hangs_is_ended_and_the_vm_stays_saved(job: Job) -> None:
-    with running(job, VM_MEMORY_IMAGE_FORMAT="gzip", VM_GAHP_REQ_TIMEOUT=30) as peer:
+def test_a_resume_that_hangs_is_ended_and_the_vm_stays_saved(job: Job, hanging_zstd: int) -> None:
+    with running(job, VM_GAHP_REQ_TIMEOUT=30) as peer:
         done(peer, "SUSPEND")
         image = job.scratch / "vm_suspend.mem"
         good = image.read_bytes()
-        forge_image(image, lambda image: with_head(image, number=1))
+        forge_image(image, lambda image: with_head(image, number=hanging_zstd))
         assert peer.run("RESUME", 1)[0] == "1"
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
         forge_image(image, lambda _: good)

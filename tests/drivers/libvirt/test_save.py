@@ -1,9 +1,13 @@
-"""How libvirt is told to write the memory of a VM."""
+"""How libvirt is told to write the memory of a VM, and what is kept of it."""
 
+import errno
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.support import image
+from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 
@@ -47,3 +51,82 @@ def test_the_format_and_the_settings_that_it_replaces(
         saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
         saver.write(domain, "/path", checkpoint=is_checkpoint)
         assert domain.saved == wanted
+
+
+MEMORY = b"QEVM" + b"what a guest remembers " * 100_000
+
+
+class Saved:
+    """A scratch directory in which libvirt has written a memory image."""
+
+    def __init__(self, scratch: Path, user: Identity, form: str = "") -> None:
+        self.scratch = scratch
+        self.log: list[str] = []
+        self.saver = save.Saver(str(scratch), user, Settings({"VM_MEMORY_IMAGE_FORMAT": form}), self.log.append)
+        self.saver.seconds = 60.0
+        self.raw = image(rest=bytes(64)) + MEMORY
+
+    def keep(self, name: str) -> bytes:
+        """Keep an image under this name: what the file then is."""
+        file = self.saver.begin(name, 1024)
+        with open(file.path, "wb") as out:
+            out.write(self.raw)
+        try:
+            file.keep()
+        finally:
+            file.close()
+        [kept] = self.scratch.iterdir()
+        assert kept.name == name
+        assert kept.stat().st_uid == self.scratch.stat().st_uid
+        return kept.read_bytes()
+
+
+best = pytest.mark.skipif(not packed.best(), reason="zstd is not installed")
+
+
+@best
+def test_a_checkpoint_is_compressed_and_its_checksum_is_known(scratch: Path, user: Identity) -> None:
+    saved = Saved(scratch, user)
+    kept = saved.keep("vm_checkpoint.mem")
+    assert len(kept) < len(saved.raw) / 10
+    assert saved.saver.digest == hashlib.sha256(kept).hexdigest()
+    assert not saved.log
+
+
+@best
+def test_a_suspended_vm_that_is_checkpointed_is_compressed_then(scratch: Path, user: Identity) -> None:
+    saved = Saved(scratch, user)
+    assert saved.keep("vm_suspend.mem") == saved.raw
+    saved.saver.rename("vm_suspend.mem", "vm_checkpoint.mem")
+    [kept] = scratch.iterdir()
+    assert kept.name == "vm_checkpoint.mem"
+    assert saved.saver.digest == hashlib.sha256(kept.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("why", ["setting", "no program", "no room", "end"])
+def test_a_checkpoint_that_is_not_compressed_is_whole(
+    why: str, scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Saved(scratch, user, "raw" if why == "setting" else "gzip")
+    if why == "no program":
+        monkeypatch.setattr(packed, "pack", lambda image, start, form, *rest: real(image, start, "no-such", *rest))
+    if why == "no room":
+        monkeypatch.setattr(save, "write_all", full)
+    if why == "end":
+        saved.saver.given_up = lambda: True
+    assert saved.keep("vm_checkpoint.mem") == saved.raw
+    assert saved.saver.digest == ""
+    assert bool(saved.log) == (why != "setting")
+
+
+real = packed.pack
+
+
+def full(_descriptor: int, _data: bytes) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_format_that_libvirt_has_written_by_itself_stays(scratch: Path, user: Identity) -> None:
+    saved = Saved(scratch, user)
+    saved.raw = image(number=1, rest=bytes(64)) + b"\x1f\x8b"
+    assert saved.keep("vm_checkpoint.mem") == saved.raw

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.checkpoint import memory_image, memory_image_xen
+from vmgahp.checkpoint import memory_image, memory_image_xen, packed
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import (
     BACKING,
@@ -151,7 +151,24 @@ class LibvirtCheckpoints:
         store.check(manifest, store.now(spec, here), disk_refs(spec.disks))
         if self._is_taken(manifest.facts["uuid"]):
             raise Unusable(f"a domain with its UUID, {manifest.facts['uuid']}, runs on this machine", True)
-        return LibvirtRestart(manifest, store.open_memory(manifest, spec.memory_mib))
+        restart = LibvirtRestart(manifest, store.open_memory(manifest, spec.memory_mib))
+        try:
+            self._require_program(restart.descriptor)
+        except BaseException:
+            restart.close()
+            raise
+        return restart
+
+    def _require_program(self, descriptor: int) -> None:
+        """Raises `errors.JobFault` where an image is compressed by what this machine lacks: another may have it."""
+        form = getattr(self._kind.inspect(descriptor), "format", memory_image.RAW)
+        if form == packed.BEST and not packed.has(form):
+            raise errors.JobFault(
+                errors.MISMATCHED_CHECKPOINT,
+                f"The checkpoint's memory is compressed by {form}, which is not installed on this machine.",
+                f'ask for stringListMember("{form}", VM_<type>_ATTR_memory_formats) in the job\'s requirements, or '
+                f"install {form}; the checkpoint stays as it is.",
+            )
 
     def write(self, machine: LibvirtMachine, spec: JobSpec, domain_type: str) -> None:
         """Write the manifest of the memory image that is in its place. Raises `errors.MachineFault`."""
@@ -174,7 +191,7 @@ class LibvirtCheckpoints:
             "architecture": kind.get("arch", ""),
             "xml": machine.description,
         }
-        refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks)]
+        refs = [FileRef(MEMORY, MEMORY_FILE, digest=machine.saver.digest), *disk_refs(spec.disks)]
         store.write(store.now(spec, facts, machine.usage.seconds), refs)
 
     @staticmethod

@@ -234,7 +234,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             described = described._replace(xml=guest.files.open(described.xml))
         self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
-        saver.before_restore = resources.before_restore
+        saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         if spec.devices.share:
             saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)

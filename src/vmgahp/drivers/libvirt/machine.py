@@ -44,6 +44,7 @@ class LibvirtMachine(RunningMachine):
     ) -> None:
         super().__init__(guest, resources, deadlines, log)
         self.saver = saver
+        saver.seconds, saver.given_up = deadlines.memory, lambda: self.overruled
         self.checkpoints: JobCheckpoints
         self.order: Order
         """What is to be launched."""

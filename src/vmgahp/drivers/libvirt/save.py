@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 
 from vmgahp import errors
-from vmgahp.checkpoint import memory_image
-from vmgahp.checkpoint.store import CANNOT_SAVE, MEMORY_FILE
-from vmgahp.checkpoint.substitute import Held, Substitute
+from vmgahp.checkpoint import memory_image, packed
+from vmgahp.checkpoint.store import CANNOT_SAVE, IMAGE_EXTRA, MEMORY_FILE
+from vmgahp.checkpoint.substitute import Held, Substitute, Write, write_all
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.host.job_user import Identity
@@ -26,6 +26,9 @@ PARTIAL_SUFFIX = ".part"
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """An image may be as large as all of the guest's memory, and a little for the devices."""
 
+PACK_SHARE = 1 / 3
+"""Of the time that the client waits: an image that takes longer to compress stays as it is."""
+
 FORMAT_SETTINGS = "VM_MEMORY_IMAGE_FORMAT", "VM_SUSPEND_IMAGE_FORMAT", "VM_CHECKPOINT_IMAGE_FORMAT"
 QEMU_CONF = "/etc/libvirt/qemu.conf"
 """Where the administrator tells libvirt the format that it is not told by `FORMAT_SETTINGS`."""
@@ -36,7 +39,9 @@ def partial_name(name: str) -> str:
     return "." + name + PARTIAL_SUFFIX
 
 
-LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE))
+PACKED = partial_name(MEMORY_FILE + ".packed")
+
+LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE), PACKED)
 """What a server that was killed may have left of a VM, and which is of use to nobody."""
 
 
@@ -59,7 +64,9 @@ class MemoryFile:
         return True
 
     def keep(self) -> None:
-        """Give it its name. Raises OSError and `errors.MachineFault`."""
+        """Give it its name; one that is to travel is compressed before. Raises OSError and `errors.MachineFault`."""
+        if self.name == MEMORY_FILE and self._saver.keep_packed(self.descriptor):
+            return
         os.fsync(self.descriptor)
         self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
 
@@ -88,6 +95,13 @@ class Saver:
         """Why the VM's memory cannot be saved, in the form of "because …"; empty where it can."""
         self.before_restore: list[Callable[[], None]] = []
         """Makes anew what ended with the QEMU that was saved."""
+        self.digest = ""
+        """SHA-256 of the memory image that was compressed last."""
+        self.memory_mib = 0
+        self.seconds = 0.0
+        """What the client waits for what reads or writes the memory."""
+        self.given_up: Callable[[], bool] = lambda: False
+        """Whether nobody wants any more what is being compressed."""
         self._log = log
         self._settings = settings
         self._not_removed: set[str] = set()
@@ -97,6 +111,7 @@ class Saver:
 
         Raises `errors.MachineFault` where there is no room for that much memory, or the file cannot be made.
         """
+        self.digest = ""
         self._require_free_space(int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA)
         partial = partial_name(name)
         try:
@@ -156,7 +171,12 @@ class Saver:
 
     def substitute(self, descriptor: int, xml: str) -> Substitute | Held:
         """What libvirtd is to read in the place of an image. Raises OSError, `memory_image.Damaged`."""
-        return memory_image.substitute(descriptor, xml, self._formats())
+
+        def unpack(fd: int, head: memory_image.Head, write: Write, reader: int) -> None:
+            most = (self.memory_mib << 20) + IMAGE_EXTRA
+            packed.unpack(fd, head.end, head.format, write, self.identity, self.seconds, most, reader)
+
+        return memory_image.substitute(descriptor, xml, self.formats(), unpack)
 
     def described_by(self, xml: str) -> str | None:
         """The domain XML that a restore is called with."""
@@ -176,14 +196,58 @@ class Saver:
             self.forget(name)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a memory image another name. Raises `errors.MachineFault`."""
+        """Give a suspended VM's memory image the name of one that travels. Raises `errors.MachineFault`."""
         if old == new:
             return
         try:
             self.identity.unlink_scratch(self.directory, new)
+            descriptor = self.identity.open_scratch(self.directory, old, os.O_RDONLY)
+            try:
+                if self.keep_packed(descriptor):
+                    self.identity.unlink_scratch(self.directory, old)
+                    return
+            finally:
+                os.close(descriptor)
             self.identity.rename_scratch(self.directory, old, new)
         except OSError as error:
             raise self.fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
+
+    def keep_packed(self, image: int) -> bool:
+        """Keep a raw image as `MEMORY_FILE`, compressed; False where that is not wanted, or does not work.
+
+        What is written is read by nobody again: its checksum is known then. Raises OSError and `errors.MachineFault`
+        where it is whole and cannot have its name.
+        """
+        form = self._wanted("CHECKPOINT")
+        if form in ("", memory_image.RAW, memory_image.SPARSE):
+            return False
+        import hashlib
+
+        digest = hashlib.sha256()
+        try:
+            head = memory_image.head_with_format(image, form)
+            self.identity.unlink_scratch(self.directory, PACKED)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(self.identity.open_scratch(self.directory, PACKED, flags, 0o600), "wb", buffering=0) as file:
+
+                def write(data: bytes) -> None:
+                    if self.given_up():
+                        raise packed.NotPacked("the VM is to end")
+                    digest.update(data)
+                    write_all(file.fileno(), data)
+
+                write(head)
+                packed.pack(image, len(head), form, write, self.identity, self.seconds * PACK_SHARE)
+                os.fsync(file.fileno())
+        except memory_image.Damaged:
+            return False  # libvirt has written another format, as it was told
+        except (OSError, errors.MachineFault, packed.NotPacked) as error:
+            self._log(f"the memory is not compressed by {form}: {error}")
+            self.forget(PACKED)
+            return False
+        self.identity.rename_scratch(self.directory, PACKED, MEMORY_FILE)
+        self.digest = digest.hexdigest()
+        return True
 
     def inspect(self, descriptor: int) -> None:
         """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
@@ -195,27 +259,26 @@ class Saver:
         flags = 0
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
             flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
-        name = "VM_MEMORY_IMAGE_FORMAT"
-        if self._settings.string(f"VM_{kind}_IMAGE_FORMAT"):
-            name = f"VM_{kind}_IMAGE_FORMAT"
-        image_format = self._settings.string(name)
+        image_format = self._setting(kind)
         parameter = getattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", None)
-        if image_format and parameter is None:
-            self._log(f"{name} = {image_format} is ignored: this libvirt cannot be told")
         if image_format and parameter is not None:
             domain.saveParams({"file": path, parameter: image_format}, flags)
-        else:
-            domain.saveFlags(path, None, flags)
+            return
+        if image_format and (image_format == memory_image.SPARSE or not checkpoint):
+            self._log(f"the memory image is not {image_format}: this libvirt cannot be told")
+        domain.saveFlags(path, None, flags)
 
-    def _formats(self) -> list[str]:
-        """The formats that images are written in here, by the settings or by libvirt's own for what they leave open."""
-        wanted = {memory_image.RAW, *(self._settings.string(name) for name in FORMAT_SETTINGS)} - {""}
-        try:
-            with open(QEMU_CONF, encoding="utf-8", errors="replace") as file:
-                wanted.update(re.findall(r'^\s*save_image_format\s*=\s*"(\w+)"', file.read(1 << 20), re.MULTILINE))
-        except OSError:
-            pass  # a libvirtd of a user's own has none
-        return sorted(wanted)
+    def _setting(self, kind: str) -> str:
+        return self._settings.string(f"VM_{kind}_IMAGE_FORMAT") or self._settings.string("VM_MEMORY_IMAGE_FORMAT")
+
+    def _wanted(self, kind: str) -> str:
+        """The format of a checkpoint's image, or a suspended VM's; empty where libvirt is to choose."""
+        return self._setting(kind) or _of_qemu_conf() or (packed.best() if kind == "CHECKPOINT" else "")
+
+    def formats(self) -> list[str]:
+        """The formats that are restored here: what this daemon writes by itself, and what the settings ask for."""
+        ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), *map(self._settings.string, FORMAT_SETTINGS)}
+        return sorted(ours - {""})
 
     def _require_free_space(self, needed: int) -> None:
         try:
@@ -243,3 +306,13 @@ def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
         "see who has changed the job's scratch directory.",
         errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
     )
+
+
+def _of_qemu_conf() -> str:
+    """The format that libvirt writes by its own settings; empty where they say nothing."""
+    try:
+        with open(QEMU_CONF, encoding="utf-8", errors="replace") as file:
+            found = re.findall(r'^\s*save_image_format\s*=\s*"(\w+)"', file.read(1 << 20), re.MULTILINE)
+    except OSError:  # a libvirtd of a user's own has none
+        return ""
+    return str(found[-1]) if found else ""

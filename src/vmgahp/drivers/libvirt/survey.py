@@ -6,6 +6,7 @@ from time import monotonic
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings, vm_types
+from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey, Value
 from vmgahp.drivers.libvirt import binding as libvirt
@@ -96,6 +97,7 @@ class LibvirtSurveyor:
         checks: dict[str, Callable[[], object]] = {"libvirt": self._ask_libvirt}
         if self._fixed != "qemu":
             checks["kvm"] = proof.of_kvm
+        checks["memory"] = lambda: packed.require(self.identity)
         if "bridge" in wanted:
             checks["bridge"] = lambda: look_at_bridge(self.settings)
         if "user" in wanted:
@@ -122,6 +124,7 @@ class LibvirtSurveyor:
         if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
             outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
             found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
+        found.append(findings.judge("memory images", packed.BEST, outcomes["memory"], "it unpacks", OFF))
         networking = []
         for kind in wanted:
             finding = self._judge_network(kind, host, outcomes, qemu.passt, tried)
@@ -132,7 +135,8 @@ class LibvirtSurveyor:
         found += of_catalog
         return Survey(
             found,
-            attributes=self._attributes(host, qemu, accel, networking),
+            attributes=self._attributes(host, qemu, accel, networking)
+            | {"memory_formats": "raw" if outcomes["memory"] else f"raw,{packed.BEST}"},
             machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")],
