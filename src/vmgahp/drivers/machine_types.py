@@ -1,7 +1,6 @@
 """Which VM types this machine has, and by which of them a job runs."""
 
 import os
-import shutil
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -32,6 +31,8 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     own = settings.string("VM_TYPE").lower()
     if own and not is_choice(own):
         return (own,)
+    import shutil  # with its compressors, which no server is to keep whose machine names its type
+
     needs = {
         "kvm": True,
         "xen": os.path.exists(XEN),

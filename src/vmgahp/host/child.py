@@ -29,7 +29,7 @@ from vmgahp.host import system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
+    import _socket as socket
     from collections.abc import Callable
     from typing import Any, NoReturn
 
@@ -58,8 +58,10 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
     can be no such child.
     """
     pid, channel = _fork(uid, gid, groups, lambda theirs, rights: _answer(theirs, rights, operation, arguments))
-    with channel:
+    try:
         answer = _receive(channel, pid, uid)
+    finally:
+        channel.close()
     _gone(pid, 0)
     return _result(answer, uid)
 
@@ -111,9 +113,10 @@ def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, so
 
     Raises OSError and `MachineFault`.
     """
+    import _socket as socket
     import gc
-    import signal
-    import socket
+
+    from vmgahp.host.light import signal
 
     for pid in _unreaped[:]:
         _reap(pid)
@@ -203,8 +206,9 @@ def _sent(channel: "socket.socket", message: bytes) -> bool:
 
 def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
     """The next answer of a child, which is killed where it does not come in time. Raises OSError."""
-    import signal
-    import socket
+    import _socket as socket
+
+    from vmgahp.host.light import signal
 
     try:
         # Not socket.recv_fds: that of Python 3.11 loses its flags.
