@@ -161,7 +161,7 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
         "p.DEADLINE = 0.2\n"
-        "p.base.find = lambda vm_type: threading.Event().wait()\n"
+        "p.surveyor = lambda *_: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)

@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
-from vmgahp.drivers.libvirt import capabilities, firmware
+from vmgahp.drivers.libvirt import capabilities, emulator, firmware
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
@@ -197,8 +197,8 @@ def test_a_guest_has_the_panic_device_of_its_machine(
 def test_the_architectures_of_guests(on_x86: None) -> None:
     names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
     text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
-    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
-    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
+    assert emulator.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
+    assert emulator.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
 def require(vm_type: str, **devices: object) -> None:

@@ -163,7 +163,7 @@ def test_two_who_write_at_once_leave_one_whole_proof(made: Path) -> None:
         if (pid := os.fork()) == 0:
             try:
                 for _ in range(50):
-                    proof._keep(IT, STANDS_ON, f"{number} " + "x" * 4000)
+                    proof.keep(IT, STANDS_ON, f"{number} " + "x" * 4000)
             finally:
                 os._exit(0)
         children.append(pid)

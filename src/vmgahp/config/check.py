@@ -6,7 +6,6 @@ needs. A finding is bad only where jobs of the VM type would fail for it.
 
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 from vmgahp import errors
 from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
@@ -233,6 +232,8 @@ def _used_names(entries: Sequence[Entry]) -> set[str]:
 
 def nearest(name: str, known: Iterable[str], likeness: float = _CLOSE) -> str:
     """The known name that is most like `name`; empty where none is like it by so much (1 is the same)."""
+    from difflib import get_close_matches  # few settings are misspelled
+
     return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
 
 

@@ -1,6 +1,5 @@
 """The prober (``-M 0``): what the startd publishes about the VMs that this machine can run."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -9,12 +8,16 @@ from time import monotonic
 from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
-from vmgahp.drivers import base
+from vmgahp.drivers.surveyor import Survey, Value, surveyor
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 
-Attributes = dict[str, "base.Value"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.surveyor import Surveyor
+
+Attributes = dict[str, Value]
 
 VERSION = "0.0.1"
 """Of the GAHP protocol, as the startd publishes it in VM_GAHP_VERSION."""
@@ -63,7 +66,7 @@ class Probe:
 def probe(
     vm_type: str,
     settings: config.Settings,
-    driver: base.Driver,
+    driver: "Surveyor",
     seconds: float = DEADLINE - RESERVE,
     entries: Callable[[], Entries] | None = None,
 ) -> Probe:
@@ -97,11 +100,11 @@ def probe(
     if policy:
         found.findings.append(_judge_policy(policy, vm_type, settings, outcomes["policy"]))
     survey = outcomes["driver"]
-    if isinstance(survey, base.Survey):
+    if isinstance(survey, Survey):
         found.findings += survey.findings
     else:
         found.findings.append(findings.judge("hypervisor", f"the driver of VM type {vm_type}", survey, ""))
-        survey = base.Survey()
+        survey = Survey()
     enough = _judge_disk_space(execute, memory, outcomes.get(DISK_SPACE), found.findings)
     found.seconds = monotonic() - began
     if not enough:
@@ -117,9 +120,7 @@ def probe(
     return found
 
 
-def _attributes(
-    vm_type: str, settings: config.Settings, memory: int, survey: base.Survey, seconds: float
-) -> Attributes:
+def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Survey, seconds: float) -> Attributes:
     attributes: Attributes = {"VM_GAHP_VERSION": VERSION, "VM_Type": vm_type, "VM_Memory": memory}
     attributes["VM_Networking"] = bool(survey.networking)
     if survey.networking:
@@ -261,7 +262,7 @@ def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool)
             found = Probe(vm_type)
             found.findings += wrong
             return found
-        driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
+        driver = surveyor(vm_type, settings, Identity.from_environ(environ), log.always)
         return probe(vm_type, settings, driver, entries=lambda: sources.entries(environ))
     except errors.Fault as fault:
         found = Probe(vm_type)
@@ -297,6 +298,8 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
         if not as_json:
             log.tell_stderr(reason)
     if as_json:
+        import json
+
         sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
     elif trouble is None:
         sys.stdout.write(render(found.attributes))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.resources import Later, Resources, empty, unclaim
+from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
@@ -24,12 +25,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.findings import Finding
-
 Logger = Callable[[str], None]
-Value = str | int | float | bool
 
 LEAST_LONG_SECONDS = 30
 
@@ -42,23 +38,6 @@ class Deadlines(NamedTuple):
     """For what writes or reads the guest's memory: all that the client waits."""
     stop: float
     """For a guest that was asked to power off (VM_STOP_TIMEOUT)."""
-
-
-class Survey(NamedTuple):
-    """What a driver found out about this machine."""
-
-    findings: "Sequence[Finding]" = ()
-    """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
-    attributes: dict[str, Value] = {}
-    """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
-    machine_attributes: dict[str, Value] = {}
-    """Published under names of their own, such as HasVirshDefaultNetwork."""
-    networking: Sequence[str] = ()
-    """The types of networking that jobs get: those of the settings that were seen to work."""
-    hypervisors: Sequence[str] = ()
-    """Those that run jobs here, such as kvm or qemu."""
-    vm_types: Sequence[str] = ()
-    """The values of vm_type that this driver was seen to serve here."""
 
 
 class Machine(ABC):
@@ -263,4 +242,4 @@ def find(vm_type: str) -> type[Driver]:
     return found
 
 
-__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "find"]
+__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Value", "find"]

@@ -39,6 +39,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MODULES = "/sys/module"
 _MICROCODE = "/sys/devices/system/cpu/cpu0/microcode/version"
 _CPUINFO = "/proc/cpuinfo"
+_LIBRARIES = "/etc/ld.so.cache"
+"""Made anew whenever a library is installed."""
 _OF_A_CPU = ("vendor_id", "cpu family", "model", "stepping", "microcode", "CPU implementer", "CPU part", "CPU revision")
 
 
@@ -90,9 +92,7 @@ def shared(name: str, stands_on: str, look: "Callable[[], tuple[str | None, bool
         return found
     reason, stays = look()
     # What it stands on must not have changed meanwhile; what is looked at after that, the next one looks at anew.
-    if stays:
-        _keep(name, stands_on, reason or "")
-    return Proof(reason or "")
+    return keep(name, stands_on, reason or "") if stays else Proof(reason or "")
 
 
 def recall(name: str, stands_on: str) -> Proof | None:
@@ -115,6 +115,13 @@ def kept(name: str, stands_on: str) -> Proof | None:
         if 0 <= age < (FAILURE_LASTS if lines[1] else LASTS):
             return Proof(lines[1], age, f"{place}/{_file(name)}")
     return None
+
+
+def keep(name: str, stands_on: str, reason: str = "") -> Proof:
+    """Let others believe what was seen just now; where that cannot be written down, the next one looks again."""
+    if not LookAnew.depth:
+        _write(name, stands_on, reason)
+    return Proof(reason)
 
 
 def forget() -> None:
@@ -152,6 +159,11 @@ def machine() -> str:
             continue
         lines += [f"parameter {name}.{one} {_line(f'{place}/parameters/{one}')}" for one in parameters]
     return "\n".join(lines)
+
+
+def program(path: str) -> str:
+    """What a program stands on beside the machine: itself, and the libraries that it loads."""
+    return f"program {path} {identity(path)}\nlibraries {identity(_LIBRARIES)}"
 
 
 def identity(path: str) -> str:
@@ -242,10 +254,10 @@ def _read(place: str, name: str) -> str:
         os.close(descriptor)
 
 
-def _keep(name: str, stands_on: str, reason: str) -> None:
-    """Write a file, all or nothing; where that does not work, the next one has to look again."""
+def _write(name: str, stands_on: str, reason: str) -> None:
+    """All or nothing."""
     place = _places()[-1]
-    if LookAnew.depth or (os.geteuid() != 0 and place == runtime_dir.ROOT_BASE):
+    if os.geteuid() != 0 and place == runtime_dir.ROOT_BASE:
         return
     data = f"vmgahp {__version__}\n{stands_on}\nmade {_now()}\n{' '.join(reason.split())}\n{_END}\n".encode()
     temporary = f"{place}/.{_file(name)}.{os.getpid()}"

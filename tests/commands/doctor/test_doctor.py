@@ -343,8 +343,8 @@ def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
 
 @as_root
 def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
-    describe = pytest.importorskip("vmgahp.drivers.libvirt.describe")
-    monkeypatch.setattr(describe, "groups_for_qemu", lambda _domain_type: {991, 992})
+    emulator = pytest.importorskip("vmgahp.drivers.libvirt.emulator")
+    monkeypatch.setattr(emulator, "groups_for_qemu", lambda _domain_type: {991, 992})
     mends = "chmod o+x /var/lib/libvirt/qemu"
     judged(access.scratch(pool.context(), "kvm"), OK)
     found = judged(access.scratch(pool.context(VM_RUN_AS_JOB_USER=True), "kvm"), BAD, "two groups", hint=mends)

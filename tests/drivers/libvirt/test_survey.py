@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +19,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import qemu_check, survey
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.findings import BAD, OFF, OK, Finding
-from vmgahp.host import kvm, proof
+from vmgahp.host import kvm, proof, runtime_dir
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
@@ -31,7 +33,7 @@ def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> s
     uri = made.string("VM_LIBVIRT_URI") or URI
     connection = LibvirtConnection(uri, lambda _line: None, read_only=read_only)
     with contextlib.closing(connection):
-        return survey.LibvirtSurveyor(vm_type, made, SOMEBODY, connection, lambda _line: None).survey(monotonic() + 60)
+        return survey.LibvirtSurveyor(vm_type, made, SOMEBODY, print, connection).survey(monotonic() + 60)
 
 
 def finding(found: survey.Survey, check: str) -> Finding:
@@ -234,3 +236,42 @@ def test_for_people_as_json(scratch: Path) -> None:
     assert off["verdict"] == "off"
     assert "nowhere is not active" in off["seen"]
     assert daemon(environ, PROBE, "vmtype", "qemu").returncode == 0
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where what was seen to work is kept in this test."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setattr(runtime_dir, "ROOT_BASE", f"{directory}/roots")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield Path(directory)
+
+
+def test_qemu_is_not_started_again_while_nothing_has_changed(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another CPU, another program or another library is another thing to see."""
+    started: list[str] = []
+    monkeypatch.setattr(qemu_check, "start_qemu", lambda *arguments: started.append(arguments[2]))
+    assert "(as seen" not in finding(look("qemu"), "cpu").seen
+    assert "(as seen 0 s ago, by " in finding(look("qemu"), "cpu").seen
+    assert started == ["maximum"]
+    look("qemu", VM_CPU_MODE="custom")
+    assert started == ["maximum", "custom"]
+    libraries = proofs / "ld.so.cache"
+    for _ in range(2):
+        libraries.write_text("another")
+        monkeypatch.setattr(proof, "_LIBRARIES", str(libraries))
+        look("qemu", VM_CPU_MODE="custom")
+    assert started == ["maximum", "custom", "custom", "custom"]
+
+
+def test_a_qemu_that_does_not_start_is_started_each_time(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def broken(path: str, *_: object) -> None:
+        started.append(path)
+        raise errors.MachineFault("QEMU does not start.", "mend it.")
+
+    monkeypatch.setattr(qemu_check, "start_qemu", broken)
+    assert [verdicts(look("qemu"))["cpu"] for _ in range(2)] == [BAD, BAD]
+    assert len(started) == 2
+    assert not list(proofs.glob("**/proof-qemu"))

@@ -27,7 +27,7 @@ def capabilities(context: Context) -> Capabilities | errors.Fault:
     from vmgahp.drivers.libvirt import binding as libvirt
     from vmgahp.drivers.libvirt import faults
     from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI
+    from vmgahp.drivers.libvirt.uri import SESSION_URI, SYSTEM_URI
 
     own = not (context.is_root or context.blind)
     uri = context.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)
@@ -101,7 +101,7 @@ def scratch(context: Context, domain_type: str) -> Finding:
         return check.bad(seen, f"chmod o+x {closed}")
     as_job_user = context.settings.boolean("VM_RUN_AS_JOB_USER")
     if as_job_user or context.settings.string("VM_SHARE_SCRATCH").lower() == "9p":
-        from vmgahp.drivers.libvirt.describe import TWO_GROUPS, TWO_GROUPS_HINT, groups_for_qemu
+        from vmgahp.drivers.libvirt.emulator import TWO_GROUPS, TWO_GROUPS_HINT, groups_for_qemu
 
         if len(groups_for_qemu(domain_type)) > 1:
             if as_job_user:

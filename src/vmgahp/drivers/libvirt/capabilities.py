@@ -12,6 +12,7 @@ from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.emulator import has_tpm
 from vmgahp.host.job_user import Identity
 from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
 from vmgahp.job.spec import JobSpec
@@ -49,13 +50,6 @@ def arch_of(spec: JobSpec) -> str:
     """The guest's architecture as `vmgahp.domain.build.Host` wants it: empty for x86_64 on itself."""
     arch = spec.devices.arch or os.uname().machine
     return "" if arch == X86 and not is_foreign(spec) else arch
-
-
-def arches(capabilities: str, *, emulates: bool) -> list[str]:
-    """The architectures of guests that run here, the machine's own first, by libvirt's capabilities."""
-    own = os.uname().machine
-    found = [arch.get("name", "") for arch in etree.fromstring(capabilities).iterfind("guest/arch")]
-    return [own, *(arch for arch in dict.fromkeys(found) if emulates and arch in (X86, ARM) and arch != own)]
 
 
 def require(
@@ -118,15 +112,6 @@ def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) 
         return ""
     model, since = PANIC_MODELS[arch]
     return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
-
-
-def has_tpm() -> bool:
-    """Whether there is a software TPM."""
-    import shutil
-
-    from vmgahp.drivers.libvirt.tpm import PROGRAM
-
-    return shutil.which(PROGRAM) is not None
 
 
 def _named(wanted: Devices) -> str:

@@ -13,10 +13,19 @@ from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.emulator import (
+    TWO_GROUPS,
+    TWO_GROUPS_HINT,
+    cpu_mode,
+    domain_capabilities,
+    groups_for_qemu,
+    has_passt,
+)
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.uri import SYSTEM_URI
 from vmgahp.drivers.resources import Later, Resources
-from vmgahp.host import execute, kvm, scratch
+from vmgahp.host import execute, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import runtime_dir
@@ -26,17 +35,8 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
 
-SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
-
 CONSOLE_FILE = "vm_console.log"
 VNC_FILE = "vm_vnc.json"
-
-QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
-"""Where libvirt keeps the monitor socket and the keys of each domain; QEMU must be able to enter it."""
-
-TWO_GROUPS = f"QEMU needs two groups at once, for {QEMU_DIRECTORY} and for {kvm.DEVICE}, and libvirt gives it one"
-"""Why it cannot run as the job's user (`groups_for_qemu`)."""
-TWO_GROUPS_HINT = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 {kvm.DEVICE}), or set VM_RUN_AS_JOB_USER = False."
 
 SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
@@ -296,29 +296,6 @@ class Describer:
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
 
 
-def domain_capabilities(connection: libvirt.virConnect, domain_type: str) -> str:
-    text: str = connection.getDomainCapabilities(None, os.uname().machine, None, domain_type)
-    return text
-
-
-def has_passt(capabilities: str) -> bool:
-    """Whether user networking can be passt's; QEMU's own, slirp, is there without further programs.
-
-    libvirt names the back ends that it was built with in its domain capabilities; one that names none
-    refuses the element.
-    """
-    from vmgahp.drivers.libvirt import qemu_check
-
-    values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
-    return any(value.text == "passt" for value in values) and qemu_check.passt() is not None
-
-
-def cpu_mode(settings: Settings, domain_type: str) -> str:
-    """libvirt's CPU mode for jobs of a domain type: the administrator's, or the best there is."""
-    default = {"kvm": "host-passthrough", "qemu": "maximum"}.get(domain_type, "")
-    return settings.string("VM_CPU_MODE") or default
-
-
 def first_attribute(xml: str, path: str, name: str) -> str:
     """An attribute of the first element at `path`, or empty."""
     element = etree.fromstring(xml).find(path)
@@ -331,28 +308,11 @@ def has_display(xml: str) -> bool:
     return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
 
 
-def groups_for_qemu(domain_type: str) -> set[int]:
-    """The groups that QEMU must have to get into libvirt's directory and, for KVM, at its device."""
-    needed = [_group_to_enter(QEMU_DIRECTORY, 0o1)]
-    if domain_type == "kvm":
-        needed.append(_group_to_enter(kvm.DEVICE, 0o6))
-    return {gid for gid in needed if gid is not None}
-
-
 def _can_be_held(disk: Disk) -> bool:
     """Whether its files are where nobody can change them while a VM starts; root's own need not be."""
     own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
     own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
     return all(still.can_be_held(path, image_format) for path, image_format in own)
-
-
-def _group_to_enter(path: str, bits: int) -> int | None:
-    """The group that must be had to use `path`, or None when everybody may or it is not there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return None if status.st_mode & bits == bits else status.st_gid
 
 
 def remove_room(_identity: Identity, _log: Logger, room: str) -> None:

@@ -1,6 +1,5 @@
 """Starts, finds and kills domains."""
 
-import os
 from collections.abc import Callable, Container
 
 from vmgahp import errors
@@ -27,8 +26,7 @@ from vmgahp.drivers.libvirt import (
     second_look,
 )
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import SESSION_URI, SYSTEM_URI, Describer, Plan, first_attribute, has_display
+from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
@@ -37,6 +35,7 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.screenshot import Screenshot
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
+from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import execute, proof, scratch
@@ -64,12 +63,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     machine: type[LibvirtMachine] = LibvirtMachine
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
+    usual_uri = ""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
-        uri = settings.string("VM_LIBVIRT_URI") or self._usual_uri()
-        read_only = uri == SESSION_URI and _probing_for_a_startd()
-        self._connection = LibvirtConnection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
+        self._connection = connection_for(settings, log, self.usual_uri)
         self._checkpoints = LibvirtCheckpoints(self.checkpoints, identity, self._connection, log)
         self._describer = self.describer(settings, identity, self._connection, log)
 
@@ -187,7 +185,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return True
 
     def survey(self, end: float) -> Survey:
-        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
+        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self._connection).survey(end)
 
     def close(self) -> None:
         self._connection.close()
@@ -197,10 +195,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
         return JobSpec.parse(job, self.settings, own=own, diskless=diskless)
-
-    @staticmethod
-    def _usual_uri() -> str:
-        return SYSTEM_URI if os.getuid() == 0 else SESSION_URI
 
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
@@ -360,16 +354,3 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 def forget_firmware(_identity: Identity, log: Logger, name: str, uri: str) -> None:
     """The domain is gone: remove what it has kept in its firmware."""
     firmware.forget(name, uri, log)
-
-
-def _probing_for_a_startd() -> bool:
-    """Whether a startd of root's runs this as its own user.
-
-    It does for the probe of every VM type but kvm and xen (``VMUniverseMgr::testVMGahp`` in HTCondor's
-    ``src/condor_startd.V6/vmuniverse_mgr.cpp``), although the jobs will run as root.
-    """
-    try:
-        with open(f"/proc/{os.getppid()}/comm") as file:
-            return os.getuid() != 0 and file.read().strip() == "condor_startd"
-    except OSError:
-        return False

@@ -1,11 +1,11 @@
 """Checks of the machine before a VM starts: the bridge, the other VMs."""
 
 import os
+from collections.abc import Callable
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 
@@ -29,7 +29,11 @@ def look_at_bridge(settings: Settings) -> str:
 
 
 def require_free_mac(
-    connection: libvirt.virConnect, mac: str, log: Logger, started_before: int | None = None, origin: str = ""
+    connection: libvirt.virConnect,
+    mac: str,
+    log: Callable[[str], None],
+    started_before: int | None = None,
+    origin: str = "",
 ) -> None:
     """Has no running VM the MAC address `mac`? libvirt does not mind, and neither VM would have a network.
 

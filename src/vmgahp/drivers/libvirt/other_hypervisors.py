@@ -12,11 +12,11 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
+from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.light import NamedTuple
 

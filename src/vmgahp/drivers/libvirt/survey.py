@@ -8,22 +8,23 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger, Survey, Value
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, other_hypervisors, provision, qemu_check, qemu_process
-from vmgahp.drivers.libvirt.capabilities import arches, has_tpm
+from vmgahp.drivers.libvirt import faults, other_hypervisors, qemu_check, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import (
-    SYSTEM_URI,
+from vmgahp.drivers.libvirt.emulator import (
     TWO_GROUPS,
     TWO_GROUPS_HINT,
+    arches,
     cpu_mode,
     domain_capabilities,
     groups_for_qemu,
     has_passt,
+    has_tpm,
 )
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
+from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
+from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host import kvm, proof
 from vmgahp.host.job_user import Identity
@@ -72,13 +73,19 @@ class LibvirtSurveyor:
     """Looks at one machine for one VM type."""
 
     def __init__(
-        self, vm_type: str, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger
+        self,
+        vm_type: str,
+        settings: Settings,
+        identity: Identity,
+        log: Callable[[str], None],
+        connection: LibvirtConnection | None = None,
     ) -> None:
+        """The connection is the driver's, where there is one."""
         self.vm_type = vm_type
         self.settings = settings
         self.identity = identity
         self.log = log
-        self._connection = connection
+        self._connection = connection or connection_for(settings, log)
         self._fixed = ""
         """The domain type where the settings leave no choice about it."""
 
@@ -103,7 +110,7 @@ class LibvirtSurveyor:
         if "user" in wanted:
             checks["passt"] = lambda: qemu_check.start_passt(self.identity, first_end)
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
-            checks["images"] = lambda: provision.survey(self.settings, self.identity)
+            checks["images"] = self._survey_images
         outcomes = findings.side_by_side(checks, first_end)
 
         found: list[Finding] = []
@@ -131,8 +138,12 @@ class LibvirtSurveyor:
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
-        images, of_catalog = provision.judge(outcomes.get("images"))
-        found += of_catalog
+        images: dict[str, Value] = {}
+        if "images" in outcomes:
+            from vmgahp.drivers.libvirt import provision
+
+            images, of_catalog = provision.judge(outcomes["images"])
+            found += of_catalog
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
@@ -179,6 +190,11 @@ class LibvirtSurveyor:
             1 if machine is None else int(machine.get("maxCpus", "1")),
         )
 
+    def _survey_images(self) -> object:
+        from vmgahp.drivers.libvirt import provision  # most machines have no catalog
+
+        return provision.survey(self.settings, self.identity)
+
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, this CPU, on this machine type."""
         mode = cpu_mode(self.settings, accel)
@@ -191,11 +207,16 @@ class LibvirtSurveyor:
                 f"libvirt says that QEMU has no CPU mode {mode} here.",
                 "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
             )
-        try:
-            qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
-        except errors.Fault as fault:
-            return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
-        return Finding("cpu", OK, looked_at, "QEMU starts and answers")
+        asked = f"{accel} {mode} {qemu.machine} slirp={slirp} {self.identity.uid}:{self.identity.gid}"
+        stands_on = f"{proof.machine()}\n{proof.program(qemu.path)}\nasked {asked}"
+        proved = proof.recall(proof.QEMU, stands_on)
+        if proved is None:
+            try:
+                qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
+            except errors.Fault as fault:
+                return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
+            proved = proof.keep(proof.QEMU, stands_on)
+        return Finding("cpu", OK, looked_at, proved.told("QEMU starts and answers"))
 
     def _may_be_the_jobs(self, accel: str) -> bool:
         """Whether QEMU can run as the job's user, wherever libvirt is asked for another user than the own."""

@@ -129,6 +129,7 @@ class XenDriver(LibvirtDriver):
     machine = XenMachine
     saver = XenSaver
     checkpoints = XEN
+    usual_uri = URI
 
     def plan(self, job: JobAd) -> Plan:
         try:
@@ -140,11 +141,7 @@ class XenDriver(LibvirtDriver):
         return in_words_of_xen(fault) if isinstance(fault, JobFault) else fault
 
     def survey(self, end: float) -> Survey:
-        return XenSurveyor(self.vm_type, self.settings, self.identity, self._connection, self.log).survey(end)
-
-    @staticmethod
-    def _usual_uri() -> str:
-        return URI
+        return XenSurveyor(self.vm_type, self.settings, self.identity, self.log, self._connection).survey(end)
 
     def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
         if job.expression(ATTRIBUTE) is not None:
