@@ -22,6 +22,8 @@ ODD = [
     b'_Condor_PrivX = "secret"',
     "trans\N{LATIN SMALL LETTER F}er\N{KELVIN SIGN}ey = secret".encode(),
     b"Claim = 1",
+    b"Two = \\\nclaimid = 1",
+    b"ClaimId = \\\nsecret",
     b'Text = "ClaimId = 5"',
     TOO_LONG,
 ]

@@ -17,6 +17,8 @@ OUTPUT_LIMIT = 1 << 18
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
 """Events of an input that nobody can write to any more."""
 
+_IDLE = True, False
+
 
 class ClientPipes:
     """What the main thread waits for, reads and writes."""
@@ -30,7 +32,7 @@ class ClientPipes:
         self._poller.register(STDIN, select.POLLIN)
         self._poller.register(STDOUT, 0)
         self._poller.register(self.wake_read, select.POLLIN)
-        self._watched = (True, False)
+        self._watched = _IDLE
         """Whether `_poller` waits for input, and whether for room for output."""
         self._writable = select.poll()
         self._writable.register(STDOUT, select.POLLOUT)
@@ -40,7 +42,7 @@ class ClientPipes:
     def wait(self, deadline: float | None) -> tuple[bytes, bool]:
         """Wait for one thing to happen and deal with all that did: what the client has sent, and whether `wake` was
         called. At `deadline`, by the monotonic clock, it returns in any case."""
-        if self._output or self._watched != (True, False):
+        if self._output or self._watched is not _IDLE:
             self._watch()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
         data, woken = b"", False
@@ -61,7 +63,7 @@ class ClientPipes:
 
     def _watch(self) -> None:
         """Tell poll what is wanted now."""
-        wanted = len(self._output) < OUTPUT_LIMIT, bool(self._output)
+        wanted = (len(self._output) < OUTPUT_LIMIT, True) if self._output else _IDLE
         if wanted == self._watched:
             return
         # A client that reads nothing may be gone: the end of the input is seen while no input is wanted.
@@ -83,18 +85,24 @@ class ClientPipes:
 
     def write(self, output: bytes | bytearray) -> None:
         """Write what goes in without waiting; `wait` deals with the rest."""
-        self._output += output
-        if self._asks_first and not any(events & select.POLLOUT for _, events in self._writable.poll(0)):
-            return
+        if self._output:
+            self._output += output
+            output = self._output
+        written = 0
         try:
-            written = os.write(STDOUT, self._output[:WRITE_SIZE] if self._asks_first else self._output)
+            if not self._asks_first:
+                written = os.write(STDOUT, output)
+            elif any(events & select.POLLOUT for _, events in self._writable.poll(0)):
+                written = os.write(STDOUT, output[:WRITE_SIZE])
         except BlockingIOError:
-            return
+            pass
         except OSError as error:
-            self._output.clear()
             self.why_end = f"standard output failed: {error.strerror}"
-            return
-        del self._output[:written]
+            written = len(output)
+        if output is self._output:
+            del output[:written]
+        elif written < len(output):
+            self._output += output[written:]
 
     def flush(self, seconds: float) -> None:
         """Write all that is left, as long as the client reads within so many seconds."""

@@ -54,14 +54,23 @@ class AdLines:
         """Take lines that are all good and have room, looking at all of them at once; else False."""
         text = b"\n".join(lines)
         size = self._size + sum(map(len, lines))
-        if size > MAX_AD or len(self.lines) + len(lines) > MAX_AD_LINES or b"\0" in text or not text.isascii():
+        if size > MAX_AD or len(self.lines) + len(lines) > MAX_AD_LINES or not text.isascii():
             return False
+        if b"\0" in text or text.count(b"\n") != len(lines) - 1:
+            return False  # an end of line can be escaped
         if min(map(bytes.find, lines, repeat(b"="))) < 1 or min(lines)[0] <= 0x20:
             return False  # one has no name, or a blank before it
         lower = text.lower()
+        secrets = set()
         for sign in _SIGNS:
-            if sign in lower:
-                lines = [line for line in lines if sign not in line.lower() or not _is_secret(line)]
+            at = lower.find(sign)
+            while at >= 0:
+                number = lower.count(b"\n", 0, at)
+                if _is_secret(lines[number]):
+                    secrets.add(number)
+                at = lower.find(sign, at + 1)
+        if secrets:
+            lines = [line for number, line in enumerate(lines) if number not in secrets]
         self._size = size
         self.lines += lines
         return True
