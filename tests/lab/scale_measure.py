@@ -36,6 +36,9 @@ TEST_URI, QEMU_URI = "test+unix:///default", "qemu:///system"
 SIMULATED, REAL = (1, 20, 200), (1, 20)
 """How many servers with a VM each are measured at once."""
 
+QUIET = 60
+"""Seconds in which nobody asks the most of them, as long as the figures of a VM are kept by default."""
+
 ADS = 10_000
 """Machine ads that the collector is given."""
 ROUNDS = 5
@@ -80,6 +83,7 @@ def measure(root: str | Path | None, say: Say) -> dict[str, Any]:
                 ("ads", lab.ads),
                 ("simulated", lambda: [lab.node(number, TEST_URI, say) for number in SIMULATED]),
                 ("real", lambda: [lab.node(number, QEMU_URI, say) for number in REAL]),
+                ("without libvirtd", lambda: lab.node(REAL[-1], QEMU_URI, say, with_libvirtd=True)),
             ):
                 say(key)
                 found[key] = part()
@@ -166,14 +170,22 @@ class Lab:
 
     # ---- the parts ------------------------------------------------------------------------------
 
-    def node(self, servers: int, uri: str, say: Say) -> dict[str, Any]:
-        """So many servers with a VM each, at once."""
+    def node(self, servers: int, uri: str, say: Say, *, with_libvirtd: bool = False) -> dict[str, Any]:
+        """So many servers with a VM each, at once; and whether libvirtd is killed with them, for good."""
         say(f"  {servers} at {uri}")
         simulated = uri == TEST_URI
         vm_type = "libvirt" if simulated else "kvm"
         settings = {"VM_LIBVIRT_URI": uri, "VM_LIBVIRT_DOMAIN_TYPE": "test"} if simulated else {}
         task = self.job(vm_type, **settings)
-        found: dict[str, Any] = self.watch({**task, "servers": servers, "uri": uri})
+        found: dict[str, Any] = self.watch(
+            {
+                **task,
+                "servers": servers,
+                "uri": uri,
+                "quiet": QUIET if servers == max(SIMULATED) else 0,
+                "with libvirtd": with_libvirtd,
+            }
+        )
         if found["refused"]:
             raise LabError(f"of {servers} VMs {found['started']} have started; others said: {found['refused'][:3]}")
         return found

@@ -42,7 +42,7 @@ class PoolSize:
     """On each node."""
     access_points: int = 4
     access_gbit: float = 10
-    node_gbit: float = 10
+    node_gbit: float = 1
     shared_gbit: float = 25
     """The line of the server of shared files."""
     image_gib: float = 4
@@ -50,6 +50,8 @@ class PoolSize:
     """What a guest writes to its disk in its life, which its overlay then has."""
     boot_gib: float = 0.3
     """What a guest reads of its image until it works: see ``read_bytes`` in a job's vm_metrics.jsonl."""
+    disk_mib: float = 500
+    """What a node's disk writes in a second."""
     memory_gib: float = 2
     """Of a guest, half of it never touched."""
     hours: float = 8
@@ -178,19 +180,16 @@ def fillings(pool: PoolSize) -> list[Filling]:
     draw = random.Random(1)
     number = ceil(pool.all_vms / pool.access_points)
     image = [Transfer(draw.uniform(0, 60), pool.image_gib * GIB) for _ in range(number)]
-    each = line(pool.node_gbit) / pool.vms
+    faster = 10 * pool.access_gbit
     found = []
     for what, places, gbit in (
         (f"{MAX_CONCURRENT} at a time (`MAX_CONCURRENT_UPLOADS`)", MAX_CONCURRENT, pool.access_gbit),
         (f"one user, {PER_USER} at a time (`MAX_CONCURRENT_UPLOADS_PER_USER`)", PER_USER, pool.access_gbit),
         ("no limit", number, pool.access_gbit),
-        (
-            f"{MAX_CONCURRENT} at a time, a line of {10 * pool.access_gbit:g} Gbit/s",
-            MAX_CONCURRENT,
-            10 * pool.access_gbit,
-        ),
+        (f"{MAX_CONCURRENT} at a time, a line of {faster:g} Gbit/s", MAX_CONCURRENT, faster),
+        (f"one user, {PER_USER} at a time, a line of {faster:g} Gbit/s", PER_USER, faster),
     ):
-        over = shared(image, places, line(gbit), each)
+        over = shared(image, places, line(gbit), line(pool.node_gbit))
         found.append(Filling(what, part(over, 0.5), max(over)))
     return found
 
@@ -274,12 +273,12 @@ def boots(pool: PoolSize, guests: int = 1000) -> list[Boot]:
     size = pool.boot_gib * GIB
     found = []
     for what, readers, gbit, each in (
-        ("page cache of each node", nodes, pool.shared_gbit, line(pool.node_gbit)),
-        ("page cache of each node, 10 Gbit/s", nodes, 10, line(pool.node_gbit)),
-        ("no page cache (`cache=none`)", guests, pool.shared_gbit, line(pool.node_gbit) / pool.vms),
-        ("whole image copied first", guests, pool.shared_gbit, line(pool.node_gbit) / pool.vms),
+        ("read through the page cache of each node", nodes, pool.shared_gbit, line(pool.node_gbit)),
+        (f"the same, a server with {pool.access_gbit:g} Gbit/s", nodes, pool.access_gbit, line(pool.node_gbit)),
+        ("read by each guest for itself (`cache=none`)", guests, pool.shared_gbit, line(pool.node_gbit) / pool.vms),
+        ("the whole image copied for each guest", guests, pool.shared_gbit, line(pool.node_gbit) / pool.vms),
     ):
-        of_each = pool.image_gib * GIB if what.startswith("whole") else size
+        of_each = pool.image_gib * GIB if "whole" in what else size
         over = shared([Transfer(draw.uniform(0, 10), of_each) for _ in range(readers)], readers, line(gbit), each)
         found.append(Boot(what, readers * of_each, part(over, 0.5), max(over)))
     return found
@@ -304,11 +303,12 @@ def drains(pool: PoolSize, units: dict[str, Any], nodes: int = 40) -> list[Drain
     unit = units["checkpoint"]
     memory = unit["bytes"] / unit["MiB"] * 1024 * pool.memory_gib
     size = memory + pool.written_gib * GIB
-    save = unit["seconds"] / unit["MiB"] * 1024 * pool.memory_gib
+    save = max(unit["seconds"] / unit["MiB"] * 1024 * pool.memory_gib, memory / (pool.disk_mib * (1 << 20)))
     found = []
     for vms in (1, 4, 16, 64):
         jobs = [Transfer(save * (1 + number), size) for _ in range(nodes) for number in range(vms)]
-        over = shared(jobs, MAX_CONCURRENT, line(pool.access_gbit), line(pool.node_gbit) / min(vms, MAX_CONCURRENT))
+        side_by_side = max(1.0, min(vms, MAX_CONCURRENT / nodes))  # of one node
+        over = shared(jobs, MAX_CONCURRENT, line(pool.access_gbit), line(pool.node_gbit) / side_by_side)
         found.append(Drain(vms, len(jobs) * size, save * vms, max(over), sum(end > VACATE_SECONDS for end in over)))
     return found
 
@@ -342,7 +342,8 @@ def limits(pool: PoolSize, units: dict[str, Any]) -> list[Limit]:
         Limit(
             "`MAX_CONCURRENT_UPLOADS_PER_USER`",
             f"`MAX_CONCURRENT_UPLOADS` / 5 = {PER_USER}, since HTCondor 25",
-            f"by the first user with {PER_USER} images under way whose nodes have slow lines",
+            f"at a line of {PER_USER * pool.node_gbit:g} Gbit/s by a user alone: {PER_USER} nodes with "
+            f"{pool.node_gbit:g} Gbit/s take no more",
             "0 where one user has the pool",
         ),
         Limit(

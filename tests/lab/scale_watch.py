@@ -26,8 +26,6 @@ PATIENCE = 90.0
 """Seconds for all servers to answer, and for the last VM to go."""
 SETTLE = 3.0
 """Seconds of silence after all have started, before memory is counted."""
-QUIET = 10.0
-"""Seconds in which nobody asks anything."""
 LOOK = 0.05
 """Seconds between two looks at what is left."""
 STATUSES = 200
@@ -137,9 +135,14 @@ def memory(pids: Iterable[int]) -> dict[str, int]:
 
 
 def on_processor(pids: Iterable[int]) -> float:
-    """Seconds of CPU time that some processes have used: of each thread, for its clock is finer."""
-    schedstats = (_read(str(path)) for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(int(words.split()[0]) for words in schedstats if words) / 1e9
+    """Seconds of CPU time that some processes have used: of each thread, whose clock is fine, and of ended children."""
+    used = 0.0
+    for pid in pids:
+        schedstats = (_read(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        used += sum(int(words.split()[0]) for words in schedstats if words) / 1e9
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        used += sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 def count(pids: Iterable[int], directory: str) -> int:
@@ -201,8 +204,9 @@ def measure(task: Mapping[str, Any], libvirtd: Any) -> dict[str, Any]:
     mute += hear(clients, lines(2))
     time.sleep(SETTLE)
     servers = [client.pid for client in clients]
-    found["idle"] = memory(servers)
+    found["idle"] = memory(pid for pid in processes() if pid not in there)
 
+    used = on_processor(servers)
     late, found["start"] = all_at_once(clients, f"CONDOR_VM_START 1 {task['vm_type']}\r\n".encode(), lines(2))
     result, _ = all_at_once(clients, b"RESULTS\r\n", lines(2))
     started = [client for client in clients if client.data.split(b"\n")[-2].startswith(b"1 0 ")]
@@ -212,9 +216,10 @@ def measure(task: Mapping[str, Any], libvirtd: Any) -> dict[str, Any]:
     found["domains"] = libvirtd.numOfDomains() - task["domains"]
 
     time.sleep(SETTLE)
+    found["CPU seconds a START"] = (on_processor(servers) - used) / number
     ours = {pid: words for pid, words in processes().items() if pid not in there}
     guardians = [pid for pid, words in ours.items() if GUARDIAN in words]
-    found["live"] = memory(servers)
+    found["live"] = memory(pid for pid in ours if pid not in guardians and b"qemu-system" not in ours[pid])
     found["guardians"] = memory(guardians)
     found["number of guardians"] = len(guardians)
     found["threads"] = count(servers, "task")
@@ -226,9 +231,11 @@ def measure(task: Mapping[str, Any], libvirtd: Any) -> dict[str, Any]:
     _, asked = all_at_once(clients, b"CONDOR_VM_STATUS 9 1\r\n", lines(2))
     found["STATUS of all"] = asked
     all_at_once(clients, b"RESULTS\r\n", lines(2))
-    found["CPU seconds an hour"] = per_hour(servers, QUIET)
+    if task["quiet"]:
+        found["CPU seconds an hour"] = per_hour(servers, task["quiet"]) / number
 
-    found["death"] = death(clients, set(ours) - set(servers), libvirtd, task["domains"])
+    doomed = daemons if task["with libvirtd"] else []
+    found["death"] = death(clients, set(ours) - set(servers), doomed, lambda: _is_over(task, libvirtd))
     found["left"] = left(there, Path(task["execute"]))
     shutil.rmtree(task["execute"])
     os.mkdir(task["execute"])
@@ -282,12 +289,22 @@ def _done(client: Client, request: bytes) -> float:
     return time.monotonic() - began
 
 
-def death(clients: Sequence[Client], others: set[int], libvirtd: Any, domains: int) -> dict[str, Any]:
-    """Kill all servers at once: how long their VMs and guardians live, and what that takes of the machine."""
+def _is_over(task: Mapping[str, Any], libvirtd: Any) -> bool:
+    """Whether no VM is left: by QEMU's processes where libvirtd may be gone."""
+    return not pid_of("qemu-system-x86") and (task["with libvirtd"] or libvirtd.numOfDomains() <= task["domains"])
+
+
+def death(
+    clients: Sequence[Client], others: set[int], daemons: Sequence[int], is_over: Callable[[], bool]
+) -> dict[str, Any]:
+    """Kill all servers at once: how long their VMs and guardians live, and what that takes of the machine.
+
+    The `daemons` die with them.
+    """
     before = set(processes())
     began = time.monotonic()
-    for client in clients:
-        os.kill(client.pid, signal.SIGKILL)
+    for pid in [*daemons, *(client.pid for client in clients)]:
+        os.kill(pid, signal.SIGKILL)
     for client in clients:
         client.close()
     found: dict[str, Any] = {"last VM": None, "last guardian": None, "memory": 0, "side by side": 0}
@@ -296,7 +313,7 @@ def death(clients: Sequence[Client], others: set[int], libvirtd: Any, domains: i
         new = [pid for pid in running if pid not in before]
         found["memory"] = max(found["memory"], sum(map(_anonymous, new)))
         found["side by side"] = max(found["side by side"], len(new))
-        if found["last VM"] is None and libvirtd.numOfDomains() <= domains:
+        if found["last VM"] is None and is_over():
             found["last VM"] = time.monotonic() - began
         if not others & running.keys() and not any(GUARDIAN in words for words in running.values()):
             found["last guardian"] = time.monotonic() - began

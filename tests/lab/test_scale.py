@@ -67,10 +67,11 @@ def test_what_is_not_copied_takes_no_line() -> None:
 
 
 def test_a_pool_fills_faster_by_a_faster_line_only() -> None:
-    hundred, twenty, unlimited, faster = scale_model.fillings(PoolSize())
+    hundred, twenty, unlimited, faster, alone = scale_model.fillings(PoolSize())
     assert hundred.last == pytest.approx(twenty.last, rel=0.01)
     assert unlimited.half > hundred.half, "all that share a line end together"
     assert faster.last < hundred.last / 5
+    assert alone.last > 2 * faster.last, "the lines of twenty nodes are narrower"
 
 
 def test_startds_that_start_later_are_gentler() -> None:
@@ -95,7 +96,7 @@ def test_a_page_with_no_place_for_a_table_is_not_written() -> None:
 
 
 def test_what_was_measured_went_well() -> None:
-    for found in UNITS["simulated"] + UNITS["real"]:
+    for found in [*UNITS["simulated"], *UNITS["real"], UNITS["without libvirtd"]]:
         assert found["started"] == found["domains"] == found["number of guardians"] == found["servers"]
         assert found["left"]["processes"] == found["left"]["directories"] == []
         assert found["death"]["last VM"] is not None
