@@ -88,9 +88,9 @@ class Server:
             start_new_thread(self._configure, ())
         except RuntimeError:  # no thread can be started now: the client waits until the settings are read
             self._configure()
-        while not (self.session.quitting or self._why_end):
+        while not (self.session.quitting or self._why_end or self._pipes.why_end):
             self._turn()
-            self._why_end = self._why_end or self._pipes.why_end
+        self._why_end = self._why_end or self._pipes.why_end
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
         self._destroy_all()
         if self.session.quitting:

@@ -73,16 +73,17 @@ class Session:
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
         self._lines = {word + b"\r\n": handler for word, handler in self._words.items() if handler is not None}
-        """What a client mostly sends, as it sends it."""
+        self._at_once = self._lines
+        """What a client mostly sends, as it sends it; `_at_once` is empty where it would not be a request now."""
 
     # What goes in and comes out
 
     def receive(self, data: bytes, now: float) -> None:
         """Bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
-        handler = self._lines.get(data)
-        if handler is not None and not (self._in_ad or self.quitting) and self._reader.is_empty():
+        if (handler := self._at_once.get(data)) is not None:
             handler()
             return
+        self._at_once = {}
         has_lines = self._reader.receive(data)
         while has_lines and not self.quitting:
             if self._in_ad:
@@ -91,6 +92,7 @@ class Session:
             elif (line := self._reader.next_line()) is not None:
                 self._request(line, now)
             else:
+                self._at_once = self._lines if self._reader.is_empty() else {}
                 break
 
     def take_output(self) -> bytearray:
@@ -176,10 +178,8 @@ class Session:
         elif len(words) != 1:
             self._log(f"refused {command.decode()}: it takes no arguments")
             self._refuse()
-        else:
-            handler = self._words[command]
-            if handler is not None:
-                handler()
+        elif (handler := self._words[command]) is not None:
+            handler()
 
     def _refuse(self) -> None:
         self._output += b"E\n"
@@ -198,6 +198,7 @@ class Session:
 
     def _do_quit(self) -> None:
         self.quitting = True
+        self._at_once = {}
 
     def _do_version(self) -> None:
         self._output += b"S " + wire.GREETING + b"\n"
@@ -210,13 +211,13 @@ class Session:
 
     def _do_results(self) -> None:
         self._output += b"S %d\n" % len(self._results)
-        for line in self._results:
-            self._output += line
+        self._output += b"".join(self._results)
         self._results.clear()
         self._signalled = False
 
     def _do_classad(self) -> None:
         self._in_ad = True
+        self._at_once = {}
         self._ad = AdLines()
         self._accept()
 
@@ -241,7 +242,8 @@ class Session:
         if operation == lifecycle.START and len(words) > 3:
             words = [*words[:2], b" ".join(words[2:])]  # the client does not escape a blank in the job's type
         request_id = _number(words[1]) if len(words) == 3 else None
-        if request_id is None or not 0 < request_id <= _INT_MAX or self._is_pending(request_id):
+        is_taken = request_id in self._asked or request_id in self._starts
+        if request_id is None or not 0 < request_id <= _INT_MAX or is_taken:
             self._log(f"refused {operation}: it takes a fresh request id and one argument")
             self._refuse()
             return
@@ -325,9 +327,6 @@ class Session:
         """A STATUS waits for its turn no longer than `PATIENCE`, where there is another answer to it."""
         if call.operation == lifecycle.STATUS and call.vm.last_status is not None:
             self._patient[call.request_id] = call
-
-    def _is_pending(self, request_id: int) -> bool:
-        return request_id in self._asked or request_id in self._starts
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
