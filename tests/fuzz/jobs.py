@@ -12,7 +12,8 @@ from tests import jobs
 from tests.fuzz.target import target
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain.job_xml import merge, requests, sanitize
+from vmgahp.domain.job_xml import requests, sanitize
+from vmgahp.domain.job_xml.merge import merge
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vsphere import hardware
 from vmgahp.job import accepted_types, cloud_init, data_disks, devices, engine, exit_code, look, vmware, vmx, xen
