@@ -206,7 +206,6 @@ def find(vm_type: str) -> type[Driver]:
 
     Raises `MachineFault` when there is none, or when what it needs is not installed.
     """
-    from importlib import import_module
 
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
@@ -231,7 +230,8 @@ def find(vm_type: str) -> type[Driver]:
             )
     module_name, _, class_name = place.partition(":")
     try:
-        found = getattr(import_module(module_name), class_name)
+        __import__(module_name)
+        found = getattr(sys.modules[module_name], class_name)
     except ImportError as error:
         raise errors.MachineFault(
             f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
