@@ -122,6 +122,26 @@ class HypervisorFault(MachineFault):
         super().__init__(problem, hint, code)
 
 
+def plain(fault: Fault) -> "tuple[str, str, str, str]":
+    """A fault as another process can be told of it (`of_plain`)."""
+    kind = next(each for each in type(fault).__mro__ if each in (*_KINDS, Fault))
+    return kind.__name__, fault.code, fault.problem, fault.hint
+
+
+def of_plain(words: "tuple[str, str, str, str]") -> Fault:
+    """The fault that another process has told of."""
+    name, code, problem, hint = words
+    for kind in (MachineFault, HypervisorFault):
+        if kind.__name__ == name:
+            return kind(problem, hint, code)
+    for other in (ClientFault, JobFault):
+        if other.__name__ == name:
+            return other(code, problem, hint)
+    return Fault(code, problem, hint)
+
+
+_KINDS = (ClientFault, JobFault, HypervisorFault, MachineFault)
+
 _PERHAPS_THE_MACHINES = frozenset(
     (
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS),

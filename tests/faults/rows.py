@@ -54,6 +54,20 @@ def killed_during_resume(point: str) -> Row:
     return play
 
 
+def helper_is_killed(operation: str, point: str) -> Row:
+    """What starts, saves or restores the guest for the daemon is killed, as by a lack of memory."""
+
+    def play(story: Story) -> bool:
+        story.begin_for(operation)
+        tried = story.act(operation.split(" ")[0], point, "helper: SIGKILL")
+        story.comes_back_or_stays()
+        story.finish()
+        story.next_start()
+        return tried
+
+    return play
+
+
 def second_start_of_a_live_job(story: Story) -> bool:
     """Two jobs of one name, from two schedds: the second START leaves the first's guest alone."""
     other = Story(story.host, 999)
@@ -173,6 +187,19 @@ ROWS: dict[str, Row] = {
     **{
         f"daemon: SIGKILL at {point} during the RESUME of a checkpointed VM": killed_during_resume(point)
         for point in ("restore.made", "restore.set_aside", "restore.runs")
+    },
+    **{
+        f"helper: SIGKILL at {point} during {operation}": helper_is_killed(operation, point)
+        for operation, point in (
+            ("START", "prepare.guarded"),
+            ("START", "launch.made"),
+            ("START", "launch.runs"),
+            ("SUSPEND", "save.written"),
+            ("RESUME of a saved VM", "restore.made"),
+            ("CHECKPOINT", "save.written"),
+            ("CHECKPOINT", "checkpoint.saved"),
+            ("RESUME of a checkpointed VM", "restore.set_aside"),
+        )
     },
     "the second START of a live job": second_start_of_a_live_job,
     "a START on a read-only scratch directory": read_only_start,

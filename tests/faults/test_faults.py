@@ -26,6 +26,11 @@ BY_DAY = [
     Case("SIGTERM", "end.begun", "libvirtd: SIGKILL"),
 ]
 ROWS_BY_DAY = ["libvirtd: SIGTERM when the image of a CHECKPOINT is whole", "the second START of a live job"]
+ROWS_BY_DAY += [
+    "helper: SIGKILL at launch.made during START",
+    "helper: SIGKILL at save.written during SUSPEND",
+    "helper: SIGKILL at restore.made during RESUME of a saved VM",
+]
 
 RANDOM_SECONDS = 60.0
 

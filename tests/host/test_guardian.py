@@ -103,7 +103,7 @@ def is_gone(one):
 
 def dismiss(one):
     """Dismiss it, and wait for its end."""
-    pipe = os.dup(one._pipe)
+    pipe = os.dup(one.pipe)
     try:
         one.dismiss()
         ended(pipe)
@@ -114,8 +114,8 @@ def dismiss(one):
 
 def abandon(one):
     """Close the pipe as the death of the server would."""
-    os.close(one._pipe)
-    one._pipe = -1
+    os.close(one.pipe)
+    one.pipe = -1
 
 
 @contextlib.contextmanager
@@ -209,7 +209,7 @@ def test_to_dismiss_twice_is_harmless(post):
 def test_to_dismiss_one_that_was_killed_is_harmless(post, tmp_path):
     one = post()
     os.kill(the_watcher(one.session), signal.SIGKILL)
-    ended(one._pipe)
+    ended(one.pipe)
     assert not one.alive()
     one.dismiss()
     assert not (tmp_path / "fired").exists()

@@ -43,6 +43,10 @@ class Settings:
                 self._values[setting.name] = value.strip()
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
+    def given(self) -> tuple[dict[str, str], dict[str, str]]:
+        """What is set, and where: what the same settings are made of in another process."""
+        return self._values, self._where
+
     def where(self, name: str) -> str:
         """Where a setting's value came from; ``default`` where it is not set."""
         return self._where.get(BY_NAME[name].name, "default")

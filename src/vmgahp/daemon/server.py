@@ -297,7 +297,8 @@ class Server:
         vm_type = type_for(job, self.session.vm_type, self._settings)
         with self._driver_lock:
             if self._driver is None:
-                self._driver = base.find(vm_type)(vm_type, self._settings, self._identity, self.log.always)
+                found = base.find(vm_type, to_serve=True)
+                self._driver = found(vm_type, self._settings, self._identity, self.log.always)
                 self._sampler = self._make_sampler(self._settings, self._identity)
             return self._driver
 

@@ -23,7 +23,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
-from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
+from vmgahp.vm_types import ANY, DRIVERS, SERVED, SIMULATED, SIMULATED_SWITCH
 
 Logger = Callable[[str], None]
 
@@ -201,8 +201,10 @@ class Driver(ABC):
         """Let go of connections; called once, when the server ends."""
 
 
-def find(vm_type: str) -> type[Driver]:
+def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
     """The driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
+
+    `to_serve` asks for that of a server, whose memory counts for as long as its VM lives.
 
     Raises `MachineFault` when there is none, or when what it needs is not installed.
     """
@@ -210,6 +212,8 @@ def find(vm_type: str) -> type[Driver]:
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
     place = DRIVERS.get(ANY if "," in vm_type else vm_type)
+    if to_serve:
+        place = SERVED.get(vm_type, place)
     if vm_type == SIMULATED and os.environ.get(SIMULATED_SWITCH):
         place = "vmgahp.drivers.simulated:SimulatedDriver"
     if place is None:

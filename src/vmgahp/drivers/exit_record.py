@@ -98,6 +98,9 @@ def _size(identity: Identity, directory: str, name: str) -> int:
         os.close(descriptor)
 
 
+_TOO_MUCH = "The guest has written more to its exit port than is read of it."
+
+
 class ExitPort:
     """The virtio port to which a guest writes its exit code: a capture that keeps the first bytes, in memory."""
 
@@ -110,13 +113,27 @@ class ExitPort:
                 os.path.join(runtime_dir(), "exit"),
                 lambda: os.dup(self._memory),
                 PORT_BYTES,
-                lambda _problem: log("The guest has written more to its exit port than is read of it."),
+                lambda _problem: log(_TOO_MUCH),
                 owner=owner,
             )
         except BaseException:
             os.close(self._memory)
             raise
         self.path = self._capture.path
+
+    @classmethod
+    def taken_over(cls, path: str, log: Callable[[str], None], descriptors: tuple[int, int, int]) -> "ExitPort":
+        """What another process has made that does not serve it, by its `descriptors`. Raises `MachineFault`."""
+        made = cls.__new__(cls)
+        made._written = b""
+        made.path = path
+        made._memory, output, listener = descriptors
+        made._capture = ConsoleCapture.taken_over(path, PORT_BYTES, lambda _problem: log(_TOO_MUCH), output, listener)
+        return made
+
+    def descriptors(self) -> tuple[int, int, int]:
+        """Of what was written, and of the capture."""
+        return self._memory, *self._capture.descriptors()
 
     def written(self) -> bytes:
         """What the guest has written, once this is closed."""

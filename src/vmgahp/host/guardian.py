@@ -103,7 +103,7 @@ class Guardian:
     """One guardian, seen from the server: post it before the VM exists, dismiss it when the VM is gone."""
 
     def __init__(self, pipe: int, session: int) -> None:
-        self._pipe = pipe
+        self.pipe = pipe
         self._lock = allocate_lock()
         self.session = session
         """The id of the guardian's session, which is that of its process group too."""
@@ -157,26 +157,26 @@ class Guardian:
 
     def _say(self, word: bytes) -> None:
         try:
-            os.write(self._pipe, word)  # never waits: the pipe has room for both words
+            os.write(self.pipe, word)  # never waits: the pipe has room for both words
         except OSError:
             return  # a guardian that is gone cannot be told, and need not be
 
     def dismiss(self) -> None:
         """The VM is gone: let the guardian go without doing anything. May be called again."""
         with self._lock:
-            if self._pipe < 0:
+            if self.pipe < 0:
                 return
             self._say(DISMISSED)
-            os.close(self._pipe)
-            self._pipe = -1
+            os.close(self.pipe)
+            self.pipe = -1
 
     def alive(self) -> bool:
         """Does it still watch? False once dismissed, and when somebody has killed it."""
         with self._lock:
-            if self._pipe < 0:
+            if self.pipe < 0:
                 return False
             poll = select.poll()
-            poll.register(self._pipe, 0)  # an error is always reported: the reading end is closed
+            poll.register(self.pipe, 0)  # an error is always reported: the reading end is closed
             return not poll.poll(0)
 
 

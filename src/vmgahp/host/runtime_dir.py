@@ -16,6 +16,16 @@ ROOT_BASE = "/run/vmgahp"
 PREFIX = "vmgahp-"
 
 
+_server = 0
+"""The process to which a helper's directories belong; 0: they are of this one."""
+
+
+def belong_to(server: int) -> None:
+    """What this process makes from now on is another's, and lives as long as that does."""
+    global _server
+    _server = server
+
+
 def runtime_dir(base: str | None = None) -> str:
     """Make a directory for one VM's sockets and return its path, which leaves room for ``/console``.
 
@@ -25,7 +35,8 @@ def runtime_dir(base: str | None = None) -> str:
     when there can be none.
     """
     bases = _bases() if base is None else [base]
-    mine = f"{PREFIX}{os.getpid()}-{_birth(os.getpid())}"
+    owner = _server or os.getpid()
+    mine = f"{PREFIX}{owner}-{_birth(owner)}"
     reason = "no directory is given"
     for place in bases:
         if len(os.fsencode(f"{place}/{mine}-999/console")) >= LONGEST_PATH:

@@ -14,9 +14,9 @@ put something else in their place: as root in ``/run/vmgahp``, where only root m
 whichever user, finds its socket; else in a directory of the caller alone.
 """
 
+import _socket
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable
 from stat import S_ISREG
@@ -43,6 +43,9 @@ class ConsoleCapture:
     One connection is served at a time, and after its end the next, as when a VM was saved and is restored.
     """
 
+    serves = True
+    """Whether it takes what comes; a helper that starts a VM for a server only listens, and the server does it."""
+
     def __init__(
         self,
         path: str,
@@ -60,14 +63,7 @@ class ConsoleCapture:
         raise. `owner` is the uid and gid whose processes may connect, by default the caller's; libvirt
         gives the socket to QEMU's user by itself. Raises `MachineFault` when there can be no such socket.
         """
-        self.path = path
-        self._limit = limit
-        self._on_error = on_error
-        self._noted: set[str] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._buffer = memoryview(bytearray(CHUNK))
-        self._tail = bytearray()
+        self._begin(path, limit, on_error)
         try:
             if len(os.fsencode(path)) >= LONGEST_PATH:
                 raise MachineFault(
@@ -90,14 +86,45 @@ class ConsoleCapture:
             self._remove()
             raise
 
-    def _start(self, owner: tuple[int, int] | None) -> None:
-        """Listen, and start the thread; on an exception nothing of it is left open."""
+    @classmethod
+    def taken_over(
+        cls, path: str, limit: int, on_error: Callable[[str], None], output: int, listener: int
+    ) -> "ConsoleCapture":
+        """What another process has made that does not serve it, by its `descriptors`. Raises `MachineFault`."""
+        made = cls.__new__(cls)
+        made._begin(path, limit, on_error)
+        made._output = output
+        made._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, listener)
+        made._look_at_output()
+        made._thread = threads.start(f"console {path}", made._run)
+        return made
+
+    def descriptors(self) -> tuple[int, int]:
+        """Of the file and of the socket."""
+        return self._output, self._listener.fileno()
+
+    def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
+        self.path = path
+        self.limit = limit
+        self._on_error = on_error
+        self._noted: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._tail = bytearray()
+        self._thread: threading.Thread | None = None
+
+    def _look_at_output(self) -> None:
         before = os.fstat(self._output)
         self.written = before.st_size if S_ISREG(before.st_mode) else 0
         """Bytes in the file, as far as this capture knows."""
-        self._cut = self.written > self._limit
+        self._cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def _start(self, owner: tuple[int, int] | None) -> None:
+        """Listen, and start the thread; on an exception nothing of it is left open."""
+        self._look_at_output()
+        self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self._listener.setblocking(False)
             self._listener.bind(self.path)
@@ -106,7 +133,8 @@ class ConsoleCapture:
             if owner is not None and owner != (os.geteuid(), os.getegid()):
                 os.chown(self.path, *owner)
             self._listener.listen(4)
-            self._thread = threads.start(f"console {self.path}", self._run)
+            if self.serves:
+                self._thread = threads.start(f"console {self.path}", self._run)
         except BaseException:
             self._listener.close()
             os.close(self._wake)
@@ -126,8 +154,11 @@ class ConsoleCapture:
                 return
             self._closed = True
         os.eventfd_write(self._wake, 1)
-        self._thread.join(CLOSE_SECONDS + 1)
-        if self._thread.is_alive():
+        if self._thread is None:
+            self._run()  # which only takes what waits
+        else:
+            self._thread.join(CLOSE_SECONDS + 1)
+        if self._thread is not None and self._thread.is_alive():
             self._note("stuck", "The console's file does not take what is written to it; the end is lost.")
         else:
             os.close(self._wake)
@@ -148,9 +179,9 @@ class ConsoleCapture:
             self._listener.close()
             os.close(self._output)
 
-    def _serve(self) -> socket.socket | None:
+    def _serve(self) -> _socket.socket | None:
         """Take what comes until `close`; the connection that is open then."""
-        connection: socket.socket | None = None
+        connection: _socket.socket | None = None
         while True:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
@@ -171,7 +202,7 @@ class ConsoleCapture:
                 poll.unregister(self._listener)
                 poll.poll(1000)
 
-    def _last_words(self, connection: socket.socket | None) -> None:
+    def _last_words(self, connection: _socket.socket | None) -> None:
         """Take what waits, in this connection and in those that nobody has accepted yet."""
         end = monotonic() + CLOSE_SECONDS
         taken = 0
@@ -190,12 +221,13 @@ class ConsoleCapture:
             if connection is not None:
                 connection.close()
 
-    def _accept(self) -> socket.socket:
-        connection, _ = self._listener.accept()
+    def _accept(self) -> _socket.socket:
+        descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
         connection.setblocking(False)
         return connection
 
-    def _receive(self, connection: socket.socket) -> int:
+    def _receive(self, connection: _socket.socket) -> int:
         """Take one chunk and keep it; 0 at the connection's end. Raises BlockingIOError if none waits."""
         try:
             got = connection.recv_into(self._buffer)
@@ -212,12 +244,12 @@ class ConsoleCapture:
         return got
 
     def _keep(self, chunk: memoryview) -> None:
-        room = max(self._limit - self.written, 0)
+        room = max(self.limit - self.written, 0)
         self._write(chunk[:room])
         if len(chunk) > room:
             self._cut = True
-            self._write(memoryview(CUT % self._limit))
-            self._note("limit", f"The guest printed more than {self._limit} bytes; no more of it is kept.")
+            self._write(memoryview(CUT % self.limit))
+            self._note("limit", f"The guest printed more than {self.limit} bytes; no more of it is kept.")
 
     def _write(self, piece: memoryview) -> None:
         """Write, or drop what cannot be written: the disk may be full and have room again later."""

@@ -15,6 +15,8 @@ from vmgahp.text import has_control, is_private, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from vmgahp.host.job_user import Identity
 
 Plain = str | int | float | bool
@@ -129,6 +131,27 @@ class JobAd:
     def evaluate_as(self, user: "Identity") -> None:
         """Whose rights the engine gets that evaluates the ad's expressions; without this they are nobody's."""
         self._said.user = user
+
+    def plain(self) -> "tuple[object, ...]":
+        """What another process makes the same ad of (`of_plain`)."""
+        kept = [
+            [
+                (key, name, str(value) if isinstance(value, Odd) else value, isinstance(value, Odd))
+                for key, (name, value) in pairs
+            ]
+            for pairs in (self._said.values.items(), self._changes.items())
+        ]
+        return self.complete, dict(self._said.pending), *kept
+
+    @classmethod
+    def of_plain(cls, plain: "tuple[Any, ...]", user: "Identity") -> "JobAd":
+        """The ad that another process has told of, whose engine gets the rights of `user`."""
+        complete, pending, said, changes = plain
+        made = cls((), complete=complete)
+        made._said.user, made._said.pending = user, pending
+        for kept, pairs in ((made._said.values, said), (made._changes, changes)):
+            kept.update({key: (name, Odd(value) if is_odd else value) for key, name, value, is_odd in pairs})
+        return made
 
     def changed(self, changes: "Mapping[str, Plain | None]") -> "JobAd":
         """The same with other values for some attributes."""

@@ -94,7 +94,7 @@ def test_the_process_is_held_before_it_is_looked_at(start: Start, monkeypatch: p
 
 def test_one_that_does_not_end_in_time_is_not_reported_as_gone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start(*WORDS)
-    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _descriptor, _number: None)
+    monkeypatch.setattr(qemu_process.signal, "pidfd_send_signal", lambda _descriptor, _number: None)
     assert not qemu_process.kill(NAME, UUID, 0.01)
     assert process.poll() is None
 
@@ -112,7 +112,7 @@ def kill_without_libvirtd(scratch: Path, uuid: str) -> bool:
     nowhere = f"qemu+unix:///system?socket={scratch}/nobody"
     settings = config.load(environment("kvm", scratch, VM_LIBVIRT_URI=nowhere))
     driver = LibvirtDriver("kvm", settings, jobs.owner(scratch), lambda _line: None)
-    driver._connection.deadline = 0
+    driver.connection.deadline = 0
     try:
         return driver.kill(NAME, uuid)
     finally:

@@ -8,24 +8,20 @@ the VM is gone: a saved guest goes on with the very files that it had, on which 
 """
 
 import os
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
-from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
+from contextlib import AbstractContextManager
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.devices import add_chain
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import names
+from vmgahp.drivers.libvirt.guest import let_go
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.still import OpenImage, held_still
 from vmgahp.job.disks import DISK
 from vmgahp.job.spec import JobSpec
-
-_UNLOCK = struct.pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0)
-"""All of a file (``struct flock`` in fcntl(2))."""
 
 MOST_FILES = 64
 """Of one VM, with all backing files: libvirtd keeps them open for all VMs of the machine, and has a limit (8192)."""
@@ -71,6 +67,32 @@ class DiskFiles:
                     self._hand_over(layer, image_format, os.O_RDWR if writable and layer is source else os.O_RDONLY)
         return etree.tostring(domain, encoding="unicode")
 
+    def files(self) -> dict[str, int]:
+        """The descriptor of each group."""
+        return self._descriptors
+
+    def described(self) -> tuple[bool, bool, list[tuple[str, str, str]]]:
+        """What another process must know of them (`taken_over`)."""
+        groups = {descriptor: group for group, descriptor in self._descriptors.items()}
+        images = [(image.path, image.format, groups[image.descriptor]) for image in self._images]
+        return self._may_chown, self._is_another_user, images
+
+    @classmethod
+    def taken_over(
+        cls,
+        described: tuple[bool, bool, list[tuple[str, str, str]]],
+        files: dict[str, int],
+        spec: JobSpec,
+        identity: Identity,
+    ) -> "DiskFiles":
+        """Those that another process has opened."""
+        may_chown, is_another_user, images = described
+        made = cls(spec, identity, may_chown=may_chown)
+        made._is_another_user = is_another_user
+        made._descriptors = files
+        made._images = [OpenImage(path, image_format, files[group]) for path, image_format, group in images]
+        return made
+
     def associate(self, domain: libvirt.virDomain) -> None:
         """Have libvirt take them for a domain that is about to be made. Raises `libvirt.libvirtError`."""
         for group, descriptor in self._descriptors.items():
@@ -83,10 +105,7 @@ class DiskFiles:
     def close(self) -> None:
         """Let go of them all; may be called again."""
         descriptors, self._descriptors, self._images = self._descriptors, {}, []
-        for descriptor in descriptors.values():
-            with suppress(OSError):  # a file system without locks
-                fcntl(descriptor, F_OFD_SETLK, _UNLOCK)  # libvirtd lets go of its copy a little later
-            os.close(descriptor)
+        let_go(descriptors.values())
 
     def _meant(self, source: etree.Element) -> str:
         """The file that is to be opened, empty for none.

@@ -23,6 +23,7 @@ from vmgahp.drivers.libvirt import (
     provision,
     qemu_log,
     qemu_process,
+    running,
     second_look,
 )
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
@@ -47,9 +48,6 @@ from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Usage
 
-CALL_SECONDS = 20.0
-"""For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
-
 
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     """VM types kvm and libvirt (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG).
@@ -67,9 +65,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
-        self._connection = connection_for(settings, log, self.usual_uri)
-        self._checkpoints = LibvirtCheckpoints(self.checkpoints, identity, self._connection, log)
-        self._describer = self.describer(settings, identity, self._connection, log)
+        self.connection = connection_for(settings, log, self.usual_uri)
+        self.checkpoints_of = LibvirtCheckpoints(self.checkpoints, identity, self.connection, log)
+        self._describer = self.describer(settings, identity, self.connection, log)
 
     # The contract
 
@@ -83,10 +81,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             provision.require_possible(spec, domain_type, self.settings)
         except errors.JobFault:
             execute.require_entry(job.working_dir(), self.identity)
-            other_hypervisors.require_fit(self.vm_type, self._connection, self.settings)
+            other_hypervisors.require_fit(self.vm_type, self.connection, self.settings)
             raise
         execute.require_room(spec.working_dir, self.identity)
-        name = names.free_name(self._connection, spec.name, spec.working_dir, self.log)
+        name = names.free_name(self.connection, spec.name, spec.working_dir, self.log)
         return self._describer.plan(for_policy, spec._replace(name=name), domain_type)._replace(xml=xml)
 
     def show(self, plan: Plan) -> str:
@@ -97,8 +95,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
     def clear(self, plan: Plan) -> None:
-        names.clear(self._connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
-        names.sweep(self._connection, self.log)
+        names.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
+        names.sweep(self.connection, self.log)
         self._forget_firmware(plan.spec.name)
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
         self._require_free_macs(plan.spec)
@@ -109,7 +107,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         made.make(plan.spec)
         restart = None
         if plan.may_restart:
-            restart = self._checkpoints.find(plan.checkpoint_spec, plan.domain_type)
+            restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
         try:
             return self._prepare(plan, restart, resources)
         except BaseException:
@@ -139,14 +137,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if resources.exit and resources.console:
             resources.exit.console = resources.console.tail
         if self.settings.boolean("VM_SCREENSHOT") and has_display(xml):
+            machine.has_display = True
             machine.screenshot = Screenshot(
-                self._connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
+                self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
             ).take
         self._describer.publish_vnc(spec, machine, xml)
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
-        take_back = self._checkpoints.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
+        take_back = self.checkpoints_of.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
         return plan._replace(may_restart=False), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
@@ -173,7 +172,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
         sweep()  # the console's socket of a server that was killed
         try:
-            return self._connection.call(destroy, seconds=CALL_SECONDS)
+            return self.connection.call(destroy, seconds=running.CALL_SECONDS)
         except libvirt.libvirtError as error:
             fault = faults.from_libvirt(error, f"destroying {match}")
         except errors.MachineFault as away:
@@ -185,10 +184,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return True
 
     def survey(self, end: float) -> Survey:
-        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self._connection).survey(end)
+        return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     # A start
 
@@ -199,7 +198,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         if not qemu_process.is_qemu(fixed):
-            other_hypervisors.require(self._connection, fixed, self.settings)
+            other_hypervisors.require(self.connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
         reason = proof.of_kvm().reason
@@ -215,15 +214,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
-        resources.at_end.append(Later(forget_firmware, self.identity, self.log, spec.name, self._connection.uri))
+        resources.at_end.append(Later(forget_firmware, self.identity, self.log, spec.name, self.connection.uri))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         described = self._describer.describe(plan, uuid, resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
-        guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self._connection, self.log)
+        guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
         if qemu_process.is_qemu(plan.domain_type):
-            guest.files = DiskFiles(spec, self.identity, may_chown=self._connection.uri != SESSION_URI)
+            guest.files = DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
         self.claim(resources, spec.name, uuid)
@@ -231,10 +230,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         if spec.devices.share:
             saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
-        machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
+        machine = self.machine(guest, resources, saver, self.deadlines(running.CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
-        machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self._checkpoints.why_not(spec)
-        machine.checkpoints = JobCheckpoints(self._checkpoints, plan.checkpoint_spec, plan.domain_type)
+        machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec)
+        machine.checkpoints = JobCheckpoints(self.checkpoints_of, plan.checkpoint_spec, plan.domain_type)
         machine.order = Order(described, restart)
         machine.step("prepare.guarded")
         return machine
@@ -294,7 +293,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         rule = faults.classify(error, chosen, more)
         if not issubclass(rule.fault, errors.JobFault):
             proof.forget()
-        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self._connection):
+        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):
             return hooks.refused(fault.problem, described.authors)
         if faults.is_no_domain(error):
             fault = errors.HypervisorFault(
@@ -306,10 +305,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return fault if machine.order.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
-        return second_look.judge(fault, plan, self._describer, self._connection, self.log)
+        return second_look.judge(fault, plan, self._describer, self.connection, self.log)
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
-        return restart.description(ours, self._connection.uri)
+        return restart.description(ours, self.connection.uri)
 
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_job(live, asked, spec)
@@ -331,7 +330,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 host_checks.require_free_mac(connection, mac, self.log)
 
         try:
-            self._connection.call(require)
+            self.connection.call(require)
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for the MAC addresses in use") from error
 
@@ -348,7 +347,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 raise Unusable(problem, True) from fault
 
     def _forget_firmware(self, name: str) -> None:
-        firmware.forget(name, self._connection.uri, self.log)
+        firmware.forget(name, self.connection.uri, self.log)
 
 
 def forget_firmware(_identity: Identity, log: Logger, name: str, uri: str) -> None:

@@ -1,6 +1,7 @@
 """One domain of libvirt: how it is found, asked, told, and made to run."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 from vmgahp import errors
@@ -8,7 +9,10 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.disk_files import DiskFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,6 +188,18 @@ class LibvirtGuest:
                 return self.uuid.encode() in words
         except OSError:
             return False
+
+
+def let_go(descriptors: Iterable[int]) -> None:
+    """The guest is gone: close the files of its disks, with the locks that QEMU has left on them."""
+    from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
+    from struct import pack
+
+    for descriptor in descriptors:
+        with suppress(OSError):  # a file system without locks
+            # All of a file (struct flock in fcntl(2)); libvirtd lets go of its copy a little later.
+            fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        os.close(descriptor)
 
 
 def let_run(domain: libvirt.virDomain) -> None:

@@ -54,6 +54,8 @@ class LibvirtMachine(RunningMachine):
         """The memory image of a VM that is saved."""
         self.saved_xml = ""
         """The domain as it is to be restored."""
+        self.has_display = False
+        """Whether there is anything to be kept by `screenshot`."""
         self.unsure: MemoryFile | None = None
         """The memory image of a save of which nobody could say whether it was done."""
 
@@ -85,7 +87,8 @@ class LibvirtMachine(RunningMachine):
         migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
         self.saved_xml = self.guest.call(lambda domain: domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable))
         self.description = self.guest.call(lambda domain: domain.XMLDesc(migratable))
-        image = self.saver.begin(MEMORY_FILE if operation == lifecycle.CHECKPOINT else SUSPEND_FILE, max_memory)
+        self.begin_writing()
+        image = self.saver.begin(self.image_of(operation), max_memory)
         self.guest.watch.ours = True
         self.guest.watch.gone.clear()
         try:
@@ -101,9 +104,20 @@ class LibvirtMachine(RunningMachine):
 
     def require_saving(self, operation: str) -> None:
         """Raises `errors.ClientFault` where the VM's memory cannot be saved."""
-        reason = self.saver.cannot or other_hypervisors.no_saving(self.guest.type)
-        if reason:
+        if reason := self.why_not_saved():
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {reason}.")
+
+    def why_not_saved(self) -> str:
+        """Why the VM's memory cannot be saved; empty where it can."""
+        return self.saver.cannot or other_hypervisors.no_saving(self.guest.type)
+
+    @staticmethod
+    def image_of(operation: str) -> str:
+        """Where a SUSPEND, or a CHECKPOINT, has the memory."""
+        return MEMORY_FILE if operation == lifecycle.CHECKPOINT else SUSPEND_FILE
+
+    def begin_writing(self) -> None:
+        """All is known that a restore needs but the memory."""
 
     def keep_saved(self) -> None:
         self.saver.rename(self.image, MEMORY_FILE)
@@ -158,6 +172,13 @@ class LibvirtMachine(RunningMachine):
                 ) from lost
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"saving {self.name}") from error
+
+    def see_whether_it_was_saved(self) -> None:
+        """Keep what another process has written of it that has ended. Raises `errors.Fault` where it was not saved."""
+        if not self._wait_for_outcome():
+            raise errors.HypervisorFault(f"{self.name} was not saved, and runs on.", "see what has ended the save.")
+        assert self.unsure is not None
+        self._keep(self.unsure)
 
     def _wait_for_outcome(self) -> bool:
         """What `_settle` says, as soon as it can be said."""

@@ -28,6 +28,9 @@ _STATES = {
     libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED,
 }
 
+CALL_SECONDS = 20.0
+"""For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
+
 DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
 

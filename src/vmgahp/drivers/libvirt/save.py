@@ -104,7 +104,7 @@ class Saver:
         """Whether nobody wants any more what is being compressed."""
         self._log = log
         self._settings = settings
-        self._not_removed: set[str] = set()
+        self.not_removed: set[str] = set()
 
     def begin(self, name: str, memory_kib: int) -> "MemoryFile":
         """A file for the memory image `name`, under a name that says that it is not whole yet.
@@ -188,11 +188,11 @@ class Saver:
             self.identity.unlink_scratch(self.directory, name)
         except (OSError, errors.Fault) as error:
             self._log(f"could not remove {name} from {self.directory}: {error}")
-            self._not_removed.add(name)
+            self.not_removed.add(name)
 
     def forget_the_rest(self) -> None:
         """Try once more to remove what could not be removed."""
-        for name in self._not_removed.copy():
+        for name in self.not_removed.copy():
             self.forget(name)
 
     def rename(self, old: str, new: str) -> None:

@@ -141,7 +141,7 @@ class XenDriver(LibvirtDriver):
         return in_words_of_xen(fault) if isinstance(fault, JobFault) else fault
 
     def survey(self, end: float) -> Survey:
-        return XenSurveyor(self.vm_type, self.settings, self.identity, self.log, self._connection).survey(end)
+        return XenSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
     def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
         if job.expression(ATTRIBUTE) is not None:
@@ -167,13 +167,13 @@ class XenDriver(LibvirtDriver):
     def _domain_type(self) -> str:
         if not self._os_types():
             raise MachineFault(
-                f"The libvirt at {self._connection.uri} has no domains of type {DOMAIN_TYPE}.",
+                f"The libvirt at {self.connection.uri} has no domains of type {DOMAIN_TYPE}.",
                 "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen).",
             )
         return DOMAIN_TYPE
 
     def _os_types(self) -> tuple[str, ...]:
-        return other_hypervisors.ask(self._connection, DOMAIN_TYPE, self.settings).os_types
+        return other_hypervisors.ask(self.connection, DOMAIN_TYPE, self.settings).os_types
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         from vmgahp.domain.restore import SavedMismatch, reconcile_xen
