@@ -65,3 +65,21 @@ def test_the_first_bad_finding_is_the_one() -> None:
     found = [finding("a", OK), finding("b", OFF), finding("c", BAD), finding("d", BAD)]
     assert findings.first_bad(found) == found[2]
     assert findings.first_bad(found[:2]) is None
+
+
+def test_what_was_begun_is_waited_for() -> None:
+    allowed = threading.Event()
+    wait = findings.begin(lambda: allowed.wait(60))
+    allowed.set()
+    assert wait() is True
+    failing = findings.begin(lambda: [][0])
+    with pytest.raises(IndexError):
+        failing()
+
+
+def test_what_cannot_be_begun_is_done_when_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    assert findings.begin(lambda: "done")() == "done"

@@ -4,9 +4,11 @@ The probe keeps them beside its attributes, the doctor shows them; neither knows
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from vmgahp import errors
+
+Result = TypeVar("Result")
 
 OK = "ok"
 OFF = "off"
@@ -41,6 +43,37 @@ def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], 
 def first_bad(findings: Iterable[Finding]) -> Finding | None:
     """The first finding that keeps every job from running."""
     return next((finding for finding in findings if finding.verdict == BAD), None)
+
+
+def begin(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Begin `work` in a thread of its own; what is returned waits for it, and returns or raises what it did.
+
+    Where there is no thread to be had, the work is done by whoever waits.
+    """
+    import threading
+
+    ended: list[tuple[Result | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            ended.append((work(), None))
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, name="begun", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return work
+
+    def wait() -> Result:
+        thread.join()
+        result, error = ended[0]
+        if error is not None:
+            raise error
+        return cast(Result, result)
+
+    return wait
 
 
 def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:

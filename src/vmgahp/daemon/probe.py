@@ -8,7 +8,7 @@ from time import monotonic
 from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
-from vmgahp.drivers.surveyor import Survey, Value, surveyor
+from vmgahp.drivers.surveyor import Survey, Value, load, surveyor
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
@@ -253,8 +253,10 @@ def _require_absolute_libraries() -> None:
 
 def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool) -> Probe:
     """Load the settings and the driver, and probe; every fault ends as a finding."""
+    loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
+    load(vm_type)  # which takes as long as HTCondor's tool
     try:
-        settings = config.load(environ)
+        settings = loaded()
         log.open(settings, to_stderr=to_stderr)
         _require_absolute_libraries()
         wrong = check.values(settings, vm_type)
@@ -263,7 +265,7 @@ def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool)
             found.findings += wrong
             return found
         driver = surveyor(vm_type, settings, Identity.from_environ(environ), log.always)
-        return probe(vm_type, settings, driver, entries=lambda: sources.entries(environ))
+        return probe(vm_type, settings, driver, entries=listed)
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))

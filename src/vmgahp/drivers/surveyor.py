@@ -45,16 +45,22 @@ def surveyor(vm_type: str, settings: Settings, identity: Identity, log: Callable
 
     Raises `vmgahp.errors.MachineFault` as `vmgahp.drivers.base.find` does.
     """
-    if vm_type in SURVEYORS:
-        from importlib import import_module
-
-        module, _, name = SURVEYORS[vm_type].partition(":")
-        try:
-            make: Callable[..., Surveyor] = getattr(import_module(module), name)
-        except ImportError:
-            pass  # what is missing, and what to do about it, says whoever looks for the driver
-        else:
-            return make(vm_type, settings, identity, log)
+    if make := load(vm_type):
+        return make(vm_type, settings, identity, log)
     from vmgahp.drivers import base
 
     return base.find(vm_type)(vm_type, settings, identity, log)
+
+
+def load(vm_type: str) -> "Callable[..., Surveyor] | None":
+    """The class of a type that has a surveyor; None for any other, and where something that it needs is missing."""
+    if vm_type not in SURVEYORS:
+        return None
+    from importlib import import_module
+
+    module, _, name = SURVEYORS[vm_type].partition(":")
+    try:
+        found: Callable[..., Surveyor] = getattr(import_module(module), name)
+    except ImportError:
+        return None  # what it is, and what to do about it, says whoever looks for the driver
+    return found

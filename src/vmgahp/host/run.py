@@ -117,6 +117,14 @@ def run(
     return Finished(status, bytes(child.out), bytes(child.err))
 
 
+def which(program: str) -> str | None:
+    """The full path of a program that this process would find, or None where there is none."""
+    try:
+        return _find(program, os.environ)
+    except OSError:
+        return None
+
+
 def _find(program: str, environ: "Mapping[str, str]") -> str:
     """The full path of a program, by the PATH that it will have. Raises OSError."""
     if program.startswith("/"):

@@ -6,6 +6,7 @@ from xml.etree import ElementTree as etree
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.host import kvm
+from vmgahp.host.run import which
 
 EMULATED = "x86_64", "aarch64"
 """Architectures that a guest may have beside that of the machine."""
@@ -50,9 +51,7 @@ def cpu_mode(settings: Settings, domain_type: str) -> str:
 
 def has_tpm() -> bool:
     """Whether there is a software TPM."""
-    import shutil
-
-    return shutil.which("swtpm") is not None
+    return which("swtpm") is not None
 
 
 def groups_for_qemu(domain_type: str) -> set[int]:

@@ -11,7 +11,7 @@ from time import monotonic
 from vmgahp import errors
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import run
+from vmgahp.host.run import run, which
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
 """QEMU's name for libvirt's CPU modes. What host-model comes to is libvirt's to work out: there its word
@@ -75,9 +75,7 @@ def start_passt(identity: Identity, end: float) -> None:
 
 def passt() -> str | None:
     """The path of passt, or None where it is not installed."""
-    import shutil
-
-    return shutil.which("passt")
+    return which("passt")
 
 
 def _run(

@@ -46,8 +46,8 @@ class _Host(NamedTuple):
     version: int
     """Of the hypervisor, and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
     libvirt_version: int
-    emulators: "dict[str, _Emulator]"
-    """By domain type: ``kvm`` and ``qemu``, those that this libvirtd has."""
+    domain_types: tuple[str, ...]
+    """``kvm`` and ``qemu``, those that this libvirtd has for the machine's own architecture."""
     default_network: bool
     """Whether the network of VM_NAT_NETWORK is active."""
 
@@ -119,10 +119,13 @@ class LibvirtSurveyor:
         accel = self._judge_kvm(outcomes.get("kvm"), found)
         if not isinstance(host, _Host):
             return Survey(found)
-        qemu = host.emulators.get(accel) if accel else None
-        if accel and qemu is None:
-            found.append(_no_such_domains(self._connection.uri, accel))
-        if qemu is None:
+        if accel not in host.domain_types:
+            found += [_no_such_domains(self._connection.uri, accel)] if accel else []
+            return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
+        asked = findings.side_by_side({"libvirt": lambda: self._ask_of_emulator(host, accel)}, end - EMULATOR_TIME / 2)
+        qemu = asked["libvirt"]
+        if not isinstance(qemu, _Emulator):
+            found.append(findings.judge("libvirt", f"the domain capabilities for {accel}", qemu, ""))
             return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
         slirp = "user" in wanted and not qemu.passt
         tried = self._try_emulator(qemu, accel, slirp, end)
@@ -150,7 +153,7 @@ class LibvirtSurveyor:
             | {"memory_formats": "raw" if outcomes["memory"] else f"raw,{packed.BEST}"},
             machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
-            hypervisors=[name for name in ("kvm", "qemu") if name in host.emulators and name in (accel, "qemu")],
+            hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
             vm_types=self._vm_types(accel),
         )
 
@@ -165,11 +168,7 @@ class LibvirtSurveyor:
                 capabilities,
                 connection.getVersion(),
                 connection.getLibVersion(),
-                {
-                    kind: self._ask_of_emulator(connection, capabilities, kind)
-                    for kind in kinds
-                    if kind in ("kvm", "qemu")
-                },
+                tuple(kind for kind in kinds if kind in ("kvm", "qemu")),
                 other_hypervisors.is_active(connection, self.settings.string("VM_NAT_NETWORK")),
             )
 
@@ -178,10 +177,14 @@ class LibvirtSurveyor:
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
 
-    def _ask_of_emulator(self, connection: libvirt.virConnect, capabilities: str, kind: str) -> _Emulator:
+    def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
         if not self._connection.read_only:
-            return _from_domain_capabilities(domain_capabilities(connection, kind))
-        here = etree.fromstring(capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
+            try:
+                text = self._connection.call(lambda connection: domain_capabilities(connection, accel))
+            except libvirt.libvirtError as error:
+                raise faults.from_libvirt(error, "asking for its domain capabilities") from error
+            return _from_domain_capabilities(text)
+        here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
         assert here is not None
         machine = here.find("machine[@canonical]")
         return _Emulator(
