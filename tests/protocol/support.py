@@ -25,7 +25,9 @@ class Client:
         return self.read()
 
     def read(self) -> list[str]:
-        self.calls += self.session.take_calls()
+        calls = self.session.take_calls()
+        assert self.session.vms or not calls, "without a VM nothing begins"
+        self.calls += calls
         return self.session.take_output().decode().split("\n")[:-1]
 
     def end(self, outcome: Status | int | errors.Fault | None = None) -> list[str]:

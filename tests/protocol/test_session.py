@@ -449,6 +449,7 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
                 seen.append(call.request_id)
         busy = [call.vm.id for call in client.calls]
         assert len(busy) == len(set(busy)), "one call at a time for a VM"
+        assert client.session.vms or client.session.next_deadline() is None, "without a VM nothing waits"
     while client.calls:
         call = client.calls[0]
         state = call.vm.state

@@ -106,9 +106,9 @@ class Server:
     # The loop
 
     def _turn(self) -> None:
-        """Wait for one thing to happen and deal with all that did."""
+        """Wait for one thing to happen and deal with all that did. Without a VM nothing has a deadline or begins."""
         session = self.session
-        deadline = session.next_deadline()
+        deadline = session.next_deadline() if session.vms else None
         due = None if self._sampler is None else self._sampler.due
         data, woken = self._pipes.wait(deadline if due is None or (deadline and deadline < due) else due)
         if data:
@@ -124,8 +124,9 @@ class Server:
             self._sampler.look(time.monotonic())
         if output := session.take_output():
             self._pipes.write(output)
-        for call in session.take_calls():
-            self._begin(call)
+        if session.vms:
+            for call in session.take_calls():
+                self._begin(call)
 
     # Signals and other threads
 

@@ -40,7 +40,7 @@ REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
 MAX_OUTSTANDING = 4096
 """Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
 
-_VM_PREFIX = b"CONDOR_VM_"
+_VM_PREFIX, _VERSION = b"CONDOR_VM_", b"S " + wire.GREETING + b"\n"
 _INT_MAX = 2**31 - 1
 
 
@@ -201,7 +201,7 @@ class Session:
         self._at_once = {}
 
     def _do_version(self) -> None:
-        self._output += b"S " + wire.GREETING + b"\n"
+        self._output += _VERSION
 
     def _do_commands(self) -> None:
         self._output += wire.reply("S", *COMMANDS)
