@@ -49,7 +49,7 @@ PROOFS = ("/run/vmgahp/proof-*",)
 """Where our server keeps what it found out about KVM in this boot."""
 PAGE = REPOSITORY / "docs/explanation/performance.md"
 
-ROUNDS = 20
+ROUNDS = 16
 ROUNDS_OF = {
     "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.2, "256 MiB": 0.15, "1 GiB": 0.1, "in order": 0.1,
     "many": 0.05, "fifty": 0.05, "silent": 0.05,

@@ -74,7 +74,7 @@ FAMILY = "Of all its processes: the guardian of the VM is included."
 OWN = "Anonymous pages: what no other process shares."
 DATA = "Pages of programs and libraries that were written to: their variables, and addresses that the loader fills in."
 SHARED = "PSS divides a page by the processes that share it; beside the servers those are libvirtd's and HTCondor's."
-HALF = "Half of the guest's memory is random, the rest was never touched; files are on a tmpfs."
+HALF = "Half of the guest's memory is random, which zlib makes no smaller, the rest untouched; files are on a tmpfs."
 MOVED = "As HTCondor's file transfer counts it, and what it fills on the disk; without the guest's own disk."
 ORDER = "Half of the guest's memory is numbers that rise, where a random half has nothing that could be left out."
 MEANWHILE = "99 % of the VERSIONs that were sent every 5 ms are answered in this time: in START, and in those three."
@@ -90,7 +90,7 @@ def _with_memory(part: str, mib: int) -> Iterator[Row]:
         yield Row(f"{command} {mib}", part, f"{command}, {part}", SECONDS, remark=HALF)
     for command in ("SUSPEND", "CHECKPOINT"):
         yield Row(f"{command} {mib} bytes", part, f"bytes of the {command}, {part}", MIB, LEAST_BYTES, MOVED)
-        yield Row(f"{command} {mib} on disk", part, f"on disk of the {command}, {part}", MIB, LEAST_BYTES, MOVED)
+    yield Row(f"CHECKPOINT {mib} on disk", part, f"on disk of the CHECKPOINT, {part}", MIB, LEAST_BYTES, MOVED)
     yield Row(f"meanwhile START {mib}", part, f"VERSION's p99 in START, {part}", MILLI, NO_WAIT, MEANWHILE)
     yield Row(f"meanwhile {mib}", part, f"VERSION's p99 in the three, {part}", MILLI, NO_WAIT, MEANWHILE)
 
@@ -123,13 +123,13 @@ ROWS = (
     Row("QUIT", LIVE, "QUIT to the end, a VM", MILLI, remark=SLEEPS),
     *_with_memory("256 MiB", 256),
     *_with_memory("1 GiB", 1024),
-    Row("CHECKPOINT 256, in order", "in order", "CHECKPOINT, 256 MiB in order", SECONDS, remark=ORDER),
-    Row("CHECKPOINT 256, in order bytes", "in order", "bytes of the same", MIB, LEAST_BYTES, ORDER),
+    Row("CHECKPOINT 256, in order", "in order", "CHECKPOINT, 256 MiB, in order", SECONDS, remark=ORDER),
+    Row("CHECKPOINT 256, in order bytes", "in order", "its bytes, 256 MiB, in order", MIB, LEAST_BYTES, ORDER),
     Row("idle Rss", NO_VM, "RSS without a job", MIB),
     Row("idle Anonymous", NO_VM, "its own without a job", MIB, remark=OWN),
     Row("live Rss", LIVE, "RSS with a VM", MIB, remark=FAMILY),
     Row("live Anonymous", LIVE, "its own with a VM", MIB, Goal(9, ratio=False), OWN),
-    Row("live of files", LIVE, "of that, data of its libraries", MIB, remark=DATA),
+    Row("live of files", LIVE, "data of its libraries, a VM", MIB, remark=DATA),
     *(
         Row(f"{kind} {count}", MANY, f"PSS of {count} {words}", MIB, goal if count == 10 else None, SHARED)
         for kind, one, more, goal in (
@@ -139,9 +139,9 @@ ROWS = (
         for count, words in ((1, one), (10, more), (20, more))
     ),
     Row("VERSION of fifty", FIFTY, "VERSION, 50 VMs", MICRO, remark=HALTED),
-    Row("VERSION of fifty to one", FIFTY, "the same to that with one", TIMES, NO_MORE, HALTED),
+    Row("VERSION of fifty to one", FIFTY, "VERSION, 50 VMs to one VM", TIMES, NO_MORE, HALTED),
     Row("STATUS of fifty", FIFTY, "STATUS, 50 VMs", MICRO, remark=HALTED),
-    Row("STATUS of fifty to one", FIFTY, "the same to that with one VM", TIMES, NO_MORE, HALTED),
+    Row("STATUS of fifty to one", FIFTY, "STATUS, 50 VMs to one VM", TIMES, NO_MORE, HALTED),
     Row("silent CPU", QUIET, "CPU of an hour, a silent guest", HOURLY, Goal(0.5, ratio=False), SILENT),
     Row("silent switches", QUIET, "context switches, a silent guest", A_MINUTE, remark=SILENT),
 )
@@ -283,10 +283,9 @@ BESIDE = {
     "live Anonymous": ["idle Anonymous", "live of files"],
     "live Pss 10": ["live Pss 1", "live Anonymous"],
     **{
-        f"{command} {mib} {what}": ["CHECKPOINT 256, in order bytes"]
-        for command in ("SUSPEND", "CHECKPOINT")
-        for mib in (256, 1024)
-        for what in ("bytes", "on disk")
+        row.key: ["CHECKPOINT 256, in order bytes"]
+        for row in ROWS
+        if row.goal is LEAST_BYTES and row.part != "in order"
     },
 }
 """What else was measured that says what a row is made of."""
@@ -303,14 +302,20 @@ def distances(lines: Sequence[Line]) -> str:
         most = goal.most * line.theirs.value if goal.ratio else goal.most
         words = f"- **{line.row.title}**: {_amount(line, line.ours.value)} where the goal allows {_short(most)}."
         if line.floor is not None:
-            reach = "above the goal as well" if line.floor > most else "within the goal"
-            words += f" The floor is {_amount(line, line.floor)}, {reach}"
+            words += f" The floor is {_amount(line, line.floor)}, "
+            words += "above the goal as well" if line.floor > most else "within the goal"
             rest = line.ours.value - line.floor
-            words += f"; {_amount(line, rest)} are this server's own." if rest > 0 else "."
-        for beside in (by_key[key] for key in BESIDE.get(line.row.key, ()) if key in by_key):
-            least = "" if beside.floor is None else f" (floor {_short(beside.floor)})"
-            words += f" Beside that, {beside.row.title}: {_amount(beside, beside.ours.value)}{least},"
-            words += f" the reference {_short(beside.theirs.value)}."
+            own = rest > COUNT * line.ours.value
+            words += f"; {_amount(line, rest)} are this server's own." if own else "; this server adds nothing to it."
+        beside = [
+            f"{other.row.title} {_amount(other, other.ours.value)}"
+            + ("" if other.floor is None else f", floor {_short(other.floor)}")
+            + f", reference {_short(other.theirs.value)}"
+            for other in map(by_key.get, BESIDE.get(line.row.key, ()))
+            if other
+        ]
+        if beside:
+            words += f" Beside it: {'; '.join(beside)}."
         text.append(textwrap.fill(words, 120, subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(text) or "None: every figure that has a goal meets it."
 

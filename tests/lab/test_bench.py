@@ -132,8 +132,8 @@ def test_a_distance_says_what_the_floor_is_of_it_and_what_else_was_measured() ->
     assert max(map(len, text.splitlines())) <= 120
     assert " ".join(text.split()) == (
         "- **the probe**: 99.0 ms where the goal allows 90.0. The floor is 60.0 ms, within the goal; 39.0 ms are this"
-        " server's own. Beside that, instructions of the probe: 9000 thousand, the reference 2000."
-        " Beside that, the probe after a boot: 300 ms, the reference 30.0."
+        " server's own. Beside it: instructions of the probe 9000 thousand, reference 2000; the probe after a boot"
+        " 300 ms, reference 30.0."
     )
 
 
