@@ -114,6 +114,7 @@ ROWS = (
     *_counted("STATUS", NO_VM, "STATUS, no VM"),
     *_counted("CLASSAD", NO_VM, "a job ad"),
     *_counted("live STATUS", LIVE, "STATUS, a VM"),
+    *_counted("VERSION of fifty", FIFTY, "VERSION, 50 VMs"),
     *_counted("probe", "probe", "the probe"),
     *_counted("START", "START anew", "a job ad and START"),
     Row("probe", "probe", "the probe", MILLI, Goal(3.0), KNOWN),
