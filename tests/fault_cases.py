@@ -118,6 +118,7 @@ OF_THE_MACHINE = (
     _machine("kvm", "it does not work, and VM_ALLOW_EMULATION is False"),
     _machine("cpu", "QEMU does not start with the CPU of VM_CPU_MODE"),
     _machine("QEMU's user", "VM_RUN_AS_JOB_USER is on, and QEMU needs two groups"),
+    _machine("memory images", "one that is packed does not unpack: they are written as they are"),
     _machine("memory", "VM_MEMORY is not set, or more than there is"),
     _machine("room", "the file system of EXECUTE is full"),
     _machine("network nat", "the network of VM_NAT_NETWORK is not active"),
