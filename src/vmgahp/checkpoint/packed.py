@@ -21,6 +21,9 @@ BEST = "zstd"
 """The format that costs less time than the bytes that it saves. 256 MiB of what cannot be compressed take it 0.1 s, and
 gzip 5 s; of programs and text it leaves 31 per cent, gzip 33, lz4 43."""
 
+SPARSE_SINCE = 11_002_000, 9_000_000
+"""The versions of libvirt and QEMU since which there is the format ``sparse``, in which QEMU itself seeks."""
+
 _OPTIONS = {"zstd": ("-q", "-1", "-T2")}
 """Beside -c, of those that write."""
 
@@ -56,6 +59,11 @@ def require(identity: "Identity") -> None:
         ) from error
     finally:
         os.close(sample)
+
+
+def has_sparse(libvirt_version: int, qemu_version: int) -> bool:
+    """Whether there is the format ``sparse``, by the versions as libvirt counts them."""
+    return libvirt_version >= SPARSE_SINCE[0] and qemu_version >= SPARSE_SINCE[1]
 
 
 def has(form: str) -> bool:

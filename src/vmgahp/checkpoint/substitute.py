@@ -142,6 +142,18 @@ class Held:
                 os.close(writing)
 
 
+def can_be_held(fd: int) -> bool:
+    """Whether the file system of `fd`, which nobody else has open, can say who has a file open for writing."""
+    if os.geteuid() != 0:
+        return True
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    return True
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """To a file, which may take less at a time. Raises OSError."""
     view = memoryview(data)

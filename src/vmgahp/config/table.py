@@ -139,8 +139,9 @@ SETTINGS = (
         "more than the guest's."),
     Setting("VM_MEMORY_IMAGE_FORMAT", "string", "",
         "The format of the memory of a VM that is suspended or checkpointed; empty: as /etc/libvirt/qemu.conf "
-        "says, and else zstd for a checkpoint where zstd is installed, and raw. A checkpoint is compressed by this "
-        "server where libvirt (before 11.2) cannot be told.",
+        "says, and else for a checkpoint zstd where that is installed, for a suspended VM without vm_checkpoint sparse "
+        "where libvirt (11.2 and later) and QEMU can, and raw. A checkpoint is compressed by this server where "
+        "libvirt cannot be told.",
         words=_IMAGE_FORMATS, types=LIBVIRT),
     Setting("VM_POLICY", "list", "",
         "Stylesheets (*.xsl, *.xslt) and programs, run as root, through which the domain XML of every job "

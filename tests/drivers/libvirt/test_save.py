@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ class Domain:
 
     def __init__(self) -> None:
         self.saved: list[object] = []
+        self.connect: Callable[[], object] = pytest.fail
 
     def saveFlags(self, _path: str, _xml: object, flags: int) -> None:
         self.saved += [None, flags]
@@ -51,6 +53,58 @@ def test_the_format_and_the_settings_that_it_replaces(
         saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
         saver.write(domain, "/path", checkpoint=is_checkpoint)
         assert domain.saved == wanted
+
+
+class Daemon:
+    """A libvirtd by its versions."""
+
+    def __init__(self, version: int, qemu: int) -> None:
+        self._versions = version, qemu
+
+    def getLibVersion(self) -> int:
+        return self._versions[0]
+
+    def getVersion(self) -> int:
+        return self._versions[1]
+
+
+NEW = 11_002_000, 9_000_000
+
+
+@pytest.mark.parametrize(
+    ("versions", "checkpoint", "may_travel", "can_be_held", "wanted"),
+    [
+        (NEW, False, False, True, "sparse"),
+        ((11_001_000, 9_000_000), False, False, True, None),
+        ((11_002_000, 8_002_000), False, False, True, None),
+        (NEW, True, False, True, None),
+        (NEW, False, True, True, None),
+        (NEW, False, False, False, None),
+    ],
+)
+def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(
+    versions: tuple[int, int],
+    checkpoint: bool,
+    may_travel: bool,
+    can_be_held: bool,
+    wanted: str | None,
+    scratch: Path,
+    user: Identity,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
+    monkeypatch.setattr(save, "can_be_held", lambda _descriptor: can_be_held)
+    saver = save.Saver(str(scratch), user, Settings({}), pytest.fail)
+    saver.may_travel = may_travel
+    domain = Domain()
+    domain.connect = lambda: Daemon(*versions)
+    file = saver.begin("vm_suspend.mem", 1024)
+    try:
+        saver.write(domain, file.path, checkpoint=checkpoint)
+    finally:
+        file.close()
+    assert domain.saved == [wanted, 0]
+    assert "sparse" in saver.formats()
 
 
 MEMORY = b"QEVM" + b"what a guest remembers " * 100_000

@@ -228,6 +228,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
+        saver.may_travel = spec.checkpoint
         if spec.devices.share:
             saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
         machine = self.machine(guest, resources, saver, self.deadlines(running.CALL_SECONDS), self.log)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image, packed
 from vmgahp.checkpoint.store import CANNOT_SAVE, IMAGE_EXTRA, MEMORY_FILE
-from vmgahp.checkpoint.substitute import Held, Substitute, Write, write_all
+from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held, write_all
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.host.job_user import Identity
@@ -98,6 +98,8 @@ class Saver:
         self.digest = ""
         """SHA-256 of the memory image that was compressed last."""
         self.memory_mib = 0
+        self.may_travel = False
+        """Whether a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
         self.seconds = 0.0
         """What the client waits for what reads or writes the memory."""
         self.given_up: Callable[[], bool] = lambda: False
@@ -105,6 +107,7 @@ class Saver:
         self._log = log
         self._settings = settings
         self.not_removed: set[str] = set()
+        self._may_seek = False
 
     def begin(self, name: str, memory_kib: int) -> "MemoryFile":
         """A file for the memory image `name`, under a name that says that it is not whole yet.
@@ -120,6 +123,7 @@ class Saver:
             descriptor = self.identity.open_scratch(self.directory, partial, flags, 0o600)
         except OSError as error:
             raise self.fault(f"{partial} cannot be made in {self.directory}: {error.strerror}") from error
+        self._may_seek = can_be_held(descriptor)
         return MemoryFile(self, name, descriptor)
 
     def open(self, name: str) -> int:
@@ -260,13 +264,24 @@ class Saver:
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
             flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
         image_format = self._setting(kind)
-        parameter = getattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", None)
-        if image_format and parameter is not None:
-            domain.saveParams({"file": path, parameter: image_format}, flags)
+        if self._can_be_told and (told := image_format or self._best_for(domain, kind)):
+            domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, flags)
             return
         if image_format and (image_format == memory_image.SPARSE or not checkpoint):
             self._log(f"the memory image is not {image_format}: this libvirt cannot be told")
         domain.saveFlags(path, None, flags)
+
+    @property
+    def _can_be_told(self) -> bool:
+        return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
+
+    def _best_for(self, domain: libvirt.virDomain, kind: str) -> str:
+        """What libvirt is to write where no setting says it; empty for its own choice."""
+        if kind == "CHECKPOINT" or self.may_travel or not self._may_seek or _of_qemu_conf():
+            return ""
+        connection = domain.connect()
+        has_sparse = packed.has_sparse(connection.getLibVersion(), connection.getVersion())
+        return memory_image.SPARSE if has_sparse else ""
 
     def _setting(self, kind: str) -> str:
         return self._settings.string(f"VM_{kind}_IMAGE_FORMAT") or self._settings.string("VM_MEMORY_IMAGE_FORMAT")
@@ -278,6 +293,8 @@ class Saver:
     def formats(self) -> list[str]:
         """The formats that are restored here: what this daemon writes by itself, and what the settings ask for."""
         ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), *map(self._settings.string, FORMAT_SETTINGS)}
+        if self._can_be_told:
+            ours.add(memory_image.SPARSE)
         return sorted(ours - {""})
 
     def _require_free_space(self, needed: int) -> None:

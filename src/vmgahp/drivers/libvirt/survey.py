@@ -150,7 +150,7 @@ class LibvirtSurveyor:
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
-            | {"memory_formats": "raw" if outcomes["memory"] else f"raw,{packed.BEST}"},
+            | {"memory_formats": _memory_formats(host, zstd=outcomes["memory"] is None)},
             machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
@@ -290,6 +290,14 @@ class LibvirtSurveyor:
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
         return attributes
+
+
+def _memory_formats(host: _Host, *, zstd: bool) -> str:
+    """The formats of checkpoints that are restored here without a setting."""
+    formats = ["raw", *[packed.BEST] * zstd]
+    if packed.has_sparse(host.libvirt_version, host.version):
+        formats.append("sparse")
+    return ",".join(formats)
 
 
 def _from_domain_capabilities(text: str) -> _Emulator:

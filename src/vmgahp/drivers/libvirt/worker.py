@@ -228,6 +228,7 @@ class VmHelper:
             guest.files = DiskFiles.taken_over(self._kept["files"], files, spec, identity)
         saver = driver.saver(spec.working_dir, identity, settings, self.log)
         saver.cannot, saver.memory_mib = self._kept["cannot"], spec.memory_mib
+        saver.may_travel = spec.checkpoint
         saver.before_restore = [
             Later(place, identity, self.log, *arguments) for place, arguments in self._kept["before_restore"]
         ]
