@@ -80,6 +80,11 @@ def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]
     assert got == sent
 
 
+def test_an_interval_of_years_is_waited_for(ends: tuple[int, int]) -> None:
+    os.write(ends[0], b"VERSION\r\n")
+    assert pipes.ClientPipes().wait(1e12) == (b"VERSION\r\n", False)
+
+
 def test_what_others_have_in_common_with_the_daemon_stays_as_it_is(scratch: Path) -> None:
     """A client that writes to the same pipe, or a shell behind us, would be told to try again later."""
     read, write = os.pipe()

@@ -21,7 +21,7 @@ from vmgahp.daemon.sampler import Sampler
 from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
-from vmgahp.metrics import Metrics, Totals, Usage
+from vmgahp.metrics import Metrics, Status, Totals, Usage
 from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, as_json, last_sample
 from vmgahp.protocol.calls import Call, Vm
 from vmgahp.testing.contract import until
@@ -288,6 +288,19 @@ def sampled(scratch: Path, user: Identity, kind: type[SimulatedMachine]) -> tupl
     save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
     save.state = lifecycle.RUNNING
     return sampler, machine, save
+
+
+def test_a_vm_that_starts_while_the_only_other_one_ends_has_its_time(scratch: Path, user: Identity) -> None:
+    """What the main thread waits for is a time that poll can wait for."""
+    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
+    other = Call(Vm(2), lifecycle.START, 3, 0.0)
+    other.job = jobs.of_lines(*simulated_ad(scratch))
+    sampler._add(other, machine)
+    sampler.done(Call(save.vm, lifecycle.STATUS, 4, 0.0), Status(lifecycle.STOPPED), 0.0, machine)
+    assert sampler.due is not None
+    assert sampler.due <= time.monotonic()
+    sampler.look(time.monotonic())
+    assert time.monotonic() < sampler.due < time.monotonic() + 2
 
 
 def test_a_failure_is_told_with_its_reason(scratch: Path, user: Identity) -> None:

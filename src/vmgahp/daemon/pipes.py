@@ -14,6 +14,9 @@ WRITE_SIZE = 4096
 OUTPUT_LIMIT = 1 << 18
 """Bytes of unwritten output at which requests are no longer read, until the client reads its replies."""
 
+LONGEST_WAIT = 86400.0
+"""Seconds; poll counts no more than 24 days, and a setting can say more."""
+
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
 """Events of an input that nobody can write to any more."""
 
@@ -41,10 +44,10 @@ class ClientPipes:
 
     def wait(self, deadline: float | None) -> tuple[bytes, bool]:
         """Wait for one thing to happen and deal with all that did: what the client has sent, and whether `wake` was
-        called. At `deadline`, by the monotonic clock, it returns in any case."""
+        called. At `deadline`, by the monotonic clock, it returns in any case, and at times for nothing."""
         if self._output or self._watched is not _IDLE:
             self._watch()
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000 + 1
         data, woken = b"", False
         for descriptor, events in self._poller.poll(timeout):
             if descriptor == STDIN:

@@ -49,7 +49,7 @@ class _Watched:
         self.machine = machine
         self.file = file
         self.totals = Totals(file.last_sample())
-        self.due = float("inf")
+        self.due = 0.0
         """When it is to be read next, by the monotonic clock."""
         self.readings = 0
         """How often it was read."""
