@@ -200,7 +200,7 @@ class Server:
             outcome = self._perform(call)
         except errors.Fault as fault:
             outcome = fault
-        except Exception as error:  # noqa: BLE001 - a bug in a driver must not leave a request unanswered
+        except BaseException as error:  # noqa: BLE001 - it would end the worker, and leave a request unanswered
             import traceback
 
             self.log.always("".join(traceback.format_exception(error)))

@@ -1,6 +1,6 @@
 """A hypervisor that exists only in memory, for tests and to try the protocol by hand.
 
-It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"`` makes the START fail,
+It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"|"exit"`` makes the START fail,
 ``Simulated_<OPERATION>_Gate = "path"`` makes an operation, or METRICS, wait until the file `path` exists (a test opens
 the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at its n-th STATUS.
 """
@@ -108,6 +108,8 @@ class SimulatedDriver(Driver):
             raise errors.MachineFault("Simulated_Fault is machine.", "leave it out.")
         if wanted == "bug":
             raise ZeroDivisionError("Simulated_Fault is bug")
+        if wanted == "exit":
+            raise SystemExit("Simulated_Fault is exit")
         machine = SimulatedMachine(job, self._machines)
         machine.gate(lifecycle.START)
         self._machines[machine.working_dir] = machine
