@@ -196,7 +196,7 @@ def start_anew(subject: Subject) -> Iterator[Value]:
 
 
 def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
-    """What becomes of a guest's memory: half of it is random, or in order, and the rest was never touched."""
+    """What becomes of a guest's memory: half of it is random, or mixed, and the rest was never touched."""
     subject.probe()
     subject.new_scratch()
     # Where the reference takes the disk of a VM that is to be kept.
@@ -330,7 +330,7 @@ PARTS = {
     "START anew": start_anew,
     "256 MiB": lambda subject: with_memory(subject, 256),
     "1 GiB": lambda subject: with_memory(subject, 1024),
-    "in order": lambda subject: with_memory(subject, 256, ", in order"),
+    "mixed": lambda subject: with_memory(subject, 256, ", mixed"),
     "many": many,
     "fifty": fifty,
 }

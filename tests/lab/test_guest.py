@@ -61,12 +61,10 @@ def test_it_says_when_its_disk_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.qemu
 @is_missing
-@pytest.mark.parametrize(
-    ("in_order", "least", "most"), [(False, 0.95, 1.05), (True, 0.0, 0.1)], ids=["random", "order"]
-)
-def test_a_guest_fills_half_of_its_memory(tmp_path: Path, in_order: bool, least: float, most: float) -> None:
+@pytest.mark.parametrize(("mixed", "least", "most"), [(False, 0.95, 1.05), (True, 0.25, 0.45)], ids=["random", "mixed"])
+def test_a_guest_fills_half_of_its_memory(tmp_path: Path, mixed: bool, least: float, most: float) -> None:
     disk, memory = tmp_path / "guest.img", tmp_path / "memory"
-    disk.write_bytes(guest.filling_sector(16, in_order).ljust(1 << 20, b"\0"))
+    disk.write_bytes(guest.filling_sector(16, mixed).ljust(1 << 20, b"\0"))
     command = "qemu-system-x86_64 -accel tcg -m 16 -nodefaults -display none -no-reboot -monitor stdio"
     command += f" -drive if=ide,format=raw,file={disk}"
     with subprocess.Popen(command.split(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as qemu:
