@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
 PROBE, SERVE_IO, SERVE, KILL = 0, 1, 3, 4
 
@@ -98,7 +99,7 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
     if arguments.mode == PROBE:
         from vmgahp.daemon import probe
 
-        return probe.run(arguments.vm_type, environ, to_stderr=arguments.to_stderr)
+        _end_at_once(probe.run(arguments.vm_type, environ, to_stderr=arguments.to_stderr))
     if arguments.mode == KILL:
         from vmgahp.daemon.kill import kill
 
@@ -122,6 +123,14 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     from vmgahp.daemon.server import serve
 
     return serve(environ["VMGAHP_VMTYPE"], environ["VMGAHP_WORKING_DIR"], environ, to_stderr=to_stderr)
+
+
+def _end_at_once(status: int) -> "NoReturn":
+    """End this process without taking to pieces what was loaded; what was to be printed has been."""
+    import atexit
+
+    atexit._run_exitfuncs()  # programs that still run are killed
+    os._exit(status)
 
 
 def _keep_absolute_places() -> None:

@@ -1,14 +1,18 @@
 """What the prober makes of what its checks found; drivers/test_survey.py has the checks themselves."""
 
+import contextlib
 import json
 import os
+import select
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.peer import daemon, environment
+from tests.peer import DAEMON, daemon, environment
 from vmgahp import errors, findings
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
@@ -189,3 +193,35 @@ def test_a_policy_that_cannot_be_used_keeps_jobs_away(tmp_path: Path) -> None:
     assert fine.trouble is None
     assert finding(fine, "policy").verdict == OK
     assert not [each for each in look(works()).findings if each.check == "policy"]
+
+
+def test_a_probe_without_standard_error_prints_all_the_same(scratch: Path) -> None:
+    probe_it = f"exec {shlex.join(DAEMON)} -f -M 0 vmtype simulated 2>&-"
+    ended = subprocess.run(
+        ["sh", "-c", probe_it], env=environment("simulated", scratch), stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert 'VM_Type = "simulated"' in ended.stdout
+    assert ended.stdout.endswith("\n")
+
+
+def test_no_program_outlives_the_probe(tmp_path: Path, scratch: Path) -> None:
+    """Here HTCondor's tool, which still lists the configuration when all else is known."""
+    pid, held, tool = tmp_path / "pid", tmp_path / "held", tmp_path / "condor_config_val"
+    os.mkfifo(held)
+    reading = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    tool.write_text(
+        f'#!/bin/sh\ncase "$*" in *-dump*) exec 3>{held}; echo $$ > {pid}; exec sleep infinity ;; esac\n'
+        'for name; do case $name in -*|VM_GAHP) ;; *) echo "Not defined: $name" >&2 ;; esac; done\n'
+    )
+    tool.chmod(0o755)
+    environ = environment("simulated", scratch) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    del environ["VMGAHP_CONFIG"]
+    daemon(environ, PROBE, "vmtype", "simulated")
+    try:
+        watch = select.poll()
+        watch.register(reading, select.POLLIN)
+        assert [event for _, event in watch.poll(10_000)] == [select.POLLHUP], "nobody holds its other end"
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
