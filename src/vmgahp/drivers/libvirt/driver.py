@@ -21,10 +21,8 @@ from vmgahp.drivers.libvirt import (
     names,
     other_hypervisors,
     provision,
-    qemu_log,
     qemu_process,
     running,
-    second_look,
 )
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, has_display
@@ -34,8 +32,6 @@ from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
-from vmgahp.drivers.libvirt.screenshot import Screenshot
-from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Later, Resources
@@ -138,6 +134,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             resources.exit.console = resources.console.tail
         if self.settings.boolean("VM_SCREENSHOT") and has_display(xml):
             machine.has_display = True
+            from vmgahp.drivers.libvirt.screenshot import Screenshot
+
             machine.screenshot = Screenshot(
                 self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
             ).take
@@ -184,6 +182,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return True
 
     def survey(self, end: float) -> Survey:
+        from vmgahp.drivers.libvirt.survey import LibvirtSurveyor  # of no use to a start
+
         return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
     def close(self) -> None:
@@ -207,6 +207,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
+        from vmgahp.drivers.libvirt.survey import kvm_fault
+
         raise kvm_fault(reason)
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
@@ -285,6 +287,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described
     ) -> errors.Fault:
         """Whose fault an error of a start is."""
+        from vmgahp.drivers.libvirt import qemu_log  # of no use where nothing fails
+
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         more = ""
@@ -306,6 +310,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return fault if machine.order.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
+        from vmgahp.drivers.libvirt import second_look
+
         return second_look.judge(fault, plan, self._describer, self.connection, self.log)
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:

@@ -8,7 +8,6 @@ import os
 import pickle
 import queue
 import threading
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -156,7 +155,8 @@ class VmHelper:
                 starter.worker = self
                 if self._is_ending:
                     starter.interrupt()
-            machine = starter.start(JobAd.of_plain(told["job"], starter.identity))
+            with starter.identity.at_hand():
+                machine = starter.start(JobAd.of_plain(told["job"], starter.identity))
             assert isinstance(machine, LibvirtMachine)
             with self._handing_over:
                 self._starter = None
@@ -299,6 +299,8 @@ class VmHelper:
             return error
         if isinstance(error, HungUp):
             raise error
+        import traceback
+
         self.log("".join(traceback.format_exception(error)))
         return errors.HypervisorFault(
             f"{what} ended in an unexpected {type(error).__name__}: {error}.",
