@@ -206,7 +206,7 @@ def hanging_zstd(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_restore_that_hangs_is_ended(job: Job, hanging_zstd: int) -> None:
-    vacate(job)
+    vacate(job, VM_MEMORY_IMAGE_FORMAT="raw")
     believable(job, lambda image: with_head(image, number=hanging_zstd))
     began = time.monotonic()
     log = boots_afresh(job, VM_GAHP_REQ_TIMEOUT=30)
