@@ -44,7 +44,7 @@ WORKER = "vmgahp.drivers.libvirt.worker"
 IN_PROCESS = "test:"
 """The URIs of libvirt's driver for tests, whose domains are in the memory of the process that makes them."""
 
-END_SECONDS = 2.0
+END_SECONDS = 3.0
 """For a helper that has answered: by then it is gone, or is ended."""
 
 OBEY_SECONDS = 10.0

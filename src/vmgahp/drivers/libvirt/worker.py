@@ -16,6 +16,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import running
 from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Plan
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -32,6 +33,9 @@ from vmgahp.log import LONGEST_LINE
 from vmgahp.metrics import Usage
 
 Told = dict[str, Any]
+
+IDLE_SECONDS = 0.2
+"""After an answer, to see that nothing else is to be done; a helper in the middle of something ends no later."""
 
 
 class _Starter(LibvirtDriver):
@@ -71,27 +75,26 @@ class VmHelper:
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._handing_over = threading.Lock()
         self._is_ending = False
-        self._is_idle = True
+        self._idle = threading.Event()
         self._starter: _Starter | None = None
         self.machine: _SavedElsewhere | None = None
         self._kept: Told = {}
+        self._connection: LibvirtConnection | None = None
 
     def run(self) -> None:
         """Until the server has gone."""
         threads.start("the server", self._listen)
         while True:
+            self._idle.set()
             order = self._orders.get()
-            self._is_idle = False
-            try:
-                match order.word, order.data:
-                    case "start", dict(told):
-                        self._start(told)
-                    case "take up", dict(told):
-                        self._take_up(told, order.descriptors)
-                    case str(what), dict(told):
-                        self._do(what, told)
-            finally:
-                self._is_idle = True
+            self._idle.clear()
+            match order.word, order.data:
+                case "start", dict(told):
+                    self._start(told)
+                case "take up", dict(told):
+                    self._take_up(told, order.descriptors)
+                case str(what), dict(told):
+                    self._do(what, told)
 
     def log(self, line: str) -> None:
         """A line for the server's log."""
@@ -128,10 +131,17 @@ class VmHelper:
         except (HungUp, OSError):
             pass
         finally:
-            if self._is_idle and self.machine is not None:
+            if self._idle.wait(IDLE_SECONDS):
                 with suppress(Exception):
-                    self.machine.forget_unsure()
+                    self._leave()
             os._exit(0)
+
+    def _leave(self) -> None:
+        """All that was asked is done: say farewell, lest libvirtd complain of a client that has vanished."""
+        if self.machine is not None:
+            self.machine.forget_unsure()
+        if self._connection is not None:
+            self._connection.close()
 
     def _end(self) -> None:
         """The VM is to end."""
@@ -152,7 +162,7 @@ class VmHelper:
         try:
             with self._handing_over:
                 self._starter = starter = _Starter(*self._common(told), self.log)
-                starter.worker = self
+                starter.worker, self._connection = self, starter.connection
                 if self._is_ending:
                     starter.interrupt()
             with starter.identity.at_hand():
@@ -220,6 +230,7 @@ class VmHelper:
         self._kept = pickle.loads(helper.read(kept))  # noqa: S301 - what a helper like this one has written
         vm_type, settings, identity = self._common(told)
         driver = LibvirtDriver(vm_type, settings, identity, self.log)
+        self._connection = driver.connection
         name, uuid, domain_type = self._kept["guest"]
         guest = LibvirtGuest(name, uuid, domain_type, driver.connection, self.log)
         spec = self._kept["spec"]
