@@ -20,6 +20,7 @@ BY_DAY = [
     Case("SUSPEND", "save.begun", "libvirtd: SIGSTOP"),
     Case("SUSPEND", "save.written", "daemon: QUIT"),
     Case("RESUME of a saved VM", "restore.made", "QEMU: SIGKILL"),
+    Case("RESUME of a saved VM", "restore.made", "disk: read-only"),
     Case("CHECKPOINT", "checkpoint.saved", "disk: full"),
     Case("CHECKPOINT", "checkpoint.written", "daemon: SIGKILL"),
     Case("STOP", "end.asked", "QEMU: SIGSTOP"),

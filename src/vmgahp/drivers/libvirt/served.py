@@ -256,7 +256,7 @@ class ServedMachine(RunningMachine):
     def before_release(self) -> None:
         super().before_release()
         self._dismiss()
-        for name in self._not_removed:
+        for name in self._not_removed.copy():
             self._remove(name)
         let_go(self._disks)
         self._disks = []
@@ -336,6 +336,7 @@ class ServedMachine(RunningMachine):
             self._driver.identity.unlink_scratch(self._directory, name)
         except (OSError, errors.Fault) as error:
             self.log(f"could not remove {name} from {self._directory}: {error}")
+            self._not_removed.add(name)  # the end of the VM tries once more
 
     def _take_screenshot(self) -> None:
         from vmgahp.drivers.libvirt.screenshot import Screenshot
