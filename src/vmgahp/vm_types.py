@@ -59,6 +59,8 @@ HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)
 QEMU, XEN, VMRUN, VSPHERE, SCRIPT = of("qemu"), of("xen"), of("vmrun"), of("vsphere"), of("script")
 SURVEYORS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.survey:LibvirtSurveyor")
 """Of the types whose drivers have a part that looks at a machine without the rest: ``module:class``."""
+KILLERS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.kill:LibvirtKiller")
+"""The same of a part that kills a VM."""
 LIBVIRT = (*QEMU, *XEN)
 """Types whose VMs libvirt runs. Only QEMU's have KVM, and a process with a user of its own."""
 VMWARE = (*VMRUN, *VSPHERE)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vmgahp import config, errors
-from vmgahp.drivers import base
+from vmgahp.drivers.surveyor import killer
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 
@@ -14,7 +14,7 @@ def kill(vm_type: str, match: str, uuid: str, environ: Mapping[str, str], *, to_
     try:
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
-        driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
+        driver = killer(vm_type, settings, Identity.from_environ(environ), log.always)
         found = driver.kill(match, uuid)
         driver.close()
     except errors.Fault as fault:

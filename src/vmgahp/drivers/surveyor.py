@@ -1,15 +1,15 @@
-"""Who looks at this machine for a VM type: its driver, or what of its driver does that alone."""
+"""Who looks at this machine for a VM type, or kills a VM: a driver, or a part of one."""
 
 from collections.abc import Callable, Sequence
 
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
-from vmgahp.vm_types import SURVEYORS
+from vmgahp.vm_types import KILLERS, SURVEYORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from vmgahp.findings import Finding
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
         def survey(self, end: float) -> "Survey":
             """What jobs get from this hypervisor on this machine."""
+
+    class Killer(Protocol):
+        """As `vmgahp.drivers.base.Driver` says."""
+
+        def kill(self, match: str, uuid: str = "") -> bool:
+            """Destroy the VM that `match` names; False where there is none."""
+
+        def close(self) -> None:
+            """Let go of connections."""
 
 
 Value = str | int | float | bool
@@ -45,22 +54,35 @@ def surveyor(vm_type: str, settings: Settings, identity: Identity, log: Callable
 
     Raises `vmgahp.errors.MachineFault` as `vmgahp.drivers.base.find` does.
     """
-    if make := load(vm_type):
-        return make(vm_type, settings, identity, log)
-    from vmgahp.drivers import base
-
-    return base.find(vm_type)(vm_type, settings, identity, log)
+    make = load(vm_type) or _driver(vm_type)
+    return make(vm_type, settings, identity, log)
 
 
 def load(vm_type: str) -> "Callable[..., Surveyor] | None":
     """The class of a type that has a surveyor; None for any other, and where something that it needs is missing."""
-    if vm_type not in SURVEYORS:
+    return _part(SURVEYORS, vm_type)
+
+
+def killer(vm_type: str, settings: Settings, identity: Identity, log: Callable[[str], None]) -> "Killer":
+    """Who kills VMs of a type, found as `surveyor` finds. Raises `vmgahp.errors.MachineFault` as that does."""
+    make: Callable[..., Killer] = _part(KILLERS, vm_type) or _driver(vm_type)
+    return make(vm_type, settings, identity, log)
+
+
+def _part(places: dict[str, str], vm_type: str) -> "Callable[..., Any] | None":
+    if vm_type not in places:
         return None
     from importlib import import_module
 
-    module, _, name = SURVEYORS[vm_type].partition(":")
+    module, _, name = places[vm_type].partition(":")
     try:
-        found: Callable[..., Surveyor] = getattr(import_module(module), name)
+        found: Callable[..., Any] = getattr(import_module(module), name)
     except ImportError:
         return None  # what it is, and what to do about it, says whoever looks for the driver
     return found
+
+
+def _driver(vm_type: str) -> "Callable[..., Any]":
+    from vmgahp.drivers import base
+
+    return base.find(vm_type)

@@ -12,7 +12,6 @@ from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import (
     capabilities,
-    ending,
     faults,
     firmware,
     hooks,
@@ -30,6 +29,7 @@ from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.hooks import Described
+from vmgahp.drivers.libvirt.kill import kill
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
@@ -37,7 +37,6 @@ from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import execute, proof, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import sweep
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -154,32 +153,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return xml.explain(fault) if xml and isinstance(fault, errors.JobFault) else fault
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        def destroy(connection: libvirt.virConnect) -> bool:
-            try:
-                domain = names.matching(connection, match, uuid)
-                if domain is None:
-                    return False
-                name = domain.name()
-                ending.end(domain)
-                self._forget_firmware(name)
-            except libvirt.libvirtError as error:
-                if faults.is_no_domain(error):
-                    return False
-                raise
-            return True
-
-        sweep()  # the console's socket of a server that was killed
-        try:
-            return self.connection.call(destroy, seconds=running.CALL_SECONDS)
-        except libvirt.libvirtError as error:
-            fault = faults.from_libvirt(error, f"destroying {match}")
-        except errors.MachineFault as away:
-            fault = away
-        if not (uuid and qemu_process.kill(match, uuid)):
-            raise fault
-        self.log(f"{match}: {fault.problem} Its QEMU was killed")  # and libvirtd forgets the domain when it is back
-        self._forget_firmware(match)
-        return True
+        return kill(self.connection, match, uuid, self.log)
 
     def survey(self, end: float) -> Survey:
         from vmgahp.drivers.libvirt.survey import LibvirtSurveyor  # of no use to a start

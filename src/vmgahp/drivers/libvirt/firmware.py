@@ -9,10 +9,12 @@ libvirt chooses the firmware of a domain that starts, but not of one that is res
 """
 
 import os
-from xml.etree import ElementTree as etree
 
-from vmgahp.drivers.base import Logger
 from vmgahp.host.light import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
 
 SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 
@@ -23,7 +25,7 @@ SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
 """What libvirt puts after the domain's name (``qemuDomainNVRAMPathFormat``; the format's name since 10.9)."""
 
 
-def forget(name: str, uri: str, log: Logger) -> None:
+def forget(name: str, uri: str, log: "Logger") -> None:
     """Remove the firmware's memory of a job's domain that does not run. Raises nothing."""
     for suffix in SUFFIXES:
         path = os.path.join(directory(uri), name + suffix)
@@ -87,6 +89,8 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
     Of the saved XML, which is not trusted, only the choice among this machine's own firmwares is taken. Raises
     LookupError, with a sentence, where this machine does not have that firmware.
     """
+    from xml.etree import ElementTree as etree  # a kill does without
+
     domain = etree.fromstring(ours)
     system = domain.find("os[@firmware='efi']")
     if system is None:

@@ -5,16 +5,20 @@ the later one's VM gets a name of its own after it, and keeps the first one's gu
 """
 
 import os
-from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.ending import MARK, end, is_strange
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import is_claimed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from xml.etree import ElementTree as etree
+
+    from vmgahp.drivers.base import Logger
 
 OWN_HEX = 8
 """Digits at the end of the name of a VM whose own is taken."""
@@ -41,7 +45,7 @@ def new_uuid() -> str:
         return file.read().strip()
 
 
-def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> str:
+def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> str:
     """`name`, or one after it where a VM of another directory has that and its server lives. Raises `errors.Fault`."""
     taken = [each for each in _called(connection, name) if each.name == name and not each.is_left_over(working_dir)]
     if not taken:
@@ -51,7 +55,7 @@ def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: L
     return own
 
 
-def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> None:
+def clear(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> None:
     """Destroy what an earlier server has left of the job, or of one that nobody looks after. Raises `errors.Fault`."""
     for left in _called(connection, name):
         if not left.is_left_over(working_dir):
@@ -69,7 +73,7 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
                 raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
 
 
-def sweep(connection: LibvirtConnection, log: Logger) -> None:
+def sweep(connection: LibvirtConnection, log: "Logger") -> None:
     """Remove what is left defined of any job whose directory is gone and whom nobody looks after. Raises nothing."""
 
     def look(opened: libvirt.virConnect) -> None:
@@ -84,8 +88,10 @@ def sweep(connection: LibvirtConnection, log: Logger) -> None:
         log(f"clearing what others have left: {error}")
 
 
-def mark(domain: etree.Element) -> None:
+def mark(domain: "etree.Element") -> None:
     """Mark the XML of a domain as that of a job."""
+    from xml.etree import ElementTree as etree  # a kill does without
+
     metadata = domain.find("metadata")
     if metadata is None:
         metadata = etree.SubElement(domain, "metadata")
