@@ -228,7 +228,8 @@ def summarize(samples: Samples) -> list[Line]:
         if rounds:
             scale = SCALE[row.unit]
             a, b = ([values[turn] * scale for turn in rounds] for values in (ours, theirs))
-            least = statistics.median(floor.values()) * scale if floor else None
+            # What answers nobody while libvirt is at work is no floor for who waits.
+            least = statistics.median(floor.values()) * scale if floor and row.goal is not NO_WAIT else None
             lines.append(Line(row, quartiles(a), quartiles(b), ratio(a, b), least))
     return lines
 

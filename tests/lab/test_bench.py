@@ -70,6 +70,12 @@ def test_only_rounds_of_both_servers_count() -> None:
     assert line.ratio.value == 1
 
 
+def test_who_answers_nobody_is_no_floor_of_an_answer() -> None:
+    values = found("meanwhile 256", [1.0], [300.0]) + found("START", [150.0], [100.0])
+    values += [{"round": 0, "server": FLOOR, "row": row, "value": 90.0} for row in ("meanwhile 256", "START")]
+    assert [line.floor for line in bench_table.summarize(bench_table.collect(values))] == [90.0, None]
+
+
 # ---- output -----------------------------------------------------------------------------------------
 
 
