@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.daemon.sampler import Sampler
 from vmgahp.drivers.simulated import SimulatedMachine
+from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Status, Totals, Usage
@@ -329,11 +329,11 @@ def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity
 def test_where_no_thread_can_be_started_figures_are_kept_from_the_next_operation_on(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(_thread: threads.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(threads.Thread, "start", refuse)
         sampler, machine, save = sampled(scratch, user, SimulatedMachine)
         sampler.before(save)
     assert events(scratch) == ["start"]

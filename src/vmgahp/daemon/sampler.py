@@ -6,7 +6,6 @@ time to come is the server's main thread. A hypervisor that hangs holds up this 
 """
 
 import os
-import threading
 import time
 
 from vmgahp import errors, lifecycle
@@ -67,10 +66,10 @@ class Sampler:
         self._identity = identity
         self._log = log
         self._vms: dict[int, _Watched] = {}
-        self._changed = threading.Condition()
+        self._changed = threads.Condition()
         self._wanted: dict[_Watched, None] = {}
         """Those that are to be read as soon as the thread comes to it."""
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self.due: float | None = None
         """When `look` is to be called, by the monotonic clock."""
 

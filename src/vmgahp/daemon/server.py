@@ -152,8 +152,7 @@ class Server:
                 self._dismiss(call.vm.id)
 
     def _begin(self, call: Call) -> None:
-        # Here, in the main thread: Python 3.11 takes whoever imports threading first for that one.
-        from vmgahp.host import threads
+        from vmgahp.host import threads  # before the first reply it would cost too much
 
         worker = self._workers.get(call.vm.id)
         try:

@@ -11,8 +11,8 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 
 import os
 import sys
+from _collections_abc import Callable, Sequence
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings

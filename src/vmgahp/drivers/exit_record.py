@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from _collections_abc import Callable
 
 from vmgahp import errors
 from vmgahp.config import Settings

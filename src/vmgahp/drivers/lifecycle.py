@@ -5,15 +5,15 @@ leaves behind is decided here. `vmgahp.lifecycle.TRANSITIONS` is the table of wh
 How a VM is started `vmgahp.drivers.managed` says.
 """
 
-import threading
 import time
+from _collections_abc import Callable, Iterator
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
+from vmgahp.host import threads
+from vmgahp.host.light import contextmanager
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
 from vmgahp.metrics import Status, Usage
@@ -49,7 +49,7 @@ class ManagedMachine(Machine):
         self._doing = lifecycle.START  # the operation under way, `END`, or empty
         self.overruled = False
         """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
-        self._turn = threading.Condition()
+        self._turn = threads.Condition()
         self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
         """What `report_lost` was told."""

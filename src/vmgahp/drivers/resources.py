@@ -1,6 +1,6 @@
 """What a VM holds on this machine and releases at its end, for every driver."""
 
-from collections.abc import Callable
+from _collections_abc import Callable
 
 from vmgahp import errors
 from vmgahp.drivers.exit_record import ExitPort, ExitRecord

@@ -1,6 +1,6 @@
 """Who looks at this machine for a VM type, or kills a VM: a driver, or a part of one."""
 
-from collections.abc import Callable, Sequence
+from _collections_abc import Callable, Sequence
 
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity

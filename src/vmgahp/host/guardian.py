@@ -29,8 +29,8 @@ too: such children must be short-lived.
 import errno
 import os
 import select
+from _collections_abc import Mapping, Sequence
 from _thread import allocate_lock
-from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 
 from vmgahp.host.light import signal

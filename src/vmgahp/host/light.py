@@ -1,35 +1,129 @@
-"""What a server holds for its VM's life of signal and typing, without what those modules bring along.
+"""What a server holds for its VM's life of signal, typing and contextlib, without what those modules bring along.
 
-signal makes enumerations of its numbers, so that enum is loaded before the first reply; typing brings re. Together
-they are more than a MiB of the memory of each server.
+signal makes enumerations of its numbers, typing brings re, contextlib functools, and that collections: together two
+MiB of the memory of each server, and some milliseconds before its first reply. `vmgahp.host.threads` has what there
+is to say of threading.
 """
 
 import sys
 
-__all__ = ["NamedTuple", "signal"]
+__all__ = ["NamedTuple", "contextmanager", "nullcontext", "signal", "suppress"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from contextlib import contextmanager, nullcontext, suppress
 else:
     import _signal as signal
+
+    def contextmanager(function):
+        """Make a function that yields once one that returns a context."""
+
+        def made(*arguments, **named):
+            return _Context(function(*arguments, **named))
+
+        made.__name__, made.__qualname__ = function.__name__, function.__qualname__
+        made.__module__, made.__doc__ = function.__module__, function.__doc__
+        made.__wrapped__ = function
+        return made
+
+    class _Context:
+        __slots__ = ("_function",)
+
+        def __init__(self, function):
+            self._function = function
+
+        def __enter__(self):
+            return next(self._function)
+
+        def __exit__(self, kind, error, trace):
+            if kind is None:
+                for _ in self._function:
+                    raise RuntimeError("it yields a second time")
+                return False
+            try:
+                self._function.throw(error)
+            except StopIteration as end:
+                return end is not error  # it has dealt with the error
+            except BaseException as raised:
+                if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
+                    error.__traceback__ = trace
+                    return False
+                raise
+            raise RuntimeError("it yields a second time")
+
+    class suppress:
+        """A context that such exceptions only leave."""
+
+        __slots__ = ("_kinds",)
+
+        def __init__(self, *kinds):
+            self._kinds = kinds
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, kind, error, trace):
+            return kind is not None and issubclass(kind, self._kinds)
+
+    class nullcontext:
+        """A context that is its value and does nothing."""
+
+        __slots__ = ("_value",)
+
+        def __init__(self, value=None):
+            self._value = value
+
+        def __enter__(self):
+            return self._value
+
+        def __exit__(self, kind, error, trace):
+            return False
+
 
 if TYPE_CHECKING or sys.version_info >= (3, 14):  # whose classes keep their annotations otherwise
     from typing import NamedTuple as NamedTuple
 else:
+    from _collections import _tuplegetter
 
     class _Kind(type):
         def __new__(cls, name, bases, body):
-            if not bases:
-                return super().__new__(cls, name, bases, body)
-            from collections import namedtuple  # here, for a server needs signals before its first reply
+            if bases and bases[0].__name__ == "NamedTuple":
+                fields = tuple(body.get("__annotations__", ()))
+                given = {field: body.pop(field) for field in fields if field in body}
+                body |= {field: _tuplegetter(place, "") for place, field in enumerate(fields)}
+                body |= {"__slots__": (), "__match_args__": fields, "_fields": fields, "_field_defaults": given}
+            return super().__new__(cls, name, bases, body)
 
-            fields = body.get("__annotations__", {})
-            given = [body.pop(field) for field in fields if field in body]
-            made = namedtuple(name, fields, defaults=given, module=body["__module__"])
-            for key, value in body.items():
-                setattr(made, key, value)
-            return made
-
-    class NamedTuple(metaclass=_Kind):
+    class NamedTuple(tuple, metaclass=_Kind):
         """The base of a class whose annotations are its fields, the last ones with defaults."""
+
+        __slots__ = ()
+
+        def __new__(cls, *values, **named):
+            fields = cls._fields
+            if len(values) != len(fields) or named:
+                left = fields[len(values) :]
+                if len(values) > len(fields) or not named.keys() <= set(left):
+                    raise TypeError(f"{cls.__name__} has other fields: {', '.join(fields)}")
+                rest = cls._field_defaults | named
+                if missing := [field for field in left if field not in rest]:
+                    raise TypeError(f"{cls.__name__} has no {', '.join(missing)}")
+                values = (*values, *(rest[field] for field in left))
+            return tuple.__new__(cls, values)
+
+        @classmethod
+        def _make(cls, values):
+            return cls(*values)
+
+        def _replace(self, **changes):
+            return type(self)(**(self._asdict() | changes))
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
+
+        def __repr__(self):
+            return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._asdict().items())})"
+
+        def __getnewargs__(self):
+            return tuple(self)

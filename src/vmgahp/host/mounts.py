@@ -1,7 +1,7 @@
 """The file systems that are mounted, by the kernel's own list: none is asked, for one may hang."""
 
 import os
-from collections.abc import Iterator
+from _collections_abc import Iterator
 
 from vmgahp.host.light import NamedTuple
 

@@ -1,7 +1,7 @@
 """Directories for the sockets of one VM, outside of the scratch directory."""
 
 import os
-from collections.abc import Iterable, Iterator
+from _collections_abc import Iterable, Iterator
 from stat import S_ISDIR
 
 from vmgahp.errors import MachineFault

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable
+from _collections_abc import Callable
 
 from vmgahp.errors import Fault
 from vmgahp.host import execute

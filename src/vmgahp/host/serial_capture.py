@@ -17,8 +17,7 @@ whichever user, finds its socket; else in a directory of the caller alone.
 import _socket
 import os
 import select
-import threading
-from collections.abc import Callable
+from _collections_abc import Callable
 from stat import S_ISREG
 from time import monotonic
 
@@ -108,11 +107,11 @@ class ConsoleCapture:
         self.limit = limit
         self._on_error = on_error
         self._noted: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._closed = False
         self._buffer = memoryview(bytearray(CHUNK))
         self._tail = bytearray()
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
 
     def _look_at_output(self) -> None:
         before = os.fstat(self._output)

@@ -5,7 +5,7 @@ would do; or by a list in vm_type itself, with requirements that match machines 
 has both.
 """
 
-from collections.abc import Sequence
+from _collections_abc import Sequence
 
 from vmgahp import errors
 from vmgahp.errors import JobFault

@@ -6,8 +6,8 @@ evaluates all that there are, once. From then on an attribute is a value and not
 policy, for the drivers and in every message.
 """
 
+from _collections_abc import Iterable, Mapping
 from _thread import allocate_lock
-from collections.abc import Iterable, Mapping
 
 from vmgahp import errors
 from vmgahp.errors import ClientFault, JobFault

@@ -5,7 +5,7 @@ went to. `Totals` adds up what came before, so that the last line of ``vm_metric
 has used in all.
 """
 
-from collections.abc import Iterator, Mapping
+from _collections_abc import Iterator, Mapping
 
 from vmgahp.host.light import NamedTuple
 from vmgahp.lifecycle import State

@@ -6,9 +6,9 @@ looked at and not believed. The format is in docs/reference/metrics.md.
 """
 
 import os
+from _collections_abc import Callable, Mapping
 from _json import encode_basestring_ascii as quoted
 from _thread import allocate_lock
-from collections.abc import Callable, Mapping
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity

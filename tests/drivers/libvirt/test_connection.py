@@ -17,6 +17,7 @@ from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import connection as connections
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host import threads
 
 CALLS = 1000
 """Of which about five had to wait."""
@@ -158,18 +159,18 @@ def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(
 ) -> None:
     assert way.call(lambda opened: opened.getType()) == "TEST"
 
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(_thread: threads.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads.Thread, "start", refuse)
     assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
 
 
 def test_where_no_thread_can_start_to_open_a_connection_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(_thread: threads.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threads.Thread, "start", refuse)
     with pytest.raises(errors.MachineFault, match="out of resources"):
         LibvirtConnection("test:///default", pytest.fail).call(lambda opened: opened.getType())
 

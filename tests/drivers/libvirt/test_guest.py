@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import stat
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +37,7 @@ from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, screenshot
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 from vmgahp.metrics import Usage
 
@@ -404,12 +404,12 @@ def test_a_picture_that_is_too_large_is_not_kept(
 def test_where_no_thread_can_start_a_picture_holds_no_end_up(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(_thread: threads.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     said: list[str] = []
     with contextlib.closing(LibvirtConnection("test:///default", said.append)) as way:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(threads.Thread, "start", refuse)
         screenshot.Screenshot(way, "test", "", str(scratch), user, said.append).take()
     assert "no thread for the screenshot of test" in said[0]
 

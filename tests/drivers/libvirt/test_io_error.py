@@ -17,6 +17,7 @@ from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import io_error
 from vmgahp.drivers.libvirt.connection import Watch
 from vmgahp.drivers.libvirt.io_error import STALLED, IoErrors
+from vmgahp.host import threads
 
 RUNNING = (libvirt.VIR_DOMAIN_RUNNING, 5)
 PAUSED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, 1)
@@ -228,11 +229,11 @@ def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
 
 
 def test_a_machine_without_threads_is_tried_at_the_next_look(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def refuse(_: threads.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", refuse)
+        full.setattr(threads.Thread, "start", refuse)
         scene.errors.seen()
         assert not scene.errors.under_way
     scene.domain.room = True

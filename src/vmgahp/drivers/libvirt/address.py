@@ -1,6 +1,6 @@
 """The IP address of a guest, as libvirt or this host knows it."""
 
-from collections.abc import Callable
+from _collections_abc import Callable
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt

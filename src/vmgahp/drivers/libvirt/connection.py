@@ -4,15 +4,14 @@ A transient domain and its QEMU live on while libvirtd restarts, so a lost conne
 the VM: the call is made again on a new connection, for as long as `RECONNECT_DEADLINE`.
 """
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from _collections_abc import Callable, Iterator
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.host import threads
+from vmgahp.host.light import contextmanager, suppress
 from vmgahp.job import exit_code
 
 TYPE_CHECKING = False
@@ -76,9 +75,9 @@ class Watch:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.gone = threading.Event()
+        self.gone = threads.Flag()
         """Set when the domain stops; cleared by who starts it again."""
-        self.resumed = threading.Event()
+        self.resumed = threads.Flag()
         """Set when its CPUs begin to run, or when it stops instead; cleared by who lets it run."""
         self.was_saved = False
         """It stopped because its memory was written to a file."""
@@ -98,7 +97,7 @@ class Watch:
 class _EventLoop:
     """libvirt's default event loop in one thread of this process; keep-alive and events need it."""
 
-    _lock = threading.Lock()
+    _lock = threads.Lock()
     _running = False
 
     @classmethod
@@ -125,7 +124,7 @@ class _Errand:
     """
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self._ended = threading.Event()
+        self._ended = threads.Flag()
         self._work = work
         threads.start(name, self._run)
 
@@ -177,7 +176,7 @@ class _Way:
 
     def close(self) -> None:
         """Close the connection, and with it its descriptors: a callback that is registered would keep them."""
-        with contextlib.suppress(libvirt.libvirtError):  # it is dead already
+        with suppress(libvirt.libvirtError):  # it is dead already
             try:
                 if self._callback >= 0:
                     self.connection.domainEventDeregisterAny(self._callback)
@@ -202,7 +201,7 @@ class LibvirtConnection:
         self.deadline = RECONNECT_DEADLINE
         """Seconds for which a call keeps trying to reach libvirtd."""
         self._log = log
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._idle: list[_Way] = []
         self._ears: _Way | None = None
         """The one that hears of events, idle or not."""
@@ -273,12 +272,12 @@ class LibvirtConnection:
             for way in ways:
                 way.close()
 
-        with contextlib.suppress(errors.MachineFault):  # they are closed with the process
+        with suppress(errors.MachineFault):  # they are closed with the process
             return _Errand("libvirt-close", say_farewell).wait(seconds)
         return True
 
     def _repeat(self, function: "Callable[[libvirt.virConnect], Result]", end: float) -> "Result":
-        pause = threading.Event()
+        pause = threads.Flag()
         while True:
             with self._way(end) as way:
                 try:
@@ -293,7 +292,7 @@ class LibvirtConnection:
                     self._log(f"the connection to libvirt was lost, opening it again: {error}")
             pause.wait(RETRY_INTERVAL)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _way(self, end: float) -> Iterator[_Way]:
         """A live connection that nobody else has, opened first where there is none. Raises `errors.MachineFault`."""
         way = self._take(end)
@@ -305,7 +304,7 @@ class LibvirtConnection:
             self._put_back(way)
 
     def _take(self, end: float) -> _Way:
-        pause = threading.Event()
+        pause = threads.Flag()
         refused: BaseException | None = None
         while True:
             with self._lock:

@@ -1,6 +1,6 @@
 """Whose fault an error of libvirt is, by the rules of `fault_table`."""
 
-from collections.abc import Iterable
+from _collections_abc import Iterable
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt

@@ -1,22 +1,20 @@
 """One domain of libvirt: how it is found, asked, told, and made to run."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from _collections_abc import Callable, Iterable, Iterator
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.libvirt.disk_files import DiskFiles
+from vmgahp.host.light import contextmanager, nullcontext, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
+
+    from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
     Result = TypeVar("Result")
 

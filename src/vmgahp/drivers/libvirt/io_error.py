@@ -5,16 +5,15 @@ when the guest is resumed (libvirt's ``error_policy``): so it goes on, with noth
 Nobody but the machine's users can tell whether there will be, and whether there is shows best by trying.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from _collections_abc import Callable, Iterator
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest
 from vmgahp.host import threads
+from vmgahp.host.light import contextmanager
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a guest is tried again, the first time and at most; each pause is twice the one before."""
@@ -42,13 +41,13 @@ class IoErrors:
         self._name = guest.name
         self._give_up = give_up
         self._log = log
-        self._changed = threading.Condition()
-        self._attempt = threading.Lock()
+        self._changed = threads.Condition()
+        self._attempt = threads.Lock()
         """Held while the guest is resumed."""
         self._seen = 0
         self._held = False
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._problem = "an error of a disk"
 
     @property

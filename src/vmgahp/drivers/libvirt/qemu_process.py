@@ -2,7 +2,7 @@
 
 import os
 import select
-from collections.abc import Iterator
+from _collections_abc import Iterator
 
 from vmgahp.host.light import signal
 

@@ -1,7 +1,7 @@
 """One domain of libvirt that was started: how it is, paused, ended; all that a server does itself."""
 
 import time
-from collections.abc import Callable
+from _collections_abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Deadlines, Logger

@@ -5,10 +5,8 @@ it for as long as its VM lives: `vmgahp.drivers.libvirt.worker` does it, in a pr
 """
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from _collections_abc import Callable, Iterator, Sequence
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -22,10 +20,11 @@ from vmgahp.drivers.libvirt.stats import cpu_seconds
 from vmgahp.drivers.libvirt.under_way import StartUnderWay, ended_without_answer
 from vmgahp.drivers.libvirt.uri import connection_for
 from vmgahp.drivers.resources import Later, Resources
-from vmgahp.host import helper
+from vmgahp.host import helper, threads
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.helper import Helper, HungUp, Message
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import contextmanager, suppress
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Usage
@@ -62,7 +61,7 @@ class ServedDriver(Driver):
         if self.connection.uri.startswith(IN_PROCESS):
             self._whole = self._make_whole()
         self._starting: tuple[StartUnderWay, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._server_ends = False
 
     def start(self, job: JobAd) -> Machine:

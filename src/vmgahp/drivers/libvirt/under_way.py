@@ -1,12 +1,11 @@
 """A start that a helper is at, and what is said of a helper that ends in the middle of something."""
 
-import threading
-from contextlib import suppress
-
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.lifecycle import OVERRULE_SECONDS
+from vmgahp.host import threads
 from vmgahp.host.helper import Helper, HungUp
+from vmgahp.host.light import suppress
 from vmgahp.metrics import Status
 
 
@@ -15,7 +14,7 @@ class StartUnderWay(Machine):
 
     def __init__(self, name: str, work: Helper) -> None:
         self.name = name
-        self.over = threading.Event()
+        self.over = threads.Flag()
         self._work = work
 
     def interrupt(self) -> None:

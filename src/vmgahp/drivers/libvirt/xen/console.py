@@ -2,7 +2,6 @@
 
 import os
 import select
-import threading
 from collections.abc import Callable
 
 from vmgahp.host import threads
@@ -19,7 +18,7 @@ class PtyCapture(ConsoleCapture):
     def __init__(self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]) -> None:
         """As `ConsoleCapture`, for this process's own use."""
         super().__init__(path, open_output, limit, on_error)
-        self._reader: threading.Thread | None = None
+        self._reader: threads.Thread | None = None
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._terminal = ""
 
