@@ -107,3 +107,17 @@ def test_a_helper_that_cannot_be_started_is_the_machines_fault(monkeypatch: pyte
     with pytest.raises(MachineFault, match="No helper process can be started"):
         Helper("module")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_helper_that_was_started_ahead_is_the_one_that_begins_or_is_gone(module: str) -> None:
+    with helper.Ahead(module):
+        [ahead] = helper._ahead.values()
+        begun = helper.begin(module)
+        assert begun is ahead
+    begun.dismiss(0)
+    with helper.Ahead(module):
+        [left] = helper._ahead.values()
+    assert not helper._ahead
+    assert not os.path.exists(f"/proc/{left._pid}")
+    with helper.Ahead(""):
+        assert not helper._ahead

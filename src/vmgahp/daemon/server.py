@@ -254,21 +254,30 @@ class Server:
             call.job.evaluate_as(self._identity)
         self._claim_directory(call)
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
-        driver = self._get_driver(call.job)
+        from vmgahp.host import helper
+        from vmgahp.vm_types import HELPERS
+
+        # It loads what it needs while this process loads the driver.
+        with helper.Ahead(HELPERS.get(self.session.vm_type, "") if self._driver is None else ""):
+            machine = self._started(call.job)
+        self._machines[call.vm.id] = machine
+        if self._ending:
+            self._destroy(machine)
+
+    def _started(self, job: "JobAd") -> "Machine":
+        """Have the driver start the job's VM. Raises `errors.Fault`."""
+        driver = self._get_driver(job)
         assert self._settings is not None
         assert self._identity is not None
         from vmgahp.host import scratch  # before the first reply it would cost too much
 
         with self._identity.at_hand():
-            scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
+            scratch.forget(self._identity, job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS"):
                 from vmgahp.hooks import policy
 
-                policy.require(self._settings, call.job)
-            machine = driver.start(call.job)
-        self._machines[call.vm.id] = machine
-        if self._ending:
-            self._destroy(machine)
+                policy.require(self._settings, job)
+            return driver.start(job)
 
     def _claim_directory(self, call: Call) -> None:
         """See that no other VM has the scratch directory: each would overwrite what the other saves and prints."""

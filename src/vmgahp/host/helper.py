@@ -11,7 +11,7 @@ import marshal
 import os
 import select
 import sys
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.light import signal
@@ -164,6 +164,36 @@ class Helper(Channel):
         with self._ending:
             os.close(self._process)
             self._process = -1
+
+
+class Ahead:
+    """While this is entered, this thread's next `begin` finds its helper there already, which has begun to load."""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: str) -> None:
+        """An empty `module` is none."""
+        self._module = module
+
+    def __enter__(self) -> None:
+        if self._module:
+            try:
+                _ahead[get_ident(), self._module] = Helper(self._module)
+            except (OSError, MachineFault):
+                return  # `begin` says what is lacking
+
+    def __exit__(self, *_: object) -> None:
+        left = _ahead.pop((get_ident(), self._module), None)
+        if left is not None:
+            left.dismiss(0)
+
+
+_ahead: dict[tuple[int, str], Helper] = {}
+
+
+def begin(module: str) -> Helper:
+    """A helper that runs the module. Raises `MachineFault` where there can be none."""
+    return _ahead.pop((get_ident(), module), None) or Helper(module)
 
 
 def in_memory(data: bytes) -> int:

@@ -28,6 +28,7 @@ from vmgahp.host.light import contextmanager, suppress
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Usage
+from vmgahp.vm_types import LIBVIRTS_HELPER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ else:
     Told = dict
 """What a helper says, as plain data."""
 
-WORKER = "vmgahp.drivers.libvirt.worker"
+WORKER = LIBVIRTS_HELPER
 
 IN_PROCESS = "test:"
 """The URIs of libvirt's driver for tests, whose domains are in the memory of the process that makes them."""
@@ -67,7 +68,7 @@ class ServedDriver(Driver):
     def start(self, job: JobAd) -> Machine:
         if self._whole is not None:
             return self._whole.start(job)
-        work = Helper(WORKER)
+        work = helper.begin(WORKER)
         try:
             starting = StartUnderWay(job.vm_name(), work)
             with self._lock:
