@@ -1,4 +1,4 @@
-"""What a server holds for its VM's life of signal, typing and contextlib, without what those modules bring along.
+"""What a server holds of signal, typing and contextlib, without what those modules bring along.
 
 signal makes enumerations of its numbers, typing brings re, contextlib functools, and that collections: together two
 MiB of the memory of each server, and some milliseconds before its first reply. `vmgahp.host.threads` has what there
