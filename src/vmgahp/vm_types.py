@@ -54,9 +54,6 @@ SIMULATED_SWITCH = "VMGAHP_SIMULATED"
 DRIVERS = {row.name: row.driver for row in ROWS}
 SERVED = dict.fromkeys(of("qemu"), "vmgahp.drivers.libvirt.served:ServedDriver")
 """Type -> the driver of a server, where that is another one: it leaves to helpers what is done but once."""
-LIBVIRTS_HELPER = "vmgahp.drivers.libvirt.worker"
-HELPERS = dict.fromkeys(SERVED, LIBVIRTS_HELPER)
-"""Type -> the module of the helper with which a start begins."""
 HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)
 
 QEMU, XEN, VMRUN, VSPHERE, SCRIPT = of("qemu"), of("xen"), of("vmrun"), of("vsphere"), of("script")

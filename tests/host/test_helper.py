@@ -109,15 +109,30 @@ def test_a_helper_that_cannot_be_started_is_the_machines_fault(monkeypatch: pyte
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_helper_that_was_started_ahead_is_the_one_that_begins_or_is_gone(module: str) -> None:
-    with helper.Ahead(module):
-        [ahead] = helper._ahead.values()
-        begun = helper.begin(module)
-        assert begun is ahead
-    begun.dismiss(0)
-    with helper.Ahead(module):
-        [left] = helper._ahead.values()
-    assert not helper._ahead
-    assert not os.path.exists(f"/proc/{left._pid}")
-    with helper.Ahead(""):
-        assert not helper._ahead
+def test_a_spare_is_taken_once_and_one_that_has_ended_is_not(module: str) -> None:
+    spare = helper.Spare(module)
+    spare.get_ready()
+    spare.get_ready()
+    first, second = spare.take(), spare.take()
+    assert first._pid != second._pid
+    first.dismiss(0)
+    second.dismiss(0)
+    spare.get_ready()
+    ready = spare._helper
+    assert ready is not None
+    ready.kill()
+    assert ready.has_ended(10)
+    taken = spare.take()
+    assert taken is not ready
+    taken.dismiss(0)
+
+
+def test_a_spare_that_nobody_takes_is_gone_with_its_server(module: str) -> None:
+    spare = helper.Spare(module)
+    spare.get_ready()
+    ready = spare._helper
+    assert ready is not None
+    spare.close()
+    assert not os.path.exists(f"/proc/{ready._pid}")
+    spare.get_ready()
+    assert spare._helper is None

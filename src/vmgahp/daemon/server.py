@@ -19,6 +19,7 @@ from vmgahp.host.light import signal
 from vmgahp.log import Log
 from vmgahp.protocol.calls import Call
 from vmgahp.protocol.session import Session
+from vmgahp.vm_types import SERVED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Server:
         self.working_dir = working_dir
         self.log = Log()
         self.session = Session(vm_type, self.log.always, self.log.debug)
+        self.session.expect_start = self._expect_start
         self._environ = environ
         self._to_stderr = to_stderr
         self._pipes = ClientPipes()
@@ -254,30 +256,21 @@ class Server:
             call.job.evaluate_as(self._identity)
         self._claim_directory(call)
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
-        from vmgahp.host import helper
-        from vmgahp.vm_types import HELPERS
-
-        # It loads what it needs while this process loads the driver.
-        with helper.Ahead(HELPERS.get(self.session.vm_type, "") if self._driver is None else ""):
-            machine = self._started(call.job)
-        self._machines[call.vm.id] = machine
-        if self._ending:
-            self._destroy(machine)
-
-    def _started(self, job: "JobAd") -> "Machine":
-        """Have the driver start the job's VM. Raises `errors.Fault`."""
-        driver = self._get_driver(job)
+        driver = self._get_driver(call.job)
         assert self._settings is not None
         assert self._identity is not None
         from vmgahp.host import scratch  # before the first reply it would cost too much
 
         with self._identity.at_hand():
-            scratch.forget(self._identity, job.working_dir(), self.log.always, ERROR_FILE)
+            scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS"):
                 from vmgahp.hooks import policy
 
-                policy.require(self._settings, job)
-            return driver.start(job)
+                policy.require(self._settings, call.job)
+            machine = driver.start(call.job)
+        self._machines[call.vm.id] = machine
+        if self._ending:
+            self._destroy(machine)
 
     def _claim_directory(self, call: Call) -> None:
         """See that no other VM has the scratch directory: each would overwrite what the other saves and prints."""
@@ -300,16 +293,45 @@ class Server:
             raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
         assert self._settings is not None
         assert self._identity is not None
-        from vmgahp.drivers import base
         from vmgahp.drivers.machine_types import type_for
 
         vm_type = type_for(job, self.session.vm_type, self._settings)
         with self._driver_lock:
-            if self._driver is None:
-                found = base.find(vm_type, to_serve=True)
-                self._driver = found(vm_type, self._settings, self._identity, self.log.always)
+            if self._sampler is None:
                 self._sampler = self._make_sampler(self._settings, self._identity)
-            return self._driver
+            return self._load_driver(vm_type, self._settings, self._identity)
+
+    def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
+        """Under `_driver_lock`. Raises `errors.MachineFault`."""
+        from vmgahp.drivers import base
+
+        if self._driver is None:
+            self._driver = base.find(vm_type, to_serve=True)(vm_type, settings, identity, self.log.always)
+        return self._driver
+
+    def _expect_start(self) -> None:
+        """A client has come: get ready for its VM meanwhile."""
+        from vmgahp.host import threads  # here, in the main thread, as in `_begin`
+
+        self.session.expect_start = lambda: None
+        try:
+            threads.start("getting ready", self._get_ready)
+        except errors.MachineFault:
+            pass  # the START does it, or says so
+
+    def _get_ready(self) -> None:
+        with self._configuring:
+            pass
+        if self._settings is None or self._identity is None:
+            return
+        try:
+            vm_type = self._settings.string("VM_TYPE").lower() or self.session.vm_type
+            if vm_type in SERVED:
+                with self._driver_lock:
+                    driver = self._load_driver(vm_type, self._settings, self._identity)
+                driver.get_ready()
+        except errors.Fault as fault:
+            self.log.debug(f"not ready for a START: {fault.problem}")  # which says so again
 
     def _make_sampler(self, settings: "config.Settings", identity: Identity) -> "Sampler | None":
         """None where no figures are wanted, and where that setting makes no sense: no job fails for want of them."""

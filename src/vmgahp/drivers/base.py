@@ -121,6 +121,9 @@ class Driver(ABC):
         self.identity = identity
         self.log = log
 
+    def get_ready(self) -> None:  # noqa: B027 - most have nothing that takes long
+        """A client has come who is about to start a VM: begin with what takes time. May be called while one starts."""
+
     @abstractmethod
     def start(self, job: JobAd) -> Machine:
         """Start the job's VM; when it returns the guest runs.

@@ -11,7 +11,7 @@ import marshal
 import os
 import select
 import sys
-from _thread import allocate_lock, get_ident
+from _thread import allocate_lock
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.light import signal
@@ -166,34 +166,37 @@ class Helper(Channel):
             self._process = -1
 
 
-class Ahead:
-    """While this is entered, this thread's next `begin` finds its helper there already, which has begun to load."""
-
-    __slots__ = ("_module",)
+class Spare:
+    """A helper that is started before it is needed, and loads its modules meanwhile."""
 
     def __init__(self, module: str) -> None:
-        """An empty `module` is none."""
         self._module = module
+        self._lock = allocate_lock()
+        self._helper: Helper | None = None
+        self._is_over = False
 
-    def __enter__(self) -> None:
-        if self._module:
-            try:
-                _ahead[get_ident(), self._module] = Helper(self._module)
-            except (OSError, MachineFault):
-                return  # `begin` says what is lacking
+    def get_ready(self) -> None:
+        """Have one at hand. Raises `MachineFault`."""
+        with self._lock:
+            if self._helper is None and not self._is_over:
+                self._helper = Helper(self._module)
 
-    def __exit__(self, *_: object) -> None:
-        left = _ahead.pop((get_ident(), self._module), None)
-        if left is not None:
-            left.dismiss(0)
+    def take(self) -> Helper:
+        """The one at hand, or a new one where there is none that lives. Raises `MachineFault`."""
+        with self._lock:
+            taken, self._helper = self._helper, None
+        if taken is not None and taken.has_ended(0):
+            taken.dismiss(0)
+            taken = None
+        return taken or Helper(self._module)
 
-
-_ahead: dict[tuple[int, str], Helper] = {}
-
-
-def begin(module: str) -> Helper:
-    """A helper that runs the module. Raises `MachineFault` where there can be none."""
-    return _ahead.pop((get_ident(), module), None) or Helper(module)
+    def close(self) -> None:
+        """None is needed any more."""
+        with self._lock:
+            self._is_over = True
+            if self._helper is not None:
+                self._helper.dismiss(0)
+                self._helper = None
 
 
 def in_memory(data: bytes) -> int:

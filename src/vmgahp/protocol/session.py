@@ -54,13 +54,13 @@ class Session:
         self.request_timeout = REQUEST_TIMEOUT
         """Seconds that the client waits for a result; every request is answered a little sooner."""
         self.vms: dict[int, Vm] = {}
-        self._log = log
-        self._debug = debug
+        self._log, self._debug = log, debug
+        self.expect_start: Callable[[], None] = lambda: None
+        """Called when a client wants to be told of results: it is about to start a VM."""
         self._reader = wire.LineReader()
         self._output = bytearray()
         self._calls: list[Call] = []
-        self._async_mode = True
-        self._signalled = False
+        self._async_mode, self._signalled = True, False
         self._results: list[bytes] = []
         self._starts: dict[int, Call] = {}
         self._asked: dict[int, Call] = {}
@@ -188,8 +188,8 @@ class Session:
         self._output += b"S\n"
 
     def _do_async_mode_on(self) -> None:
-        self._async_mode = True
-        self._signalled = False
+        self._async_mode, self._signalled = True, False
+        self.expect_start()
         self._accept()
 
     def _do_async_mode_off(self) -> None:

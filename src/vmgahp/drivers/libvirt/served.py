@@ -22,13 +22,12 @@ from vmgahp.drivers.libvirt.uri import connection_for
 from vmgahp.drivers.resources import Later, Resources
 from vmgahp.host import helper, threads
 from vmgahp.host.guardian import Guardian
-from vmgahp.host.helper import Helper, HungUp, Message
+from vmgahp.host.helper import Helper, HungUp, Message, Spare
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import contextmanager, suppress
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Usage
-from vmgahp.vm_types import LIBVIRTS_HELPER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ else:
     Told = dict
 """What a helper says, as plain data."""
 
-WORKER = LIBVIRTS_HELPER
+WORKER = "vmgahp.drivers.libvirt.worker"
 
 IN_PROCESS = "test:"
 """The URIs of libvirt's driver for tests, whose domains are in the memory of the process that makes them."""
@@ -64,11 +63,16 @@ class ServedDriver(Driver):
         self._starting: tuple[StartUnderWay, ...] = ()
         self._lock = threads.Lock()
         self._server_ends = False
+        self._spare = Spare(WORKER)
+
+    def get_ready(self) -> None:
+        if self._whole is None:
+            self._spare.get_ready()
 
     def start(self, job: JobAd) -> Machine:
         if self._whole is not None:
             return self._whole.start(job)
-        work = helper.begin(WORKER)
+        work = self._spare.take()
         try:
             starting = StartUnderWay(job.vm_name(), work)
             with self._lock:
@@ -104,6 +108,7 @@ class ServedDriver(Driver):
         if self._whole is not None:
             self._whole.close()
         self.connection.close()
+        self._spare.close()
 
     def order(self) -> Told:
         """What every helper must know."""
