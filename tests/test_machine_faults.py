@@ -96,6 +96,7 @@ PLACES = {
     "drivers/libvirt/under_way.py:StartUnderWay.destroy": (1, LATER),
     "drivers/libvirt/under_way.py:ended_without_answer": (1, LACKING),
     "drivers/libvirt/worker.py:VmHelper._fault": (1, BUG),
+    "drivers/libvirt/worker.py:VmHelper._unable": (1, LATER),
     "drivers/libvirt/xen/__init__.py:XenDriver._domain_type": (1, HYPERVISOR),
     "drivers/libvirt/xen/libxl_log.py:LibxlLog.judge": (2, HYPERVISOR),
     "drivers/libvirt/xen/loop_device.py:attach": (1, LACKING),

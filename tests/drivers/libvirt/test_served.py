@@ -1,11 +1,13 @@
 """What a server of VMs under libvirt has in its memory, and what it leaves to helpers."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from vmgahp import errors
+from vmgahp import __version__, errors
+from vmgahp.host.helper import Helper, in_memory
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, Odd
 
@@ -56,3 +58,23 @@ def test_a_fault_of_a_kind_of_its_own_blames_as_before() -> None:
         pass
 
     assert type(errors.of_plain(errors.plain(Lost("It is lost.")))) is errors.HypervisorFault
+
+
+@pytest.mark.parametrize("version", [__version__, "0.0.9"])
+def test_a_vm_that_cannot_be_taken_up_is_refused_in_words(version: str) -> None:
+    """As after an upgrade of this package: the VM runs on, and what is told names both versions."""
+    pytest.importorskip("libvirtmod")
+    work = Helper("vmgahp.drivers.libvirt.worker")
+    kept = in_memory(b"of another time")
+    try:
+        work.send("take up", {"version": version, "groups": []}, [kept])
+        work.send("save", {"arguments": ("SUSPEND",), "state": "Running", "usage": 0.0})
+        while (message := work.receive()).word == "log":
+            pass
+        assert message.word == "refused"
+        fault = errors.of_plain(message.data)  # type: ignore[arg-type]
+        assert (f"vmgahp {version} has started this VM" in fault.problem) == (version != __version__)
+        assert isinstance(fault, errors.MachineFault)
+    finally:
+        os.close(kept)
+        work.dismiss(10)

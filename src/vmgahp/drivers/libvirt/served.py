@@ -8,7 +8,7 @@ import os
 import time
 from _collections_abc import Callable, Iterator, Sequence
 
-from vmgahp import errors
+from vmgahp import __version__, errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.drivers.exit_record import ExitPort
@@ -113,6 +113,7 @@ class ServedDriver(Driver):
     def order(self) -> Told:
         """What every helper must know."""
         return {
+            "version": __version__,
             "vm_type": self.vm_type,
             "settings": self.settings.given(),
             "user": (self.identity.uid, self.identity.gid),
@@ -407,6 +408,8 @@ class ServedMachine(RunningMachine):
                     work.send("go" if refusal is None else "stop")
                 case "kept", _:
                     self._learn(message)
+                case "refused", words:
+                    raise errors.of_plain(words)  # type: ignore[arg-type]
                 case "done" | "fault" as outcome, dict(told):
                     self._learn(message)
                     if refusal is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from vmgahp import errors, lifecycle
+from vmgahp import __version__, errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import running
 from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints
@@ -92,7 +92,10 @@ class VmHelper:
                 case "start", dict(told):
                     self._start(told)
                 case "take up", dict(told):
-                    self._take_up(told, order.descriptors)
+                    try:
+                        self._take_up(told, order.descriptors)
+                    except Exception as error:  # noqa: BLE001 - the server waits for an answer
+                        return self._channel.send("refused", errors.plain(self._unable(error, told["version"])))
                 case str(what), dict(told):
                     self._do(what, told)
 
@@ -267,6 +270,8 @@ class VmHelper:
                     machine.restore(lambda: self.wait_for_leave("made"))
                 case ("keep_saved" | "write_manifest" | "set_aside" | "put_back" | "forget_saved") as name, ():
                     getattr(machine, name)()
+                case _:
+                    raise ValueError(f"nobody knows how to {what}")
         except BaseException as error:  # noqa: BLE001 - the server waits for an answer
             self._tell("fault", {"fault": errors.plain(self._fault(error, what))})
         else:
@@ -304,6 +309,15 @@ class VmHelper:
     def _common(told: Told) -> tuple[str, Settings, Identity]:
         values, where = told["settings"]
         return told["vm_type"], Settings(values, where), Identity(*told["user"])
+
+    def _unable(self, error: Exception, version: str) -> errors.Fault:
+        """Why a VM cannot be taken up, which runs on: perhaps another version of this package has started it."""
+        if version == __version__:
+            return self._fault(error, "what was kept of the VM")
+        return errors.MachineFault(
+            f"vmgahp {version} has started this VM, and vmgahp {__version__} of now cannot take it up: {error}.",
+            f"the VM runs on; install {version} again for as long as it does.",
+        )
 
     def _fault(self, error: BaseException, what: str) -> errors.Fault:
         if isinstance(error, errors.Fault):
