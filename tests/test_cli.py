@@ -141,7 +141,8 @@ def test_a_server_with_a_vm_holds_little_of_the_standard_library() -> None:
     """For as long as its VM lives: whoever adds a module here adds to the memory of each server of a pool."""
     modules = ", ".join(f"vmgahp.{name}" for name in HELD)
     code = f"before = set(sys.modules); import {modules}; print(*sorted(set(sys.modules) - before))"
-    assert beside_ours(loaded(code)) == ["_json", "_queue", "_socket", "fcntl", "libvirtmod", "pyexpat", "select"]
+    # Which of them are built into the interpreter differs.
+    assert {"_json", "_queue", "_socket", "fcntl", "libvirtmod", "pyexpat", "select"} >= set(beside_ours(loaded(code)))
 
 
 @pytest.mark.parametrize(

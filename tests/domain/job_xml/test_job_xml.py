@@ -17,7 +17,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import job_xml
-from vmgahp.domain.job_xml import allow_list, sanitize
+from vmgahp.domain.job_xml import allow_list, boot_files, sanitize
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
@@ -265,7 +265,7 @@ def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
     assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>link</kernel></os>"))
     assert "no kernel" in job.refused(a_domain(rest="<os><initrd>initrd.img</initrd></os>"))
     with (job.scratch / "vmlinuz").open("r+b") as file:
-        file.truncate(job_xml.boot_files.LARGEST + 1)
+        file.truncate(boot_files.LARGEST + 1)
     assert "MiB can be booted" in job.refused(a_domain(rest="<os><kernel>vmlinuz</kernel></os>"))
 
 
@@ -275,14 +275,14 @@ def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
     (job.scratch / "vmlinuz").write_bytes(b"kernel")
     (job.scratch / "vmlinuz").chmod(0o600)
     files = {"kernel": "vmlinuz"}
-    paths = job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+    paths = boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
     assert paths == {"kernel": str(room / "kernel")}
     assert (room / "kernel").read_bytes() == b"kernel"
     assert (room / "kernel").stat().st_mode & 0o777 == 0o400
-    job_xml.boot_files.remove(str(room))
+    boot_files.remove(str(room))
     assert not room.exists()
     with pytest.raises(errors.MachineFault):
-        job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+        boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
 
 
 @pytest.mark.parametrize("then", ["nothing", "a link", "a FIFO", "a directory"])
@@ -293,7 +293,7 @@ def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
     room.mkdir()
     kernel = job.scratch / "vmlinuz"
     domain = etree.fromstring("<domain><os><kernel>vmlinuz</kernel></os></domain>")
-    files = job_xml.boot_files.names(domain, FILE, str(job.scratch), WHO)
+    files = boot_files.names(domain, FILE, str(job.scratch), WHO)
     kernel.unlink()
     match then:
         case "a link":
@@ -303,7 +303,7 @@ def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
         case "a directory":
             kernel.mkdir()
     with pytest.raises(errors.JobFault, match="vmlinuz"):
-        job_xml.boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+        boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
     assert not room.exists()
 
 
