@@ -17,6 +17,7 @@ from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp import errors
 from vmgahp.daemon import server
 from vmgahp.protocol import transcript, wire
+from vmgahp.testing.subject import until
 
 
 def start(peer: Peer, scratch: Path, *more: str) -> list[str]:
@@ -144,8 +145,10 @@ def test_something_else_of_that_name_holds_up_no_start(peer: Peer, scratch: Path
 
 def test_two_vms_do_not_share_a_scratch_directory(peer: Peer, scratch: Path) -> None:
     gate = scratch.parent / "start"
+    (scratch / server.ERROR_FILE).write_text("of an earlier start")
     peer.send_ad(*simulated_ad(scratch, f'Simulated_START_Gate = "{gate}"'))
     first = peer.request("START", "simulated")
+    until(lambda: not (scratch / server.ERROR_FILE).exists(), "the first one has the directory")
     same = scratch.parent / "other" / ".." / scratch.name
     (scratch.parent / "other").mkdir()
     assert start(peer, same, "ProcId = 4") == ["1", errors.VM_INVALID_OPERATION]
