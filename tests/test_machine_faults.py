@@ -43,6 +43,7 @@ PLACES = {
     "config/__init__.py:Settings._evaluate": (1, SETTING),
     "config/sources.py:_ask": (1, SETTING),
     "config/sources.py:_from_bindings": (1, SETTING),
+    "config/sources.py:_require_short": (1, SETTING),
     "config/sources.py:ask_tool": (3, SETTING),
     "config/sources.py:entries": (1, SETTING),
     "config/sources.py:expand": (1, SETTING),

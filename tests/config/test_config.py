@@ -285,6 +285,19 @@ def test_a_circle_is_named(from_text, text):
         from_text(text)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["VM_TYPE = kvm", *["VM_TYPE = $(VM_TYPE)$(VM_TYPE)"] * 25],
+        ["A0 = kvm", *[f"A{number + 1} = $(A{number})$(A{number})" for number in range(25)], "VM_TYPE = $(A25)"],
+    ],
+    ids=["itself", "another"],
+)
+def test_a_value_that_doubles_is_named_before_it_fills_the_memory(from_text, lines):
+    with pytest.raises(MachineFault, match=r"has more than 65536 characters"):
+        from_text("\n".join(lines))
+
+
 @given(st.text(st.sampled_from("VM_TYPE=$():\\\n # aB.\"'")))
 def test_no_file_raises_anything_but_a_fault(text):
     with contextlib.suppress(MachineFault):

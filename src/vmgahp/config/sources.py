@@ -38,6 +38,8 @@ _UPPER = {letter: letter - 32 for letter in range(ord("a"), ord("z") + 1)}
 
 DEADLINE = 10.0
 """Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
+LONGEST_VALUE = 1 << 16
+"""Characters of a value in which each $(NAME) has been replaced."""
 LONGEST_CONFIGURATION = 1 << 20
 """Bytes."""
 
@@ -300,6 +302,7 @@ def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, 
     for number, name, value in logical_lines(text, path):
         while (own := value.translate(_UPPER).find(f"$({name})")) >= 0:  # the value that the name had so far
             value = value[:own] + table.get(name, "").replace(f"$({name})", "") + value[own + len(name) + 3 :]
+            _require_short(value, f"{name} ({path}, line {number})")
         table[name] = value
         origin[name] = f"{path}, line {number}"
     set_there = overrides(environ)
@@ -362,7 +365,17 @@ def expand(value: str, table: Mapping[str, str], what: str, depth: int = 0) -> s
         else:
             found = table.get(f"{SUBSYSTEM}.{name}") or table.get(name) or default
             result += expand(found, table, what, depth + 1)
+            _require_short(result, what)
     return result + value[position:]
+
+
+def _require_short(value: str, what: str) -> None:
+    """Raise `MachineFault` for a value that names others, which name others, until it fills the memory."""
+    if len(value) > LONGEST_VALUE:
+        raise MachineFault(
+            f"{what} has more than {LONGEST_VALUE} characters with each $(NAME) replaced.",
+            "take out the $(NAME) that stands in it many times.",
+        )
 
 
 def _closing(value: str, position: int) -> int:
