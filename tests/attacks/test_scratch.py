@@ -383,7 +383,8 @@ def linked_before_restart(site: Site) -> None:
         site.start()
         site.look_at_the_machine()
         site.restart()
-        remove(site.path("guest.img"))
+        for left in ("guest.img", "vm_checkpoint.mem", "vm_checkpoint.json"):
+            remove(site.path(left))
 
 
 def replace_by_link(site: Site, canary: str) -> None:

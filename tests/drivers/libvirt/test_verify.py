@@ -119,13 +119,25 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
         driver.close()
 
 
-KILLED = """
+HELPER = """
 import os, signal, sys
 from vmgahp.domain import verify
-verify.against_job = lambda *_: (print("paused", flush=True), os.kill(os.getpid(), signal.SIGKILL))
+def killed(*_):
+    print("paused", file=sys.stderr, flush=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+verify.against_job = killed
+from vmgahp.drivers.libvirt import worker
+worker.main()
+"""
+KILLED = f"""
+import sys
+from vmgahp.host import helper
+helper.COMMAND = (sys.executable, "-P", "-c", {HELPER!r})
 from vmgahp.cli import daemon
 sys.exit(daemon(["vmgahp", "-f", "-t", "-M", "3"]))
 """
+"""A server whose helper kills it when the VM is made and does not run yet."""
 
 
 def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
@@ -133,12 +145,12 @@ def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
     lines = ["CLASSAD", *job.ad(), "CLASSAD_END", "CONDOR_VM_START 1 kvm", ""]
     command = [sys.executable, "-P", "-c", KILLED]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environ, cwd=job.scratch, text=True) as process:
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, env=environ, cwd=job.scratch, text=True) as process:
         assert process.stdin
-        assert process.stdout
+        assert process.stderr
         process.stdin.write("\r\n".join(lines))
         process.stdin.flush()
-        assert "paused" in process.stdout.read()
+        assert "paused" in process.stderr.read()
         assert process.wait(60) == -signal.SIGKILL
     until(lambda: job.domain() is None, "the guardian destroys it")
     until(lambda: not [each for each in left_behind(job.name, 0) if "vmgahp" in each], "the guardian ends")

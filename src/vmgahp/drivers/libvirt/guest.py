@@ -58,12 +58,12 @@ class LibvirtGuest:
         return figures
 
     def operate(
-        self, doing: str, function: Callable[[libvirt.virDomain], object], cannot: str = "", seconds: float = 0
-    ) -> None:
+        self, doing: str, function: "Callable[[libvirt.virDomain], Result]", cannot: str = "", seconds: float = 0
+    ) -> "Result":
         """Do something to the domain. Where its hypervisor knows no such thing the client is told `cannot`."""
         self.watch.ours = True
         try:
-            self.call(function, seconds)
+            return self.call(function, seconds)
         except libvirt.libvirtError as error:
             if cannot and faults.is_unsupported(error):
                 raise errors.ClientFault(

@@ -80,13 +80,14 @@ class LibvirtMachine(RunningMachine):
 
     def save(self, operation: str) -> None:
         self.require_saving(operation)
-        self.guest.operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
-        self._require_ours()
-        _, max_memory, _, _, cpu_nanoseconds = self.guest.call(lambda domain: domain.info())
         # libvirtd itself says what the domain is; what is in the file may have been changed by then.
-        migratable = libvirt.VIR_DOMAIN_XML_MIGRATABLE
-        self.saved_xml = self.guest.call(lambda domain: domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | migratable))
-        self.description = self.guest.call(lambda domain: domain.XMLDesc(migratable))
+        whole = libvirt.VIR_DOMAIN_XML_MIGRATABLE
+        secrets = libvirt.VIR_DOMAIN_XML_SECURE | whole
+        asked = self.guest.operate(
+            "saving", lambda domain: (domain.info(), domain.XMLDesc(secrets), domain.XMLDesc(whole))
+        )
+        (_, max_memory, _, _, cpu_nanoseconds), self.saved_xml, self.description = asked
+        self._require_ours()
         self.begin_writing()
         image = self.saver.begin(self.image_of(operation), max_memory)
         self.guest.watch.ours = True

@@ -275,8 +275,7 @@ class ServedMachine(RunningMachine):
     def save(self, operation: str) -> None:
         if self._cannot:
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self._cannot}.")
-        self.guest.operate("saving", lambda _domain: None)  # one that is gone is no fault of the hypervisor's
-        nanoseconds = self.guest.call(lambda domain: domain.info())[4]
+        nanoseconds = self.guest.operate("saving", lambda domain: domain.info())[4]
         self.guest.watch.ours = True
         self.guest.watch.gone.clear()
         try:
