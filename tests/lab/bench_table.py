@@ -69,7 +69,9 @@ NO_COUNTER = (
     " calls of read and write that the server's /proc/PID/io counts."
 )
 PROOF = "What is known of KVM in this boot was removed before."
-KNOWN = "After a probe, as on a machine that was found to run VMs."
+KNOWN = (
+    "After a probe, as on any machine that gets a job, and 0.3 s after ASYNC_MODE_ON: condor_starter takes a second."
+)
 FAMILY = "Of all its processes: the guardian of the VM is included."
 OWN = "Anonymous pages: what no other process shares."
 DATA = "Pages of programs and libraries that were written to: their variables, and addresses that the loader fills in."

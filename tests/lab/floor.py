@@ -50,6 +50,9 @@ class Floor:
             command, number, argument = line.split(b" ")
             self.results.append(b"%s 0 %s\n" % (number, self.result(command[10:], argument)))
             return b"S\nR\n"
+        if line == b"ASYNC_MODE_ON":  # whoever says so is about to start a VM
+            self.connect()
+            return b"S\n"
         if line in (b"CLASSAD_END", b"QUIT"):
             return b"S\n"
         if self.ad is not None:
@@ -78,7 +81,7 @@ class Floor:
 
     def start(self) -> bytes:
         ad = self.ad
-        if self.libvirt is None:
+        if self.libvirt is None:  # nobody said so
             self.connect()
         self.working_dir = ad["VM_WORKING_DIR"]
         disk = os.path.join(self.working_dir, ad["VMPARAM_vm_Disk"].partition(":")[0])

@@ -330,6 +330,7 @@ class Server:
                 with self._driver_lock:
                     driver = self._load_driver(vm_type, self._settings, self._identity)
                 driver.get_ready()
+                from vmgahp.daemon import sampler  # noqa: F401 - it is loaded now and not by the START
         except errors.Fault as fault:
             self.log.debug(f"not ready for a START: {fault.problem}")  # which says so again
 

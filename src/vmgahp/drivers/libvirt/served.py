@@ -80,13 +80,19 @@ class ServedDriver(Driver):
                 if self._server_ends:
                     raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
             try:
-                return self._start(job, work)
+                machine = self._start(job, work)
             finally:
                 with self._lock:
                     self._starting = tuple(each for each in self._starting if each is not starting)
                 starting.over.set()
-        finally:
+        except BaseException:
             work.dismiss(END_SECONDS)
+            raise
+        try:
+            threads.start("the end of a helper", work.dismiss, END_SECONDS)  # which takes 10 ms
+        except errors.MachineFault:
+            work.dismiss(END_SECONDS)
+        return machine
 
     def interrupt(self) -> Sequence[Machine]:
         if self._whole is not None:
