@@ -275,7 +275,8 @@ class Story:
                 status = daemon.begin("STATUS", self.vm)
         when()
         tried = self.fail(fault) if fault else True
-        self.may_be_held = fault == "QEMU: SIGKILL"
+        # Without a point a START may find the disk full when it looks for room.
+        self.may_be_held = fault == "QEMU: SIGKILL" or (fault == "disk: full" and not point)
         self.ended_read_only = fault == "disk: read-only" and operation in ("STOP", *ENDS)
         if self.ends_daemon(fault):
             daemon.points.wait_for("end.begun", 1.0)
