@@ -470,6 +470,14 @@ def test_a_process_id_that_was_used_again_does_not_protect(base, left):
     assert sweep(base) == [disguised]
 
 
+def test_a_process_that_has_ended_and_whose_parent_has_not_asked_does_not_protect(base):
+    code = "import sys; from vmgahp.host.runtime_dir import runtime_dir; print(runtime_dir(sys.argv[1]))"
+    with subprocess.Popen([sys.executable, "-c", code, base], stdout=subprocess.PIPE, text=True) as ended:
+        left = ended.stdout.read().strip()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert sweep(base) == [left]
+
+
 def test_sweeping_touches_nothing_else(base, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()

@@ -154,10 +154,14 @@ def _remove_directory(path: str, uid: int) -> bool:
 
 
 def _birth(pid: int) -> str:
-    """When a process started, in ticks since boot: field 22 of proc_pid_stat(5); "" if there is none."""
+    """When a process started, in ticks since boot: field 22 of proc_pid_stat(5); "" if none lives.
+
+    One that has ended stays there for as long as its parent does not ask how.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The second field is the program's name in brackets, and may hold anything.
-            return stat.read().rpartition(b")")[2].split()[19].decode()
+            fields = stat.read().rpartition(b")")[2].split()
+            return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
     except (OSError, IndexError):
         return ""
