@@ -11,7 +11,7 @@ import errno
 import os
 from _thread import get_ident
 
-from vmgahp.errors import MachineFault, is_perhaps_the_machines
+from vmgahp.errors import Fault, MachineFault, is_perhaps_the_machines
 from vmgahp.host import child, system_calls
 
 TYPE_CHECKING = False
@@ -130,6 +130,17 @@ class Identity:
         of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
         self._in_scratch(directory, old, system_calls.rename_beneath, _components(new), replace)
+
+    def occupied_scratch(self, directory: str, name: str) -> int:
+        """Bytes that the file `name` below `directory` occupies, 0 where the user cannot open it. Raises nothing."""
+        try:
+            descriptor = self.open_scratch(directory, name, os.O_RDONLY)
+        except (OSError, Fault):
+            return 0
+        try:
+            return os.fstat(descriptor).st_blocks * 512
+        finally:
+            os.close(descriptor)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` below `directory` as the user; none being there is success.

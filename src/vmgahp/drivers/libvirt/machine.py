@@ -67,7 +67,7 @@ class LibvirtMachine(RunningMachine):
         return True
 
     def saved_bytes(self) -> int:
-        return self.saver.size(self.image) if self.image else 0
+        return self.saver.identity.occupied_scratch(self.saver.directory, self.image) if self.image else 0
 
     def before_release(self) -> None:
         if self.state is lifecycle.STARTING:

@@ -139,17 +139,6 @@ class Saver:
             raise _unusable(name, self.directory, str(error)) from error
         return descriptor
 
-    def size(self, name: str) -> int:
-        """Bytes that a memory image occupies, 0 where that cannot be seen."""
-        try:
-            descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
-        except (OSError, errors.Fault):
-            return 0
-        try:
-            return os.fstat(descriptor).st_blocks * 512
-        finally:
-            os.close(descriptor)
-
     def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
         """Restore a domain from an open memory image, described by `xml` and not by what the image says.
 

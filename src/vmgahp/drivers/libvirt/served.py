@@ -232,14 +232,7 @@ class ServedMachine(RunningMachine):
         return True
 
     def saved_bytes(self) -> int:
-        try:
-            descriptor = self._driver.identity.open_scratch(self._directory, self._image, os.O_RDONLY)
-        except (OSError, errors.Fault):
-            return 0
-        try:
-            return os.fstat(descriptor).st_blocks * 512
-        finally:
-            os.close(descriptor)
+        return self._driver.identity.occupied_scratch(self._directory, self._image) if self._image else 0
 
     def suspend(self) -> None:
         with self._helped():
