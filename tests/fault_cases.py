@@ -30,6 +30,8 @@ _NETWORK = "JobVMNetworking = true"
 _DISK = "VMPARAM_vm_Disk"
 _MEMORY, _NO_DISK, _BAD_DISK = errors.NO_MEMORY_PARAM, errors.NO_DISK_PARAM, errors.INVALID_DISK_PARAM
 _IMAGE = errors.BAD_IMAGE
+_RUN = "VMPARAM_vm_Run"
+_PROGRAM = f'{_RUN} = "true"'
 
 
 def _job(name: str, wrong: str, *example: str, code: str = errors.MISMATCHED) -> Check:
@@ -48,7 +50,10 @@ OF_THE_JOB = (
     _job("JobVMMemory", "missing", "JobVMMemory = undefined", code=_MEMORY),
     _job("JobVMMemory", "zero or negative", "JobVMMemory = 0", code=_MEMORY),
     _job("JobVMMemory", "more than VM_MEMORY", "JobVMMemory = 1000000", code=_MEMORY),
+    _job("JobVMMemory", "more than the slot has", "JobVMMemory = 64", "RequestMemory = 48", code=_MEMORY),
     _job("JobVM_VCPUS", "more than a VM can have", "JobVM_VCPUS = 256"),
+    _job("JobVM_VCPUS", "more than the slot has", "JobVM_VCPUS = 2", "RequestCpus = 1"),
+    _job("RequestDisk", "less than the VM's disks occupy"),
     _job("JobVMHardwareVT", "not offered here", "JobVMHardwareVT = true"),
     _job("JobVMNetworkingType", "not offered here", _NETWORK, 'JobVMNetworkingType = "bridge"'),
     _job("JobVM_MACADDR", "not an address", _NETWORK, 'JobVM_MACADDR = "52:54"'),
@@ -62,9 +67,19 @@ OF_THE_JOB = (
     _job("VMPARAM_vm_Arch", "not emulated here"),
     _job("VMPARAM_vm_Topology", "not vm_vcpus", 'VMPARAM_vm_Topology = "cores=3"'),
     _job("VMPARAM_vm_TPM", "neither true nor false", 'VMPARAM_vm_TPM = "yes"'),
-    _job("VMPARAM_vm_TPM", "no swtpm here"),
+    _job("VMPARAM_vm_TPM", "no swtpm, swtpm_setup or swtpm_ioctl here"),
     _job("VMPARAM_vm_Share", "not allowed here", "VMPARAM_vm_Share = true"),
+    _job("VMPARAM_vm_Share_Dirs", "no directory of VM_SHARE_DIRS", 'VMPARAM_vm_Share_Dirs = "ref"'),
+    _job("VMPARAM_vm_Share_Dirs", "not for this job (VM_SHARE_DIR_…_IF), or not for its user to read"),
+    _job("VMPARAM_vm_SSH", "not allowed here", _NETWORK, "VMPARAM_vm_SSH = true"),
     _job("VMPARAM_vm_…", "an unknown attribute", 'VMPARAM_vm_Colour = "blue"'),
+    _job(_RUN, "it names no program", f'{_RUN} = ""'),
+    _job(_RUN, "the name of an environment variable is none of a shell's", _PROGRAM, 'Environment = "a.b=1"'),
+    _job(_RUN, "what the program prints is to go to another directory", _PROGRAM, 'Out = "logs/fit.out"'),
+    _job("VMPARAM_vm_Run_Outputs", "a name that leads out of the directory", _PROGRAM, f'{_RUN}_Outputs = "../a"'),
+    _job("VMPARAM_vm_Run_Boot", "there is no such way to begin", _PROGRAM, f'{_RUN}_Boot = "bios"'),
+    _job("VMPARAM_vm_Run_…", "there is no program that it is for", f"{_RUN}_As_Root = true"),
+    _job("VMPARAM_vm_Run_Inputs", "no file that came with the job, a disk of the VM, or a link that leads elsewhere"),
     _job("User", "no name for a VM can be made of it", 'User = "a/b@lab"'),
     _job(_DISK, "missing", f"{_DISK} = undefined", code=_NO_DISK),
     _job(_DISK, "empty", _disk(" , "), code=_NO_DISK),
@@ -95,6 +110,7 @@ OF_THE_JOB = (
     _job(
         "LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, and not when it is tried with a plain one"
     ),
+    _job("LIBVIRT_XML_SCRIPT", "XML of the job's values, or a link of the job's, is in its description"),
     _job("VMPARAM_Libvirt_XML", "missing, or not XML"),
     _job("VMPARAM_Libvirt_XML", "an element or attribute that jobs may not use"),
     _job("VMPARAM_Libvirt_XML", "it contradicts the job ad"),
@@ -119,6 +135,9 @@ OF_THE_MACHINE = (
     _machine("cpu", "QEMU does not start with the CPU of VM_CPU_MODE"),
     _machine("QEMU's user", "VM_RUN_AS_JOB_USER is on, and QEMU needs two groups"),
     _machine("memory images", "one that is packed does not unpack: they are written as they are"),
+    _machine("share", "QEMU is built without 9p or virtiofs, or virtiofsd does not run"),
+    _machine("tpm", "swtpm, swtpm_setup or swtpm_ioctl is not installed, or swtpm does not run"),
+    _machine("limits", "no control groups to limit VMs by"),
     _machine("memory", "VM_MEMORY is not set, or more than there is"),
     _machine("room", "the file system of EXECUTE is full"),
     _machine("network nat", "the network of VM_NAT_NETWORK is not active"),
@@ -129,7 +148,11 @@ OF_THE_MACHINE = (
     _machine("this daemon", "no thread, process or open file is left for a request"),
     _machine("the domain's name", "a persistent domain has it"),
     _machine("qemu-img", "not installed"),
-    _machine("VM_SHARE_SCRATCH", "neither none nor 9p"),
+    _machine("VM_SHARE_SCRATCH", "neither none nor 9p nor virtiofs"),
+    _machine("share dirs", "one of VM_SHARE_DIRS is missing, or not rightly set"),
+    _machine("VM_SHARE_DIRS", "a directory cannot be served, or a condition is no ClassAd expression"),
+    _machine("VM_SSH_PORTS, VM_SSH_ADDRESS", "not a list of ports, or not an address"),
+    _machine("LIBVIRT_XML_SCRIPT", "the probe finds it missing, or others can write it, or no interpreter for it"),
     _machine("LIBVIRT_XML_SCRIPT", "it fails, or prints no domain XML"),
     _machine("policy", "the probe finds it missing, or others can write it"),
     _machine("VM_POLICY_REQUIREMENTS", "not a ClassAd expression"),

@@ -127,11 +127,17 @@ def test_serving_loads_no_hypervisor_library_before_a_start() -> None:
 
 HELD = (
     "daemon.server",
+    "daemon.publisher",
     "daemon.sampler",
     "config.sources",
+    "drivers.libvirt.disk_limits",
     "drivers.libvirt.served",
+    "drivers.libvirt.served_machine",
+    "drivers.libvirt.agent",
     "drivers.machine_types",
     "host.scratch",
+    "host.starter",
+    "job.chirp",
     "job.exit_code",
 )
 

@@ -20,6 +20,7 @@ from vmgahp import cli, errors, vm_types
 from vmgahp.config.htcondor import ELSEWHERE, RETIRED
 from vmgahp.config.table import FOLDED, SERVER, SETTINGS, Setting
 from vmgahp.daemon import transfer_plugin
+from vmgahp.job import published
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
 from vmgahp.protocol import error_words
 
@@ -110,6 +111,11 @@ def _code_map() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _published() -> str:
+    rows = [f"| `{name.attribute}` | {name.kind} | {plain(name.meaning)} |" for name in published.NAMES]
+    return "\n".join(("| attribute | type | meaning |", "|---|---|---|", *rows, ""))
+
+
 def _verbatim(text: str) -> str:
     return f"```text\n{text}```\n"
 
@@ -126,6 +132,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "job-attributes", lambda: _attributes(options=False)
     yield "job-options", lambda: _attributes(options=True)
     yield "code-map", _code_map
+    yield "published", _published
     yield "commands", command_line.commands
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)
     yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)

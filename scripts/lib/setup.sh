@@ -18,8 +18,8 @@ HOST_PACKAGES=(
     "${PYTHON_PACKAGES[@]}"
     util-linux iproute2
 )
-# What some guests of the tests need: UEFI, another architecture, a TPM.
-GUEST_PACKAGES=(ovmf qemu-system-arm qemu-efi-aarch64 swtpm swtpm-tools)
+# What some guests of the tests need: UEFI, another architecture, a TPM, an agent; and what people describe theirs with.
+GUEST_PACKAGES=(ovmf qemu-system-arm qemu-efi-aarch64 socat swtpm swtpm-tools qemu-guest-agent virtinst)
 # What VMware's vSphere simulator is built from, for the tests of the vSphere driver.
 VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 # What runs containers, for the tests of the script driver.
@@ -28,8 +28,13 @@ CONTAINER_PACKAGES=(podman crun busybox-static)
 DOCS_PACKAGES=(graphviz)
 # What scripts/build-deb builds with.
 DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python)
-# What building the pool's root takes as well.
-POOL_PACKAGES=(debootstrap)
+# What building the pool's root takes as well, and the guests that boot in it by their own disks.
+POOL_PACKAGES=(debootstrap busybox-static e2fsprogs grub-common grub-pc-bin ovmf)
+# What `vmgahp image build` takes, and what makes the signatures that tests have `vmgahp image add` look at.
+IMAGE_PACKAGES=(
+    mmdebstrap e2fsprogs fdisk grub-common grub-efi-amd64-bin grub-pc-bin mtools qemu-utils tar util-linux
+    gpg gpg-agent gpgv
+)
 # What building a machine with Xen, and talking to it, takes as well.
 XEN_PACKAGES=(debootstrap e2fsprogs qemu-system-x86 openssh-client util-linux)
 
@@ -157,6 +162,30 @@ _fetch_linux_guest() (
 )
 
 setup_linux_guest() { step "fetching a kernel for Linux guests" _fetch_linux_guest; }
+
+# Debian with cloud-init as $VMGAHP_LAB/cloud-image/debian-12.qcow2, made by `vmgahp image build` and anew where that
+# changed. Tests lay overlays of their own on it.
+_cloud_image_key() { { cat "$root/src/vmgahp/commands/image/build.py" && declare -f _build_cloud_image; } | sha256sum; }
+
+_cloud_image_is_current() { [ -e "$1/debian-12.qcow2" ] && [ "$(cat "$1/made-from" 2>/dev/null)" = "$(_cloud_image_key)" ]; }
+
+_build_cloud_image() {
+    local directory=$1
+    as_root rm -f "$directory/made-from" &&
+        as_root "$venv/bin/vmgahp" image build debian-12 --force -o "$directory/debian-12.qcow2" &&
+        _cloud_image_key | as_root tee "$directory/made-from" >/dev/null
+}
+
+setup_cloud_image() {
+    local directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/cloud-image
+    ! _cloud_image_is_current "$directory" || return 0
+    setup_packages "${IMAGE_PACKAGES[@]}"
+    as_root mkdir -p "$directory"
+    exec 7<"$directory"
+    flock 7 # another run may build it
+    _cloud_image_is_current "$directory" || step "building an image of Debian 12 with cloud-init" _build_cloud_image "$directory"
+    exec 7<&-
+}
 
 # ---- Python ---------------------------------------------------------------------------------------------
 

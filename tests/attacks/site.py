@@ -292,8 +292,13 @@ class Site:
             self.breach(f"a canary: {what}")
         if self.ground.calls:
             self.breach(f"a service of the machine was called: {self.ground.calls}")
-        for path in self.outer.rglob("*"):
-            status = path.lstat()
+        # Unlike Path.rglob it passes over what is taken away meanwhile.
+        walk = os.walk(self.outer)
+        for path in [Path(above, name) for above, inner, files in walk for name in (*inner, *files)]:
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
             inside = path.parts[: len(self.directory.parts)] == self.directory.parts
             if inside and status.st_uid != JOB_UID and path.name not in self.foreign:
                 what = pwd.getpwuid(status.st_uid).pw_name

@@ -17,7 +17,8 @@ from tests.attacks.site import Site
 from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
 from tests.conftest import JOB_UID
 from tests.faults.host import until
-from tests.lab.guest import panicking_sector
+from tests.lab import linux_guest
+from tests.lab.guest import growing_sector, panicking_sector
 from vmgahp.job.exit_code import MARKER
 
 
@@ -68,6 +69,15 @@ ATTACKS = [
         modes=BOTH,
     ),
     Attack(
+        "fills-the-disk",
+        Who.GUEST,
+        "the guest writes more than its job has asked for, and into what the machine keeps free",
+        Must.RUN,
+        "fills",
+        modes=BOTH,
+        times=2,
+    ),
+    Attack(
         "deaf",
         Who.GUEST,
         "the guest ignores the power button, during STOP, SUSPEND and QUIT",
@@ -75,6 +85,14 @@ ATTACKS = [
         "deaf",
         modes=BOTH,
         times=3,
+    ),
+    Attack(
+        "mute-agent",
+        Who.GUEST,
+        "the guest opens the port of the guest agent and never answers, during every operation",
+        Must.RUN,
+        "mute_agent",
+        modes=BOTH,
     ),
     Attack(
         "dies-at-once",
@@ -190,6 +208,25 @@ def panics(site: Site) -> None:
         site.ask("STATUS")
 
 
+MUCH = 512
+"""MiB that a guest writes, and does not get done."""
+
+
+def fills(site: Site) -> None:
+    for asked, settings in ((2 << 10, {}), (1 << 30, {"RESERVED_DISK": 1 << 30, "VM_IO_ERROR_TIMEOUT": 1})):
+        site.settings = dict(settings)
+        boots(site, growing_sector(MUCH))
+        os.truncate(site.path("guest.img"), 2 * MUCH << 20)
+        site.start(RequestDisk=asked)
+        if not until(lambda: site.name not in site.ground.domains(), 45):
+            site.breach("it writes on")
+        site.ask("STATUS")
+        occupied = site.path("guest.img").stat().st_blocks >> 11
+        if occupied > MUCH // 2:
+            site.breach(f"its disk occupies {occupied} MiB")
+        site.restart()
+
+
 def deaf(site: Site) -> None:
     site.settings = {"VM_STOP_TIMEOUT": 1}
     site.guest()
@@ -198,6 +235,33 @@ def deaf(site: Site) -> None:
     site.done("START", "SOFT_SUSPEND", "STOP")
     site.vm = ""
     site.done("START")
+
+
+MUTE = """#!/bin/sh
+exec 3<>/dev/virtio-ports/org.qemu.guest_agent.0
+echo "mute now"
+while true; do read -r line <&3 && echo "asked" || sleep 1; done
+"""
+
+
+def mute_agent(site: Site) -> None:
+    assert not linux_guest.why_not(), linux_guest.why_not()
+    site.settings = {"VM_STOP_TIMEOUT": 1}
+    site.guest()
+    site.plant("user-data", MUTE.encode())
+    for path in linux_guest.make(site.directory):
+        site.own(path)
+    lines = (
+        *('VMPARAM_Libvirt_XML = "domain.xml"', 'VMPARAM_vm_User_Data = "user-data"'),
+        'VMPARAM_vm_Disk = "guest.img:vda:w:raw"',
+    )
+    site.start(*lines, JobVMMemory=linux_guest.MEMORY_MIB, VMPARAM_vm_Disk=None)
+    assert until(lambda: "mute now" in site.console(), 90), site.console()
+    site.done("STATUS", "SOFT_SUSPEND", "RESUME", "STATUS")
+    assert until(lambda: "asked" in site.console(), 90), site.console()
+    site.done("SUSPEND", "RESUME", "STATUS", "CHECKPOINT", "RESUME", "STATUS")
+    site.done("STOP")
+    site.vm = ""
 
 
 def dies_at_once(site: Site) -> None:

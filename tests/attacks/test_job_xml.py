@@ -19,7 +19,6 @@ DEVICES = (
     "<filesystem type='mount'><source dir='/'/><target dir='root'/></filesystem>",
     "<filesystem type='mount' accessmode='passthrough'><source dir='/etc'/><target dir='etc'/></filesystem>",
     "<shmem name='x'><model type='ivshmem-plain'/></shmem>",
-    "<emulator>/bin/sh</emulator>",
     "<redirdev bus='usb' type='tcp'><source mode='connect' host='127.0.0.1' service='{port}'/></redirdev>",
     "<serial type='file'><source path='{canary}'/></serial>",
     "<serial type='pty'><log file='{canary}' append='off'/></serial>",
@@ -31,10 +30,10 @@ DEVICES = (
     "<parallel type='file'><source path='{canary}'/></parallel>",
     "<console type='file'><source path='{canary}'/></console>",
     "<channel type='unix'><source mode='connect' path='{socket}'/><target type='virtio' name='x'/></channel>",
-    "<channel type='spicevmc'><target type='virtio' name='x'/></channel>",
+    "<channel type='spiceport'><source channel='x'/><log file='{canary}'/><target type='virtio' name='x'/></channel>",
     "<graphics type='vnc' listen='0.0.0.0' passwd='x'/>",
     "<graphics type='vnc' socket='/run/execute/x'/>",
-    "<graphics type='spice' port='-1'/>",
+    "<graphics type='spice' port='{port}' listen='0.0.0.0'/>",
     "<rng model='virtio'><backend model='random'>{canary}</backend></rng>",
     "<rng model='virtio'><backend model='egd' type='unix'><source mode='connect' path='{socket}'/></backend></rng>",
     "<tpm model='tpm-tis'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>",
@@ -89,7 +88,7 @@ REST = (
     "<sysinfo type='fwcfg'><entry name='opt/x' file='{canary}'/></sysinfo>",
     "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>",
     "<launchSecurity type='sev'/>",
-    "<resource><partition>/machine</partition></resource>",
+    "<resource><partition>/system</partition></resource>",
     "<cputune><emulatorpin cpuset='0'/></cputune>",
     "<bootloader>/bin/sh</bootloader>",
     "<on_crash>coredump-destroy</on_crash>",
@@ -99,6 +98,35 @@ REST = (
     "<genid>x</genid>",
 )
 """What else is not a job's to say."""
+
+HOST_MADE = (
+    "",
+    "<emulator>/bin/sh</emulator>",
+    "<emulator>{canary}</emulator>",
+    "<channel type='spicevmc'><target type='virtio' name='x'/></channel>",
+    "<channel type='unix'><source mode='bind' path='/run/libvirt/qemu/channel/target/x'/>"
+    "<target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel>",
+    "<graphics type='spice' port='{port}' autoport='yes' listen='127.0.0.1'/>",
+    "<graphics type='vnc' port='{port}' autoport='yes'/>",
+    "<serial type='pty'><source path='/dev/pts/0'/></serial>",
+    "<console type='pty' tty='/dev/pts/0'/>",
+    "<redirdev bus='usb' type='spicevmc'/>",
+    "<sound model='ich9'/>",
+)
+"""Devices, and what is of devices, that another machine had made of its own VM: dropped, whatever they say."""
+
+HOST_MADE_REST = (
+    "<metadata><x xmlns='urn:x'>{canary}</x></metadata>",
+    "<resource><partition>/machine</partition></resource>",
+    "<genid>6a6c0028-0d98-47b8-bfae-296197d26489</genid>",
+    "<seclabel type='dynamic' model='dac' relabel='yes'><label>+0:+0</label><imagelabel>+0:+0</imagelabel></seclabel>",
+    "<seclabel type='dynamic' model='apparmor' relabel='yes'><label>unconfined</label></seclabel>",
+)
+"""The same, of what else it had made."""
+
+BACKING = (
+    "<backingStore type='file' index='2'><format type='raw'/><source file='{canary}'/><backingStore/></backingStore>"
+)
 
 FILES = (
     "",
@@ -136,6 +164,16 @@ ATTACKS = [
         "all_else",
         modes=(Mode.LIBVIRT,),
         times=len(REST),
+        daily=True,
+    ),
+    Attack(
+        "host-made",
+        Who.USER,
+        f"{len(HOST_MADE + HOST_MADE_REST) + 1} things of another machine that name what is here",
+        Must.RUN,
+        "host_made",
+        modes=BOTH,
+        times=len(HOST_MADE + HOST_MADE_REST) + 1,
         daily=True,
     ),
     Attack(
@@ -194,17 +232,19 @@ def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureReques
 # What is done
 
 
-def start(site: Site, text: str, *, may_run: bool = False) -> None:
+def start(site: Site, text: str, *, may_run: bool = False, must_run: bool = False) -> None:
     """START with a description."""
     for old, new in (("{canary}", f"{CANARIES}/root"), ("{port}", str(site.ground.port)), ("{socket}", SOCKET)):
         text = text.replace(old, new)
     site.plant("domain.xml", text.encode())
-    again(site, text, may_run=may_run)
+    again(site, text, may_run=may_run or must_run, must_run=must_run)
 
 
-def again(site: Site, what: str, *, may_run: bool = True) -> None:
+def again(site: Site, what: str, *, may_run: bool = True, must_run: bool = False) -> None:
     before = len(site.breaches)
     site.start('VMPARAM_Libvirt_XML = "domain.xml"', VMPARAM_vm_Disk=None, JobVMCheckpoint="false")
+    if must_run and not site.vm:
+        site.breach("it does not run")
     if site.vm:
         if not may_run:
             site.breach("it runs")
@@ -230,6 +270,15 @@ def all_else(site: Site) -> None:
     site.link("link", CANARIES / "root")
     for one in REST:
         start(site, described(rest=one), may_run=one.startswith(("<uuid", "<name", "<genid", "<metadata")))
+
+
+def host_made(site: Site) -> None:
+    site.guest()
+    for one in HOST_MADE:
+        start(site, described(devices=one), must_run=True)
+    for one in HOST_MADE_REST:
+        start(site, described(rest=one), must_run=True)
+    start(site, described().replace("</disk>", BACKING + "</disk>"), must_run=True)
 
 
 def files(site: Site) -> None:

@@ -80,6 +80,7 @@ FILES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("vm_checkpoint.json", (), CHECKPOINT),
     ("vm_checkpoint.json.restarting", (), CHECKPOINT),
     (".job.ad", (), CHECKPOINT),
+    (".chirp.config", (), ("STATUS",)),
 ]
 """Name, what of the ad asks for it, and the operations that use it."""
 
@@ -447,7 +448,6 @@ def disk_of_another(site: Site) -> None:
 
 
 def share_is_no_directory(site: Site) -> None:
-    site.settings = {"VM_SHARE_SCRATCH": "9p"}
     site.guest()
     site.plant("file")
     os.mkfifo(site.path("fifo"))
@@ -458,10 +458,12 @@ def share_is_no_directory(site: Site) -> None:
     os.chown(site.path("closed"), STRANGER_UID, STRANGER_UID)
     site.foreign.add("closed")
     for name in ("file", "fifo", "dangling", "out", "closed"):
-        site.start(f'VMPARAM_vm_Share = "{name}"', JobVMCheckpoint="false")
-        if site.vm:
-            site.breach(f"{name} is shared")
-            stop(site)
+        for kind in ("9p", "virtiofs"):
+            site.settings = {"VM_SHARE_SCRATCH": kind}
+            site.start(f'VMPARAM_vm_Share = "{name}"', JobVMCheckpoint="false")
+            if site.vm:
+                site.breach(f"{name} is shared by {kind}")
+                stop(site)
 
 
 def directory_is_closed(site: Site) -> None:

@@ -104,8 +104,14 @@ def test_libvirtd_sees_no_head_of_the_jobs(cookie: bytes) -> None:
     assert b"run-me" not in seen
 
 
-def test_who_looks_for_a_second_head_gets_one() -> None:
-    """libvirt opens an image twice since 11.2: for the head alone, and then for the head and what follows it."""
+@pytest.mark.parametrize(
+    ("ahead", "said"), [(HEADER, "whatever"), (1 << 20, "operation failed: image magic is incorrect")]
+)
+def test_who_looks_for_a_second_head_gets_one(ahead: int, said: str) -> None:
+    """libvirt opens an image twice since 11.2: for the head alone, and then for the head and what follows it.
+
+    12.8 reads the second time by a helper, which takes what there is.
+    """
     memory = os.urandom(3 << 20)
     with tempfile.TemporaryFile() as file:
         file.write(image() + memory)
@@ -114,17 +120,17 @@ def test_who_looks_for_a_second_head_gets_one() -> None:
         with once, open(once.path, "rb", buffering=0) as read:
             head = read.read(HEADER)
             read.read(int.from_bytes(head[20:24], sys.byteorder))
-            assert read.read(HEADER).startswith(b"QEVM")
-        twice = once.with_another_head()
+            assert read.read(ahead).startswith(b"QEVM")
+        twice = once.with_another_head(said)
         assert twice is not None
         with twice, open(twice.path, "rb") as read:
             seen = read.read()
         assert seen.count(head) == 2
         assert seen.endswith(b"QEVM" + memory)
-        assert twice.with_another_head() is None
+        assert twice.with_another_head("image magic is incorrect") is None
         with substitute(file.fileno(), "<domain/>") as whole, open(whole.path, "rb") as read:
             read.read()
-        assert whole.with_another_head() is None
+        assert whole.with_another_head("it is damaged") is None
 
 
 def test_a_head_is_written_over_where_qemu_must_seek(scratch: Path, user: Identity) -> None:

@@ -231,16 +231,16 @@ def vmgahp(*words: object, **options: object) -> subprocess.CompletedProcess[str
 def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
     (tmp_path / "job.txt").write_text(JOB)
     options = ["--set", f'VM_WORKING_DIR="{scratch}"', tmp_path / "job.txt", "--", *DAEMON, "-f", "-M", "3"]
-    done = vmgahp("replay", *options, env=environment("simulated", scratch))
+    environ = environment("simulated", scratch, VM_REPORT_PID=True)
+    done = vmgahp("replay", *options, env=environ)
     assert (done.returncode, done.stdout) == (0, "")
     (tmp_path / "job.txt").write_text(JOB.replace("STATUS=Suspended", "STATUS=Stopped").replace("exit 0", "exit 1"))
-    done = vmgahp("replay", *options, env=environment("simulated", scratch))
+    done = vmgahp("replay", *options, env=environ)
     found = "line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Stopped\n+ 5 0 STATUS=Suspended\n"
     assert (done.returncode, done.stdout) == (1, f"{found}at the end:\n- exit 1\n+ exit 0\n")
 
 
 LIFECYCLE = [
-    ("GETPID 3", "3 0 0", "3 0 (a pid)", "the pid is told"),
     ("STATUS 5", "5 0 STATUS=Suspended", "5 0 STATUS=SoftSuspended", "the kinds of suspension have names"),
     ("STATUS 11", "11 0 STATUS=Stopped", "11 0 STATUS=Suspended", "a suspended VM is not Stopped, which ends its job"),
     ("SUSPEND 12", "12 1 VMGAHP_ERR_VM_INVALID_OPERATION", "12 0 NULL", "what is already so succeeds"),
@@ -280,8 +280,8 @@ def test_what_a_real_starter_says_is_answered_as_it_was(scratch: Path) -> None:
 
 def test_the_recorded_job_was_suspended_and_went_on() -> None:
     assert outline(transcript.load(str(STARTER))) == [
-        *("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON", "CLASSAD", "CLASSAD_END", "START 0 1", "GETPID 0 a pid"),
-        *("SUSPEND 0 NULL", "STATUS 0 STATUS=Suspended", "RESUME 0 NULL", "GETPID 0 a pid"),
+        *("COMMANDS", "SUPPORT_VMS", "ASYNC_MODE_ON", "CLASSAD", "CLASSAD_END", "START 0 1", "GETPID 0 0"),
+        *("SUSPEND 0 NULL", "STATUS 0 STATUS=Suspended", "RESUME 0 NULL", "GETPID 0 0"),
         *("STATUS 0 STATUS=Stopped", "QUIT"),
     ]
 

@@ -116,7 +116,7 @@ def test_a_tool_that_lists_nothing_is_a_fault(tool: Tool) -> None:
             for vm_type, verdict in (("kvm", BAD), ("vmrun", OFF), ("xen", OFF))
         ),
         ("MAX_VM_GAHP_LOG", "7 days", "kvm", OFF, "MAX_VM_GAHP_LOG = 7 days", "see what it is about"),
-        ("VM_SHARE_SCRATCH", "p9", "kvm", OFF, "VM_SHARE_SCRATCH = p9", "use none or 9p"),
+        ("VM_SHARE_SCRATCH", "p9", "kvm", OFF, "VM_SHARE_SCRATCH = p9", "use none, 9p or virtiofs"),
         ("VM_MEMORY_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_MEMORY_IMAGE_FORMAT = zst", "mean zstd?"),
         ("VM_CHECKPOINT_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_CHECKPOINT_IMAGE_FORMAT = zst", "mean zstd?"),
     ],
@@ -214,6 +214,10 @@ def test_a_sites_own_names_in_htcondors_configuration_are_no_misspellings() -> N
     assert settings_check.names(entries(*lines)) == [], "it is named elsewhere, so somebody wants it so"
     [found] = settings_check.names(entries(lines[0]))
     assert "did you mean VM_MEMORY?" in found.seen
+
+
+def test_the_name_of_a_directory_is_the_administrators_and_no_misspelling() -> None:
+    assert settings_check.names(entries("VM_SHARE_DIR_REF = /srv", "VM_SHARE_DIR_R_IF = true")) == []
 
 
 def test_names_of_every_family() -> None:

@@ -380,6 +380,15 @@ def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
     assert load(environ).string("VM_TYPE") == "qemu"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
+def test_the_home_of_a_jobs_user_has_no_settings_of_roots(tool, tmp_path):
+    """Starters since 24.12 name it in the environment."""
+    environ = tool('sys.exit("\\nNeither the environment variable CONDOR_CONFIG,\\n/etc/condor/, nor ...")')
+    own_file(tmp_path, "VM_TYPE = qemu\n")
+    os.chown(tmp_path, 54321, 54321)
+    assert load(environ).string("VM_TYPE") != "qemu"
+
+
 def test_a_tool_that_hangs_is_killed(tool, monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "DEADLINE", 0.3)
     environ = tool(f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\nwhile True: time.sleep(60)')

@@ -46,7 +46,7 @@ def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
 def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
     assert start(peer, scratch) == ["0", "1"]
     assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-    assert peer.run("GETPID", 1) == ["0", str(peer.process.pid)]
+    assert peer.run("GETPID", 1) == ["0", "0"]
     assert peer.run("SUSPEND", 1) == ["0", "NULL"]
     assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
     assert peer.run("RESUME", 1) == ["0", "NULL"]
@@ -66,12 +66,38 @@ def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: 
     peer.quit()
 
 
-def test_the_pid_is_kept_back_where_the_settings_say_so(scratch: Path) -> None:
-    with Peer(environment("simulated", scratch, VM_REPORT_PID=False)) as peer:
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_pid_is_told_where_the_settings_say_so(scratch: Path, reports: bool) -> None:
+    with Peer(environment("simulated", scratch, VM_REPORT_PID=reports)) as peer:
         peer.line()
         start(peer, scratch)
-        assert peer.run("GETPID", 1) == ["0", "0"]
+        assert peer.run("GETPID", 1) == ["0", str(peer.process.pid if reports else 0)]
         peer.quit()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({}, []), ({"VM_REPORT_ADDRESS": True}, ["MAC=52:54:00:00:00:01", "IP=192.0.2.7"])]
+)
+def test_the_addresses_are_told_where_the_settings_say_so(
+    scratch: Path, settings: dict[str, bool], words: list[str]
+) -> None:
+    with Peer(environment("simulated", scratch, **settings)) as peer:
+        peer.line()
+        start(peer, scratch, 'Simulated_Mac = "52:54:00:00:00:01"', 'Simulated_Ip = "192.0.2.7"')
+        assert peer.run("STATUS", 1)[1 : len(words) + 2] == [*words, "STATUS=Running"]
+        peer.quit()
+
+
+@pytest.mark.parametrize("by_quit", [True, False])
+def test_after_quit_a_server_leaves_with_its_guests_exit_code(peer: Peer, scratch: Path, by_quit: bool) -> None:
+    """condor_starter takes it for the job's; a server that ends unasked says nothing of a guest."""
+    start(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Exit_Status = 3")
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    if by_quit:
+        assert "the server ends with the guest's exit code 3" in peer.quit(status=3)
+    else:
+        peer.finish()
+        assert peer.process.returncode == 0
 
 
 def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Path) -> None:

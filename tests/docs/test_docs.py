@@ -232,7 +232,8 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
     ]
     for command, rest in re.findall(r"(?:^ {4}|^|`|sudo |/)vmgahp ([a-z]+)([^`\n]*)", page.read_text(), re.MULTILINE):
         assert command in commands, f"vmgahp {command}"
-        options = set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0]))
+        ours, _, _ = rest.partition("#")[0].partition(" -- ")  # behind it are another program's
+        options = set(re.findall(r"(?<!\S)--[a-z0-9-]+", ours))
         assert options <= {"--help"} | all_options(commands[command]), f"vmgahp {command}{rest}"
 
 

@@ -17,6 +17,7 @@ from vmgahp.domain import build as domain_xml
 from vmgahp.domain import devices
 from vmgahp.images.backing import BackingFile
 from vmgahp.images.catalog import Image
+from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -28,9 +29,12 @@ ODD_DISKS = (
     disk("/scratch/boot.img", "fda", kind="floppy"),
 )
 
+SHARE = Share("share", "/scratch/share", "9p")
+
 CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "plain": (spec(), host()),
     "emulated": (spec(), host(domain_type="qemu", cpu_mode="")),
+    "emulated-with-a-bounded-cache": (spec(vcpus=2), host(domain_type="qemu", tb_cache_mib=64)),
     "as-the-jobs-user": (spec(), host(dac_label="+54321:+64055", console_socket="/run/vmgahp/vmgahp-1-2-0/console")),
     "disks": (
         spec(
@@ -57,6 +61,10 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "bridge": (spec(nics=(Nic("bridge"),)), host(bridge="br0")),
     "user": (spec(nics=(Nic("user"),)), host()),
     "passt": (spec(nics=(Nic("user", "52:54:00:12:34:56"),)), host(passt=True)),
+    "passt-with-a-way-in": (
+        spec(nics=(Nic("user"), Nic("user"))),
+        host(passt=True, ssh_address="127.0.0.1", ssh_ports=((22, 22001), (8080, 22002))),
+    ),
     "nics": (
         spec(
             nics=(
@@ -109,7 +117,20 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "exit-port": (spec(devices=Devices(exit_port=True)), host(exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
     "panic": (spec(), host(panic="isa")),
-    "share": (spec(devices=Devices(share="/scratch/share")), host(dac_label="+54321:+64055")),
+    "agent": (spec(devices=Devices(exit_port=True)), host(agent=True, exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
+    "share": (spec(devices=Devices(shares=(SHARE,))), host(dac_label="+54321:+64055")),
+    "shares": (
+        spec(
+            devices=Devices(
+                shares=(
+                    SHARE._replace(kind="virtiofs"),
+                    Share("ref", "/srv/ref", "9p", writable=False, setting="VM_SHARE_DIR_REF"),
+                    Share("data", "/srv/data", "virtiofs", writable=False, setting="VM_SHARE_DIR_DATA"),
+                )
+            )
+        ),
+        host(share_sockets=("/run/vmgahp/x/fs", "", "/run/vmgahp/y/fs")),
+    ),
     "aarch64": (
         spec(memory_mib=256, disks=ODD_DISKS[:3], vnc=True, devices=Devices(arch="aarch64", tpm=True)),
         host(domain_type="qemu", cpu_mode="maximum", arch="aarch64", tpm_socket=TPM_SOCKET),
@@ -141,7 +162,7 @@ def test_no_golden_file_is_left_over() -> None:
 def test_every_element_that_can_be_built_is_in_a_golden_file() -> None:
     source = Path(domain_xml.__file__).read_text() + Path(devices.__file__).read_text()
     built = {path.read_text() for path in GOLDEN.glob("*.xml")}
-    elements = re.findall(r'(?:SubElement|add_text)\([^"\n)]*"([a-zA-Z]+)"', source)
+    elements = re.findall(r'(?:SubElement|add_text)\([^"\n)]*"([a-zA-Z-]+)"', source)
     assert len(elements) > 30
     for element in elements:
         assert any(f"<{element}" in text for text in built)

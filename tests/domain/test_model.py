@@ -13,7 +13,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests.domain.support import assert_golden, spec
-from vmgahp.domain import compare, model, verify
+from vmgahp.domain import compare, model, rows, verify
 from vmgahp.domain.job_xml import allow_list
 from vmgahp.domain.restore import reconcile
 
@@ -97,7 +97,7 @@ def test_what_a_job_may_say_is_all_in_the_list(request: pytest.FixtureRequest) -
 
 def test_no_device_of_the_host_is_a_jobs_to_ask_for() -> None:
     assert {tag for tag, row in model.DEVICES.items() if not row.job} & set(allow_list.NEVER) == {
-        *("hostdev", "filesystem", "shmem", "emulator", "nvram")
+        *("hostdev", "filesystem", "shmem", "emulator", "nvram", "redirdev")
     }
     assert not any(
         row.job and row.saved is not None and compare.elements(row) is None for row in model.DEVICES.values()
@@ -128,10 +128,10 @@ def said_of_the_host(name: str) -> Iterator[tuple[int, str, str, str]]:
     """Number of the device, path, attribute and value, of all that must be there as it was asked for."""
     for number, device in enumerate(etree.fromstring(xml(name, "asked")).iterfind("devices/*")):
         row = model.DEVICES.get(device.tag, model.OTHER)
-        ends = [tag for tag, below in row.children.items() if model.Side.HOST in below.side]
+        ends = [tag for tag, below in row.children.items() if rows.Side.HOST in below.side]
         for attribute, value in device.items() if ends else ():
-            known = row.attributes.get(attribute, model.Attribute())
-            if known.side & (model.Side.HOST | model.Side.IDENTITY):
+            known = row.attributes.get(attribute, rows.Attribute())
+            if known.side & (rows.Side.HOST | rows.Side.IDENTITY):
                 yield number, ".", attribute, value
         for part in device:
             if part.tag in ends:
@@ -188,7 +188,7 @@ def test_nothing_of_the_saved_hosts_side_is_restored(name: str) -> None:
         for path, below in compare.elements(row):
             part = device.find(path) if path else device
             for attribute, known in below.attributes.items() if part is not None else ():
-                if known.side is model.Side.HOST and path != "driver":  # an image's format is compared
+                if known.side is rows.Side.HOST and path != "driver":  # an image's format is compared
                     part.set(attribute, "/etc/shadow")
     restored = reconcile(etree.tostring(saved, encoding="unicode"), xml(name, "ours"))
     assert etree.canonicalize(restored) == etree.canonicalize(xml(name, "restored").strip())

@@ -198,6 +198,31 @@ def test_a_vm_that_was_saved_without_a_panic_device_goes_on_without(saved: str) 
     assert len(result(with_device(saved), ours).findall("devices/panic")) == bool(saved)
 
 
+AGENT = "<channel type='unix'><source mode='bind' path='/old'/><target type='virtio' name='org.qemu.guest_agent.0'/>{}"
+SAVED_AGENT = AGENT.format("<address type='virtio-serial' controller='0' bus='0' port='1'/></channel>")
+PORTS = "<controller type='virtio-serial' index='0'><address type='pci' bus='0' slot='0x7'/></controller>"
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("saved", ["", PORTS + SAVED_AGENT])
+def test_a_vm_has_a_port_for_an_agent_if_it_was_saved_with_one(saved: str, ours: bool) -> None:
+    """Whatever VM_GUEST_AGENT says on this machine, and whether that release knew it."""
+    made = result(with_device(saved), domain_xml.build(spec(), host(agent=ours)))
+    ports = made.findall("devices/channel")
+    assert len(ports) == len(made.findall("devices/channel/address")) == bool(saved)
+    assert all(port.get("type") == "unix" and port.find("source") is None for port in ports)
+
+
+@pytest.mark.parametrize("name", ["org.qemu.guest_agent.1", "org_qemu_guest_agent_0", "com.redhat.spice.0"])
+def test_no_other_port_of_a_saved_vm_is_taken_over(name: str) -> None:
+    text = refused(with_device(PORTS + SAVED_AGENT.replace("org.qemu.guest_agent.0", name)))
+    assert name in text
+
+
+def test_a_saved_vm_has_one_port_for_an_agent() -> None:
+    assert "second channel" in refused(with_device(PORTS + SAVED_AGENT * 2))
+
+
 def test_a_second_time_gives_the_same() -> None:
     once = reconcile(SAVED, OURS)
     assert reconcile(once, OURS) == once
@@ -214,6 +239,30 @@ def test_the_cpu_that_host_model_was_resolved_to_is_taken_over() -> None:
         assert [part.tag for part in cpu] == ["model", "vendor", "feature", "feature"]
         assert cpu.findtext("model") == "EPYC"
     assert "CPU mode" in refused(saved)
+
+
+_LIBVIRTS_CPU = """<cpu mode='custom' match='exact' check='full'><model fallback='forbid'>qemu64</model>
+    <feature policy='require' name='hypervisor'/><feature policy='disable' name='vmx'/></cpu>"""
+
+
+@pytest.mark.parametrize(
+    ("part", "is_same"),
+    [
+        ("<model fallback='allow'>qemu64</model><feature policy='optional' name='vmx'/>", True),
+        ("<model>qemu64</model><feature policy='disable' name='vmx'/>", True),
+        ("<model fallback='allow'>qemu32</model>", False),
+        ("<model>qemu64</model><feature policy='require' name='vmx'/>", False),
+        ("<model>qemu64</model><feature policy='optional' name='svm'/>", False),
+        ("<model>qemu64</model><vendor>AMD</vendor>", False),
+    ],
+)
+def test_what_libvirt_decides_of_a_cpu_is_no_other_cpu(part: str, is_same: bool) -> None:
+    saved = re.sub("<cpu [^>]*/>", _LIBVIRTS_CPU, SAVED)
+    ours = re.sub("<cpu [^>]*/>", f"<cpu mode='custom' match='exact'>{part}</cpu>", OURS)
+    if is_same:
+        assert result(saved, ours).find("cpu/model").get("fallback") == "forbid"
+    else:
+        refused(saved, ours)
 
 
 def test_no_cpu_on_either_side() -> None:
@@ -356,6 +405,30 @@ def test_a_display_adapter_that_the_job_asks_for_need_not_be_one_that_libvirt_ad
 def test_a_device_that_the_job_has_now_and_had_not() -> None:
     more = (*DISKS, disk("/scratch/new.img", "vdc"))
     assert "no disk vdc" in refused(SAVED, domain_xml.build(spec(disks=more), host()))
+
+
+@pytest.mark.parametrize(
+    ("device", "goes_without"),
+    [
+        ("<controller type='pci' index='0' model='pci-root'/>", True),
+        ("<controller type='usb' index='0' model='piix3-uhci'/>", True),
+        ("<input type='keyboard' bus='ps2'/>", True),
+        ("<controller type='pci' index='1' model='pci-bridge'/>", False),
+        ("<controller type='usb' index='0' model='qemu-xhci'/>", False),
+        ("<controller type='usb' index='1' model='piix3-uhci'/>", False),
+        ("<input type='tablet' bus='usb'/>", False),
+    ],
+)
+def test_what_libvirt_leaves_out_of_a_saved_vm_the_job_may_ask_for(device: str, goes_without: bool) -> None:
+    bare = SAVED
+    for kind in ("controller type='(?:usb|pci)'", "input"):
+        bare = re.sub(f"<({kind})[^>]*(/>|>.*?</(controller|input)>)", "", bare, flags=re.DOTALL)
+    ours = OURS.replace("</devices>", device + "</devices>")
+    if goes_without:
+        tag = etree.fromstring(device)
+        assert dict(result(bare, ours).find(f"devices/{tag.tag}[@type='{tag.get('type')}']").attrib) == dict(tag.attrib)
+    else:
+        assert "the job gives it one now" in refused(bare, ours)
 
 
 def test_a_mac_address_that_the_job_has_chosen() -> None:

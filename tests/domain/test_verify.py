@@ -253,6 +253,66 @@ def test_a_scripts_memory_in_any_unit_is_what_it_comes_to(asked: str) -> None:
     assert verify.against_script(etree.tostring(live(text), encoding="unicode"), script, spec()) == ""
 
 
+AGENT = "<channel type='unix'><source mode='bind'{}/><target type='virtio' name='agent'/></channel>"
+OWN = " path='/run/libvirt/qemu/channel/1-alice/agent'"
+SERIAL = "<serial type='pty'><source path='/dev/pts/3'/><target type='isa-serial' port='0'/></serial>"
+VIRTIO = "<console type='pty'><target type='virtio' port='0'/></console>"
+SPICE = "<graphics type='spice' port='5901'/>"
+ISCSI = "<disk type='network'><source protocol='iscsi' name='iqn.2026-01.org.site{}'/><target dev='vdx'/></disk>"
+RAM = "<filesystem type='ram'><source usage='{}'/><target dir='/tmp'/></filesystem>"
+
+FILLED_IN = {
+    "a terminal": ("<console type='pty'><source path='/dev/ptmx'/></console>", SERIAL + "<console type='pty'/>"),
+    "a port and a console": (SERIAL.replace("pts/3", "ptmx") + VIRTIO, SERIAL + "<console type='pty'/>" + VIRTIO),
+    "a socket": (AGENT.format(""), AGENT.format(OWN)),
+    "a socket of an earlier run": (AGENT.format(OWN.replace("/1-", "/7-")), AGENT.format(OWN)),
+    "no socket before the start": (AGENT.format(OWN), AGENT.format("")),
+    "a display's sound": (SPICE, SPICE + "<audio id='1' type='spice'/>"),
+    "the sound of a VM without a display": ("", "<audio id='1' type='alsa'/>"),
+    "a display adapter": ("", "<video><model type='vga'/></video>"),
+    "a display's address": ("<graphics type='vnc'><listen type='network' network='x'/></graphics>",
+        "<graphics type='vnc'><listen type='network' network='x' address='192.0.2.1'/></graphics>"),
+    "a display's socket": ("<graphics type='vnc' socket='/run/x'><listen type='address' address='::1'/></graphics>",
+        "<graphics type='vnc' socket='/run/x'><listen type='socket' socket='/run/x'/></graphics>"),
+    "a display's address and socket": (
+        "<graphics type='vnc' listen='::1'><listen type='none'/><listen type='address' address='::1'/></graphics>",
+        "<graphics type='vnc'><listen type='none'/><listen type='address' address='::1'/></graphics>"),
+    "a drive of a network without a medium": (
+        "<disk type='network' device='cdrom'><source protocol='rbd'/><target dev='hdd'/></disk>",
+        "<disk type='file' device='cdrom'><target dev='hdd'/></disk>"),
+    "a unit": (ISCSI.format(""), ISCSI.format("/0")),
+    "an amount": (RAM.format("1024' units='KiB"), RAM.format("1048576")),
+    "a port of a network": ("<interface type='network'><source network='x' portid='1'/></interface>",
+        "<interface type='network'><source network='x' bridge='virbr0'/></interface>"),
+    "a card of the host's": ("<interface type='network'><source network='x'/></interface>",
+        "<interface type='hostdev'><source network='x'><address type='pci' bus='1'/></source></interface>"),
+}  # fmt: skip
+"""What a script asked for, and what libvirt makes of it."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        (AGENT.format(OWN), AGENT.format(" path='/run/docker.sock'")),
+        (AGENT.format(""), AGENT.format(OWN) * 2),
+        ("<console type='pty'/>", "<console type='pty'><source path='/dev/tty1'/></console>"),
+        ("<console type='pty'/>", "<console type='file'><source path='/etc/passwd'/></console>"),
+        (DEVICES["disk"], DEVICES["disk"].replace("/etc/shadow", "/var/lib/libvirt/qemu/save/other.save")),
+        (DEVICES["disk"].replace("<source file='/etc/shadow'/>", ""), DEVICES["disk"]),
+        (ISCSI.format(""), ISCSI.format("/1")),
+        ("", "<audio id='1' type='file'/>"),
+        ("", "<input type='evdev'><source dev='/dev/input/event1'/></input>"),
+        ("", "<input type='passthrough' bus='virtio'><source evdev='/dev/input/event1'/></input>"),
+        ("<graphics type='vnc' listen='127.0.0.1'/>", "<graphics type='vnc' listen='0.0.0.0'/>"),
+        ("<graphics type='vnc'/>", "<graphics type='vnc'><listen type='socket' socket='/run/docker.sock'/></graphics>"),
+        *(("", text) for name, text in DEVICES.items() if name != "graphics"),
+    ],
+)
+def test_what_a_script_did_not_ask_for_is_refused(asked: str, made: str) -> None:
+    with pytest.raises(verify.Mismatch):
+        scripted(devices=asked, live_devices=made)
+
+
 @pytest.mark.parametrize(
     ("asked", "made"),
     [
@@ -271,6 +331,14 @@ def test_what_a_script_asked_for_must_be_what_it_gets(asked: str, made: str) -> 
         scripted(devices=asked, live_devices=made)
 
 
+def test_what_a_scripts_vm_may_be_given_is_no_xen_guests_of_our_own() -> None:
+    asked = SCRIPTED.format(memory=64, vcpus=1, devices="")
+    made = etree.tostring(live(asked.replace("</devices>", "<video><model type='vga'/></video></devices>"))).decode()
+    assert verify.against_script(made, asked, spec()) == ""
+    with pytest.raises(verify.Mismatch, match="was not asked for, video"):
+        verify.against_xen(made, asked, spec())
+
+
 MAC = "<interface type='user'><mac address='52:54:00:ab:cd:ef'/></interface>"
 
 
@@ -281,6 +349,7 @@ MAC = "<interface type='user'><mac address='52:54:00:ab:cd:ef'/></interface>"
         (DEVICES["filesystem"].replace("'/'", "'/srv//data/'"), DEVICES["filesystem"].replace("'/'", "'/srv/data'")),
         ("<console type='pty'/>", "<serial type='pty'><source path='/dev/pts/1'/></serial><console type='pty'/>"),
         (MAC.replace("ab:cd:ef", "AB:CD:EF"), MAC),
+        *FILLED_IN.values(),
     ],
 )
 def test_a_script_may_write_things_otherwise_than_libvirt(asked: str, made: str) -> None:

@@ -1,6 +1,7 @@
 """The rarer devices of a live domain against the job: interfaces, shared disks, CPU, firmware, TPM, share."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as etree
@@ -13,15 +14,19 @@ from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
-from vmgahp.drivers.libvirt import capabilities, emulator, firmware
+from vmgahp.drivers.libvirt import capabilities, emulator, firmware, tpm
+from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
+from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
 SPEC = spec(
     vcpus=4,
     disks=(disk(), disk("/shared/book.img", "vdb", transferred=False, shared=True)),
     nics=(Nic("nat", "52:54:00:12:34:56"), Nic("user", model="e1000", link_up=False)),
-    devices=Devices(firmware="uefi", topology=Topology(1, 2, 2), tpm=True, share="/scratch/share"),
+    devices=Devices(
+        firmware="uefi", topology=Topology(1, 2, 2), tpm=True, shares=(Share("share", "/scratch/share", "9p"),)
+    ),
 )
 ASKED = domain_xml.build(SPEC, host(tpm_socket=TPM_SOCKET))
 
@@ -94,7 +99,8 @@ def firmwares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "executable": {"filename": code, "format": code_format},
             "nvram-template": {"filename": f"{code}.vars", "format": code_format},
         }
-        (tmp_path / name).write_text(json.dumps({"mapping": mapping, "features": features}))
+        targets = [{"architecture": "x86_64", "machines": ["pc-q35-*"]}]
+        (tmp_path / name).write_text(json.dumps({"mapping": mapping, "features": features, "targets": targets}))
 
     describe("60-plain.json", "/fw/plain.fd", ["acpi-s3"])
     describe("50-secure.json", "/fw/secure.fd", ["secure-boot", "enrolled-keys"])
@@ -201,9 +207,24 @@ def test_the_architectures_of_guests(on_x86: None) -> None:
     assert emulator.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
-def require(vm_type: str, **devices: object) -> None:
+class Capable:
+    """A connection whose libvirt has these TPMs."""
+
+    def __init__(self, *backends: str) -> None:
+        values = "".join(f"<value>{backend}</value>" for backend in backends)
+        enum = f"<enum name='backendModel'>{values}</enum>"
+        self.text = f"<domainCapabilities><devices><tpm supported='yes'>{enum}</tpm></devices></domainCapabilities>"
+
+    def call(self, ask: Callable[["Capable"], object]) -> object:
+        return ask(self)
+
+    def getDomainCapabilities(self, *_of_what: object) -> str:
+        return self.text
+
+
+def require(vm_type: str, connection: Capable | None = None, **devices: object) -> None:
     wanted = spec(devices=Devices(**devices))  # type: ignore[arg-type]
-    capabilities.require(wanted, vm_type, "", None, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
+    capabilities.require(wanted, vm_type, "", connection, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
 
 
 def test_hypervisors_that_are_not_qemu_get_no_such_devices() -> None:
@@ -215,4 +236,20 @@ def test_hypervisors_that_are_not_qemu_get_no_such_devices() -> None:
 def test_a_tpm_takes_swtpm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(errors.JobFault, match="VMPARAM_vm_TPM"):
-        require("qemu", tpm=True)
+        require("qemu", Capable("emulator", "external"), tpm=True)
+
+
+def test_a_tpm_takes_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may find less than this daemon, and more."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for program in tpm.OF_LIBVIRT:
+        (tmp_path / program).touch(0o755)
+    with pytest.raises(errors.JobFault, match="libvirt does not find swtpm"):
+        require("qemu", Capable("passthrough"), tpm=True)
+    monkeypatch.setattr(tpm, "proved", lambda _identity, _seconds: proof.Proof("swtpm is ill"))
+    with pytest.raises(errors.JobFault, match="swtpm is ill"):
+        require("qemu", Capable("emulator", "external"), tpm=True)
+    monkeypatch.setattr(tpm, "proved", lambda _identity, _seconds: proof.Proof(""))
+    require("qemu", Capable("emulator", "external"), tpm=True)
+    (tmp_path / "swtpm_setup").unlink()
+    require("qemu", Capable("emulator", "external"), tpm=True)

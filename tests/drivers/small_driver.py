@@ -108,7 +108,7 @@ class SmallDriver(ManagedDriver):
         machine.run("anew")
 
     def keep(self, machine, spec):
-        self.record_end(machine.resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, False)
+        self.record_end(machine.resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
 
     def kill(self, match, uuid=""):
         return tell(match, signal.SIGKILL)

@@ -8,8 +8,10 @@ import pytest
 from vmgahp import errors
 from vmgahp.drivers import lifecycle as lives
 from vmgahp.drivers.base import Deadlines
+from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
+from vmgahp.job.exit_code import DISK_LIMIT, POWERED_OFF
 from vmgahp.lifecycle import CHECKPOINTED, POINTS, RUNNING, SOFT_SUSPENDED, STOPPED, SUSPENDED
 from vmgahp.metrics import Status
 
@@ -93,6 +95,23 @@ class Guest(ManagedMachine):
 
     def forget_saved(self) -> None:
         self.its.image = False
+
+
+class Bag:
+    """What stands for the directory of a job's outputs."""
+
+    def __init__(self, its: Hypervisor, *, full: bool = False) -> None:
+        self._its = its
+        self._full = full
+
+    def with_checkpoint(self) -> None:
+        assert self._its.manifest
+        self._its.done.append("pack")
+        if self._full:
+            raise errors.MachineFault("there is no room", "make some.")
+
+    def without_checkpoint(self) -> None:
+        self._its.done.append("unpack")
 
 
 class Elsewhere:
@@ -281,6 +300,40 @@ def test_a_lost_guest_has_not_stopped() -> None:
     assert guest.status().state is STOPPED
 
 
+class Exit(ExitRecord):
+    """Keeps how it ended, and writes nothing."""
+
+    def __init__(self) -> None:
+        self.how = self.reason = ""
+        self.status = 0
+
+    def write(self) -> None:
+        pass
+
+
+def test_a_guest_that_is_given_up_ends_with_the_reason_and_its_owner_hears_of_it() -> None:
+    said: list[str] = []
+    guest = Guest(said.append)
+    guest.resources.exit = record = Exit()
+    guest.give_up(DISK_LIMIT, "it is too large")
+    assert guest.status().state == STOPPED
+    guest.release()
+    assert (record.how, record.reason) == (DISK_LIMIT, "it is too large")
+    assert said == ["guest ends as a failure: it is too large"]
+
+
+def test_a_guest_that_cannot_be_given_up_has_not_ended() -> None:
+    guest = Guest()
+    guest.resources.exit = record = Exit()
+    guest.fails.add("end")
+    with pytest.raises(errors.HypervisorFault):
+        guest.give_up(DISK_LIMIT, "it is too large")
+    assert (guest.status().state, record.how, record.reason) == (RUNNING, "", "")
+    guest.fails.clear()
+    guest.resources.ended(POWERED_OFF)
+    assert record.how == POWERED_OFF, "as it does in the end"
+
+
 def test_every_point_of_a_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(lives, "reached", seen.append)
@@ -293,3 +346,45 @@ def test_every_point_of_a_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     guest.stop()
     assert [point for point in seen if point not in POINTS] == []
     assert seen[-2:] == ["end.gone", "end.released"]
+
+
+def test_what_fails_at_the_end_holds_up_nothing_else() -> None:
+    log: list[str] = []
+    done: list[str] = []
+    resources = Resources(log.append)
+    resources.at_end += [lambda: int("a defect"), lambda: done.append("tidied up")]
+    resources.release()
+    assert done == ["tidied up"]
+    assert "a defect" in log[0]
+
+
+def with_bag(**how: bool) -> Guest:
+    guest = Guest()
+    guest.resources.luggage = Bag(guest.its, **how)  # type: ignore[assignment]
+    return guest
+
+
+def test_a_checkpoint_is_packed_and_unpacked_by_the_guest_that_goes_on() -> None:
+    guest = with_bag()
+    guest.checkpoint()
+    assert guest.its.done == ["save", "manifest", "pack"]
+    guest.resume(SUSPENDED)
+    assert guest.its.done[3:] == ["restore", "run", "unpack"]
+
+
+def test_a_checkpoint_that_cannot_be_packed_is_none() -> None:
+    guest = with_bag(full=True)
+    with pytest.raises(errors.MachineFault, match="no room"):
+        guest.checkpoint()
+    assert guest.state is RUNNING
+    assert guest.its.done[:4] == ["save", "manifest", "pack", "unpack"]
+
+
+def test_a_packed_checkpoint_stays_where_its_guest_does_not_go_on() -> None:
+    guest = with_bag()
+    guest.checkpoint()
+    guest.fails.add("run")
+    with pytest.raises(errors.HypervisorFault):
+        guest.resume(SUSPENDED)
+    assert guest.state is CHECKPOINTED
+    assert "unpack" not in guest.its.done

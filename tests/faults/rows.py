@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from tests import jobs
 from tests.faults.host import PATIENCE, until
@@ -21,24 +22,34 @@ def libvirtd_ends_when_the_image_is_whole(fault: str, operation: str) -> Row:
 
     def play(story: Story) -> bool:
         story.begin_for(operation)
-        story.act(operation, "", fault, lambda: _wait_for_image(story))
+        seen: list[bool] = []
+        story.act(operation, "", fault, lambda: seen.append(_sees_the_image(story)))
         assert story.daemon is not None
         story.comes_back_or_stays()
         story.finish()
         story.next_start()
-        return True
+        return seen == [True]
 
     return play
 
 
-def _wait_for_image(story: Story) -> None:
-    def whole() -> bool:
+def _sees_the_image(story: Story) -> bool:
+    """Wait until the memory image is whole; False where it had its name already when it was looked at next."""
+
+    def is_whole() -> bool:
         for path in story.directory.glob(".vm_*.mem.part"):
-            with open(path, "rb") as image:
+            with suppress(FileNotFoundError), open(path, "rb") as image:
                 return image.read(len(WHOLE)) == WHOLE
         return False
 
-    assert until(whole, PATIENCE, 0.0002), "no image is written"
+    seen: list[bool] = []
+
+    def look() -> bool:
+        seen.append(is_whole())
+        return seen[-1] or any(story.directory.glob("vm_*.mem"))
+
+    assert until(look, PATIENCE, 0.0002), "no image is written"
+    return seen[-1]
 
 
 def killed_during_resume(point: str) -> Row:

@@ -45,7 +45,7 @@ class Worker:
             case {"random": [seed, seconds]}:
                 return self.try_random(seed, seconds)
             case {"row": name}:
-                return self._judged(Case("row", name, ""), rows.ROWS[name])
+                return self._repeated(Case("row", name, ""), rows.ROWS[name])
             case {"case": words}:
                 return self.try_case(Case(*words))
         raise AssertionError(asked)
@@ -54,9 +54,13 @@ class Worker:
         """Try one case, and look at what it left."""
         if case.operation == "START from a checkpoint" and not self._checkpoint:
             self._make_checkpoint()
+        return self._repeated(case, lambda story: self._try(story, case))
+
+    def _repeated(self, case: Case, play: Callable[[Story], bool]) -> Verdict:
+        """Some faults come too late now and then, for nothing stands still where they are to come."""
         faulthandler.dump_traceback_later(SHOWN)
         for _ in range(TRIES):
-            verdict = self._judged(case, lambda story: self._try(story, case))
+            verdict = self._judged(case, play)
             if verdict.tried or verdict.lost:
                 break
         faulthandler.cancel_dump_traceback_later()

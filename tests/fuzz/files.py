@@ -128,13 +128,9 @@ def settings(data: bytes) -> None:
 @target
 def image_catalog(data: bytes) -> None:
     """A catalog of images is read, or what is wrong with it is told."""
-    import tomllib
-
     with suppress(ValueError, RecursionError):
-        tables = dict(catalog._tables(tomllib.loads(data.decode())))
-        for name, table in tables.items():
-            with suppress(errors.MachineFault):
-                assert catalog._entry("/etc/images.toml", name, table).path.startswith("/")
+        for entry in catalog.parse("/etc/images.toml", data).entries.values():
+            assert entry.path.startswith("/")
 
 
 @target

@@ -12,11 +12,25 @@ from tests import jobs
 from tests.fuzz.target import target
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain.job_xml import requests, sanitize
+from vmgahp.domain import model
+from vmgahp.domain.job_xml import host_made, requests, sanitize
 from vmgahp.domain.job_xml.merge import merge
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vsphere import hardware
-from vmgahp.job import accepted_types, cloud_init, data_disks, devices, engine, exit_code, look, vmware, vmx, xen
+from vmgahp.job import (
+    accepted_types,
+    chirp,
+    cloud_init,
+    data_disks,
+    devices,
+    engine,
+    exit_code,
+    look,
+    published,
+    vmware,
+    vmx,
+    xen,
+)
 from vmgahp.job.ad import JobAd
 from vmgahp.job.folded import folded
 from vmgahp.job.options import Options
@@ -144,7 +158,7 @@ def job(data: bytes) -> None:
         accepted_types.require(ad)
         accepted_types.wanted(ad)
     with suppress(*HELD):
-        vmware.look(VmwareSpec.parse(ad, SETTINGS), _Scratch(b'memsize = "64"'))
+        vmware.look(VmwareSpec.parse(ad, SETTINGS), SETTINGS, _Scratch(b'memsize = "64"'))
     with suppress(*HELD):
         boot = xen.XenBoot.parse(ad, SETTINGS)
         assert len(boot.command_line.encode("utf-8", "surrogateescape")) <= xen.LONGEST_COMMAND_LINE
@@ -158,7 +172,8 @@ def job_xml(data: bytes) -> None:
     ad = jobs.ad(JobVM_VCPUS="4", VMPARAM_vm_Disk=None)
     with suppress(*HELD):
         text = sanitize.read("domain.xml", "/scratch", _Scratch(data))
-        domain = sanitize.sanitized(text, "domain.xml")
+        domain, dropped = sanitize.sanitized(text, "domain.xml")
+        assert len(dropped) <= len(host_made.ROWS) + len(model.DEVICES)
         for element in domain.iter():
             assert isinstance(element.tag, str)
             assert element.tag.isascii()
@@ -207,3 +222,19 @@ def seed(data: bytes) -> None:
         cloud_init.iso.check_names(text.split("\n"))
     for code in (exit_code.from_console(data), exit_code.from_port(data)):
         assert code is None or 0 <= code <= 255
+
+
+@target
+def starter(data: bytes) -> None:
+    """Where a job says that its starter is, and what a guest would have the pool told."""
+    if found := chirp.parse(data):
+        address, port, password = found
+        assert address == "::1" or address.startswith("127.")
+        assert 0 < port < 65536
+        assert password.isalnum()
+    made = published.expression(data.decode("utf-8", "surrogateescape"))
+    assert made.isprintable()
+    assert len(made.encode()) <= published.LONGEST_VALUE
+    assert made[0] == made[-1] == '"'
+    assert not made[1:-1].replace("\\\\", "").replace('\\"', "").count('"')
+    assert "\n" not in chirp.escaped(made)

@@ -6,68 +6,95 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from unittest import mock
 
 from tests.fuzz.target import target
 from vmgahp.commands.console import job_ad as console_ad
-from vmgahp.commands.submit import add_arguments, libvirt_xml, ovf, submit_file, vmx
-from vmgahp.commands.submit.machine import Guest, name_devices
+from vmgahp.commands.submit import add_arguments, conversion, virt_install
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
+from vmgahp.host.run import Finished
 
 _PARSER = argparse.ArgumentParser()
 add_arguments(_PARSER)
 
 _ROOM = tempfile.TemporaryDirectory(prefix="vmgahp-fuzz-")
-_OPTIONS = {
-    kind: _PARSER.parse_args([kind, "vm", "--dir", _ROOM.name, "--force"]) for kind in ("vmx", "ovf", "libvirt-xml")
-}
+_VM = os.path.join(_ROOM.name, "vm")
+"""What is read."""
 _BESIDE = {"box-disk001.vmdk", "d1"}
 """Images that the samples name."""
 for _name in _BESIDE:
     Path(_ROOM.name, _name).touch()
 
 
-def _submitted(front_end: ModuleType, kind: str, data: bytes) -> None:
-    """A file is told of and makes a submit file of its own lines, or it is refused in a sentence."""
-    path = os.path.join(_ROOM.name, "vm")
-    with open(path, "wb") as file:
+def _submitted(kind: str, data: bytes, *words: str) -> None:
+    """A file with that in it, and whatever front end reads it."""
+    with open(_VM, "wb") as file:
         file.write(data)
-    options = _OPTIONS[kind]
-    options.file = path
-    summary, said = Summary(), io.StringIO()
+    options = _PARSER.parse_args([kind, _VM, "--dir", _ROOM.name, "--force", *words])
+    _told(options, Summary(_VM), within=f"{_ROOM.name}/")
+    os.unlink(_VM)
+    assert set(os.listdir(_ROOM.name)) == _BESIDE
+
+
+def _told(options: argparse.Namespace, summary: Summary, within: str) -> None:
+    """What was given makes a submit file that the daemon takes, or it is refused in a sentence."""
+    said = io.StringIO()
     with suppress(SubmitError):
-        made: Guest = front_end.machine(options, summary)
-        assert all(disk.path.startswith(f"{_ROOM.name}/") for disk in made.disks)
-        name_devices(made.disks)
-        for line in submit_file.write(made, "kvm", summary, transfer=True).splitlines():
+        made = conversion.read(options, summary)
+        assert all(disk.path.startswith(within) for disk in made.disks)
+        text, rehearsed = conversion.written(options, made, summary)
+        for line in text.splitlines():
             assert line.isprintable()
             assert "$(" not in line.replace("$(DOLLAR)", "")
+        assert rehearsed is not None
+        devices = [disk.device for disk in made.disks]
+        assert [disk.device for disk in rehearsed.spec.disks if not disk.is_made] == devices
     summary.show(said)
     assert said.getvalue().replace("\n", "").isprintable()
-    os.unlink(path)
     for made_file in summary.made:
         Path(made_file).write_bytes(b"") if os.path.basename(made_file) in _BESIDE else os.unlink(made_file)
-    assert set(os.listdir(_ROOM.name)) == _BESIDE
 
 
 @target
 def submit_vmx(data: bytes) -> None:
     """A stranger's .vmx."""
-    _submitted(vmx, "vmx", data)
+    _submitted("vmx", data)
+
+
+@target
+def submit_box(data: bytes) -> None:
+    """A stranger's Vagrant box."""
+    _submitted("box", data)
 
 
 @target
 def submit_ovf(data: bytes) -> None:
     """A stranger's OVF descriptor, or an archive with one."""
-    _submitted(ovf, "ovf", data)
+    _submitted("ovf", data)
 
 
 @target
 def submit_libvirt_xml(data: bytes) -> None:
     """A stranger's libvirt XML."""
-    _submitted(libvirt_xml, "libvirt-xml", data)
+    for words in ((), ("--as-is",)):
+        _submitted("libvirt-xml", data, *words)
+
+
+@target
+def submit_virt_install(data: bytes) -> None:
+    """What a virt-install prints, whose images may be anywhere."""
+    with mock.patch.object(virt_install, "run", return_value=Finished(0, data, b"")):
+        _told(_PARSER.parse_args(["virt-install", "--dir", _ROOM.name, "--", "--import"]), Summary(), within="/")
+    assert set(os.listdir(_ROOM.name)) == _BESIDE
+
+
+@target
+def submit_disk(data: bytes) -> None:
+    """An image of whatever format."""
+    for words in ((), ("--format", "raw", "--firmware", "uefi")):
+        _submitted("disk", data, "--memory", "64", *words)
 
 
 @target

@@ -312,7 +312,7 @@ def test_a_terminating_message_is_a_rejection(write: Write) -> None:
         (at("memory", '<xsl:message>fine</xsl:message><xsl:value-of select="none:none()"/>'), ""),
         ('<xsl:template match="/">no XML</xsl:template>', "not XML"),
         ('<xsl:template match="memory" name="t"><xsl:call-template name="t"/></xsl:template>', ""),
-        ("</xsl:nonsense>", ""),
+        ("</xsl:nonsense>", "s.xsl, line"),
     ],
 )  # fmt: skip
 def test_a_stylesheet_that_errs_or_reaches_out_is_the_machines_fault(
@@ -410,7 +410,7 @@ def asked(
     hook: str, given: str = "", saved: str = "", *, vm: str = "alice_lab_1.0", always: bool = False, dry: bool = False
 ) -> str:
     values = {"VM_MAC_HOOK": hook, "VM_MAC_HOOK_ALWAYS": str(always)}
-    return mac.choose(Settings(values), ad(), vm, given, saved, [].append, dry=dry)
+    return mac.choose(Settings(values), ad(), vm, given, saved, [].append, dry=dry)[0]
 
 
 def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
@@ -440,11 +440,37 @@ def test_a_hook_that_says_nothing_leaves_things_as_they_are(write: Write, given:
 
 @pytest.mark.parametrize(
     "answer",
-    ["nonsense", "01:00:5e:00:00:01", "00:00:00:00:00:00", "52:54:00:00:00", "52:54:00:00:00:01 52:54:00:00:00:02"],
+    [
+        *("52:54:00:00:00:01 10.0.0", "52:54:00:00:00:01 127.0.0.1", "52:54:00:00:00:01 10.0.0.7/33"),
+        *("52:54:00:00:00:01 10.0.0.7 x", "52:54:00:00:00:01 10.0.0.7 10.0.0.1 10.0.0.2 10.0.0.3", "10.0.0.7"),
+        *(
+            "nonsense",
+            "01:00:5e:00:00:01",
+            "00:00:00:00:00:00",
+            "52:54:00:00:00",
+            "52:54:00:00:00:01 52:54:00:00:00:02",
+        ),
+    ],
 )
 def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> None:
     with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
         asked(write(f"echo '{answer}'"))
+
+
+@pytest.mark.parametrize("more", ["10.0.0.7", "10.0.0.7/24 10.0.0.1 10.0.0.2", "fd00::7/64"])
+def test_a_hook_may_give_the_guests_address_too_and_has_it_back(write: Write, place: Path, more: str) -> None:
+    hook = write(f'echo "$VMGAHP_VM_NAME $*" >>{place}/argv; [ "$3" ] || echo 52:54:00:AB:cd:01 {more}')
+    said = mac.choose(Settings({"VM_MAC_HOOK": hook}), ad(), "vm", "", "", [].append, nic=1)
+    assert said == ("52:54:00:ab:cd:01", more)
+    mac.release(hook, "vm", 1, said[0], 5.0, [].append)
+    assert (place / "argv").read_text() == "vm 1 \nvm 1 52:54:00:ab:cd:01 release\n"
+
+
+def test_the_jobs_own_address_stays_its_own_where_the_hook_repeats_it(write: Write) -> None:
+    given = "52:54:00:00:00:01"
+    settings = Settings({"VM_MAC_HOOK": write(f"echo {given} 10.0.0.7"), "VM_MAC_HOOK_ALWAYS": "true"})
+    said, _ = mac.choose(settings, ad(), "vm", given, "", [].append)
+    assert type(said) is str, "who names one that is taken answers for it"
 
 
 def test_a_hook_that_rejects_and_one_that_fails(write: Write) -> None:
@@ -590,6 +616,6 @@ def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(w
 def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
     hook = write('if grep -q evil; then exit 7; fi; echo "$2"')
     settings = Settings({"VM_MAC_HOOK": hook})
-    assert mac.choose(settings, ad(), "vm", "", "", [].append) == ""
+    assert mac.choose(settings, ad(), "vm", "", "", [].append) == ("", "")
     with pytest.raises(JobFault, match="works for a plain job"):
         mac.choose(settings, ad(Owner='"evil"'), "vm", "", "", [].append)

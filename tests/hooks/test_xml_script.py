@@ -1,6 +1,7 @@
 """LIBVIRT_XML_SCRIPT is called as HTCondor's own server calls it, and trusted no further than it may be."""
 
 import os
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import OFF, OK
 from vmgahp.hooks import xml_script
-from vmgahp.hooks.xml_script import extra_lines, join_lines, parse_arguments, require_trustworthy, run
+from vmgahp.hooks.xml_script import extra_lines, inspect, join_lines, judge, parse_arguments, require_trustworthy, run
 
 AD = ['VM_WORKING_DIR = "/scratch"', "JobVMMemory = 512", 'VMPARAM_VM_NAME = "alice_1.0"']
 SECRETS = ['ClaimId = "<1.2.3.4:9618>#1#2#secret"', 'transferkey = "secret"', '_condor_privX = "secret"']
@@ -28,7 +30,8 @@ def script(place):
 
 def call(script, arguments="", lines=AD, deadline=20.0, environ=None):
     said = []
-    xml = run(script, arguments, lines, deadline, said.append, environ)
+    with mock.patch.dict(os.environ, environ or {}, clear=environ is not None):
+        xml = run(script, arguments, lines, deadline, said.append)
     return xml, said
 
 
@@ -115,6 +118,36 @@ def test_what_it_says_on_stderr_is_for_the_log(script):
 
 def test_a_child_left_in_the_background_without_our_pipes_is_let_be(script):
     assert call(script("sleep 100 >/dev/null 2>&1 </dev/null & echo '<domain/>'; kill $!"))[0] == "<domain/>"
+
+
+# What a job may not say by it.
+
+BELIEVES = """sed -n 's/^Said = "\\(.*\\)"$/\\1/p' | sed 's/\\\\"/"/g' >{0}/said
+              echo "<domain><disk><source file='$(cat {0}/said)' format=\\"raw\\"/></disk></domain>" """
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "x'/></disk><hostdev mode='subsystem'/><disk><source file='y",
+        "x'/></disk><HOSTDEV/><disk><source file='y",
+        "x'/><!-- ' -->",
+        "x' startupPolicy = 'optional",
+        "&#46;&#46;/&#46;&#46;/etc/shadow",
+        "&lt;x",
+    ],
+)
+def test_nothing_that_a_job_says_becomes_a_part_of_the_description(script, place, said):
+    with pytest.raises(JobFault, match="Said has XML in it"):
+        call(script(BELIEVES.format(place)), lines=[*AD, f'Said = "{said}"'])
+
+
+@pytest.mark.parametrize(
+    "said", ["disk.img", "a < b && c", "it's", "<10.0.0.1:9618?addrs=10.0.0.1-9618&alias=x>", "A='b c' D='e'", "&amp;"]
+)
+def test_what_a_job_says_otherwise_is_its_own_business(script, place, said):
+    program = script("cat >/dev/null; echo \"<domain><disk><source file='x' name='e'/></disk>&amp;</domain>\"")
+    assert call(program, lines=[*AD, f'Environment = "{said}"'])[0].startswith("<domain>")
 
 
 # How it fails.
@@ -205,6 +238,75 @@ def test_a_directory_that_others_may_write_is_not_trusted(script, place):
     assert f"{place}, to which others may write" in refused(program)
     place.chmod(0o1777)
     require_trustworthy(program)
+
+
+@pytest.mark.parametrize(
+    ("first", "interpreter"),
+    [
+        ("#!/bin/sh", "/bin/sh"),
+        ("#! /bin/sh -eu", "/bin/sh"),
+        ("#!/usr/bin/env -S LANG=C sh -eu", "/sh"),
+        ("\x7fELF", None),
+    ],
+)
+def test_a_script_that_can_run_is_there(script, first, interpreter):
+    program = script("exit 1", interpreter=first)
+    found = inspect(program, "-v '")
+    assert found.endswith(interpreter) if interpreter else found == ""
+    assert judge(program, "", blind=False).verdict == OK
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to others than root their own files are as good")
+def test_an_interpreter_that_others_can_change_is_told(script, place):
+    """Whoever can write to it runs what he likes as root, and more pools than one have that."""
+    interpreter = place / "python"
+    interpreter.symlink_to("/bin/sh")
+    program = script("exit", interpreter=f"#!{interpreter}")
+    os.lchown(interpreter, 12345, 0)
+    found = judge(program, "", blind=False)
+    assert found.verdict == OFF
+    assert f"others than root can change {interpreter}" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("#!/nonexistent/python4", "'#!/nonexistent/python4'"),
+        ("#!/bin/sh\r", "'#!/bin/sh\\r'"),
+        ("#!/usr/bin/env nonexistent-python", "nonexistent-python"),
+        ("#!", "'#!'"),
+        ("echo '<domain/>'", "echo"),
+    ],
+)
+def test_a_script_that_nothing_runs_is_told_before_a_job_finds_out(script, first, said):
+    with pytest.raises(MachineFault, match=r"cannot be run.*no such interpreter") as caught:
+        inspect(script("exit", interpreter=first), "")
+    assert said in caught.value.problem
+    assert "#!/bin/sh" in caught.value.hint
+
+
+def test_arguments_are_told_from_the_name_of_the_script(script):
+    program = script("exit")
+    with pytest.raises(MachineFault, match="has arguments") as caught:
+        inspect(f"{program} -v --fast", "")
+    assert f"LIBVIRT_XML_SCRIPT = {program} and LIBVIRT_XML_SCRIPT_ARGS = -v --fast" in caught.value.hint
+    with pytest.raises(MachineFault, match="is not closed"):
+        inspect(program, '"')
+
+
+@pytest.mark.parametrize("wrong", ["/nonexistent/script", "script", "mode", "writable", "directory"])
+def test_a_script_that_will_not_be_run_is_told_before_a_job_finds_out(script, place, wrong):
+    path = program = script("exit", mode={"mode": 0o644, "writable": 0o777}.get(wrong, 0o755))
+    if wrong == "directory":
+        place.chmod(0o777)
+    elif "script" in wrong:
+        path = wrong
+    with pytest.raises(MachineFault, match=f"LIBVIRT_XML_SCRIPT = {path} ") as caught:
+        inspect(path, "")
+    assert "or unset it" in caught.value.hint
+    place.chmod(0o755)
+    os.chmod(program, 0o755)
+    inspect(program, "")
 
 
 def test_links_are_followed_and_judged(script, place):
@@ -353,3 +455,18 @@ def test_a_script_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(
     with pytest.raises(JobFault, match="works for a plain job") as caught:
         call(naive, lines=[*AD, f'VMPARAM_vm_Disk = "{disk}"'], deadline=2)
     assert "LIBVIRT_XML_SCRIPT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("Unknown VM type: qemu", "not XML: 'Unknown VM type: qemu'"),
+        ("<domain><a></domain>", "mismatched tag: line 1"),
+        ("<network><name>n</name></network>", "the XML of 'network', and not of a domain"),
+        ("<domain><name>n</name></domain>", "named the domain 'n'"),
+    ],
+)
+def test_what_it_printed_in_the_place_of_a_domain_is_shown(script, printed, said):
+    with pytest.raises(MachineFault) as caught:
+        run(script(f"cat >/dev/null; echo '{printed}'"), "", AD, 20.0, print, "alice_1.0")
+    assert said in caught.value.problem

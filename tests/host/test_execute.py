@@ -87,6 +87,20 @@ def test_a_full_file_system_is_the_machines_where_it_is_that_of_execute(
 
 
 @as_root
+def test_of_a_scratch_directory_in_one_of_the_starters_execute_is_looked_at(
+    scratch: Path, user: Identity, mount: Callable[..., Path]
+) -> None:
+    """What the starter has made may be a file system of its own, which the job fills."""
+    place = mount(scratch, "size=64k", Identity(0, 0)) / "scratch"
+    place.mkdir()
+    os.chown(place, user.uid, user.gid)
+    fill(place)
+    with pytest.raises(OSError, match="No space left") as caught:
+        user.write_scratch(str(place), "new", bytes(8192))
+    assert "request_disk" in execute.unwritable("new", caught.value, str(place), user).hint
+
+
+@as_root
 def test_an_execute_that_is_read_only_is_the_machines(
     scratch: Path, user: Identity, mount: Callable[..., Path]
 ) -> None:

@@ -391,3 +391,8 @@ def test_no_fault_of_all_this_takes_a_machine_offline(place: Path) -> None:
     for text in ("[a", "[a]\n", '[a]\npath = "a"\nformat = "qcow2"\n', '[b]\npath = "a"\nformat = "raw"\n'):
         write(place / "a", b"content")
         refusal(offering(place, text))
+
+
+def test_a_line_that_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2 has more than 5000 bytes"):
+        catalog.parse("/etc/images.toml", b"[a]\n" + b"a." * 20_000 + b"a = 1\n")

@@ -139,6 +139,12 @@ def test_one_that_hangs_is_killed(stand_in, tmp_path: Path) -> None:
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
+def test_its_threads_have_one_arena(stand_in) -> None:
+    """Each of its own takes from the limit's addresses, until one day no thread can be made."""
+    stand_in('echo "{\\"arenas\\": $MALLOC_ARENA_MAX}"')
+    assert qemu_img.info("/dev/null", "raw") == {"arenas": 1}
+
+
 def test_one_that_says_nonsense(stand_in) -> None:
     stand_in("echo '{'")
     with pytest.raises(qemu_img.Trouble, match="JSON"):

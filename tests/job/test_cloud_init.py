@@ -1,6 +1,8 @@
 """What cloud-init is told: read from the job's files, checked, and made into a drive that is always the same."""
 
 import contextlib
+import email
+import gzip
 import os
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import cloud_init, vm_spec
 from vmgahp.job.options import NAMES
+from vmgahp.job.run import guest_file
 from vmgahp.job.spec import Devices, Disk, JobSpec
 from vmgahp.job.vmware import VmwareSpec
 
@@ -232,3 +235,75 @@ def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, option: str) -> N
 def test_a_port_that_is_not_wanted_is_wanted_nowhere() -> None:
     job = ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false")
     assert vm_spec.parse(job, MACHINE).name
+
+
+def parts(data: bytes) -> list[tuple[str, str | None, bytes]]:
+    """What cloud-init finds in user data."""
+    message = email.message_from_bytes(data)
+    assert message.is_multipart()
+    leaves = [part for part in message.walk() if not part.is_multipart()]
+    return [(part.get_content_type(), part.get_filename(), part.get_payload(decode=True)) for part in leaves]
+
+
+AGENT = guest_file("agent")
+
+
+def test_a_program_alone_is_all_that_cloud_init_is_told(directory: Directory) -> None:
+    made = directory.write(Run='"true"')
+    assert made["user-data"] == AGENT
+    assert made["meta-data"].startswith(b"instance-id: ")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("data", [b"#cloud-config\nruncmd: [a]\n", b"#!/bin/sh\n\xff\n"])
+def test_the_program_comes_behind_all_else_that_cloud_init_is_told(
+    directory: Directory, data: bytes, packed: bool
+) -> None:
+    directory.put("seed", gzip.compress(data) if packed else data)
+    made = directory.write(Run='"true"', User_Data='"seed"')
+    assert parts(made["user-data"]) == [("text/plain", None, data), ("text/x-shellscript", "zz-vmgahp-run", AGENT)]
+    assert directory.write(Run='"true"', User_Data='"seed"') == made
+
+
+MESSAGE = b"""Content-Type: multipart/mixed; boundary="X"
+MIME-Version: 1.0
+
+--X
+Content-Type: text/cloud-config
+
+#cloud-config
+--X
+Content-Type: text/x-shellscript; name="a"
+
+#!/bin/sh
+--X--
+"""
+
+
+@pytest.mark.parametrize("before", [b"", b"From nobody Sat Jan  1 00:00:00 2000\n"])
+def test_a_message_is_a_part_as_it_stands(directory: Directory, before: bytes) -> None:
+    directory.put("seed", before + MESSAGE)
+    found = parts(directory.write(Run='"true"', User_Data='"seed"')["user-data"])
+    assert [(kind, name) for kind, name, _ in found] == [
+        ("text/cloud-config", None),
+        ("text/x-shellscript", "a"),
+        ("text/x-shellscript", "zz-vmgahp-run"),
+    ]
+    assert found[0][2] == b"#cloud-config"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"#ps1\n", "is for Windows"),
+        (b"\x1f\x8bno", "cannot be unpacked"),
+        (gzip.compress(b"#!/bin/sh\n" + bytes(cloud_init.LARGEST)), "more than 1048576 bytes"),
+    ],
+)
+def test_user_data_beside_which_no_program_can_be_told(directory: Directory, data: bytes, problem: str) -> None:
+    directory.put("seed", data)
+    directory.refused(problem, Run='"true"', User_Data='"seed"')
+
+
+def test_an_image_that_is_ready_is_told_nothing(directory: Directory) -> None:
+    assert directory.spec(Run='"true"', Run_Boot='"ready"').devices.user_data is None

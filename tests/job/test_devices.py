@@ -6,7 +6,9 @@ from tests.job.support import found, refusal, spec
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.errors import MachineFault
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.disks import DiskRequest
+from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, Disk, Nic, Topology
 
 MISMATCHED, BAD_DISK = errors.MISMATCHED, errors.INVALID_DISK_PARAM
@@ -125,7 +127,13 @@ def test_a_checkpoint_and_other_writers_contradict_each_other() -> None:
 
 
 def test_a_job_that_asks_for_nothing_gets_the_usual() -> None:
-    assert spec().devices == Devices(arch="", firmware="", topology=None, tpm=False, share="")
+    assert spec().devices == Devices(arch="", firmware="", topology=None, tpm=False, shares=())
+
+
+def test_a_vm_that_an_earlier_release_has_started_keeps_what_it_was_given() -> None:
+    """A server hands it on to helpers of a later one as the fields in their order."""
+    of_old = Devices._make(("x86_64", "uefi", None, True, "", True, "seed"))  # type: ignore[arg-type]
+    assert (of_old.exit_port, of_old.user_data, of_old.ssh) == (True, "seed", ())
 
 
 @pytest.mark.parametrize(
@@ -179,9 +187,11 @@ def test_aarch64_has_one_firmware(firmware: str) -> None:
 
 
 def test_a_share_is_the_scratch_directory_or_one_in_it() -> None:
-    assert spec(SHARING, VMPARAM_vm_Share="true").devices.share == "/scratch"
-    assert spec(SHARING, VMPARAM_vm_Share='"results"').devices.share == "/scratch/results"
-    assert spec(SHARING, VMPARAM_vm_Share="false").devices.share == ""
+    own = Share("share", "/scratch", "9p")
+    assert spec(SHARING, VMPARAM_vm_Share="true").devices.shares == (own,)
+    named = own._replace(directory="/scratch/results")
+    assert spec(SHARING, VMPARAM_vm_Share='"results"').devices.shares == (named,)
+    assert spec(SHARING, VMPARAM_vm_Share="false").devices.shares == ()
 
 
 def test_a_share_contradicts_a_checkpoint() -> None:
@@ -190,8 +200,8 @@ def test_a_share_contradicts_a_checkpoint() -> None:
 
 
 def test_a_share_of_an_unknown_kind_is_the_administrators_fault() -> None:
-    with pytest.raises(MachineFault, match="VM_SHARE_SCRATCH = virtiofs"):
-        spec(Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "virtiofs"}), VMPARAM_vm_Share="true")
+    with pytest.raises(MachineFault, match="VM_SHARE_SCRATCH = nfs"):
+        spec(Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "nfs"}), VMPARAM_vm_Share="true")
 
 
 # --- the three ways of writing it
@@ -229,3 +239,25 @@ def test_what_is_for_others_is_no_unknown_wish() -> None:
 def test_an_administrators_script_may_know_other_wishes() -> None:
     scripted = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/usr/local/libexec/describe"})
     assert spec(scripted, VMPARAM_vm_Colour='"blue"').ignored == ()
+
+
+SCRIPTED = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/usr/local/libexec/describe"})
+
+
+@pytest.mark.parametrize("text", ["/dev/null:null:null", "/dev//null:vda:r", "/dev/null:null:null,/dev/null:null:null"])
+def test_a_job_whose_vm_a_script_describes_may_bring_no_disk(text: str) -> None:
+    """As the submit files of clouds have it, whose images the script knows."""
+    refusal(BAD_DISK, "null", VMPARAM_vm_Disk='"/dev/null:null:null"')
+    assert spec(SCRIPTED, VMPARAM_vm_Disk=f'"{text}"').requests == ()
+    (request,) = spec(SCRIPTED, VMPARAM_vm_Disk=f'"{text},disk.img:root:ro"').requests
+    assert request == DiskRequest("disk.img:root:ro", "disk.img", "root", "", True, "raw", "disk")
+
+
+@pytest.mark.parametrize("text", ["/dev/null", ":null:null", "disk.img:'/>:w", "disk.img:vda:<x", "d:null:w,e:null:w"])
+def test_not_every_text_is_a_word_for_a_script(text: str) -> None:
+    refusal(BAD_DISK, text.split(",")[-1], settings=SCRIPTED, VMPARAM_vm_Disk=f'"{text}"')
+
+
+def test_a_device_of_the_machines_is_no_disk_for_a_script_either() -> None:
+    with pytest.raises(JobFault, match="/dev/zero"):
+        found(SCRIPTED, VMPARAM_vm_Disk='"/dev/zero:null:null"')

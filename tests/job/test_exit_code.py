@@ -3,20 +3,18 @@
 import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs import own
-from vmgahp.config import Settings
+from tests.lab.starter import ANY, FakeStarter
 from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
-from vmgahp.job import exit_code
-from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_port, tell_starter
+from vmgahp.job import chirp, exit_code, published
+from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_port
 
 
 @pytest.mark.parametrize(
@@ -67,11 +65,11 @@ def test_whatever_a_guest_says_it_is_a_code_or_none(text: bytes) -> None:
 class Vm:
     """What goes with a VM of no hypervisor."""
 
-    def __init__(self, scratch: Path, user: Identity, libexec: Path | None = None) -> None:
+    def __init__(self, scratch: Path, user: Identity) -> None:
         self.said: list[str] = []
-        settings = Settings({"LIBEXEC": str(libexec)} if libexec else {})
         self.resources = Resources(self.said.append)
-        self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, settings, user, self.said.append)
+        news = self.resources.news
+        self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, news, user, self.said.append)
 
 
 def exit_code_in(scratch: Path) -> object:
@@ -81,7 +79,8 @@ def exit_code_in(scratch: Path) -> object:
 def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
-    vm.resources.release()
+    with FakeStarter(scratch):
+        vm.resources.release()
     path = scratch / "vm_exit.json"
     found = json.loads(path.read_text())
     assert (found["exit_code"], found["source"], found["ended_by"]) == (3, "console", "gone")
@@ -90,6 +89,32 @@ def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identit
     assert path.stat().st_uid == user.uid
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert vm.said == []
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "status"),
+    [
+        ("", "", 0),
+        (exit_code.POWERED_OFF, "", 0),
+        (exit_code.POWERED_OFF, "3", 3),
+        (exit_code.CRASHED, "", 1),
+        (exit_code.CRASHED, "0", 0),
+        (exit_code.DISK_ERROR, "", 1),
+        (exit_code.DISK_LIMIT, "", 1),
+        (exit_code.OUT_OF_MEMORY, "", 1),
+        (exit_code.DESTROYED_BY_OTHERS, "", 1),
+        (exit_code.DESTROYED_BY_OTHERS, "3", 3),
+        (exit_code.DESTROYED, "3", 0),
+        (exit_code.POWERED_OFF_WHEN_ASKED, "3", 0),
+    ],
+)
+def test_what_a_server_leaves_with(scratch: Path, user: Identity, how: str, says: str, status: int) -> None:
+    """HTCondor takes it for the job's exit code, where HTCondor has not ended the VM itself."""
+    vm = Vm(scratch, user)
+    (scratch / "vm_console.log").write_text(f"vmgahp-exit-code: {says}\n")
+    vm.resources.ended(how)
+    vm.resources.release()
+    assert vm.resources.exit_status == status
 
 
 def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Identity) -> None:
@@ -134,7 +159,8 @@ def test_a_checkpoint_that_waits_is_no_end(scratch: Path, user: Identity) -> Non
 def test_it_is_written_before_the_directory_is_emptied(scratch: Path, user: Identity) -> None:
     vm = Vm(scratch, user)
     vm.resources.when_over.append(lambda: (scratch / "vm_exit.json").unlink())
-    vm.resources.release()
+    with FakeStarter(scratch):
+        vm.resources.release()
     assert vm.said == []
     assert not (scratch / "vm_exit.json").exists()
 
@@ -149,139 +175,94 @@ def test_a_file_that_cannot_be_written_ends_nothing(scratch: Path, user: Identit
     assert "vm_exit.json cannot be written" in vm.said[0]
 
 
-# The job ad; a pool's own condor_chirp is in tests/system/pool/test_guest.py
-
-STARTER = "127.0.0.1 34567 abcdefghij\n"
+# The job ad; a pool's own starter is in tests/system/pool/test_guest.py
 
 
-@pytest.fixture
-def libexec(scratch: Path) -> Path:
-    """Where something notes how condor_chirp is called, instead of it."""
-    directory = scratch.parent / "libexec"
-    directory.mkdir()
-    notes = scratch.parent / "notes"
-    notes.touch()
-    notes.chmod(0o666)
-    program = directory / "condor_chirp"
-    program.write_text(f'#!/bin/sh\necho "$(id -u) $_CONDOR_CHIRP_CONFIG $*" >> {notes}\n. {directory}/then\n')
-    program.chmod(0o755)
-    (directory / "then").write_text("exit 0\n")
-    return directory
-
-
-def notes(libexec: Path) -> list[str]:
-    return (libexec.parent / "notes").read_text().splitlines()
-
-
-def configured(scratch: Path, text: str = STARTER) -> None:
-    path = scratch / ".chirp.config"
-    path.write_text(text)
-    path.chmod(0o700)
-    own(scratch, path)
-
-
-@pytest.fixture
-def tell(scratch: Path, user: Identity, libexec: Path) -> Callable[..., str]:
-    """What is said when the starter is told of an exit code."""
-
-    def telling(code: int | None = 3, text: str = STARTER) -> str:
-        configured(scratch, text)
-        return tell_starter(code, str(scratch), str(libexec), user)
-
-    return telling
-
-
-def test_the_starter_is_told_as_the_jobs_user(
-    scratch: Path, user: Identity, libexec: Path, tell: Callable[..., str]
-) -> None:
-    assert tell() == ""
-    who = f"{user.uid} {scratch}/.chirp.config"
-    assert notes(libexec) == [
-        f"{who} set_job_attr VMExitCode 3",
-        f"{who} set_job_attr_delayed ChirpVMExitCode 3",
-        f"{who} set_job_attr_delayed ChirpVMExitReason undefined",
-    ]
-
-
-def test_without_a_code_none_of_an_earlier_run_stays(libexec: Path, tell: Callable[..., str]) -> None:
-    tell(None)
-    assert [line.split()[-1] for line in notes(libexec)] == ["undefined", "undefined", "undefined"]
-
-
-def test_why_it_failed_is_in_the_job_ad_and_in_the_jobs_log(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch)
-    vm = Vm(scratch, user, libexec)
-    vm.resources.ended(exit_code.DISK_ERROR, reason='an error of the disk "vda"' + " and so on" * 20)
+def ended(scratch: Path, user: Identity, how: str = "", reason: str = "") -> None:
+    vm = Vm(scratch, user)
+    vm.resources.ended(how, reason=reason)
     vm.resources.release()
+
+
+def test_the_starter_is_told_the_exit_code_and_how_it_ended(scratch: Path, user: Identity) -> None:
+    vm = Vm(scratch, user)
+    (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
+    with FakeStarter(scratch, ANY) as starter:
+        vm.resources.ended(exit_code.POWERED_OFF)
+        vm.resources.release()
+    assert vm.said == []
+    assert starter.told[0] == ["set_job_attr", "VMExitCode", "3"]
+    assert starter.ad() == {
+        "VMExitCode": "3",
+        "ChirpVMState": '"Stopped"',
+        "ChirpVMEndedBy": '"powered off"',
+        "ChirpVMExitCode": "3",
+        **dict.fromkeys(("ChirpVMExitReason", "ChirpVMHoldReason"), "undefined"),
+    }
+
+
+def test_without_a_code_none_of_an_earlier_run_stays(scratch: Path, user: Identity) -> None:
+    with FakeStarter(scratch, ANY) as starter:
+        ended(scratch, user)
+    assert starter.ad()["VMExitCode"] == starter.ad()["ChirpVMExitCode"] == "undefined"
+
+
+def test_why_it_failed_is_in_the_job_ad_and_in_the_jobs_log(scratch: Path, user: Identity) -> None:
+    with FakeStarter(scratch, ANY) as starter:
+        ended(scratch, user, exit_code.DISK_ERROR, 'an error of the disk "vda"' + " and so on" * 120)
     found = json.loads((scratch / "vm_exit.json").read_text())
     assert (found["ended_by"], found["reason"][:26]) == ("disk error", 'an error of the disk "vda"')
-    told = [line.split(" ", 2)[2] for line in notes(libexec)]
-    assert told[1] == "set_job_attr_delayed ChirpVMExitCode undefined"
-    assert told[2].startswith('set_job_attr_delayed ChirpVMExitReason "an error of the disk \\"vda\\" and so on')
-    assert told[3].startswith('ulog an error of the disk "vda" and so on')
-    assert len(told[3]) == len("ulog ") + 127
+    assert starter.ad()["ChirpVMExitReason"].startswith('"an error of the disk \\"vda\\" and so on')
+    assert starter.ad()["ChirpVMHoldReason"] == "undefined", "it may go well on another machine"
+    [line] = starter.log()
+    assert line.startswith('an error of the disk "vda" and so on')
+    assert len(line) == published.LONGEST_LINE
 
 
-def test_without_chirp_nothing_is_said(scratch: Path, user: Identity, libexec: Path) -> None:
-    assert tell_starter(3, str(scratch), str(libexec), user) == ""
-    assert notes(libexec) == []
+def test_what_only_the_jobs_owner_can_mend_is_a_reason_to_hold_it(scratch: Path, user: Identity) -> None:
+    with FakeStarter(scratch) as starter:
+        ended(scratch, user, exit_code.DISK_LIMIT, "it has outgrown its disks")
+    assert starter.ad()["ChirpVMHoldReason"] == starter.ad()["ChirpVMExitReason"] == '"it has outgrown its disks"'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("10.0.0.1 80 abc\n", "127.evil.example 80 abc\n", "localhost 80 abc\n"),
-        *("127.0.0.1 80\n", "127.0.0.1 80 abc def\n", f"127.0.0.1 80 {'x' * 5000}\n"),
-        *("127.0.0.1 80 abc\n10.0.0.1 80 abc\n", "\x00\xff"),
-    ],
-)
-def test_nobody_but_the_starter_of_this_machine_is_spoken_to(
-    libexec: Path, tell: Callable[..., str], text: str
-) -> None:
-    assert "not as a starter writes it" in tell(text=text)
-    assert notes(libexec) == []
+def test_without_chirp_that_is_said(scratch: Path, user: Identity) -> None:
+    vm = Vm(scratch, user)
+    vm.resources.release()
+    assert [line for line in vm.said if "no starter can be reached by chirp" in line] == vm.said != []
 
 
-def test_a_failure_is_said_and_no_more(libexec: Path, tell: Callable[..., str]) -> None:
-    (libexec / "then").write_text("echo no such attribute >&2; exit 1\n")
-    assert tell().endswith("no such attribute")
-    assert len(notes(libexec)) == 3
-
-
-def test_one_of_the_two_is_enough(libexec: Path, tell: Callable[..., str]) -> None:
-    (libexec / "then").write_text('[ "$1" = set_job_attr_delayed ]\n')
-    assert tell() == ""
+def test_a_job_without_rights_gets_what_every_job_gets(scratch: Path, user: Identity) -> None:
+    vm = Vm(scratch, user)
+    with FakeStarter(scratch) as starter:
+        vm.resources.release()
+    assert starter.ad()["ChirpVMState"] == '"Stopped"'
+    assert vm.said == []
 
 
 def test_a_starter_that_does_not_answer_is_not_waited_for(
-    libexec: Path, tell: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exit_code, "CHIRP_SECONDS", 0.2)
-    (libexec / "then").write_text("exec sleep 600\n")
-    assert "timed out" in tell()
-
-
-def test_a_machine_without_condor_chirp_says_so(scratch: Path, user: Identity) -> None:
-    configured(scratch)
-    for libexec in ("/nowhere", ""):
-        assert "condor_chirp is not there" in tell_starter(3, str(scratch), libexec, user)
+    monkeypatch.setattr(chirp, "END_SECONDS", 0.2)
+    vm = Vm(scratch, user)
+    with FakeStarter(scratch) as starter:
+        starter.answer = b""
+        vm.resources.release()
+    assert "the starter has not answered in time" in vm.said[0]
 
 
 @pytest.mark.parametrize(
     ("how", "told"),
     [("", True), (exit_code.POWERED_OFF, True), (exit_code.CRASHED, True), (exit_code.DESTROYED, False)],
 )
-def test_only_an_end_of_its_own_is_told(scratch: Path, user: Identity, libexec: Path, how: str, told: bool) -> None:
-    configured(scratch)
-    vm = Vm(scratch, user, libexec)
-    vm.resources.ended(how)
-    vm.resources.release()
-    assert bool(notes(libexec)) == told
+def test_only_an_end_of_its_own_is_told(scratch: Path, user: Identity, how: str, told: bool) -> None:
+    with FakeStarter(scratch) as starter:
+        ended(scratch, user, how)
+    assert bool(starter.told) == told
 
 
-def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(scratch: Path, user: Identity, libexec: Path) -> None:
-    configured(scratch)
-    vm = Vm(scratch, user, libexec)
-    vm.resources.to_be_stopped()
-    vm.resources.release()
-    assert notes(libexec) == []
+def test_a_starter_that_waits_for_a_stop_is_not_spoken_to(scratch: Path, user: Identity) -> None:
+    vm = Vm(scratch, user)
+    with FakeStarter(scratch) as starter:
+        vm.resources.to_be_stopped()
+        vm.resources.release()
+    assert starter.visits == 0

@@ -66,7 +66,7 @@ def test_no_job_gets_round_the_policy_by_another_name(condition, asked):
 @pytest.mark.parametrize("option", NAMES)
 def test_an_option_has_one_value_under_all_its_names(option):
     row = next(row for row in OPTIONS if row.name == PREFIX + option)
-    value = "true" if "bool" in row.kind else '"one"'
+    value = "true" if "bool" in row.kind else "600" if row.kind == "integer" else '"one"'
     forms = [PREFIX + option, GENERAL + option, f"VM_kvm_ATTR_{option}"]
     for form in forms:
         seen = folded(ad(**{form: value}), MACHINE)

@@ -35,7 +35,7 @@ def spec(settings=MACHINE, **changes):
 
 def refusal(word, part, **changes):
     with pytest.raises(JobFault) as caught:
-        look(spec(**changes), Files(FILES))
+        look(spec(**changes), MACHINE, Files(FILES))
     assert caught.value.code == word
     assert caught.value.hint
     assert part in caught.value.problem
@@ -71,7 +71,7 @@ def test_names_are_the_last_part_of_a_path_of_either_system():
 
 
 def test_shared_disks_need_not_be_in_the_scratch_directory():
-    found = look(spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"'), Files(("dos.vmx",)))
+    found = look(spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"'), MACHINE, Files(("dos.vmx",)))
     assert (found.dir, found.transfer, found.snapshot_disk) == ("/net/vms", False, True)
     assert found.vmdk_files == ("dos.vmdk", "dos-s001.vmdk")
 
@@ -139,7 +139,7 @@ def test_a_jobs_mistake_holds_the_job(changes, word, part):
 @pytest.mark.parametrize("error", [errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR])
 def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
     with pytest.raises(JobFault, match=name) as caught:
-        look(spec(), Files(FILES, bad={name: error}))
+        look(spec(), MACHINE, Files(FILES, bad={name: error}))
     assert os.strerror(error) in caught.value.problem
 
 
@@ -163,12 +163,12 @@ class TestReading:
         return make
 
     def test_it_is_read_as_the_jobs_user(self, job, user):
-        assert look(job(b'memsize = "4"\r\n'), user).vmx["memsize"] == "4"
+        assert look(job(b'memsize = "4"\r\n'), MACHINE, user).vmx["memsize"] == "4"
 
     @pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
     def test_one_that_vmware_could_not_read_holds_the_job(self, job, user, content):
         with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
-            look(job(content), user)
+            look(job(content), MACHINE, user)
         assert caught.value.code == errors.BAD_IMAGE
 
     def test_a_link_is_not_followed(self, job, user, scratch):
@@ -176,4 +176,4 @@ class TestReading:
         (scratch / "dos.vmx").unlink()
         (scratch / "dos.vmx").symlink_to("/etc/hostname")
         with pytest.raises(JobFault, match="cannot be opened"):
-            look(found, user)
+            look(found, MACHINE, user)

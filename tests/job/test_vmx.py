@@ -82,6 +82,17 @@ def test_escapes_are_bytes_in_the_encoding_of_the_file():
         Vmx.parse('\na = "caf|E9"')
 
 
+def test_the_encodings_are_those_of_windows_in_other_countries():
+    for name, codec in (("windows-932", "cp932"), ("Windows-1251", "cp1251"), ("windows-949", "cp949"), ("GBK", "gbk")):
+        assert (
+            Vmx.decode(b'.encoding = "' + name.encode() + b'"\na = "' + "\u044f".encode(codec) + b'"\n')["a"]
+            == "\u044f"
+        )
+    for name in ("windows-037", "windows-1200", "utf-16", "utf-7"):  # what is an end of a line there is none here
+        with pytest.raises(VmxError, match="cannot be read here"):
+            Vmx.decode(b'.encoding = "' + name.encode() + b'"\n')
+
+
 def test_what_is_written_is_utf_8_and_says_so():
     vmx = Vmx.decode(b'.encoding = "windows-1252"\nname = "caf\xe9"\n')
     assert vmx.encode() == '.encoding = "UTF-8"\nname = "café"\n'.encode()

@@ -44,8 +44,6 @@ WATCH = "/usr/local/sbin/stopwatch-python"
 the one that measures takes nothing off what it measures."""
 MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py")
 """What of this package the namespace gets."""
-RECOMMENDED = ("/usr/bin/zstd",)
-"""What our package recommends and the pool's root lacks, taken from this machine: scripts/bench installs it there."""
 LIBVIRT_MODULE = "/usr/lib/python3/dist-packages"
 PROOFS = ("/run/vmgahp/proof-*",)
 """Where our server keeps what it found out about KVM in this boot."""
@@ -132,8 +130,6 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
     script = namespace.exchange / "describe-vm"
     script.write_text(SCRIPT)
     script.chmod(0o755)
-    for program in RECOMMENDED:
-        shutil.copy(program, namespace.path("/usr/bin"))
     package = namespace.exchange / "watch/tests/lab"
     package.mkdir(parents=True)
     for module in MODULES:

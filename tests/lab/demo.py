@@ -71,13 +71,14 @@ def job_user() -> tuple[int, int] | None:
 
 
 def environment(scratch: Path, user: tuple[int, int] | None) -> dict[str, str]:
-    """What condor_starter puts into the daemon's environment, and two settings."""
+    """What condor_starter puts into the daemon's environment, and settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("VMGAHP_", "_CONDOR_"))}
     env |= {"VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(scratch)}
     if user:
         env |= {"VMGAHP_USER_UID": str(user[0]), "VMGAHP_USER_GID": str(user[1])}
     # Settings of HTCondor's may come from the environment; a machine without HTCondor will do.
-    return env | {"_CONDOR_VM_TYPE": "kvm", "_CONDOR_VM_MEMORY": "1024", "_CONDOR_VM_ALLOW_EMULATION": "True"}
+    settings = {"VM_TYPE": "kvm", "VM_MEMORY": "1024", "VM_ALLOW_EMULATION": "True", "VM_REPORT_PID": "True"}
+    return env | {f"_CONDOR_{name}": value for name, value in settings.items()}
 
 
 def job_ad(scratch: Path) -> list[str]:

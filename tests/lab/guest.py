@@ -246,6 +246,46 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
     return c.sector()
 
 
+def growing_sector(mib: int, after: int = 1) -> bytes:
+    """A guest that has so many MiB of its disk occupied, by a sector of each 4 KiB, from the MiB `after` on; then it
+    halts for good."""
+    c = _Code()
+    c.begin()
+    # The BIOS passes the boot drive in DL.
+    c.refer("8816", "drive", "abs16")  # mov [drive],dl
+    c.refer("BE", "banner", "abs16")  # mov si,banner
+    c.refer("E8", "print", "rel16")  # call print
+    c.label("grow")
+    c.refer("BE", "packet", "abs16")  # mov si,packet
+    c.refer("8A16", "drive", "abs16")  # mov dl,[drive]
+    c.emit("B80043 CD13")  # mov ax,0x4300; int 0x13: extended write without verify
+    c.refer("BE", "failed", "abs16")  # mov si,failed
+    c.refer("72", "say", "rel8")  # jc say
+    c.refer("668306", "sector", "abs16")  # add dword [sector],
+    c.emit("08")
+    c.refer("66813E", "sector", "abs16")  # cmp dword [sector],
+    c.code += ((after + mib) << 11).to_bytes(4, "little")
+    c.refer("72", "grow", "rel8")  # jb grow
+    c.refer("BE", "done", "abs16")  # mov si,done
+    c.label("say")
+    c.refer("E8", "print", "rel16")  # call print
+    c.label("halt")
+    c.emit("F4")  # hlt
+    c.refer("EB", "halt", "rel8")  # jmp halt
+    c.print_routine()
+    c.label("drive")
+    c.emit("80")
+    # The disk address packet: one sector, from 1000:0000.
+    c.label("packet")
+    c.emit("1000 0100 0000 0010")
+    c.label("sector")
+    c.code += (after << 11).to_bytes(8, "little")
+    c.text("banner", BANNER)
+    c.text("done", DONE)
+    c.text("failed", WRITE_FAILED)
+    return c.sector()
+
+
 def panicking_sector() -> bytes:
     """A guest that says by the panic device of a PC, QEMU's pvpanic, that its kernel has panicked, and spins on."""
     c = _Code()

@@ -40,15 +40,21 @@ class LabError(Exception):
 def default_root() -> Path:
     """Where scripts/pool-root builds the root."""
     named = os.environ.get("VMGAHP_POOL_ROOT")
-    return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "trixie"
+    return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "pool-trixie"
 
 
-def why_not(*, pool: bool = True) -> str:
-    """Why no namespace can be made here, over the root of the `pool` or over this system's own; empty where it can."""
+def newer_root() -> Path:
+    """Where scripts/pool-root builds the one with the newest HTCondor, libvirt and QEMU."""
+    return default_root().with_name("pool-sid")
+
+
+def why_not(*, pool: bool = True, newer: bool = False) -> str:
+    """Why no namespace can be made here, over a root of the `pool` or over this system's own; empty where it can."""
     if os.geteuid() != 0:
         return "a namespace needs root"
-    if pool and not (default_root() / "etc/vmgahp-pool-root").exists():
-        return f"there is no pool root in {default_root()} (scripts/pool-root builds it)"
+    root, option = (newer_root(), " --suite sid") if newer else (default_root(), "")
+    if pool and not (root / "etc/vmgahp-pool-root").exists():
+        return f"there is no pool root in {root} (scripts/pool-root{option} builds it)"
     missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
 
@@ -92,7 +98,7 @@ class Namespace:
         self.exchange.mkdir(parents=True, exist_ok=True)
         self.exchange.chmod(0o755)  # others than root work in there, too
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc"]
-        command += ["bash", str(INIT), str(self.root), str(self.exchange)]
+        command += ["bash", str(INIT), str(self.root), str(self.exchange), str(REPOSITORY)]
         self._holder = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

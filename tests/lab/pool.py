@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +22,7 @@ T = TypeVar("T")
 USER = "alice"
 DOMAIN = "lab"
 JOBS = f"{LAB}/jobs"
+EXECUTE = "/var/lib/condor/execute"
 
 CONFIG = """\
 # One machine is the pool; it talks to itself only.
@@ -29,11 +30,6 @@ CONDOR_HOST = 127.0.0.1
 COLLECTOR_HOST = $(CONDOR_HOST)
 NETWORK_INTERFACE = 127.0.0.1
 BIND_ALL_INTERFACES = False
-# The collector keeps off the port that the other daemons share, as where it is on a machine of its own: the
-# starter reports the machine's pid to the startd by UDP, which a shared port cannot pass on. A collector that
-# listens there answers it instead, and the starter then drops its session with the startd.
-COLLECTOR_USES_SHARED_PORT = False
-SHARED_PORT_PORT = 9620
 DAEMON_LIST = MASTER, COLLECTOR, NEGOTIATOR, SCHEDD, STARTD
 UID_DOMAIN = {domain}
 FILESYSTEM_DOMAIN = {domain}
@@ -159,9 +155,11 @@ class Job:
 class Pool:
     """A pool in a ``with``; `directory` keeps its logs (``log``) and the jobs' files (``jobs``)."""
 
-    def __init__(self, directory: str | Path, server: str = OUR_SERVER, settings: str = "") -> None:
+    def __init__(
+        self, directory: str | Path, server: str = OUR_SERVER, settings: str = "", root: str | Path | None = None
+    ) -> None:
         self.directory = Path(directory)
-        self.namespace = Namespace(self.directory)
+        self.namespace = Namespace(self.directory, root)
         self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
         self.log = self.directory / "log"
         self.advertised: dict[str, Any] = {}
@@ -255,11 +253,11 @@ class Pool:
         return None
 
     def scratch(self, job: Job) -> str | None:
-        """The job's scratch directory as seen inside, while it runs."""
-        for directory in self.namespace.path("/var/lib/condor/execute").glob("dir_*"):
-            ad = directory / ".job.ad"
+        """The job's scratch directory as seen inside, while it runs: what the starter has made, or is in that."""
+        execute = self.namespace.path(EXECUTE)
+        for ad in (*execute.glob("dir_*/.job.ad"), *execute.glob("dir_*/scratch/.job.ad")):
             if ad.exists() and re.search(rf"^ClusterId = {job.cluster}$", ad.read_text(), re.MULTILINE):
-                return f"/var/lib/condor/execute/{directory.name}"
+                return f"{EXECUTE}/{ad.parent.relative_to(execute)}"
         return None
 
     def _parent(self, pid: int) -> int:
@@ -290,15 +288,23 @@ class Pool:
     # ---- doing ----------------------------------------------------------------------------------
 
     def submit(
-        self, name: str, make_files: Callable[[Path], object], commands: str = "", template: str = SUBMIT
+        self,
+        name: str,
+        make_files: Callable[[Path], object],
+        commands: str = "",
+        template: str = SUBMIT,
+        options: Sequence[str] = (),
     ) -> Job:
-        """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
+        """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top.
+
+        `options` are condor_submit's.
+        """
         directory = self.directory / "jobs" / name
         directory.mkdir()
         make_files(directory)
         (directory / "job.sub").write_text(template.format(name=name) + commands + "\nqueue\n")
         self.run("chown", "-R", USER, f"{JOBS}/{name}")
-        out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=f"{JOBS}/{name}").stdout
+        out = self.run("condor_submit", "-terse", *options, "job.sub", user=USER, cwd=f"{JOBS}/{name}").stdout
         return Job(self, int(out.split(".")[0]), directory)
 
     def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:

@@ -232,7 +232,8 @@ class Lab:
         image = self.namespace.exchange / "half.img"
         image.write_bytes(filling_sector(CHECKPOINT_MIB).ljust(1 << 20, b"\0"))
         task = self.job("kvm", VM_MEMORY=2 * CHECKPOINT_MIB)
-        job = {"JobVMMemory": str(CHECKPOINT_MIB), "JobVMCheckpoint": "true"}
+        memory = str(CHECKPOINT_MIB)
+        job = {"JobVMMemory": memory, "RequestMemory": memory, "JobVMCheckpoint": "true"}
         found: dict[str, Any] = self.watch({**task, "image": f"{LAB}/half.img", "job": job})
         return found | {"MiB": CHECKPOINT_MIB}
 

@@ -207,7 +207,12 @@ def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
     subject.new_scratch()
     # Where the reference takes the disk of a VM that is to be kept.
     disk = subject.image(f"half of {mib}{kind}", "../shared.img")
-    values = {"JobVMMemory": mib, "JobVMCheckpoint": True, "VMPARAM_vm_Disk": f"{disk.resolve()}:hda:w:raw"}
+    values = {
+        "JobVMMemory": mib,
+        "RequestMemory": mib,
+        "JobVMCheckpoint": True,
+        "VMPARAM_vm_Disk": f"{disk.resolve()}:hda:w:raw",
+    }
     versions: list[int] = []
     with subject.serve() as server:
         _as_a_starter(server)

@@ -21,6 +21,8 @@ _CHUNK = 1 << 20
 
 _LEAST_READ = 4096
 """Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
+_NO_HEAD = "magic is incorrect"
+"""In libvirt's words for a head that is none."""
 
 
 Write = Callable[[bytes], object]
@@ -68,12 +70,14 @@ class Substitute:
         os.close(self._reading)
         self._thread.join()
 
-    def with_another_head(self) -> "Substitute | None":
+    def with_another_head(self, said: str) -> "Substitute | None":
         """The same with the head twice, where no more than one was read; None where that was not why it failed.
 
-        Some versions of libvirt open an image a second time, and read its head again before what follows it.
+        Some versions of libvirt open an image a second time, and read its head again before what follows it. 12.8 has
+        that done by its I/O helper, which reads far ahead: then what libvirt `said` tells.
         """
-        if self._heads > 1 or self._fed - self._left >= len(self._parts[0]) + _LEAST_READ:
+        is_missed = _NO_HEAD in said or self._fed - self._left < len(self._parts[0]) + _LEAST_READ
+        if self._heads > 1 or not is_missed:
             return None
         return Substitute(*self._parts, heads=2)
 
@@ -130,7 +134,7 @@ class Held:
             os.fchmod(self._fd, self._owner.st_mode & 0o777)
             os.fchown(self._fd, self._owner.st_uid, self._owner.st_gid)
 
-    def with_another_head(self) -> None:
+    def with_another_head(self, _: str) -> None:
         """Each who opens it reads it from its beginning."""
 
     def _begin_with(self, data: bytes) -> None:

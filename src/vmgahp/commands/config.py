@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vmgahp import config, errors
 from vmgahp.commands.page import Page, page_of_stdout, render
 from vmgahp.config import check, htcondor, sources
-from vmgahp.config.table import FOLDED, Setting
+from vmgahp.config.table import FOLDED, SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, Finding, first_bad
 from vmgahp.text import escape, redact
@@ -58,7 +58,8 @@ class Row(NamedTuple):
 
 def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[str, str]) -> list[Row]:
     """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
-    read = (*config.SETTINGS, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
+    named = map(setting_of, of_share_dirs(settings.string(SHARE_DIRS)))
+    read = (*config.SETTINGS, *named, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
     found = [
         Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name)) for setting in read
     ]

@@ -8,7 +8,7 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 import os
 from _collections_abc import Iterable, Mapping, Sequence  # collections.abc brings all of collections
 
-from vmgahp.config.table import BY_NAME, SETTINGS, Setting
+from vmgahp.config.table import BY_NAME, SETTINGS, SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.errors import MachineFault
 
 __all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "load"]
@@ -38,7 +38,7 @@ class Settings:
         self.warnings = list(warnings)
         """Sentences for the log, such as what HTCondor's tool complained of."""
         for name, value in (values or {}).items():
-            setting = BY_NAME[name.upper()]
+            setting = setting_of(name.upper())
             if value.strip():  # HTCondor takes an empty value for none
                 self._values[setting.name] = value.strip()
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
@@ -49,7 +49,7 @@ class Settings:
 
     def where(self, name: str) -> str:
         """Where a setting's value came from; ``default`` where it is not set."""
-        return self._where.get(BY_NAME[name].name, "default")
+        return self._where.get(setting_of(name).name, "default")
 
     def locate(self, where: Mapping[str, str]) -> None:
         """Learn more exactly where values came from, such as from which line of a file."""
@@ -57,7 +57,7 @@ class Settings:
 
     def string(self, name: str) -> str:
         """A setting as text, without quotes around it (but arguments and an expression as they are written)."""
-        setting = BY_NAME[name]
+        setting = setting_of(name)
         value = self._values.get(name, setting.default)
         # As delete_quotation_marks in HTCondor's vm_univ_utils.cpp.
         if setting.kind not in ("arguments", "expression"):
@@ -156,7 +156,7 @@ class Settings:
     def _bad(self, name: str, wanted: str) -> MachineFault:
         return MachineFault(
             f"{name} = {self.string(name)} ({self.where(name)}) is not {wanted}.",
-            f"set {name} to {wanted}, or remove it for the default, {BY_NAME[name].default or 'none'}.",
+            f"set {name} to {wanted}, or remove it for the default, {setting_of(name).default or 'none'}.",
         )
 
     def _evaluate(self, name: str, text: str) -> object:
@@ -188,4 +188,7 @@ def load(environ: Mapping[str, str]) -> Settings:
     from vmgahp.config import sources
 
     values, where, warnings = sources.read(tuple(BY_NAME), environ)
+    if named := of_share_dirs(values.get(SHARE_DIRS, "")):
+        of_each, places, _ = sources.read(named, environ)
+        values, where = {**values, **of_each}, {**where, **places}
     return Settings(values, where, warnings)

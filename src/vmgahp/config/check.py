@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from vmgahp import errors
 from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
 from vmgahp.config.sources import Entries, Entry
-from vmgahp.config.table import BY_NAME, FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
+from vmgahp.config.table import BY_NAME, FOLDED, PLUGIN, SERVER, SHARE_DIR, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.vm_types import ANY, VMWARE
 
@@ -166,6 +166,8 @@ def names(entries: Entries) -> list[Finding]:
     """Names that are nearly one of ours, that HTCondor no longer reads, or that are set for the wrong daemon."""
     known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
     known |= set(BY_NAME) | set(htcondor.BY_NAME)
+    # Each name is a directory's, whether VM_SHARE_DIRS names it or not.
+    known |= {name for name in (entry.name.rpartition(".")[2] for entry in entries.all) if name.startswith(SHARE_DIR)}
     known -= set(htcondor.RETIRED)
     used: set[str] | None = None
     found = []

@@ -136,9 +136,14 @@ def own_file(environ: Mapping[str, str]) -> str:
     """The file that has the settings where there is no HTCondor; empty where there is none either."""
     home = environ.get("HOME", "")
     for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
-        if os.path.isabs(path) and os.path.exists(path):
+        if os.path.isabs(path) and os.path.exists(path) and (path == "/etc/vmgahp.conf" or _is_own(home)):
             return path
     return ""
+
+
+def _is_own(home: str) -> bool:
+    """Starters since 24.12 give the server, which is root, the home of the job's user."""
+    return os.stat(home).st_uid == os.geteuid()
 
 
 def overrides(environ: Mapping[str, str]) -> dict[str, str]:
@@ -300,9 +305,12 @@ def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, 
     table: dict[str, str] = {}
     origin: dict[str, str] = {}
     for number, name, value in logical_lines(text, path):
-        while (own := value.translate(_UPPER).find(f"$({name})")) >= 0:  # the value that the name had so far
-            value = value[:own] + table.get(name, "").replace(f"$({name})", "") + value[own + len(name) + 3 :]
-            _require_short(value, f"{name} ({path}, line {number})")
+        upper, so_far, done = value.translate(_UPPER), "", 0
+        while (own := upper.find(f"$({name})", done)) >= 0:  # the value that the name had before
+            so_far += value[done:own] + table.get(name, "")
+            done = own + len(name) + 3
+            _require_short(so_far, f"{name} ({path}, line {number})")
+        value = so_far + value[done:]
         table[name] = value
         origin[name] = f"{path}, line {number}"
     set_there = overrides(environ)

@@ -11,6 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SHARE_DIRS, SHARE_DIR, CONDITION = "VM_SHARE_DIRS", "VM_SHARE_DIR_", "_IF"
+"""The names of directories; how the settings of each begin, and how that of its condition ends."""
+
 SERVER, STARTD, STARTER, PLUGIN = "this daemon", "startd", "starter", "image plugin"
 """Who may read a setting."""
 
@@ -100,6 +103,10 @@ SETTINGS = (
     _htcondor("VMWARE_LOCAL_SETTINGS_FILE", "path", "",
         'A file of lines name = "value" that every VMware VM of this machine gets in its .vmx.', types=VMRUN),
     _htcondor("EXECUTE", "path", "", "The directory that has the jobs' scratch directories.", readers=_ALL),
+    _htcondor("RESERVED_DISK", "integer", "0",
+        "What is kept free of the file system of EXECUTE: a guest whose disk grows into it is paused as if there "
+        "were no space left. 0: 64 MiB, or a 64th of a small file system.",
+        unit="MiB", readers=(STARTD, SERVER), types=QEMU),
     _htcondor("LOG", "path", "", "HTCondor's log directory.", readers=_ALL),
     _htcondor("LIBEXEC", "path", "", "HTCondor's directory of helper programs.", readers=_ALL),
     Setting("VM_ALLOW_EMULATION", "bool", "false",
@@ -118,6 +125,18 @@ SETTINGS = (
     Setting("VM_IO_ERROR_TIMEOUT", "integer", "600",
         "How long a guest that an error of a disk has paused, such as a full file system, is tried again before "
         "its job ends as a failure; 0: for ever.", unit="seconds", types=QEMU),
+    Setting("VM_RUN_BOOT_TIMEOUT", "integer", "600",
+        "How long the guest of a job with VMPARAM_vm_Run may run until it is ready for the program, and as long until "
+        "that has started.", unit="seconds", types=QEMU),
+    Setting("VM_DISK_LIMIT", "bool", "true",
+        "Whether a VM ends whose disks in the scratch directory occupy more than its job has asked for with "
+        "request_disk.", types=QEMU),
+    Setting("VM_DISK_BANDWIDTH", "size", "0",
+        "How much all disks of one VM may read and write in a second, such as 100 Mb; 0: as much as they can.",
+        types=QEMU),
+    Setting("VM_NETWORK_BANDWIDTH", "size", "0",
+        "How much each NIC of a VM may receive in a second, and how much it may send; 0: any. User networking "
+        "has no such limit.", types=QEMU),
     Setting("VM_NAT_NETWORK", "string", "default",
         "The libvirt network for VMs with networking of type nat."),
     Setting("VM_ALLOW_HOST_LOOPBACK", "bool", "false",
@@ -126,17 +145,40 @@ SETTINGS = (
     Setting("VM_CPU_MODE", "string", "",
         "libvirt's CPU mode; empty: host-passthrough for KVM, maximum for TCG.",
         words=("custom", "host-model", "host-passthrough", "maximum"), types=QEMU, fatal=True),
+    Setting("VM_OVERCOMMIT", "bool", "false",
+        "Whether a VM may have more CPUs or memory than its job's slot has; otherwise the job is held."),
+    Setting("VM_CPU_QUOTA", "bool", "false",
+        "Whether a VM gets no more time of the processor than its slot's CPUs have; otherwise its weight among the "
+        "others is that of its CPUs, and it may use what is idle.", types=QEMU),
+    Setting("VM_CPU_AFFINITY", "bool", "true",
+        "Whether a VM is kept to the cores that HTCondor gives to its slot, where ASSIGN_CPU_AFFINITY has it give any.",
+        types=QEMU),
+    Setting("VM_MEMORY_LIMIT", "bool", "true",
+        "Whether QEMU is ended when it takes much more memory than its guest has and it was seen to need beside.",
+        types=QEMU),
+    Setting("VM_TB_CACHE", "integer", "256",
+        "How much memory QEMU may take, where it emulates (TCG), for the code of the guest that it has translated; 0: "
+        "QEMU's own choice, 1024 or an eighth of the machine's.", unit="MiB", types=QEMU),
+    Setting("VM_HUGEPAGES", "bool", "false",
+        "Whether a guest's memory is in huge pages, where as many are free as it takes; otherwise it is in usual ones.",
+        types=QEMU),
     Setting("VM_CONSOLE_LOG_MAX", "size", "16 Mb",
         "How much of the serial console is kept in vm_console.log, which is transferred back with the job; 0: none."),
+    Setting("VM_GUEST_AGENT", "bool", "true",
+        "Whether VMs have a port for QEMU's guest agent. By one that runs in its guest the VM's addresses are known, "
+        "it powers off cleanly, and its clock is right after a suspend.", types=QEMU),
     Setting("VM_METRICS_INTERVAL", "integer", "60",
         "How often what a VM uses goes to vm_metrics.jsonl and home with the job; 0: there is no such "
         "file.", unit="seconds"),
     Setting("VM_RUN_AS_JOB_USER", "bool", "false",
         "Whether QEMU runs with the job user's uid and gid, and not as libvirt's own user. It always does "
         "for a job that shares a directory (VM_SHARE_SCRATCH)."),
-    Setting("VM_REPORT_PID", "bool", "true",
-        "Whether HTCondor is told which process runs the guest. It then measures QEMU's memory, which is "
-        "more than the guest's."),
+    Setting("VM_REPORT_PID", "bool", "false",
+        "Whether HTCondor is told which process runs the guest. It then takes that process's address space for the "
+        "job's memory, and a personal pool older than HTCondor 25.11 cannot resume a suspended job."),
+    Setting("VM_REPORT_ADDRESS", "bool", "false",
+        "Whether a STATUS says the guest's MAC and IP addresses, of which HTCondor makes next to nothing. A personal "
+        "pool older than HTCondor 25.11 cannot resume a suspended job then."),
     Setting("VM_MEMORY_IMAGE_FORMAT", "string", "",
         "The format of the memory of a VM that is suspended or checkpointed; empty: as /etc/libvirt/qemu.conf "
         "says, and else for a checkpoint zstd where that is installed, for a suspended VM without vm_checkpoint sparse "
@@ -150,11 +192,25 @@ SETTINGS = (
         "A ClassAd expression over the job ad; a job for which it is not true is put on hold."),
     Setting("VM_MAC_HOOK", "path", "",
         "A program, run as root, that is given the job ad and may print a MAC address for the NIC "
-        "of a VM that libvirt runs.", types=LIBVIRT),
+        "of a VM that libvirt runs, and the IP address that the guest is to have.", types=LIBVIRT),
     Setting("VM_SHARE_SCRATCH", "string", "none",
-        "How a guest may mount a directory of its job's, where the job asks for it: none or 9p. Its QEMU runs "
-        "as the job's user then, so that the guest can reach no more than its user can.",
-        words=("none", "9p"), types=QEMU),
+        "How a guest may mount a directory of its job's, where the job asks for it: none, 9p or virtiofs. Its QEMU, "
+        "or virtiofsd, works on it as the job's user, so that the guest can reach no more than its user can.",
+        words=("none", "9p", "virtiofs"), types=QEMU),
+    Setting(SHARE_DIRS, "list", "",
+        "Names of directories of this machine that guests may mount, where their jobs ask for them. "
+        "VM_SHARE_DIR_<name> is its full path, with :rw for writing and :9p for 9p in place of virtiofs; "
+        "VM_SHARE_DIR_<name>_IF is a ClassAd expression over the job ad, without which any job may have it.",
+        types=QEMU),
+    Setting("VM_SSH_PORTS", "list", "",
+        "The TCP ports of this machine, such as 22000-22999, by which guests may be reached whose jobs ask for that "
+        "(VMPARAM_vm_SSH). Empty: no guest is.", types=QEMU),
+    Setting("VM_SSH_ADDRESS", "string", "127.0.0.1",
+        "The address of this machine on which those ports are open; 0.0.0.0: on all that it has. By the default only "
+        "who is on this machine reaches them, as by condor_ssh_to_job.", types=QEMU, needs=("VM_SSH_PORTS",)),
+    Setting("VM_PROBE_DOCKER", "bool", "false",
+        "Whether the probe says that Docker and podman run containers here, by one that ran (HasDocker, "
+        "DockerVersion, HasPodman)."),
     Setting("VM_CATALOG", "path", "",
         "A TOML file with the images of this machine that jobs may name as catalog:<name> in vm_disk, as "
         "docs/how-to/images.md says; empty: none."),
@@ -240,3 +296,19 @@ FOLDED = (
 """Settings of earlier releases, which still count in this one; their meaning is what to write in their place."""
 
 BY_NAME = {setting.name: setting for setting in (*SETTINGS, *FOLDED)}
+
+
+def setting_of(name: str) -> Setting:
+    """The row of a setting; that of a directory of VM_SHARE_DIRS has a name of the administrator's in its own."""
+    if name in BY_NAME or not name.startswith(SHARE_DIR):
+        return BY_NAME[name]
+    if name.endswith(CONDITION):
+        return Setting(name, "expression", "", "Which jobs may have the directory.", types=QEMU)
+    return Setting(name, "path", "", "A directory of VM_SHARE_DIRS.", types=QEMU)
+
+
+def of_share_dirs(names: str) -> "list[str]":
+    """The settings of the directories that VM_SHARE_DIRS names."""
+    words = names.strip("\"'").replace(",", " ").upper().split()
+    plain = [word for word in dict.fromkeys(words) if word.isascii() and word.replace("_", "a").isalnum()]
+    return [f"{SHARE_DIR}{name}{rest}" for name in plain for rest in ("", CONDITION)]

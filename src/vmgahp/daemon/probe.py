@@ -33,6 +33,8 @@ MIB = 1 << 20
 
 _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 
+CONTAINERS = "VM_PROBE_DOCKER"
+
 DISK_SPACE = "disk space"
 """The name of a finding."""
 
@@ -69,10 +71,12 @@ def probe(
     driver: "Surveyor",
     seconds: float = DEADLINE - RESERVE,
     entries: Callable[[], Entries] | None = None,
+    identity: Identity | None = None,
 ) -> Probe:
     """Run every check side by side, and put together what the startd may hear, in the order of printing.
 
-    `entries` lists what the configuration sets; without it nothing is said of the settings.
+    `entries` lists what the configuration sets; without it nothing is said of the settings. `identity` is the user
+    as whom a container is tried; without one none is.
 
     Raises `errors.MachineFault` for an invalid value of a setting.
     """
@@ -91,6 +95,10 @@ def probe(
         checks["policy"] = lambda: _inspect_policy(settings)
     if entries is not None:
         checks["settings"] = entries
+    if identity and settings.boolean(CONTAINERS):
+        from vmgahp.daemon import containers
+
+        checks["containers"] = lambda: containers.look(identity, end - 0.1)
     outcomes = findings.side_by_side(checks, end)
     found = Probe(vm_type)
     if entries is not None:
@@ -107,6 +115,10 @@ def probe(
         survey = Survey()
     enough = _judge_disk_space(execute, memory, outcomes.get(DISK_SPACE), found.findings)
     found.seconds = monotonic() - began
+    if "containers" in outcomes:
+        of_machine, of_containers = containers.judge(outcomes["containers"])
+        survey = survey._replace(machine_attributes={**survey.machine_attributes, **of_machine})
+        found.findings += of_containers
     if not enough:
         # The type any has those of other types beside its own.
         of_types = ("_ATTR_suspend", "_ATTR_checkpoint")
@@ -264,8 +276,9 @@ def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool)
             found = Probe(vm_type)
             found.findings += wrong
             return found
-        driver = surveyor(vm_type, settings, Identity.from_environ(environ), log.always)
-        return probe(vm_type, settings, driver, entries=listed)
+        identity = Identity.from_environ(environ)
+        driver = surveyor(vm_type, settings, identity, log.always)
+        return probe(vm_type, settings, driver, entries=listed, identity=identity)
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))

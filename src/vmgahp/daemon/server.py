@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vmgahp.daemon.publisher import Publisher
     from vmgahp.daemon.sampler import Sampler
     from vmgahp.drivers.base import Driver, Machine
     from vmgahp.host.threads import Worker
@@ -70,6 +71,8 @@ class Server:
         self._outcomes: list[tuple[Call, Outcome]] = []
         self._ending = False
         self._why_end = ""
+        self._exit_status = 0
+        """Of the last VM that has ended by itself."""
         self._settings: config.Settings | None = None
         self._identity: Identity | None = None
         self._configuring = allocate_lock()
@@ -80,9 +83,12 @@ class Server:
         self._driver_lock = allocate_lock()
         self._sampler: Sampler | None = None
         """Keeps the figures of the VMs; none where VM_METRICS_INTERVAL is 0."""
+        self._publisher: Publisher | None = None
+        """Tells the pool of the VMs, from the first START on."""
 
     def run(self) -> int:
-        """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status."""
+        """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status, which after QUIT is
+        the guest's exit code, or negative for the signal that has ended the guest's program."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         self._catch_signals()
         self._configuring.acquire()
@@ -101,9 +107,13 @@ class Server:
         self._pipes.flush(FLUSH_DEADLINE)
         if self._driver is not None and not self._under_way:
             self._driver.close()
-        self.log.always("the server ends")
+        status = self._exit_status if self.session.quitting else 0
+        said = (
+            f" with the guest's exit code {status}" if status > 0 else f" by signal {-status}, as the guest's program"
+        )
+        self.log.always("the server ends" + (said if status else ""))
         self.log.close()
-        return 0
+        return status
 
     # The loop
 
@@ -213,6 +223,8 @@ class Server:
             outcome = self._explain(call, outcome)
         if self._sampler is not None:
             self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
+        if self._publisher is not None:
+            self._publisher.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
         self._pipes.wake()
 
@@ -229,7 +241,11 @@ class Server:
                 machine.found = time.time(), report
                 if report.state == lifecycle.STOPPED:
                     machine.release()
+                    self._exit_status = machine.exit_status()
                     self._directories.pop(call.vm.id, None)
+                assert self._settings is not None
+                if report.mac and not self._settings.boolean("VM_REPORT_ADDRESS"):
+                    report = report._replace(mac="", ip="")
                 return report
             case lifecycle.GETPID:
                 assert self._settings is not None
@@ -299,6 +315,10 @@ class Server:
         with self._driver_lock:
             if self._sampler is None:
                 self._sampler = self._make_sampler(self._settings, self._identity)
+            if self._publisher is None:
+                from vmgahp.daemon.publisher import Publisher
+
+                self._publisher = Publisher(self._identity, self.log.always)
             return self._load_driver(vm_type, self._settings, self._identity)
 
     def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
@@ -330,7 +350,7 @@ class Server:
                 with self._driver_lock:
                     driver = self._load_driver(vm_type, self._settings, self._identity)
                 driver.get_ready()
-                from vmgahp.daemon import sampler  # noqa: F401 - it is loaded now and not by the START
+                from vmgahp.daemon import publisher, sampler  # noqa: F401 - they are loaded now and not by the START
         except errors.Fault as fault:
             self.log.debug(f"not ready for a START: {fault.problem}")  # which says so again
 
@@ -418,4 +438,9 @@ class Server:
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     """Serve one client on standard input and output, after the greeting; returns the exit status."""
-    return Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
+    status = Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
+    if status >= 0:
+        return status
+    from vmgahp.daemon.end_by_signal import end_by
+
+    return end_by(-status)

@@ -8,11 +8,14 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.devices import PC, Q35, VIRT, Host, add_devices, add_text
-from vmgahp.job.devices import ARM, BIOS, UEFI, UEFI_SECURE
+from vmgahp.job.kinds import ARM, BIOS, UEFI, UEFI_SECURE, VIRTIOFS
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import not_for_xml
 
 __all__ = ["Host", "build", "firmware_of"]
+
+LEAST_TB_CACHE_MIB = 4
+"""What TCG wants of its cache for each CPU, in parts of two."""
 
 _FIRMWARE_FEATURES = {
     UEFI: (("enrolled-keys", "no"), ("secure-boot", "no")),
@@ -32,15 +35,19 @@ def build(spec: JobSpec, host: Host) -> str:
     firmware = firmware_of(spec, host.arch)
     machine = VIRT if host.arch == ARM else PC if firmware == BIOS else Q35
     domain = begin(spec, host.domain_type, host.uuid)
+    _memory_backing(domain, spec)
     _os(domain, host.arch, machine, firmware)
     features = etree.SubElement(domain, "features")
     for feature in ("acpi",) if machine == VIRT else ("acpi", "apic", "pae"):
         etree.SubElement(features, feature)
     if firmware == UEFI_SECURE:
         etree.SubElement(features, "smm", state="on")
+    if host.tb_cache_mib and host.domain_type == "qemu":
+        cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vcpus)
+        add_text(etree.SubElement(features, "tcg"), "tb-cache", str(cache), unit="MiB")
     _cpu(domain, spec, host)
     # What a panic shows is kept until the next STATUS has seen it.
-    add_ends(domain, "preserve" if spec.vnc else "destroy")
+    add_ends(domain, "preserve" if spec.vnc else "destroy", "destroy" if spec.devices.run else "restart")
     add_devices(domain, spec, host, machine)
     if host.dac_label:
         label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
@@ -60,10 +67,11 @@ def begin(spec: JobSpec, domain_type: str, uuid: str) -> etree.Element:
     return domain
 
 
-def add_ends(domain: etree.Element, on_crash: str = "destroy") -> None:
-    """A guest that powers off or panics has ended its job; one that reboots has not."""
+def add_ends(domain: etree.Element, on_crash: str = "destroy", on_reboot: str = "restart") -> None:
+    """A guest that powers off or panics has ended its job; one that reboots has not, unless it has a program to run,
+    of which nothing would be left."""
     add_text(domain, "on_poweroff", "destroy")
-    add_text(domain, "on_reboot", "restart")
+    add_text(domain, "on_reboot", on_reboot)
     add_text(domain, "on_crash", on_crash)
 
 
@@ -79,6 +87,14 @@ def finished(domain: etree.Element, code: str, hint: str) -> str:
 def firmware_of(spec: JobSpec, arch: str) -> str:
     """The firmware that the job's guest boots by: its option, or what its architecture has."""
     return spec.devices.firmware or (UEFI if arch == ARM else BIOS)
+
+
+def _memory_backing(domain: etree.Element, spec: JobSpec) -> None:
+    """virtiofsd reads and writes the guest's memory, which QEMU must have shared with it."""
+    if any(share.kind == VIRTIOFS for share in spec.devices.shares):
+        backing = etree.SubElement(domain, "memoryBacking")
+        etree.SubElement(backing, "source", type="memfd")
+        etree.SubElement(backing, "access", mode="shared")
 
 
 def _os(domain: etree.Element, arch: str, machine: str, firmware: str) -> None:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER, Element, Side
+from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER
+from vmgahp.domain.rows import Element, Side
 
 
 def row_of(device: etree.Element) -> Element:
@@ -43,6 +44,12 @@ def is_same(known: tuple[str, ...], ours: tuple[str, ...]) -> bool:
     return len(known) == len(ours) and all(our in ("", its) for its, our in zip(known, ours, strict=True))
 
 
+def is_new(device: etree.Element) -> bool:
+    """Whether VMs get such a device that an earlier release gave to none."""
+    forms, known = row_of(device).new, known_by(device)[1:]
+    return forms is not None and all(re.fullmatch(form, its) for form, its in zip(forms, known, strict=True))
+
+
 def is_added(device: etree.Element, domain_type: str) -> bool:
     """Whether libvirt adds such a device to any VM, and it reaches nothing of the host."""
     forms = row_of(device).added, ADDED_BY.get(domain_type, {}).get(device.tag)
@@ -75,6 +82,29 @@ def says(now: etree.Element, then: etree.Element, same: Callable[[str, str], boo
         and all(same(now.get(name, ""), value) for name, value in then.items() if value)
         and all(any(says(below, part, same) for below in now) for part in then if part.tag != "seclabel")
     )
+
+
+def is_libvirts_own(path: str) -> bool:
+    """Whether a path is of libvirt's own making: a terminal of its own, or a socket in its own directories."""
+    return bool(re.fullmatch(r"/dev/pts/[0-9]+|/(?:.*/)?libvirt/(?:qemu|lxc|ch)/.*", path)) and "/../" not in path
+
+
+def is_kept(now: etree.Element, then: etree.Element, *, own: bool) -> bool:
+    """Whether what an element reaches is what another one asked for, where that says anything.
+
+    libvirt leaves out what is void, says what a network of its own is at present, and names the first unit of an
+    iSCSI target; where it may choose its `own`, it does (`is_libvirts_own`).
+    """
+    text = (then.text or "").strip()
+    if text and not equal((now.text or "").strip(), text):
+        return False
+    resolved = ("portid", "bridge", "dev", "mode") if then.get("network") else ()
+    for name, value in now.items():
+        said = "" if name in resolved else then.get(name)
+        if said and not equal(value, said) and value != f"{said}/0" and not (own and is_libvirts_own(value)):
+            return False
+    parts = [part for part in now if part.tag != "seclabel" and then.find(part.tag) is not None]
+    return all(any(is_kept(part, below, own=own) for below in then.findall(part.tag)) for part in parts)
 
 
 def memory(element: etree.Element | None) -> int:

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.domain.model import AGENT
 from vmgahp.host.light import NamedTuple
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.exit_code import PORT
+from vmgahp.job.kinds import VIRTIOFS
+from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
 PC, Q35, VIRT = "pc", "q35", "virt"
 """The machines that guests get: QEMU's classic PC, the PC that UEFI likes, the one of aarch64."""
-
-SHARE_TAG = "share"
-"""The name by which a guest mounts the shared directory."""
 
 _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virtio"), ("fd", "fdc"))
 """The bus that a device name stands for. `sd` is SATA, which every guest of the last fifteen years can boot
@@ -48,8 +48,19 @@ class Host(NamedTuple):
     """Unix socket on which swtpm listens for a guest that has a TPM."""
     exit_socket: str = ""
     """Unix socket that listens for the exit code of a guest that has a port for it."""
+    run_sockets: tuple[tuple[str, str], ...] = ()
+    """The ports of a guest that runs a program: the name of each, and the Unix socket that listens to it."""
+    ssh_address: str = ""
+    ssh_ports: tuple[tuple[int, int], ...] = ()
+    """The guest's ports that passt opens a way to, each with the port of the machine at `ssh_address`."""
     panic: str = ""
     """The model of the device by which a guest's kernel says that it has panicked; empty for none."""
+    agent: bool = False
+    """Whether there is a port for QEMU's guest agent."""
+    share_sockets: tuple[str, ...] = ()
+    """For each shared directory the Unix socket on which virtiofsd listens, empty for one that QEMU shares itself."""
+    tb_cache_mib: int = 0
+    """How much TCG may keep of the code that it has translated; 0 for QEMU's own choice."""
 
 
 def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) -> None:
@@ -59,19 +70,23 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
         etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
     for order, disk in enumerate(spec.disks, start=1):
         _disk(devices, disk, order, machine)
-    for nic in spec.nics:
-        _network(devices, nic, host)
+    for number, nic in enumerate(spec.nics):
+        _network(devices, nic, host, host.ssh_ports if number == 0 else ())
     _console(devices, host)
     if spec.devices.exit_port:
-        _exit_port(devices, host)
+        _captured_port(devices, PORT, host.exit_socket)
+    for name, path in host.run_sockets:
+        _captured_port(devices, name, path)
+    if host.agent:
+        devices.append(agent_port())
     if spec.vnc:
         _vnc(devices, host, machine)
     if spec.devices.tpm:
         _tpm(devices, host, machine)
     if host.panic:
         etree.SubElement(devices, "panic", model=host.panic)
-    if spec.devices.share:
-        _share(devices, spec.devices.share)
+    for number, share in enumerate(spec.devices.shares):
+        _share(devices, share, host.share_sockets[number] if host.share_sockets else "")
 
 
 def bus_of(device: str) -> str:
@@ -174,13 +189,16 @@ def add_interface(devices: etree.Element, nic: Nic, nat_network: str, bridge: st
     return interface
 
 
-def _network(devices: etree.Element, nic: Nic, host: Host) -> None:
+def _network(devices: etree.Element, nic: Nic, host: Host, ports: Iterable[tuple[int, int]]) -> None:
     interface = add_interface(devices, nic, host.nat_network, host.bridge)
     etree.SubElement(interface, "model", type=nic.model)
     if not nic.link_up:
         etree.SubElement(interface, "link", state="down")
     if nic.networking_type == "user" and host.passt:
         etree.SubElement(interface, "backend", type="passt")
+        for guests, ours in ports:
+            forward = etree.SubElement(interface, "portForward", proto="tcp", address=host.ssh_address)
+            etree.SubElement(forward, "range", start=str(ours), to=str(guests))
 
 
 def _console(devices: etree.Element, host: Host) -> None:
@@ -192,10 +210,17 @@ def _console(devices: etree.Element, host: Host) -> None:
     etree.SubElement(serial, "target", port="0")
 
 
-def _exit_port(devices: etree.Element, host: Host) -> None:
+def _captured_port(devices: etree.Element, name: str, path: str) -> None:
     channel = etree.SubElement(devices, "channel", type="unix")
-    etree.SubElement(channel, "source", mode="connect", path=host.exit_socket)
-    etree.SubElement(channel, "target", type="virtio", name=PORT)
+    etree.SubElement(channel, "source", mode="connect", path=path)
+    etree.SubElement(channel, "target", type="virtio", name=name)
+
+
+def agent_port() -> etree.Element:
+    """The port of QEMU's guest agent, at whose other end is libvirt itself."""
+    channel = etree.Element("channel", type="unix")
+    etree.SubElement(channel, "target", type="virtio", name=AGENT)
+    return channel
 
 
 def _vnc(devices: etree.Element, host: Host, machine: str) -> None:
@@ -218,10 +243,20 @@ def _tpm(devices: etree.Element, host: Host, machine: str) -> None:
     etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
 
 
-def _share(devices: etree.Element, directory: str) -> None:
-    # Mapped: owners and modes that the guest sets are notes beside the files, and a link that it makes is a
-    # plain file here. What the guest's root does is done by the job's user.
-    share = etree.SubElement(devices, "filesystem", type="mount", accessmode="mapped")
-    etree.SubElement(share, "driver", type="path")
-    etree.SubElement(share, "source", dir=directory)
-    etree.SubElement(share, "target", dir=SHARE_TAG)
+def _share(devices: etree.Element, share: Share, socket: str) -> None:
+    if share.kind == VIRTIOFS:
+        # virtiofsd is not libvirt's, which would run it as root: it listens already, and knows the directory.
+        element = etree.SubElement(devices, "filesystem", type="mount")
+        etree.SubElement(element, "driver", type="virtiofs", queue="1024")
+        etree.SubElement(element, "source", socket=socket)
+    else:
+        # Mapped: owners and modes that the guest sets are notes beside the files, and a link that it makes is a
+        # plain file here. What the guest's root does is done by the job's user. Of what it cannot write it reads
+        # the links that are there.
+        mode = "mapped" if share.writable else "squash"
+        element = etree.SubElement(devices, "filesystem", type="mount", accessmode=mode)
+        etree.SubElement(element, "driver", type="path")
+        etree.SubElement(element, "source", dir=share.directory)
+    etree.SubElement(element, "target", dir=share.tag)
+    if not share.writable and share.kind != VIRTIOFS:
+        etree.SubElement(element, "readonly")

@@ -9,18 +9,18 @@ https://libvirt.org/formatdomain.html.
 """
 
 from collections.abc import Mapping
-from enum import Flag, auto
 
-from vmgahp.host.light import NamedTuple
+from vmgahp.domain.rows import ON, Attribute, Element, Side, both, end, filled, host, known, row, switch, text
 from vmgahp.text import MAC
 
 NUMBER = r"[0-9]{1,9}"
 WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}"
 MACHINE = r"pc|q35|virt|(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-[A-Za-z0-9.-]{1,40}"
+"""That a saved VM may have, by what libvirt calls it on any architecture."""
+_MACHINE = r"pc|q35|virt|(?:pc-i440fx|pc-q35|virt)-[A-Za-z0-9.-]{1,40}"
 _AMOUNT = r"[0-9]{1,15}"
 _UNIT = r"b|bytes|[KMGT]B|[kKMGT](?:iB)?"
 _YES = r"yes|no"
-_ON = r"on|off"
 _KIB = r"[0-9]{1,5}"
 """Of video memory, which is the host's beside that of the guest: 98 MiB at most."""
 _COUNT = r"[0-9]{1,3}"
@@ -31,95 +31,8 @@ _PORTS = r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}"
 _ANY = r"(?s).{0,4000}"
 
 
-class Side(Flag):
-    """Whose an attribute or an element is."""
-
-    GUEST = auto()
-    """What the guest sees, and how the hypervisor serves it."""
-    HOST = auto()
-    """What of the host it reaches, or what the host sees of it: it must be there as it was asked for."""
-    IDENTITY = auto()
-    """What tells it from another of its kind."""
-
-
-class Attribute(NamedTuple):
-    """An attribute of an element."""
-
-    job: str = ""
-    """The form in which a job's own XML may have it; empty: in none."""
-    side: Side = Side.GUEST
-    filled: str = ""
-    """The form in which libvirt fills it in where a description leaves it open; empty: it does not."""
-    default: str = ""
-    """What it is where nothing is said, of what tells devices apart."""
-
-
-class Element(NamedTuple):
-    """A row: an element, and what may be in it."""
-
-    attributes: Mapping[str, Attribute]
-    children: "Mapping[str, Element]"
-    text: str | None = None
-    """The form of its text in a job's own XML, and in what libvirt fills in; None: it has none."""
-    most: int = 1
-    """How often it may come within its parent in a job's own XML."""
-    side: Side = Side.GUEST
-    job: bool = True
-    """Whether a job's own XML may have it."""
-    added: Mapping[str, str] | None = None
-    """By which attributes a device is known that libvirt adds to any VM by itself; None: it adds none."""
-    saved: tuple[str, ...] | None = None
-    """The attributes, filled in, by which such a device is taken over of a saved VM; None: it is not."""
-    new: bool = False
-    """Whether this package gives it to VMs that had none when they were saved by an earlier release."""
-
-    def filled(self) -> dict[str, str]:
-        """What libvirt fills in of a device that is known already, by form."""
-        attributes = self.attributes.items()
-        return {name: each.filled for name, each in attributes if each.filled and Side.IDENTITY not in each.side}
-
-
-def row(
-    attributes: Mapping[str, Attribute | str] | None = None,
-    children: Mapping[str, Element] | None = None,
-    **more: object,
-) -> Element:
-    """A row; an attribute that is no more than a form is the guest's, and a job may say it so."""
-    made = {name: Attribute(each) if isinstance(each, str) else each for name, each in (attributes or {}).items()}
-    return Element(made, children or {}, **more)  # type: ignore[arg-type]
-
-
-def _text(form: str, most: int = 1, **attributes: str) -> Element:
-    return row(attributes, text=form, most=most)
-
-
-def _filled(form: str, job: str | None = None) -> Attribute:
-    """What the guest sees and libvirt fills in; a job may say it in the same form, or in another."""
-    return Attribute(form if job is None else job, filled=form)
-
-
-def _both(form: str, job: str | None = None) -> Attribute:
-    """The same, of what the host has to do with too: it must be as it was asked for."""
-    return Attribute(form if job is None else job, Side.GUEST | Side.HOST, form)
-
-
-def _host(job: str = "") -> Attribute:
-    return Attribute(job, Side.HOST)
-
-
-def _known(job: str = "", filled: str = "", default: str = "") -> Attribute:
-    return Attribute(job, Side.IDENTITY, filled, default)
-
-
-def _switch(*names: str, **attributes: str) -> dict[str, Element]:
-    """Elements that are there or not, or say so in an attribute."""
-    return {name: row({"state": _ON, **attributes}) for name in names}
-
-
-def _end(attributes: Mapping[str, Attribute | str] | None = None, text: str | None = None, job: bool = True) -> Element:
-    """The end of a device that is on the host."""
-    return row(attributes, text=text, side=Side.HOST, job=job)
-
+AGENT = "org.qemu.guest_agent.0"
+"""The name of the port of QEMU's guest agent."""
 
 # Devices
 
@@ -136,26 +49,33 @@ ADDRESSES: Mapping[str, tuple[str, ...]] = {
 }
 """Where a device is in the guest, by the kinds of places, none of which is the host's."""
 
+_ELSEWHERE = "ccw", "spapr-vio"
+"""On architectures that jobs do not have."""
+
 ADDRESS = row(
-    {name: _filled(_HEX) for names in ADDRESSES.values() for name in names}
-    | dict.fromkeys(("controller", "bus", "slot"), _filled(rf"0x[0-9a-fA-F]{{1,2}}|{_INDEX}"))
-    | {"type": "|".join(ADDRESSES), "multifunction": _filled(_ON), "port": _filled(_PORTS)}
+    {name: filled(_HEX, job="" if kind in _ELSEWHERE else None) for kind, names in ADDRESSES.items() for name in names}
+    | dict.fromkeys(("controller", "bus", "slot"), filled(rf"0x[0-9a-fA-F]{{1,2}}|{_INDEX}"))
+    | {
+        "type": "|".join(kind for kind in ADDRESSES if kind not in _ELSEWHERE),
+        "multifunction": filled(ON),
+        "port": filled(_PORTS),
+    }
 )
 _PLACE = {"address": ADDRESS}
 _BOOT = row({"order": NUMBER})
 
 _DISK = row(
     {
-        "device": _known(r"disk|cdrom|floppy", default="disk"),
-        "type": _host(r"file"),
-        "model": _both(r"virtio(?:-non)?-transitional|virtio", job=""),
+        "device": known(r"disk|cdrom|floppy", default="disk"),
+        "type": host(r"file"),
+        "model": both(r"virtio(?:-non)?-transitional|virtio", job=""),
     },
     {
-        "target": _end({"dev": _known(WORD), "bus": _filled(r"virtio|sata|ide|scsi|fdc|usb"), "rotation_rate": NUMBER}),
+        "target": end({"dev": known(WORD), "bus": filled(r"virtio|sata|ide|scsi|fdc|usb"), "rotation_rate": NUMBER}),
         "driver": row(
             {
-                "name": _host(r"qemu"),
-                "type": _host(WORD),
+                "name": host(r"qemu"),
+                "type": host(WORD),
                 "cache": r"default|none|writethrough|writeback|directsync|unsafe",
                 "error_policy": r"stop|report|enospace",
                 "rerror_policy": r"stop|report",
@@ -166,27 +86,33 @@ _DISK = row(
                 "queues": _COUNT,
             }
         ),
-        "source": _end({"file": _host(_ANY), "fdgroup": _host()}),
-        "readonly": _end(),
-        "shareable": _end(),
+        "source": end({"file": host(_ANY), "fdgroup": host()}),
+        "readonly": end(),
+        "shareable": end(),
         "boot": _BOOT,
-        "serial": _text(r"[A-Za-z0-9_.+-]{1,36}"),
-        "wwn": _text(r"[0-9a-fA-F]{16}"),
-        "vendor": _text(r"[A-Za-z0-9 ._-]{1,8}"),
-        "product": _text(r"[A-Za-z0-9 ._-]{1,16}"),
+        "serial": text(r"[A-Za-z0-9_.+-]{1,36}"),
+        "wwn": text(r"(?:0x)?[0-9a-fA-F]{16}"),
+        "vendor": text(r"[A-Za-z0-9 ._-]{1,8}"),
+        "product": text(r"[A-Za-z0-9 ._-]{1,16}"),
         "blockio": row({"logical_block_size": NUMBER, "physical_block_size": NUMBER}),
         **_PLACE,
     },
     most=64,
 )
 
+_FORWARD = end({"proto": host(), "address": host(), "dev": host()}, job=False)._replace(
+    children={"range": row({name: host() for name in ("start", "end", "to", "exclude")}, job=False)}
+)
+"""The ports of the machine that lead to those of a guest."""
+
 _INTERFACE = row(
-    {"type": _known(r"network|bridge|user")},
+    {"type": known(r"network|bridge|user")},
     {
-        "mac": _end({"address": _both(MAC, job=r"[0-9A-Fa-f:-]{11,17}")}),
-        "source": _end({"network": _host(r"[^/]{1,100}"), "bridge": _host(WORD)}),
-        "model": row({"type": _filled(WORD, job=r"virtio|e1000e?|rtl8139")}),
-        "link": row({"state": _filled(r"up|down")}),
+        "mac": end({"address": both(MAC, job=r"[0-9A-Fa-f:-]{11,17}")}),
+        "source": end({"network": host(r"[^/]{1,100}"), "bridge": host(WORD)}),
+        "portForward": _FORWARD,
+        "model": row({"type": filled(WORD, job=r"virtio|e1000e?|rtl8139")}),
+        "link": row({"state": filled(r"up|down")}),
         "boot": _BOOT,
         **_PLACE,
     },
@@ -196,17 +122,17 @@ _INTERFACE = row(
 _CONTROLLERS = r"usb|scsi|sata|ide|fdc|virtio-serial|pci|ccid"
 _CONTROLLER = row(
     {
-        "type": _known(_CONTROLLERS + r"|isa", filled=_CONTROLLERS),
-        "index": _known(_INDEX, filled=_INDEX),
-        "model": _both(WORD),
-        "ports": _filled(_COUNT),
-        "vectors": _filled(_COUNT),
+        "type": known(_CONTROLLERS + r"|isa", filled=_CONTROLLERS),
+        "index": known(_INDEX, filled=_INDEX),
+        "model": both(WORD),
+        "ports": filled(_COUNT),
+        "vectors": filled(_COUNT),
     },
     {
-        "master": row({"startport": _filled(NUMBER)}),
-        "model": row({"name": _filled(WORD)}),
+        "master": row({"startport": filled(NUMBER)}),
+        "model": row({"name": filled(WORD)}),
         "target": row(
-            dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), _filled(_HEX)) | {"hotplug": _filled(_ON)}
+            dict.fromkeys(("chassisNr", "chassis", "port", "busNr", "index"), filled(_HEX)) | {"hotplug": filled(ON)}
         ),
         "driver": row({"max_sectors": NUMBER} | dict.fromkeys(("queues", "iothread", "cmd_per_lun"), _COUNT)),
         **_PLACE,
@@ -218,9 +144,9 @@ _CONTROLLER = row(
 
 _INPUT = row(
     {
-        "type": _known(r"mouse|keyboard|tablet", filled=r"mouse|keyboard"),
-        "bus": _known(r"usb|ps2|virtio", filled=r"ps2"),
-        "model": _known(WORD),
+        "type": known(r"mouse|keyboard|tablet", filled=r"mouse|keyboard"),
+        "bus": known(r"usb|ps2|virtio", filled=r"ps2"),
+        "model": known(WORD),
     },
     _PLACE,
     most=8,
@@ -232,21 +158,22 @@ _INPUT = row(
 def _port(target: Mapping[str, Attribute | str], model: Attribute) -> Element:
     """A serial port or a console: what it is in the guest, and whereto it writes."""
     inside = row(target, {"model": row({"name": model})})
-    return row({"type": _host(r"pty")}, {"target": inside, "source": _end(job=False), **_PLACE})
+    return row({"type": host(r"pty")}, {"target": inside, "source": end(job=False), **_PLACE})
 
 
-_SERIAL = _port({"port": _known(NUMBER, default="0"), "type": _filled(WORD), "name": WORD}, _filled(WORD))
-_CONSOLE = _port({"type": _known(WORD, default="serial"), "name": _known(WORD), "port": NUMBER}, Attribute(WORD))
+_SERIAL = _port({"port": known(NUMBER, default="0"), "type": filled(WORD), "name": WORD}, filled(WORD))
+_CONSOLE = _port({"type": known(WORD, default="serial"), "name": known(WORD), "port": NUMBER}, Attribute(WORD))
 
 _CHANNEL = row(
-    {"type": _host(r"unix")},
-    {"target": _end({"type": _known(r"virtio"), "name": _known(WORD)}), "source": _end(job=False), **_PLACE},
+    {"type": host(r"unix")},
+    {"target": end({"type": known(r"virtio"), "name": known(WORD)}), "source": end(job=False), **_PLACE},
     most=8,
+    new=("virtio", AGENT),
 )
 
 _GRAPHICS = row(
-    {"type": _known(r"vnc"), "port": r"-1", "autoport": r"yes", "listen": _host(r"127\.0\.0\.1|localhost")},
-    {"listen": _end({"type": _host(r"address"), "address": _host(r"127\.0\.0\.1|localhost")})},
+    {"type": known(r"vnc"), "port": r"-1", "autoport": r"yes", "listen": host(r"127\.0\.0\.1|localhost")},
+    {"listen": end({"type": host(r"address"), "address": host(r"127\.0\.0\.1|localhost")})},
 )
 
 _VIDEO = row(
@@ -254,12 +181,12 @@ _VIDEO = row(
     {
         "model": row(
             {
-                "type": _filled(r"cirrus|vga|qxl|virtio|bochs|none", job=r"vga|cirrus|qxl|virtio|bochs|ramfb|none"),
-                "primary": _filled(_YES),
-                "blob": _filled(_ON, job=""),
-                "heads": _filled(r"[1-9]|1[0-6]"),
+                "type": filled(r"cirrus|vga|qxl|virtio|bochs|none", job=r"vga|cirrus|qxl|virtio|bochs|ramfb|none"),
+                "primary": filled(_YES),
+                "blob": filled(ON, job=""),
+                "heads": filled(r"[1-9]|1[0-6]"),
             }
-            | dict.fromkeys(("ram", "vram", "vram64", "vgamem"), _filled(_KIB)),
+            | dict.fromkeys(("ram", "vram", "vram64", "vgamem"), filled(_KIB)),
             {"resolution": row({"x": NUMBER, "y": NUMBER})},
         ),
         **_PLACE,
@@ -271,7 +198,7 @@ _VIDEO = row(
 
 _BALLOONS = r"virtio(?:-(?:non-)?transitional)?|none"
 _MEMBALLOON = row(
-    {"model": _both(_BALLOONS), "autodeflate": _filled(_ON), "freePageReporting": _filled(_ON)},
+    {"model": both(_BALLOONS), "autodeflate": filled(ON), "freePageReporting": filled(ON)},
     {"stats": row({"period": NUMBER}), **_PLACE},
     added={"model": _BALLOONS},
     saved=("model",),
@@ -279,8 +206,8 @@ _MEMBALLOON = row(
 
 _WATCHDOG = row(
     {
-        "model": _known(r"i6300esb|ib700|itco", filled=r"itco"),
-        "action": _filled(r"reset|none", job=r"reset|shutdown|poweroff|none|inject-nmi"),
+        "model": known(r"i6300esb|ib700|itco", filled=r"itco"),
+        "action": filled(r"reset|none", job=r"reset|shutdown|poweroff|none|inject-nmi"),
     },
     _PLACE,
     most=2,
@@ -289,10 +216,10 @@ _WATCHDOG = row(
 )
 
 _RNG = row(
-    {"model": _known(r"virtio(?:-(?:non-)?transitional)?")},
+    {"model": known(r"virtio(?:-(?:non-)?transitional)?")},
     {
         "rate": row({"bytes": NUMBER, "period": NUMBER}),
-        "backend": _end({"model": _host(r"random|builtin")}, text=r"|/dev/u?random"),
+        "backend": end({"model": host(r"random|builtin")}, text=r"|/dev/u?random"),
         **_PLACE,
     },
     most=2,
@@ -300,13 +227,13 @@ _RNG = row(
 
 _TPM = row(
     {"model": Attribute(r"tpm-tis|tpm-crb", Side.IDENTITY | Side.GUEST)},
-    {"backend": _end({"type": _host(r"emulator"), "version": _host(r"2\.0")}), **_PLACE},
+    {"backend": end({"type": host(r"emulator"), "version": host(r"2\.0")}), **_PLACE},
 )
 
-_SOME = {name: _known() for name in ("type", "bus", "model", "mode")}
-OTHER = row(_SOME | {name: _host() for name in ("device", "index", "name", "listen", "accessmode")}, job=False)
+_SOME = {name: known() for name in ("type", "bus", "model", "mode")}
+OTHER = row(_SOME | {name: host() for name in ("device", "index", "name", "listen", "accessmode")}, job=False)
 """Any device of which this package knows no more."""
-_WITH_SOURCE = OTHER._replace(children={"source": _end()})
+_WITH_SOURCE = OTHER._replace(children={"source": end()})
 
 DEVICES: Mapping[str, Element] = {
     "disk": _DISK,
@@ -318,22 +245,22 @@ DEVICES: Mapping[str, Element] = {
     "channel": _CHANNEL,
     "graphics": _GRAPHICS,
     "video": _VIDEO,
-    "audio": row({"id": NUMBER, "type": _known(r"none")}, added={"type": r"none"}),
+    "audio": row({"id": NUMBER, "type": known(r"none")}, added={"type": r"none"}),
     "rng": _RNG,
     "watchdog": _WATCHDOG,
     "memballoon": _MEMBALLOON,
     "tpm": _TPM,
     "panic": row(
-        {"model": _known(r"isa|pvpanic|hyperv|pseries")}, _PLACE, most=2, added={"model": r"pseries|s390"}, new=True
+        {"model": known(r"isa|pvpanic|hyperv")}, _PLACE, most=2, added={"model": r"pseries|s390"}, new=(_ANY,)
     ),
     "parallel": _SERIAL._replace(job=False),
     "hostdev": _WITH_SOURCE,
     "redirdev": _WITH_SOURCE,
-    "filesystem": OTHER._replace(children={"source": _end(), "target": _end()}),
-    "shmem": OTHER._replace(children={"server": _end()}),
+    "filesystem": OTHER._replace(children={name: end() for name in ("driver", "source", "target", "readonly")}),
+    "shmem": OTHER._replace(children={"server": end()}),
     "emulator": OTHER._replace(added={}),
     "nvram": OTHER._replace(added={}),
-    "hub": OTHER._replace(added={"type": r"usb"}),
+    "hub": row({"type": known(r"usb")}, _PLACE, most=8, added={"type": r"usb"}),
 }
 """The devices. What libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``)
 is the chip set's controllers, mouse and keyboard, the balloon, silence; the watchdog of q35; a hub where USB ports
@@ -361,75 +288,77 @@ _TIMER = row(
 _OS = row(
     {"firmware": r"bios|efi"},
     {
-        "type": _text(r"hvm", arch=r"x86_64|aarch64", machine=MACHINE),
+        "type": text(r"hvm", arch=r"x86_64|aarch64", machine=_MACHINE),
         "boot": row({"dev": r"hd|cdrom|fd|network"}, most=4),
         "bootmenu": row({"enable": _YES, "timeout": NUMBER}),
         "bios": row({"useserial": _YES, "rebootTimeout": r"-1|[0-9]{1,5}"}),
         "firmware": row({}, {"feature": row({"enabled": _YES, "name": r"enrolled-keys|secure-boot"}, most=2)}),
-        "kernel": _text(_ANY),
-        "initrd": _text(_ANY),
-        "cmdline": _text(_ANY),
+        "kernel": text(_ANY),
+        "initrd": text(_ANY),
+        "cmdline": text(_ANY),
     },
 )
 
 _HYPERV = row(
     {"mode": r"custom"},
-    _switch("relaxed", "vapic", "vpindex", "runtime", "synic", "reset", "frequencies")
-    | _switch("reenlightenment", "tlbflush", "ipi", "evmcs", "avic", "emsr_bitmap", "xmm_input")
-    | _switch("spinlocks", retries=NUMBER)
-    | _switch("vendor_id", value=r"[A-Za-z0-9 ._-]{1,12}")
-    | {"stimer": row({"state": _ON}, _switch("direct"))},
+    switch("relaxed", "vapic", "vpindex", "runtime", "synic", "reset", "frequencies")
+    | switch("reenlightenment", "ipi", "evmcs", "avic", "emsr_bitmap", "xmm_input")
+    | switch("spinlocks", retries=NUMBER)
+    | switch("vendor_id", value=r"[A-Za-z0-9 ._-]{1,12}")
+    | {"stimer": row({"state": ON}, switch("direct"))}
+    | {"tlbflush": row({"state": ON}, switch("direct", "extended"))},
 )
 
 _FEATURES = row(
     {},
-    _switch("acpi", "pae", "viridian", "hap", "vmport", "smm", "pmu", "vmcoreinfo", "htm")
+    switch("acpi", "pae", "viridian", "hap", "vmport", "smm", "pmu", "vmcoreinfo", "pvspinlock", "ps2")
     | {
-        "apic": row({"eoi": _ON}),
+        "apic": row({"eoi": ON}),
         "ioapic": row({"driver": r"kvm|qemu"}),
         "gic": row({"version": r"2|3|host"}),
         "hyperv": _HYPERV,
-        "kvm": row({}, _switch("hidden", "hint-dedicated", "poll-control", "pv-ipi")),
+        "kvm": row({}, switch("hidden", "hint-dedicated", "poll-control", "pv-ipi")),
     },
 )
 
 CPU = row(
     {
-        "mode": _filled(r"custom|host-model|host-passthrough|maximum"),
-        "match": _filled(r"exact|minimum|strict"),
-        "check": _filled(r"none|partial|full"),
-        "migratable": _filled(_ON),
+        "mode": filled(r"custom|host-model|host-passthrough|maximum"),
+        "match": filled(r"exact|minimum|strict"),
+        "check": filled(r"none|partial|full"),
+        "migratable": filled(ON),
     },
     {
-        "model": row({"fallback": _filled(r"allow|forbid")}, text=WORD),
-        "vendor": _text(WORD),
-        "topology": row(dict.fromkeys(("sockets", "dies", "clusters", "cores", "threads"), _filled(NUMBER))),
-        "cache": row({"level": _filled(r"[1-3]"), "mode": _filled(r"emulate|passthrough|disable")}),
-        "maxphysaddr": row(
-            {"mode": _filled(r"emulate|passthrough"), "bits": _filled(NUMBER), "limit": _filled(NUMBER)}
-        ),
-        "feature": row({"policy": _filled(r"force|require|optional|disable|forbid"), "name": _filled(WORD)}, most=200),
+        "model": row({"fallback": filled(r"allow|forbid")}, text=WORD),
+        "vendor": text(WORD),
+        "topology": row(dict.fromkeys(("sockets", "dies", "clusters", "cores", "threads"), filled(NUMBER))),
+        "cache": row({"level": filled(r"[1-3]"), "mode": filled(r"emulate|passthrough|disable")}),
+        "maxphysaddr": row({"mode": filled(r"emulate|passthrough"), "bits": filled(NUMBER), "limit": filled(NUMBER)}),
+        "feature": row({"policy": filled(r"force|require|optional|disable|forbid"), "name": filled(WORD)}, most=200),
     },
 )
 
 DOMAIN = row(
-    {"type": r"kvm|qemu|test|xen"},
+    {"type": r"kvm|qemu|hvf|test|xen"},
     {
-        "name": _text(_ANY),
-        "uuid": _text(_ANY),
-        "title": _text(_ANY),
-        "description": _text(_ANY),
-        "memory": _text(_AMOUNT, unit=_UNIT),
-        "currentMemory": _text(_AMOUNT, unit=_UNIT),
-        "vcpu": _text(r"[1-9][0-9]{0,3}", placement=r"static"),
-        "iothreads": _text(r"[0-9]|1[0-6]"),
+        "name": text(_ANY),
+        "uuid": text(_ANY),
+        "title": text(_ANY),
+        "description": text(_ANY),
+        "memory": text(_AMOUNT, unit=_UNIT),
+        "currentMemory": text(_AMOUNT, unit=_UNIT),
+        "vcpu": text(r"[1-9][0-9]{0,3}", placement=r"static"),
+        "iothreads": text(r"[0-9]|1[0-6]"),
         "os": _OS,
         "features": _FEATURES,
         "cpu": CPU,
-        "clock": row({"offset": r"utc|localtime"}, {"timer": _TIMER}),
-        "on_poweroff": _text(r"destroy"),
-        "on_reboot": _text(r"destroy|restart"),
-        "on_crash": _text(r"destroy|restart"),
+        "clock": row(
+            {"offset": r"utc|localtime|variable", "basis": r"utc|localtime", "adjustment": r"-?[0-9]{1,9}"},
+            {"timer": _TIMER},
+        ),
+        "on_poweroff": text(r"destroy"),
+        "on_reboot": text(r"destroy|restart"),
+        "on_crash": text(r"destroy|restart"),
         "pm": row({}, {name: row({"enabled": _YES}) for name in ("suspend-to-mem", "suspend-to-disk")}),
         "devices": row({}, DEVICES),
     },

@@ -14,12 +14,13 @@ must be there. Otherwise there is a `SavedMismatch`, which names the device.
 import operator
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from copy import deepcopy
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain import compare, model
+from vmgahp.domain import compare, devices, model
 from vmgahp.domain.compare import value
+from vmgahp.domain.rows import Element
 from vmgahp.text import MAC
 
 LARGEST = 1 << 20
@@ -180,13 +181,31 @@ def _take_cpu(theirs: etree.Element, domain: etree.Element) -> None:
     for part in our:
         if part.tag not in model.CPU.children:
             made.append(deepcopy(part))
-        elif not any(compare.says(taken, part, operator.eq) for taken in made):
+        elif not any(compare.says(taken, _settled(part), operator.eq) for taken in made):
             named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
             raise SavedMismatch(f"the saved VM's CPU lacks the {named} that the job's has now.")
     domain[list(domain).index(our)] = made
 
 
+def _settled(part: etree.Element) -> etree.Element:
+    """A part of a CPU without what libvirt decides at a start: its fallback, and optional features."""
+    made = deepcopy(part)
+    if part.tag == "model":
+        made.attrib.pop("fallback", None)
+    elif part.get("policy") == "optional":
+        made.attrib.pop("policy")
+    return made
+
+
 # The devices
+
+_UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("controller", "pci", "0"): ("pci-root",),
+    ("controller", "usb", "0"): ("", "piix3-uhci"),
+    ("input", "mouse", "ps2", ""): ("",),
+    ("input", "keyboard", "ps2", ""): ("",),
+}
+"""Models of devices that libvirt leaves out when it saves (``VIR_DOMAIN_XML_MIGRATABLE``), by what they are known."""
 
 
 def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
@@ -201,7 +220,9 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
     made, added = [], set()
     for device in saved:
         known = compare.known_by(device)
-        pair = next((each for each in left if compare.is_same(known, each[0])), None)
+        # The companions of a USB 2 controller have its index, and libvirt an order of its own for them.
+        pairs = (each for each in left if compare.is_same(known, each[0]))
+        pair = min(pairs, key=lambda each: each[1].get("model") != device.get("model"), default=None)
         if pair is not None:
             left.remove(pair)
             made.append(_merge(device, deepcopy(pair[1])))
@@ -210,9 +231,9 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
                 raise SavedMismatch(f"the saved VM has a second {_name(device)}.")
             added.add(known)
             made.append(_merge(device, _added(device, has)))
-    kept = [our for _, our in left if not compare.row_of(our).new]
+    kept = [our for _, our in left if not compare.is_new(our)]
     for our in kept:
-        if our.tag not in ("emulator", "console"):
+        if our.tag not in ("emulator", "console") and not _is_unsaid(our):
             raise SavedMismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
     ours[:] = [*kept, *made]
 
@@ -227,8 +248,15 @@ def _is_derived(device: etree.Element, has: set[str]) -> bool:
     return device.tag == "serial" and "serial" not in has and "console" in has
 
 
+def _is_unsaid(our: etree.Element) -> bool:
+    """Whether libvirt leaves a device out of what it saves of a VM, since any of its releases makes it."""
+    return our.get("model", "") in _UNSAID.get(compare.known_by(our), ())
+
+
 def _added(device: etree.Element, has: set[str]) -> etree.Element:
     """A device that libvirt adds to any VM, with no more than what it is known by."""
+    if compare.known_by(device) == compare.known_by(agent := devices.agent_port()):
+        return agent  # of a machine where guests get one
     row = compare.row_of(device)
     forms = {name: row.attributes[name].filled for name in row.saved or ()}
     known = row.saved is not None and (device.tag != "video" or "graphics" in has)
@@ -270,7 +298,7 @@ def _at(element: etree.Element, path: str) -> etree.Element:
     return element
 
 
-def _facts(saved: etree.Element, row: model.Element, whose: str, said: Container[str] = ()) -> dict[str, str]:
+def _facts(saved: etree.Element, row: Element, whose: str, said: Container[str] = ()) -> dict[str, str]:
     """The attributes of an element that libvirt fills in, each of its form, but for those that are said."""
     return {
         name: _checked(f"{name} of {whose}", saved.get(name, ""), form)

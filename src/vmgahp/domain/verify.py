@@ -9,20 +9,27 @@ that reach nothing of the host.
 
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.compare import equal, is_added, memory, row_of, says, value
+from vmgahp.domain.compare import equal, is_added, is_kept, is_libvirts_own, memory, row_of, says, value
 from vmgahp.domain.devices import NETWORKS
-from vmgahp.domain.model import OTHER, Side
+from vmgahp.domain.model import OTHER
+from vmgahp.domain.rows import Side
 from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 """KiB to which libvirt rounds the memory up, where it is not a MiB."""
 
-_OF_A_NETWORK = ("network", "bridge", "direct")
+_OF_A_NETWORK = ("network", "bridge", "direct", "hostdev")
 """The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
+
+_REACHES_NOTHING = frozenset(("controller", "input", "memballoon", "audio", "video", "watchdog", "hub", "panic"))
+"""Devices that libvirt may add to a VM of the administrator's as it likes, but for some of their types."""
+
+_IMAGES = frozenset(("disk", "filesystem", "hostdev", "memory", "interface"))
+"""Devices whose ends libvirt does not choose by itself."""
 
 
 class Mismatch(Exception):
@@ -68,6 +75,8 @@ def against_job(live: str, asked: str, spec: JobSpec) -> None:
     found += _compare_disks(domain, disks)
     found += _compare_interfaces(domain, spec)
     found += _compare_cpu_and_firmware(domain, wanted)
+    if (cache := memory(wanted.find("features/tcg/tb-cache"))) != memory(domain.find("features/tcg/tb-cache")):
+        found.append(f"TCG's cache is not the {cache >> 20} MiB that were asked for")
     _finish(found + _compare_rest(domain, wanted, "disk"))
 
 
@@ -77,6 +86,10 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
     They may give the job less than it asked, and what they asked for must be there. Returns what is less, as a
     sentence without its full stop, mostly empty. Raises `Mismatch`.
     """
+    return _less_than_asked(live, asked, spec, _OTHERS)
+
+
+def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: "_Rules") -> str:
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found, less = [], []
     for what, actual, expected in (
@@ -89,17 +102,17 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
             less.append(f"its {what} is {actual}, and the job asks for {expected}")
     # NUMA cells and DIMMs change the sum, and are not ours.
     whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
-    if whole and _memory(domain) != _rounded(_memory(wanted)):
+    if whole and _memory(domain) not in (_memory(wanted), _rounded(_memory(wanted))):
         found.append(f"its memory (KiB) is {_memory(domain)}, and {_memory(wanted)} was asked for")
     if _vcpus(domain) != _vcpus(wanted):
         found.append(f"its number of CPUs is {_vcpus(domain)}, and {_vcpus(wanted)} was asked for")
-    _finish(found + _compare_rest(domain, wanted))
+    _finish(found + _compare_rest(domain, wanted, rules=rules))
     return "; ".join(less)
 
 
 def against_xen(live: str, asked: str, spec: JobSpec) -> None:
     """Compare a live domain of Xen's with the XML that this package wrote for the job. Raises `Mismatch`."""
-    less = against_script(live, asked, spec)
+    less = _less_than_asked(live, asked, spec, _OURS)
     found = [less] if less else []
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     for path in ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline"):
@@ -232,7 +245,7 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
 # Everything else
 
 
-def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> list[str]:
+def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules: "_Rules | None" = None) -> list[str]:
     """All that is not a number; devices of the kinds `but` were compared already."""
     found = []
     if domain.get("type") != wanted.get("type"):
@@ -252,54 +265,106 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str) -> li
     live, left = (
         [device for device in each.iterfind("devices/*") if device.tag not in but] for each in (domain, wanted)
     )
-    return found + _compare_devices(live, left, domain.get("type", ""))
+    return found + _compare_devices(live, left, domain.get("type", ""), rules or _OURS)
 
 
-def _compare_devices(live: Sequence[etree.Element], left: list[etree.Element], domain_type: str) -> list[str]:
+class _Rules(NamedTuple):
+    """Which live device may be there."""
+
+    is_pair: Callable[[etree.Element, etree.Element], bool]
+    """Whether it is what libvirt makes of one that was asked for."""
+    may_be_added: Callable[[etree.Element, Container[str], str], bool]
+    """Whether it may be there unasked, by the tags that were asked for and the type of the domain."""
+
+
+def _compare_devices(
+    live: Sequence[etree.Element], left: list[etree.Element], domain_type: str, rules: _Rules
+) -> list[str]:
     """Every live device has one that was asked for, each of which stands for one, or is one that libvirt adds."""
     found = []
     asked_for = {device.tag for device in left}
     ports = [device for device in left if device.tag in ("serial", "console")]
-    derived = {tag for tag in ("serial", "console") if ports and tag not in asked_for}
+    derived = {"serial", "console"} - {port.tag for port in ports if _is_serial(port)} if ports else set()
     for device in live:
-        pair = next((asked for asked in left if _is_pair(device, asked)), None)
+        pair = next((asked for asked in left if rules.is_pair(device, asked)), None)
         if pair is not None:
             left.remove(pair)
-        elif device.tag in derived and any(_same_end(device, port) for port in ports):
+        elif device.tag in derived and _is_serial(device) and any(_same_end(device, port) for port in ports):
             derived.discard(device.tag)
-        elif not _needs_no_asking(device, asked_for) or not is_added(device, domain_type):
+        elif not rules.may_be_added(device, asked_for, domain_type):
             found.append(f"it has a device that was not asked for, {_name(device)}")
     return found + [f"{_name(asked)} was asked for, and it is not there" for asked in left if _ends(asked)]
 
 
-def _needs_no_asking(device: etree.Element, asked_for: Container[str]) -> bool:
+def _needs_no_asking(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
     """Whether libvirt may have added it: a display adapter to graphics, an emulator where none was named."""
     needed = {"video": "graphics" in asked_for, "emulator": "emulator" not in asked_for}
-    return needed.get(device.tag, True)
+    return needed.get(device.tag, True) and is_added(device, domain_type)
+
+
+def _is_harmless(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
+    """Whether it reaches nothing of the host that libvirt's own settings do not give every VM."""
+    if device.tag in _REACHES_NOTHING:
+        return device.get("type", "") not in ("file", "evdev", "passthrough")
+    return _needs_no_asking(device, asked_for, domain_type)
 
 
 def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
     """Whether a live device is the one that was asked for: of its kind, and with the host's side as it says."""
+    return _is_alike(device, asked) and all(
+        any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
+    )
+
+
+def _is_made_of(device: etree.Element, asked: etree.Element) -> bool:
+    """Whether a live device is what libvirt has made of one that somebody else described.
+
+    libvirt writes some things otherwise, and leaves out others. So what the live one reaches must come from the
+    description; not all that this says need be found again.
+    """
+    ends = [now for tag in _ends(device) for now in device.findall(tag)]
+    return _is_alike(device, asked) and all(_comes_from(now, device, asked) for now in ends)
+
+
+def _comes_from(now: etree.Element, device: etree.Element, asked: etree.Element) -> bool:
+    if now.tag == "source" and device.get("type") in ("pty", "ram"):
+        return not now.get("path") or is_libvirts_own(now.get("path", ""))
+    if now.tag == "listen" and now.get("type") == "socket" and now.get("socket"):
+        path = now.get("socket", "")
+        return is_libvirts_own(path) or any(equal(path, each.get("socket", "")) for each in asked.iter())
+    described = asked.findall(now.tag)
+    if not described:  # libvirt chooses a socket, and no image
+        return device.tag not in _IMAGES or now.tag != "source" or not now.attrib
+    return any(is_kept(now, then, own=device.tag not in _IMAGES) for then in described)
+
+
+def _is_alike(device: etree.Element, asked: etree.Element) -> bool:
+    """Whether a live device may be one that was asked for, whatever their ends on the host are."""
     if device.tag != asked.tag:
         return False
     if device.tag == "emulator":
         return (device.text or "").strip() == (asked.text or "").strip()
     if device.tag == "interface" and device.get("type") not in _kinds(asked.get("type", "")):
         return False
+    kind = value(asked, "target", "type")
+    if device.tag == "console" and kind and (kind == "serial") != _is_serial(device):
+        return False
     rows = {**OTHER.attributes, **row_of(asked).attributes}
     for name, said in asked.items():
         matters = name in rows and rows[name].side & (Side.IDENTITY | Side.HOST)
+        if name == "type" and device.tag == "disk" and device.find("source") is None:
+            continue  # a drive without a medium
+        if name == "listen" and name not in device.attrib and device.find("listen") is not None:
+            continue  # it repeats the first of those elements, where that is an address
         if matters and device.tag != "interface" and not equal(device.get(name, ""), said):
             return False
     if device.tag == "disk":
         now, then = _disk(device), _disk(asked)
-        if then.format not in ("", now.format):
+        if then.format not in ("", now.format) or (then.read_only and not now.read_only):
             return False
         if asked.find("backingStore") is not None and now.backing != then.backing:
             return False
-    return all(
-        any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
-    )
+    return True
 
 
 def _ends(device: etree.Element) -> list[str]:
@@ -311,12 +376,22 @@ def _kinds(kind: str) -> tuple[str, ...]:
     return _OF_A_NETWORK if kind == "network" else (kind,)
 
 
+_OURS = _Rules(_is_pair, _needs_no_asking)
+_OTHERS = _Rules(_is_made_of, _is_harmless)
+
+
 def _same_end(device: etree.Element, port: etree.Element) -> bool:
     """The first serial port is a console as well, and of a console without a port libvirt makes one."""
     ends = device.findall("source")
-    return device.get("type") == port.get("type") and all(
-        any(says(now, then) for now in ends) for then in port.findall("source")
+    return device.get("type") == port.get("type") and (
+        device.get("type") == "pty"  # each gets one of its own
+        or all(any(says(now, then) for now in ends) for then in port.findall("source"))
     )
+
+
+def _is_serial(port: etree.Element) -> bool:
+    """Whether a serial port or a console is the guest's first serial port."""
+    return port.tag == "serial" or value(port, "target", "type", "serial") == "serial"
 
 
 def _name(device: etree.Element) -> str:

@@ -22,12 +22,16 @@ from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
+from vmgahp.job.published import News
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SERVED, SIMULATED, SIMULATED_SWITCH
 
 Logger = Callable[[str], None]
 
 LEAST_LONG_SECONDS = 30
+
+Sent = tuple[bool, tuple[str, ...] | None]
+"""What of a scratch directory is sent back (`vmgahp.job.vm_spec.VmSpec.sent`)."""
 
 
 class Deadlines(NamedTuple):
@@ -49,6 +53,15 @@ class Machine(ABC):
     found: tuple[float, Status] | None = None
     """What the last STATUS found, and when, in seconds since 1970; the server keeps it for `metrics`."""
 
+    _news: News | None = None
+
+    @property
+    def news(self) -> News:
+        """What the pool is to be told of the VM (`vmgahp.job.published`); there for as long as the machine is."""
+        if self._news is None:
+            self._news = News()
+        return self._news
+
     @abstractmethod
     def status(self) -> Status:
         """How the VM is. A VM that no longer exists is reported as STOPPED, not raised."""
@@ -56,6 +69,10 @@ class Machine(ABC):
     @abstractmethod
     def pid(self) -> int:
         """The process that runs the guest, or 0 where there is none on this machine."""
+
+    def addresses(self) -> Sequence[str]:
+        """The guest's IP addresses as far as they are known by now, IPv4 first; nobody is asked for them."""
+        return ()
 
     @abstractmethod
     def stop(self) -> None:
@@ -71,6 +88,10 @@ class Machine(ABC):
 
     def release(self) -> None:  # noqa: B027 - nothing to tidy up is a good default
         """The guest was found gone by itself: tidy up what belonged to it, such as its console's capture."""
+
+    def exit_status(self) -> int:
+        """What the server is to leave with after `release`: HTCondor takes it for the job's exit code."""
+        return 0
 
     def metrics(self) -> Metrics | None:
         """What the VM has used, for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
@@ -90,6 +111,10 @@ class Machine(ABC):
             memory_kib=report.memory_kib,
             max_memory_kib=report.max_memory_kib,
         )
+
+    def process(self) -> int:
+        """The process of this machine that runs the guest, or 0, as far as is known without asking anybody."""
+        return 0
 
     def saved_bytes(self) -> int:
         """Bytes of what the last suspend or checkpoint has written, 0 where nobody knows."""
@@ -179,13 +204,19 @@ class Driver(ABC):
         resources.guardian = self.post_guardian(match, uuid)
 
     def record_end(
-        self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], no_output: bool
+        self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
     ) -> None:
-        """From now on the VM runs: write down its end, and empty the scratch directory where nothing is sent back."""
+        """From now on the VM runs: write down its end, and see to what is sent back. Raises `errors.Fault`."""
         from vmgahp.drivers.exit_record import ExitRecord
 
-        resources.exit = ExitRecord(name, directory, cpu_seconds, self.settings, self.identity, self.log)
-        if no_output:
+        resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
+        nothing, left_behind = sent
+        if left_behind is not None:
+            from vmgahp.job.travel import Luggage
+
+            resources.luggage = Luggage(directory, left_behind, self.identity, self.log)
+            resources.when_over.append(resources.luggage.at_end)
+        if nothing:
             resources.when_over.append(Later(empty, self.identity, self.log, directory))
 
     def deadlines(self, usual: float) -> Deadlines:

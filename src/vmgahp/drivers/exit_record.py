@@ -4,13 +4,13 @@ import os
 import time
 from _collections_abc import Callable
 
-from vmgahp import errors
-from vmgahp.config import Settings
+from vmgahp import errors, lifecycle
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
-from vmgahp.job import exit_code
-from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, PORT_BYTES, Ending
+from vmgahp.job import chirp, exit_code, published
+from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, PORT_BYTES, TO_BE_HELD, Ending
+from vmgahp.job.published import News
 
 CONSOLE_FILE = "vm_console.log"
 
@@ -23,13 +23,13 @@ class ExitRecord:
         name: str,
         directory: str,
         cpu_seconds: Callable[[], float],
-        settings: Settings,
+        news: News,
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
         """For the VM `name`, which runs from now on, in the scratch `directory`.
 
-        `cpu_seconds` says what it has used, as far as is known.
+        `cpu_seconds` says what it has used, as far as is known; `news` has what the pool is told of it.
         """
         self.how = ""
         """How it ended, once somebody knows: one of the words in `vmgahp.job.exit_code`."""
@@ -37,16 +37,22 @@ class ExitRecord:
         """When, in seconds since 1970; 0: when it is written down."""
         self.reason = ""
         """Why it was ended as a failure, where it was."""
+        self.doubt = ""
+        """What may be wrong with what the job asked for, though it was no reason to hold it."""
         self.tells = True
         """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
+        self.status = 0
+        """What the server is to leave with, once `write` was called."""
         self.port: Callable[[], bytes] | None = None
         """What the guest has written to its port, where it has one."""
+        self.program: Callable[[Ending], Ending] | None = None
+        """What the guest has said of the program that it was to run, as it changes the end."""
         self.console: Callable[[], bytes] = self._console_file
         """The end of what it printed since it was started here."""
         self._name = name
         self._cpu_seconds = cpu_seconds
         self._directory = directory
-        self._settings = settings
+        self._news = news
         self._identity = identity
         self._log = log
         self._began = time.time()
@@ -55,15 +61,24 @@ class ExitRecord:
     def write(self) -> None:
         """The VM is over: write it down. What fails is logged."""
         ending = self._ending()
+        self.status = exit_code.status_of(ending)
         try:
             self._identity.write_scratch(self._directory, EXIT_FILE, exit_code.render(ending))
         except (OSError, errors.Fault) as error:
             self._log(f"{self._name}: {EXIT_FILE} cannot be written: {error}")
         if not self.tells or ending.how not in BY_ITSELF:
             return
-        libexec = self._settings.string("LIBEXEC")
-        if told := exit_code.tell_starter(ending.exit_code, self._directory, libexec, self._identity, ending.reason):
-            self._log(f"{self._name}: {told}")
+        news = self._news
+        news.is_over()
+        news.publish(published.STATE, lifecycle.STOPPED)
+        news.publish(published.ENDED_BY, ending.how)
+        news.publish(published.EXIT_CODE, ending.exit_code)
+        if self.program is not None:
+            news.publish(published.EXIT_SIGNAL, -self.status if self.status < 0 else None)
+        news.publish(published.EXIT_REASON, ending.reason or None)
+        news.publish(published.HOLD_REASON, ending.reason if ending.how in TO_BE_HELD else None)
+        if problem := chirp.tell_end(news, self._directory, self._identity, ending.exit_code):
+            self._log(f"{self._name}: {problem}")
 
     def _ending(self) -> Ending:
         source = ""
@@ -72,7 +87,7 @@ class ExitRecord:
             source = "port"
         elif (code := exit_code.from_console(self.console())) is not None:
             source = "console"
-        return Ending(
+        ending = Ending(
             how=self.how or GONE,
             exit_code=code,
             source=source,
@@ -80,7 +95,9 @@ class ExitRecord:
             ended=self.ended_at or time.time(),
             reason=self.reason,
             cpu_seconds=self._cpu_seconds() or None,
+            doubt=self.doubt,
         )
+        return self.program(ending) if self.program is not None else ending
 
     def _console_file(self) -> bytes:
         return exit_code.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)

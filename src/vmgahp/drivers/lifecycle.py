@@ -43,6 +43,7 @@ class ManagedMachine(Machine):
     def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         self.name = name
         self.resources = resources
+        self._news = resources.news
         self.deadlines = deadlines
         self.log = log
         self.state: State = STARTING
@@ -140,6 +141,20 @@ class ManagedMachine(Machine):
         self.state = RUNNING
         self._over_with_it()
 
+    def give_up(self, how: str, why: str) -> None:
+        """End the guest as a failure: a word of `vmgahp.job.exit_code`, and the reason, as the job's owner is to read
+        it. The next STATUS finds it gone and tells the starter, which hears nothing before.
+
+        Raises `errors.Fault` where the guest does not end: it is as it was.
+        """
+        self.log(f"{self.name} ends as a failure: {why}")
+        self.resources.ended(how, time.time(), why)
+        try:
+            self.end_guest()
+        except errors.Fault:
+            self.resources.not_ended(how)
+            raise
+
     def report_lost(self, problem: str, hint: str) -> errors.Fault:
         """The guest is gone with its work, by nobody's will: no STATUS says that it has stopped, for that would mean
         that the job is done. The fault is to be raised."""
@@ -190,7 +205,10 @@ class ManagedMachine(Machine):
             try:
                 self.step("checkpoint.saved")
                 self.write_manifest()
+                if self.resources.luggage:
+                    self.resources.luggage.with_checkpoint()
             except BaseException:
+                self._leave_luggage()
                 self._go_back_to(before)
                 raise
 
@@ -237,6 +255,9 @@ class ManagedMachine(Machine):
             finally:
                 self._tidy()
                 self._over_with_it()
+
+    def exit_status(self) -> int:
+        return self.resources.exit_status
 
     # How it is done
 
@@ -292,7 +313,13 @@ class ManagedMachine(Machine):
                 self.put_back()
             raise
         self.state = RUNNING
+        self._leave_luggage()
         self.forget_saved()
+
+    def _leave_luggage(self) -> None:
+        """No checkpoint is to be sent any more."""
+        if self.resources.luggage:
+            self.resources.luggage.without_checkpoint()
 
     def _go_back_to(self, before: State) -> None:
         """A checkpoint was not written down: the VM is again what it was, unless it is to end."""

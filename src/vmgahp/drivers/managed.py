@@ -26,7 +26,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         self._server_ends = True
         return self._starting
 
-    def start(self, job: JobAd) -> Machine:
+    def start(self, job: JobAd) -> AnyMachine:
         try:
             plan = self.plan(job)
             lifecycle.reached("plan.looked")

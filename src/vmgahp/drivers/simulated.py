@@ -2,7 +2,8 @@
 
 It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"|"exit"`` makes the START fail,
 ``Simulated_<OPERATION>_Gate = "path"`` makes an operation, or METRICS, wait until the file `path` exists (a test opens
-the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at its n-th STATUS.
+the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at its n-th STATUS, ``Simulated_Mac`` and
+``Simulated_Ip`` are its addresses, ``Simulated_Exit_Status`` the code with which it ends.
 """
 
 import os
@@ -47,7 +48,11 @@ class SimulatedMachine(Machine):
                 self._state = lifecycle.STOPPED
         self._cpu_seconds += 0.5
         memory = (self._job.integer("JobVMMemory") or 0) * 1024
-        return Status(self._state, cpu_seconds=self._cpu_seconds, vcpus=1, memory_kib=memory, max_memory_kib=memory)
+        mac, ip = (self._job.string(f"Simulated_{name}") or "" for name in ("Mac", "Ip"))
+        return Status(self._state, self._cpu_seconds, 1, memory, memory, mac, ip)
+
+    def exit_status(self) -> int:
+        return self._job.integer("Simulated_Exit_Status") or 0
 
     def metrics(self) -> Metrics | None:
         self.gate("METRICS")

@@ -26,7 +26,7 @@ from vmgahp.hooks import mac
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
-from vmgahp.job.folded import folded
+from vmgahp.job.folded import folded, meets
 from vmgahp.text import shown
 
 SETTING = "VM_POLICY"
@@ -55,22 +55,13 @@ def require(settings: Settings, job: JobAd) -> None:
     """Does the job meet VM_POLICY_REQUIREMENTS?
 
     Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are
-    undefined. As in a START expression only true, or a number that is not 0, is a yes. What an expression
-    comes to is the job's doing, even an error; only one that cannot be read is not. Raises `JobFault` and
-    `MachineFault`.
+    undefined. Raises `JobFault` and `MachineFault`.
     """
     text = settings.string(REQUIREMENTS)
     if not text:
         return
     job = folded(job, settings)
-    try:
-        value = job.judge(text)
-    except ValueError as error:
-        raise MachineFault(
-            f"{REQUIREMENTS} = {text} ({settings.where(REQUIREMENTS)}) is not a ClassAd expression.",
-            f"correct {REQUIREMENTS}; classad_eval tries an expression out.",
-        ) from error
-    if isinstance(value, int | float) and value:
+    if meets(job, settings, REQUIREMENTS):
         return
     words = {word.lower() for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)}
     has = [f"{name} = {shown(str(value))}" for name, value in job.values().items() if name.lower() in words]

@@ -37,6 +37,7 @@ def main(path: str) -> int:
     # The mark tells a rejection from an error: libxslt reports both in the same way.
     mark = os.urandom(12).hex()
     messages: list[str] = []
+    read = path
     try:
         parser = _parser()
         with open(path, "rb") as file:
@@ -46,6 +47,7 @@ def main(path: str) -> int:
         _mark_rejections(sheet, mark)
         everything = etree.XSLTAccessControl.DENY_ALL  # type: ignore[attr-defined]
         transform = etree.XSLT(sheet, access_control=everything)
+        read = "the domain"
         domain = etree.fromstring(sys.stdin.buffer.read(), parser)
         try:
             made = transform(domain, **_parameters(sheet, _job()))  # type: ignore[arg-type]
@@ -57,7 +59,7 @@ def main(path: str) -> int:
         if rejections:
             os.write(1, (rejections[0].strip() or "it gives no reason").encode())
             return REJECTED
-        _tell([f"{type(error).__name__}: {error}"])
+        _tell([f"{type(error).__name__}: {error}".replace("<string>", read)])
         return BROKEN
     _tell(messages)
     with open(1, "wb", closefd=False) as output:

@@ -11,14 +11,19 @@ is what HTCondor's tools need and no more, there is a deadline, and a script tha
 could have written is not run as root.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from xml.etree import ElementTree as etree
 
-from vmgahp.errors import MachineFault
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import program
 from vmgahp.host import trust
 from vmgahp.host.run import condor_environment
-from vmgahp.text import is_private
+from vmgahp.text import is_private, redact, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.findings import Finding
 
 SETTING = "LIBVIRT_XML_SCRIPT"
 ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
@@ -26,15 +31,30 @@ ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
 LONGEST_XML = 4 << 20
 """Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
 
+_OR = "or unset it for the built-in XML"
+_MARKS = frozenset("<&'\"")
+_MARKUP = (
+    r"<[/?!]?[A-Za-z_][\w.-]*|<!(?:--|\[)"  # elements, comments and sections
+    r"|&(?!amp;)#?\w+;"  # characters under another name
+    r"|['\"]\s*[A-Za-z_][\w.:-]*\s*=\s*['\"][^'\"]{0,40}"  # attributes
+)
+"""What a text must have in it to become more than a text."""
 _SPACE = " \t\n\r"
 
-_PLAIN = (
-    *('VM_WORKING_DIR = "/scratch"', 'JobVMType = "kvm"', "JobVMMemory = 64", "JobVM_VCPUS = 1", 'User = "plain"'),
-    *("ClusterId = 1", "ProcId = 0", 'VMPARAM_vm_Disk = "disk.img:vda:w"', "JobVMNetworking = FALSE"),
-    *('VMPARAM_Xen_Kernel = "included"', 'VMPARAM_VM_NAME = "plain_1.0"', 'VMPARAM_Xen_Bootloader = ""'),
-    *('VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""'),
-)
-"""The ad of a job that nothing can be said against, as a script gets it."""
+PLAIN_MEMORY = 64
+"""MiB."""
+PLAIN_DISK = "disk.img"
+
+
+def plain(directory: str, name: str, vm_type: str) -> list[str]:
+    """The ad of a job that nothing can be said against, as a script gets it; `vm_type` is a line of its own."""
+    return [
+        *(f"VM_WORKING_DIR = {_quoted(directory)}", vm_type, f"JobVMMemory = {PLAIN_MEMORY}"),
+        *("JobVM_VCPUS = 1", f"RequestMemory = {PLAIN_MEMORY}", "RequestCpus = 1", 'User = "plain"', 'Owner = "plain"'),
+        *("ClusterId = 1", "ProcId = 0", f'VMPARAM_vm_Disk = "{PLAIN_DISK}:vda:w"', "JobVMNetworking = FALSE"),
+        *('VMPARAM_Xen_Kernel = "included"', f"VMPARAM_VM_NAME = {_quoted(name)}", 'VMPARAM_Xen_Bootloader = ""'),
+        *('VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""', "JobVMVNCConsole = FALSE", "JobVMCheckpoint = FALSE"),
+    ]
 
 
 def run(
@@ -43,47 +63,66 @@ def run(
     ad_lines: Iterable[str],
     deadline: float,
     log_line: Callable[[str], None],
-    environ: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> str:
-    """Run the script and return its XML.
+    """Run the script and return its XML, whose domain must have the `name`, if any.
 
     `arguments` is LIBVIRT_XML_SCRIPT_ARGS as it is set, `ad_lines` the lines for stdin without newlines,
     those of `extra_lines` included; private attributes are left out here. `deadline` is in seconds; then
     the script and its process group are killed. Each line of the script's stderr goes to `log_line`, after
-    secrets in it are hidden. `environ` is the server's environment, by default that of this process.
+    secrets in it are hidden. It has what it needs of this process's environment.
 
     Raises `MachineFault`, naming the setting and what to do, when the script may not or cannot be run, when
     it fails, prints nothing, or prints what cannot be a domain; but `JobFault` where it works for a plain job.
     """
-    words = parse_arguments(arguments)
+    words, ad_lines = parse_arguments(arguments), list(ad_lines)
+    vm_type = next((line for line in ad_lines if line.startswith("JobVMType")), 'JobVMType = "kvm"')
     require_trustworthy(script)
 
-    def made(lines: Iterable[str]) -> str:
-        return _run([script, *words], lines, deadline, log_line, environ)
+    def made(lines: Iterable[str], name: str) -> str:
+        return _run([script, *words], lines, deadline, log_line, name)
+
+    def again() -> str:
+        return made(plain("/scratch", "plain_1.0", vm_type), name and "plain_1.0")
 
     try:
-        return made(ad_lines)
+        xml = made(ad_lines, name)
     except MachineFault as fault:
-        raise program.whose_fault(fault, f"{SETTING} ({script})", lambda: made(_PLAIN)) from fault
+        raise program.whose_fault(fault, f"{SETTING} ({script})", again) from fault
+    _require_no_markup(ad_lines, xml)
+    return xml
 
 
-def _run(
-    argv: list[str],
-    ad_lines: Iterable[str],
-    deadline: float,
-    log_line: Callable[[str], None],
-    environ: Mapping[str, str] | None,
-) -> str:
+def _require_no_markup(ad_lines: Iterable[str], xml: str) -> None:
+    """Make sure that nothing of the job's has become an element or an attribute. Raises `JobFault`.
+
+    What a job's text says in XML is in the description as it is only where the script has put the one into the other.
+    """
+    lower = xml.lower()
+    for line in ad_lines:
+        name, _, said = line.partition("=")
+        if is_private(name.strip()) or not _MARKS.intersection(said):
+            continue
+        for piece in re.findall(_MARKUP, said.replace('\\"', '"')):
+            if piece.lower() in lower:
+                raise JobFault(
+                    MISMATCHED,
+                    f"{name.strip()} has XML in it, and the description of the VM would have it, too: {shown(piece)}.",
+                    "write plain names and values.",
+                )
+
+
+def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Callable[[str], None], name: str) -> str:
     import os
 
     script = argv[0]
     # Of a name that comes twice the last line counts: it is the server's, and the job's own must not be taken for it.
     by_name: dict[str, str] = {}
     for line in ad_lines:
-        name = line.partition("=")[0].strip().lower()
-        by_name.pop(name, None)
-        by_name[name] = line
-    lines = [line for name, line in by_name.items() if not is_private(name)]
+        key = line.partition("=")[0].strip().lower()
+        by_name.pop(key, None)
+        by_name[key] = line
+    lines = [line for key, line in by_name.items() if not is_private(key)]
     # A value with an end of line in it must not become an attribute of its own.
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
     label = f"{SETTING} ({script})"
@@ -95,7 +134,7 @@ def _run(
         log_line=log_line,
         hint=by_hand,
         stdin=text.encode("utf-8", "surrogateescape"),
-        environ=condor_environment(os.environ if environ is None else environ),
+        environ=condor_environment(os.environ),
         longest=LONGEST_XML,
         log_label=SETTING,
     )
@@ -106,9 +145,17 @@ def _run(
         raise MachineFault(f"{label} printed a NUL, which no XML may hold.", by_hand)
     made = join_lines(xml)
     try:
-        etree.fromstring(made)  # noqa: S314 - libvirt is given it as it is, and reads no more than this does
+        domain = etree.fromstring(made)  # noqa: S314 - libvirt is given it as it is, and reads no more than this does
     except etree.ParseError as error:
-        raise MachineFault(f"{label} printed what is not XML: {error}.", by_hand) from error
+        what = f"{error}" if xml.lstrip().startswith("<") else shown(redact(xml.strip())[:200])
+        raise MachineFault(f"{label} printed what is not XML: {what}.{last}", by_hand) from error
+    if name and domain.findtext("name") != name:
+        raise MachineFault(
+            f"{label} named the domain {shown(domain.findtext('name'))}."
+            if domain.tag == "domain"
+            else f"{label} printed the XML of {shown(domain.tag)}, and not of a domain.",
+            f"let it use VMPARAM_VM_NAME, here {name}: the startd looks for the VM under that name.",
+        )
     return made
 
 
@@ -211,7 +258,72 @@ def _bad_arguments(text: str, why: str) -> MachineFault:
 
 def require_trustworthy(script: str) -> None:
     """Make sure that only root, or the caller, can have written the script. Raises `MachineFault`."""
-    trust.require_trustworthy(script, SETTING, "or unset it for the built-in XML")
+    trust.require_trustworthy(script, SETTING, _OR)
+
+
+def inspect(script: str, arguments: str) -> str:
+    """Look at the script without running it; the interpreter that it has, if any. Raises `MachineFault`."""
+    import os
+
+    parse_arguments(arguments)
+    path, _, rest = script.partition(" ")
+    if rest and not os.path.lexists(script) and os.path.lexists(path):
+        raise MachineFault(
+            f"{SETTING} = {script} has arguments, and there is no file of that name.",
+            f"set {SETTING} = {path} and {ARGUMENTS_SETTING} = {rest}.",
+        )
+    require_trustworthy(script)
+    try:
+        with open(script, "rb") as file:
+            first = file.read(256).partition(b"\n")[0]
+    except PermissionError:
+        return ""  # which programs do without
+    except OSError as error:
+        raise MachineFault(f"{SETTING} = {script} cannot be read: {error.strerror}.", f"look at it, {_OR}.") from error
+    interpreter = _interpreter(first.decode(errors="surrogateescape"))
+    if interpreter is None:
+        return ""
+    if not os.access(interpreter, os.X_OK):
+        raise MachineFault(
+            f"{SETTING} = {script} cannot be run: it begins with {shown(first.decode(errors='replace'))}, and no such "
+            "interpreter is there.",
+            f"install it, or correct the first line (such as #!/bin/sh, with no carriage return), {_OR}.",
+        )
+    return interpreter
+
+
+def judge(script: str, arguments: str, *, blind: bool) -> "Finding":
+    """The finding of `inspect`: no job runs without the script. Who is `blind` is not who is going to run it."""
+    import os
+
+    from vmgahp import findings
+
+    looked_at = f"{SETTING}: the file, its interpreter, and who can write to them"
+    try:
+        interpreter = inspect(script, arguments)
+        weak = trust.changeable_by_others(interpreter) if interpreter and os.geteuid() == 0 else ""
+    except MachineFault as fault:
+        return findings.judge("script", looked_at, fault, "", findings.UNKNOWN if blind else findings.BAD)
+    if weak:
+        seen = f"{script} is run by {interpreter}, and others than root can change {weak}: they become root by it."
+        return findings.Finding(
+            "script", findings.OFF, looked_at, seen, "let the script name an interpreter of root's."
+        )
+    return findings.Finding("script", findings.OK, looked_at, f"{script} is there, and what runs it")
+
+
+def _interpreter(line: str) -> str | None:
+    """The program that runs a script with such a first line, empty where none would; None for no script."""
+    import os
+    import shutil
+
+    if not line.startswith("#!"):
+        return "" if line.isascii() and line.isprintable() else None
+    program, *words = list(filter(None, line[2:].replace("\t", " ").split(" "))) or [""]
+    if os.path.basename(program) != "env" or not os.path.exists(program):
+        return program
+    name = next((word for word in words if not word.startswith("-") and "=" not in word), "")
+    return shutil.which(name, path=condor_environment(os.environ)["PATH"]) or ""
 
 
 def join_lines(text: str) -> str:

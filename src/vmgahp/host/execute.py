@@ -12,7 +12,7 @@ import os
 from _thread import get_ident
 
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault, is_perhaps_the_machines
-from vmgahp.host import child
+from vmgahp.host import child, starter
 from vmgahp.host.mounts import mounts
 
 TYPE_CHECKING = False
@@ -108,8 +108,8 @@ def require_room(directory: str, identity: "Identity", needed: int = LEAST_FREE)
 
 
 def _execute(directory: str) -> bytes:
-    """What the scratch directory lies in."""
-    return os.fsencode(os.path.dirname(os.path.normpath(directory)) or ".")
+    """What the starters make the jobs' directories in, as far as the name of the scratch directory tells."""
+    return os.fsencode(os.path.dirname(starter.directory_of(directory)) or ".")
 
 
 def _is_mounted_read_only(directory: str) -> bool:

@@ -16,7 +16,7 @@ from vmgahp.host import child, system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from vmgahp.host.child import Operation
@@ -130,6 +130,18 @@ class Identity:
         of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
         self._in_scratch(directory, old, system_calls.rename_beneath, _components(new), replace)
+
+    def link_scratch(self, directory: str, below: str, names: "Sequence[str]", others: bool = False) -> None:
+        """Give files of `directory` a link in the directory `below` it, as the user; those of `names` that are there.
+
+        What is there already stays. With `others` it is all but these, as HTCondor would send them home, and in place
+        of what is there. Raises as `open_scratch`.
+        """
+        self._in_scratch(directory, below, system_calls.link_beneath, [_encode(name) for name in names], others)
+
+    def unlink_links_scratch(self, directory: str, below: str) -> None:
+        """Take away again what `link_scratch` has made, as the user. Raises as `open_scratch`."""
+        self._in_scratch(directory, below, system_calls.unlink_links_beneath)
 
     def occupied_scratch(self, directory: str, name: str) -> int:
         """Bytes that the file `name` below `directory` occupies, 0 where the user cannot open it. Raises nothing."""

@@ -21,8 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FACTS = KVM, QEMU = "kvm", "qemu"
-"""That KVM runs a guest, and that QEMU comes up with the CPU that jobs get."""
+FACTS = KVM, QEMU, TPM, VIRTIOFS = "kvm", "qemu", "tpm", "virtiofs"
+"""That KVM runs a guest, that QEMU comes up with the CPU that jobs get, that swtpm makes a TPM, that virtiofsd
+serves a directory. Those of containers (`vmgahp.daemon.containers`) no VM stands on."""
 
 LASTS = 3600.0
 """Seconds for which what works is believed: to see it again costs 20 ms."""
@@ -93,6 +94,16 @@ def shared(name: str, stands_on: str, look: "Callable[[], tuple[str | None, bool
     reason, stays = look()
     # What it stands on must not have changed meanwhile; what is looked at after that, the next one looks at anew.
     return keep(name, stands_on, reason or "") if stays else Proof(reason or "")
+
+
+def asked(name: str, path: str, user: tuple[int, int], trouble: "Callable[[], str]") -> Proof:
+    """Whether a program answers as this user, whose other processes could keep it from that: no failure is kept."""
+
+    def look() -> tuple[str, bool]:
+        wrong = trouble()
+        return wrong, not wrong
+
+    return shared(name, f"{machine()}\n{program(path)}\nasked {user[0]}:{user[1]}", look)
 
 
 def recall(name: str, stands_on: str) -> Proof | None:

@@ -117,6 +117,28 @@ def run(
     return Finished(status, bytes(child.out), bytes(child.err))
 
 
+def begin(argv: "Sequence[str]", user: "Identity") -> int:
+    """Start a program that stays, as `user` without other groups, and return its pid, which is its process group's.
+
+    It has a session of its own, no descriptor of this process's and nobody who hears it, and is killed when the thread
+    that starts it ends. Raises OSError where it cannot be started, with the program's name as the file name.
+    """
+    environ = plain_environment()
+    words = [_find("setpriv", environ), "--pdeathsig=KILL", "--no-new-privs"]
+    words += _as_user(user, ()) if user.switching else []
+    words += [_find(argv[0], environ), *argv[1:]]
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    return os.posix_spawn(
+        words[0],
+        words,
+        environ,
+        file_actions=nowhere + [(os.POSIX_SPAWN_CLOSE, number) for number in open_descriptors() if number > 2],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+    )
+
+
 def which(program: str) -> str | None:
     """The full path of a program that this process would find, or None where there is none."""
     try:

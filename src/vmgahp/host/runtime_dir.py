@@ -12,6 +12,9 @@ LONGEST_PATH = 100
 
 ROOT_BASE = "/run/vmgahp"
 
+GIVEN = f"{ROOT_BASE}/given"
+"""Notes of what others have given for a VM and are to have back (`vmgahp.drivers.libvirt.reservation`)."""
+
 
 PREFIX = "vmgahp-"
 
@@ -26,6 +29,18 @@ def belong_to(server: int) -> None:
     _server = server
 
 
+def owner() -> str:
+    """Whose what this process makes is, as others can tell (`is_alive`)."""
+    pid = _server or os.getpid()
+    return f"{pid}-{_birth(pid)}"
+
+
+def is_alive(name: str) -> bool:
+    """Whether the process lives whose `owner` a name begins with."""
+    pid, _, rest = name.partition("-")
+    return pid.isascii() and pid.isdigit() and _birth(int(pid)) == rest.partition("-")[0] != ""
+
+
 def runtime_dir(base: str | None = None) -> str:
     """Make a directory for one VM's sockets and return its path, which leaves room for ``/console``.
 
@@ -35,8 +50,7 @@ def runtime_dir(base: str | None = None) -> str:
     when there can be none.
     """
     bases = _bases() if base is None else [base]
-    owner = _server or os.getpid()
-    mine = f"{PREFIX}{owner}-{_birth(owner)}"
+    mine = f"{PREFIX}{owner()}"
     reason = "no directory is given"
     for place in bases:
         if len(os.fsencode(f"{place}/{mine}-999/console")) >= LONGEST_PATH:
@@ -81,6 +95,18 @@ def unclaim(path: str) -> None:
 def is_claimed(uuid: str) -> bool:
     """Whether a process that lives looks after the VM `uuid`."""
     return any(_is_mine(f"{path}/{uuid}") and _birth(pid) == birth for path, pid, birth in _made_in(_bases()))
+
+
+def claimed(prefix: str) -> set[str]:
+    """What has a name that begins so, in the directories of processes that live."""
+    found: set[str] = set()
+    for path, pid, birth in _made_in(_bases()):
+        if _is_mine(path) and _birth(pid) == birth:
+            try:
+                found.update(name for name in os.listdir(path) if name.startswith(prefix))
+            except OSError:
+                pass  # its VM has just ended
+    return found
 
 
 def _made_in(places: Iterable[str]) -> Iterator[tuple[str, int, str]]:

@@ -139,6 +139,16 @@ class ConsoleCapture:
             os.close(self._wake)
             raise
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether more has come than is kept."""
+        return self._cut
+
+    def empty(self) -> None:
+        """Forget what the file has, for what comes from now on. Raises OSError."""
+        os.ftruncate(self._output, 0)
+        self.written, self._cut = 0, False
+
     def tail(self) -> bytes:
         """The end of all that this capture has taken, at most `TAIL` bytes; to be asked for when it is closed."""
         return bytes(self._tail[-TAIL:])

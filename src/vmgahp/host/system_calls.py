@@ -134,3 +134,74 @@ def unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
         return -1
     finally:
         os.close(above)
+
+
+def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], others: bool) -> int:
+    """Give regular files of a directory a link in the one below it that `parts` name.
+
+    These are `names`, but for what is there already; or all `others` that do not begin with a dot, which take the
+    place of what is there.
+    """
+    above = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        below = _descend(directory, [*parts, b""])
+        try:
+            for name in _others(above, names) if others else names:
+                _link(name, above, below, others)
+        finally:
+            os.close(below)
+    finally:
+        os.close(above)
+    return -1
+
+
+def unlink_links_beneath(directory: bytes, parts: list[bytes]) -> int:
+    """Take away again what `link_beneath` has made."""
+    below = _descend(directory, [*parts, b""])
+    try:
+        for name in os.listdir(directory):
+            try:
+                here = os.stat(os.path.join(directory, name), follow_symlinks=False)
+                there = os.stat(name, dir_fd=below, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if S_ISREG(here.st_mode) and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                os.unlink(name, dir_fd=below)
+    finally:
+        os.close(below)
+    return -1
+
+
+def _others(directory: int, names: list[bytes]) -> list[bytes]:
+    found = (os.fsencode(name) for name in os.listdir(directory))
+    return [name for name in found if not name.startswith(b".") and name not in names]
+
+
+def _link(name: bytes, above: int, below: int, replace: bool) -> None:
+    try:
+        if not S_ISREG(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    try:
+        os.link(name, name, src_dir_fd=above, dst_dir_fd=below, follow_symlinks=False)
+    except FileExistsError:
+        if replace:
+            os.unlink(name, dir_fd=below)
+            os.link(name, name, src_dir_fd=above, dst_dir_fd=below, follow_symlinks=False)
+
+
+def connect_loopback(address: str, port: int) -> int:
+    """A way to what listens on a loopback address, which it may not have taken up yet."""
+    import _socket as socket  # `vmgahp.host.child` has loaded it before it forks
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    way = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        way.connect((address, port))
+    except BlockingIOError:
+        pass
+    except BaseException:
+        way.close()
+        raise
+    return way.detach()

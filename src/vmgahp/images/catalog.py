@@ -8,6 +8,8 @@ It is a TOML file (VM_CATALOG) with a table for each image::
     description = "Debian 12 with cloud-init"
     min_memory = 512              # MiB
 
+``vmgahp image`` writes where an image came from, when, and its digests (`PROVENANCE`); no job comes to read those.
+
 Nobody but root may be able to write to the file, to an image, or to a directory on the way. What is wrong with one
 image keeps that image from being offered, and nothing else: jobs that need none run all the same.
 """
@@ -29,6 +31,8 @@ CheckBacking = Callable[["Image"], object]
 
 SETTING = "VM_CATALOG"
 
+LONGEST_LINE = 5000
+"""Bytes: room for a path of the longest kind."""
 LARGEST = 1 << 20
 """Bytes of the file."""
 MOST_IMAGES = 500
@@ -36,7 +40,9 @@ LARGEST_MEMORY = 1 << 24
 """MiB."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
-_KEYS = {"path": str, "format": str, "description": str, "min_memory": int}
+PROVENANCE = ("sha256", "sha512", "source", "added")
+"""Keys by which ``vmgahp image`` knows an image again."""
+_KEYS = {"path": str, "format": str, "description": str, "min_memory": int} | dict.fromkeys(PROVENANCE, str)
 
 _WITH_MAGIC = ("qcow2", "qcow", "qed", "vmdk", "vdi")
 """Formats whose images begin with a magic number (`vmgahp.images.formats`)."""
@@ -67,6 +73,8 @@ class CatalogEntry(NamedTuple):
     description: str = ""
     min_memory: int = 0
     """MiB that a VM with it needs."""
+    provenance: tuple[tuple[str, str], ...] = ()
+    """What there is of `PROVENANCE`."""
 
     @property
     def image(self) -> Image:
@@ -92,6 +100,11 @@ class Catalog:
         return entry
 
 
+def is_name(text: str) -> bool:
+    """Whether an image can have that name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def read(settings: Settings) -> Catalog | None:
     """The catalog of the settings, None where they name none; its images are not looked at yet.
 
@@ -101,23 +114,30 @@ def read(settings: Settings) -> Catalog | None:
     if not path:
         return None
     require_trustworthy(path, SETTING, f"remove {SETTING} to offer no images", executable=False)
-    import tomllib
-
     try:
         with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"it has more than {LARGEST >> 20} MiB")
-        tables = dict(_tables(tomllib.loads(data.decode())))
-        if len(tables) > MOST_IMAGES:
-            raise ValueError(f"it has more than {MOST_IMAGES} images")
+            return parse(path, file.read(LARGEST + 1))
     except (OSError, ValueError, RecursionError) as error:
         raise MachineFault(
             f"{SETTING} = {path} ({settings.where(SETTING)}) is not a catalog of images: {error}.",
             'write a table for each image: [name], path = "…", format = "qcow2".',
         ) from error
+
+
+def parse(path: str, data: bytes) -> Catalog:
+    """The catalog that a file of this content is. Raises ValueError or RecursionError for one that is none."""
+    import tomllib
+
+    if len(data) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if len(line) > LONGEST_LINE:  # of a key with a thousand dots Python's reader makes gigabytes
+            raise ValueError(f"line {number} has more than {LONGEST_LINE} bytes")
+    described = dict(tables(tomllib.loads(data.decode())))
+    if len(described) > MOST_IMAGES:
+        raise ValueError(f"it has more than {MOST_IMAGES} images")
     found = Catalog(path)
-    for name, table in tables.items():
+    for name, table in described.items():
         try:
             found.entries[name] = _entry(path, name, table)
         except MachineFault as fault:
@@ -125,7 +145,7 @@ def read(settings: Settings) -> Catalog | None:
     return found
 
 
-def _tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, dict[str, object]]]:
+def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, dict[str, object]]]:
     """The tables with their names: ``[ubuntu-24.04]`` without quotes is a table in a table to TOML."""
     plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
     if plain:
@@ -136,7 +156,7 @@ def _tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict):
             if not value:
                 yield above + key, value
-            yield from _tables(value, f"{above}{key}.")
+            yield from tables(value, f"{above}{key}.")
 
 
 def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
@@ -145,7 +165,7 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
     def wrong(problem: str, hint: str) -> MachineFault:
         return _broken(catalog, name, problem, hint)
 
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise wrong("is not a name for an image", "use letters, digits and . _ + - in its name, 64 characters at most.")
     for key, value in table.items():
         if key not in _KEYS:
@@ -170,6 +190,7 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
         "cdrom" if said == "iso" else "disk",
         str(table.get("description", "")),
         memory,
+        tuple((key, str(table[key])) for key in PROVENANCE if key in table),
     )
 
 

@@ -139,6 +139,15 @@ def image_format(name: str, said: str, file: "BinaryIO") -> str:
     return "raw"
 
 
+def named_format(name: str) -> str:
+    """What the end of a name says of an image that is perhaps to be converted; empty for nothing.
+
+    It is QEMU's name of the format, and ``iso`` for a CD-ROM.
+    """
+    ending = os.path.splitext(name)[1].lower()
+    return {".vhdx": "vhdx", ".iso": "iso"}.get(ending) or BY_ENDING.get(ending, "")
+
+
 def proven_format(name: str, said: str, header: bytes) -> str:
     """The format of an image that is perhaps to be converted: what is `said`, else what name and header agree about.
 
@@ -150,10 +159,9 @@ def proven_format(name: str, said: str, header: bytes) -> str:
         if said.lower() not in CONVERTIBLE:
             raise UnclearFormat(f"{said[:40]!a} is not one of the formats {', '.join(CONVERTIBLE)}")
         return "iso" if said.lower() == "iso" else CONVERTIBLE[said.lower()]
-    ending = os.path.splitext(name)[1].lower()
-    by_name = "vhdx" if ending == ".vhdx" else BY_ENDING.get(ending, "")
-    if by_name == "raw":
-        return "iso" if ending == ".iso" else "raw"
+    by_name = named_format(name)
+    if by_name in ("raw", "iso"):
+        return by_name
     likeness = looks_like(header)
     if by_name and by_name == likeness:
         return by_name

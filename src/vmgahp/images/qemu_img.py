@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import run
+from vmgahp.host.run import plain_environment, run
 
 Progress = Callable[[float], None]
 
@@ -26,6 +26,12 @@ LOOK_CPU, LOOK_MEMORY = 10, 512 << 20
 """Limits of a look, which a crafted header can make work hard: seconds, bytes. QEMU takes as much memory for the tables
 of an image, beyond that of its guest; those of an image of 2 TB that somebody means to use are a few MiB."""
 CONVERT_MEMORY = 4 << 30
+
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+"""Otherwise each of its threads reserves 64 MiB of addresses or more, and now and then the limit refuses it one."""
+
+_CORRUPT, _LEAKS, _NOT_CHECKABLE = 2, 3, 63
+"""Exit statuses of ``qemu-img check``."""
 
 MOST_OUTPUT = 16 << 20
 """Bytes that are kept of what it prints; the description of a long backing chain is a few KiB."""
@@ -65,6 +71,11 @@ class TooLarge(Trouble):
 class Refused(Trouble):
     """It ended with an error; the text is what it said, on one line and in English."""
 
+    def __init__(self, said: str, status: int = 1) -> None:
+        super().__init__(said)
+        self.status = status
+        """The exit status."""
+
     @property
     def no_access(self) -> bool:
         """Whether a file is not there, or is not the user's to open."""
@@ -85,6 +96,23 @@ def info(path: str, image_format: str, identity: Identity | None = None, *, seco
     # -U: a template that another VM has open for writing is still to be looked at.
     found = _document(["info", "-U", "--output=json", "-f", image_format, _place(path)], identity, seconds)
     return dict(found)
+
+
+def check(path: str, image_format: str, *, seconds: float) -> str:
+    """What is wrong within the image, in half a sentence; empty for nothing, and for formats that nobody can check.
+
+    Raises `Trouble`.
+    """
+    command = ["check", "-U", "--output=json", "-f", image_format, _place(path)]
+    try:
+        _run(command, None, seconds=seconds, memory=CONVERT_MEMORY)
+    except Refused as refused:
+        if refused.status == _NOT_CHECKABLE:
+            return ""
+        if refused.status in (_CORRUPT, _LEAKS):
+            return "is damaged" if refused.status == _CORRUPT else "has room in it that is used by nothing"
+        raise
+    return ""
 
 
 def measure(
@@ -111,6 +139,11 @@ def create_overlay(
 def create_empty(to: str, to_format: str, size: int, identity: Identity | None = None) -> None:
     """Write an image `to` of `size` bytes without content, which takes hardly any room; as `create_overlay`."""
     _run(["create", "-q", "-f", to_format, _place(to), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
+
+
+def enlarge(path: str, image_format: str, size: int, identity: Identity | None = None) -> None:
+    """Give an image `size` bytes, which are more than it has; what is new is empty. Raises `Trouble`."""
+    _run(["resize", "-q", "-f", image_format, _place(path), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
 
 
 def convert(
@@ -171,6 +204,7 @@ def _run(
         done = run(
             ["qemu-img", *arguments],
             deadline=seconds,
+            environ=plain_environment() | ONE_ARENA,
             user=identity,
             limits=limits,
             umask=0o077 if identity else -1,
@@ -187,7 +221,7 @@ def _run(
     if largest and (done.status == -signal.SIGXFSZ or (done.status != 0 and said.endswith("File too large"))):
         raise TooLarge
     if done.status != 0:
-        raise Refused(said[-1000:] or f"it ended with {done.status}")
+        raise Refused(said[-1000:] or f"it ended with {done.status}", done.status)
     return done.out
 
 

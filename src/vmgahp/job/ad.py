@@ -45,6 +45,8 @@ class _Said:
         """Name in lower case -> name and value."""
         self.pending: dict[str, tuple[str, str]] = {}
         """The same, with an expression that was not evaluated yet."""
+        self.expressions: frozenset[str] = frozenset()
+        """The names in lower case of those that were no literals."""
         self.user: Identity | None = None
         self._refusal: JobFault | None = None
         self._lock = allocate_lock()
@@ -61,6 +63,7 @@ class _Said:
                 self.pending[key] = name, expression
             else:
                 self.values[key] = name, value  # type: ignore[assignment]
+        self.expressions = frozenset(self.pending)
 
     def value(self, key: str) -> "Plain | None":
         # RequestMemory = MY.JobVMMemory and its like need no engine.
@@ -141,14 +144,14 @@ class JobAd:
             ]
             for pairs in (self._said.values.items(), self._changes.items())
         ]
-        return self.complete, dict(self._said.pending), *kept
+        return self.complete, dict(self._said.pending), self._said.expressions, *kept
 
     @classmethod
     def of_plain(cls, plain: "tuple[Any, ...]", user: "Identity") -> "JobAd":
         """The ad that another process has told of, whose engine gets the rights of `user`."""
-        complete, pending, said, changes = plain
+        complete, pending, expressions, said, changes = plain
         made = cls((), complete=complete)
-        made._said.user, made._said.pending = user, pending
+        made._said.user, made._said.pending, made._said.expressions = user, pending, expressions
         for kept, pairs in ((made._said.values, said), (made._changes, changes)):
             kept.update({key: (name, Odd(value) if is_odd else value) for key, name, value, is_odd in pairs})
         return made
@@ -173,6 +176,10 @@ class JobAd:
         """Whether the ad has such an attribute, whatever its value."""
         key = name.lower()
         return key in self._changes or key in self._said.values or key in self._said.pending
+
+    def is_expression(self, name: str) -> bool:
+        """Whether what was sent for an attribute is no literal, so that it may come to something else elsewhere."""
+        return name.lower() in self._said.expressions
 
     def names(self, prefix: str = "") -> list[str]:
         """The attributes whose name begins with `prefix`, in any case, as they are written."""

@@ -46,7 +46,9 @@ def resolve(
     path = os.path.join(working_dir, f"{request.device}-{name}.qcow2") if overlay else entry.path
     image_format = "qcow2" if overlay else entry.format
     partition = request.partition
-    return Disk(path, request.device, partition, overlay, image_format, overlay, kind, image=entry.image)
+    return Disk(
+        path, request.device, partition, overlay, image_format, overlay, kind, image=entry.image, grow=request.grow
+    )
 
 
 def load(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:

@@ -11,9 +11,12 @@ User data often has passwords in it. The drive is for the job's user alone, its 
 goes when the VM does, and no word of its content is in any message.
 """
 
+import base64
+import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Sequence
 
 from vmgahp import errors
@@ -22,8 +25,9 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import DiskRequest, free_device
+from vmgahp.job.nics import Nic
 from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA, Options
+from vmgahp.job.run import guest_file
 from vmgahp.text import has_control
 
 SEED_FILE = "vm_cidata.iso"
@@ -34,15 +38,17 @@ LARGEST = 1 << 20
 _FILES = (USER_DATA, META_DATA, NETWORK_CONFIG)
 """The options that name the files, in the order of the fields of `Seed`."""
 
+_MIME = (b"content-type:", b"mime-version:", b"from ")
 _CLOUD_INIT = (
     *(b"#cloud-config", b"#cloud-boothook", b"#include", b"#part-handler", b"#!", b"## template: jinja"),
-    *(b"content-type:", b"mime-version:", b"from "),
+    *_MIME,
 )
 """What user data for cloud-init begins with, in lower case; the last three are a MIME message's. See
 https://cloudinit.readthedocs.io/en/latest/explanation/format.html."""
 _CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
 """And for cloudbase-init, which does the same on Windows."""
 _GZIP = b"\x1f\x8b"
+_SCRIPT = 'text/x-shellscript\nContent-Disposition: attachment; filename="zz-vmgahp-run"'
 
 _INSTANCE_ID = re.compile(rb"""^[^\S\n]*+(?:[{,][^\S\n]*+)?["']?instance-id["']?\s*+:\s*+\S""", re.MULTILINE)
 """Blanks are passed once: a file that has nothing else would keep this process busy for hours."""
@@ -59,12 +65,14 @@ class Seed(NamedTuple):
     host_name: str
     said: tuple[str, ...] = ()
     """How the job names each of the files, for sentences to people."""
+    begins: bool = False
+    """Whether cloud-init is to begin the program that the guest is there for, behind all else that it is told."""
 
 
-def wanted(options: Options, ad: JobAd) -> Seed | None:
+def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
     """What the job wants to tell cloud-init; None for nothing. Raises `JobFault`."""
     names = {option: options.string(option) for option in _FILES}
-    if not names[USER_DATA]:
+    if not names[USER_DATA] and not begins:
         for option in (META_DATA, NETWORK_CONFIG):
             if names[option]:
                 raise options.refused(
@@ -90,6 +98,7 @@ def wanted(options: Options, ad: JobAd) -> Seed | None:
         instance=ad.string("GlobalJobId") or name,
         host_name=_host_name(name),
         said=tuple(options.shown(option) for option in _FILES),
+        begins=begins,
     )
 
 
@@ -101,6 +110,8 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
         data = _read(said, name, working_dir, identity)
         if option == USER_DATA:
             _check_user_data(said, data)
+            if seed.begins:
+                multipart(said, data, b"")
         elif option == META_DATA and not _INSTANCE_ID.search(data):
             raise _refused(
                 said,
@@ -109,23 +120,16 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
             )
 
 
-def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
-    """The drive with the seed, behind the job's `disks`. Raises `JobFault`."""
-    device = free_device(disks)
-    if device:
-        return DiskRequest("", SEED_FILE, device, "", False, "raw", "cdrom", made=True)
-    raise JobFault(
-        errors.INVALID_DISK_PARAM,
-        f"VMPARAM_vm_Disk leaves no device for a drive, and VMPARAM_vm_{USER_DATA} needs one.",
-        "use fewer disks.",
-    )
+def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
+    """Make the drive, anew where there is one, with a `network` configuration where the job brings none.
 
-
-def write(seed: Seed, working_dir: str, identity: Identity) -> None:
-    """Make the drive, anew where there is one. Raises `JobFault` and `MachineFault`."""
+    Raises `JobFault` and `MachineFault`.
+    """
     opened: list[int] = []
     try:
         contents: dict[str, bytes | int] = {"meta-data": _meta_data(seed)}
+        if network:
+            contents["network-config"] = network
         for name, file in (
             ("user-data", seed.user_data),
             ("meta-data", seed.meta_data),
@@ -134,7 +138,13 @@ def write(seed: Seed, working_dir: str, identity: Identity) -> None:
             if file:
                 opened.append(identity.open_scratch(working_dir, file, os.O_RDONLY))
                 contents[name] = opened[-1]
-        iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=3 * LARGEST, secret=True)
+        if seed.begins:
+            program = guest_file("agent")
+            if seed.user_data:
+                data = _read(seed.said[0], seed.user_data, working_dir, identity)
+                program = multipart(seed.said[0], data, program)
+            contents["user-data"] = program
+        iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=5 * LARGEST, secret=True)
     except OSError as error:
         raise JobFault(
             errors.MISMATCHED,
@@ -151,6 +161,65 @@ def write(seed: Seed, working_dir: str, identity: Identity) -> None:
     finally:
         for descriptor in opened:
             os.close(descriptor)
+
+
+def network_config(nics: Sequence[Nic]) -> bytes:
+    """The addresses that NICs have of this machine's administrator; the others ask by DHCP.
+
+    (https://cloudinit.readthedocs.io/en/latest/reference/network-config-format-v2.html; a JSON text is YAML.)
+    """
+    ethernets: dict[str, object] = {}
+    for number, nic in enumerate(nics):
+        address, router, resolver, *_ = [*nic.address.split(), "", "", ""]
+        made: dict[str, object] = {"match": {"macaddress": nic.mac}}
+        if "/" not in address:
+            made["dhcp4"] = True
+        else:
+            made |= {"dhcp4": False, "addresses": [address]}
+            made |= {"routes": [{"to": "::/0" if ":" in router else "0.0.0.0/0", "via": router}]} if router else {}
+            made |= {"nameservers": {"addresses": [resolver]}} if resolver else {}
+        if nic.mac:
+            ethernets[f"nic{number}"] = made
+    return (json.dumps({"version": 2, "ethernets": ethernets}) + "\n").encode()
+
+
+def multipart(said: str, data: bytes, program: bytes) -> bytes:
+    """The job's user data, and a program that cloud-init runs behind all of it. Raises `JobFault`.
+
+    A MIME message as it stands is a part of another; of any other part cloud-init finds out itself what it is. Programs
+    it runs in the order of their names, among which its own for `runcmd` is.
+    """
+    if data.startswith(_GZIP):
+        data = _unpacked(said, data)
+    start = data[:64].lstrip().lower()
+    if start.startswith(_CLOUDBASE):
+        problem = "it is for Windows, and a program is run by a shell of Linux or of a BSD"
+        raise _refused(said, problem, "leave it or the program out.")
+    if start.startswith(b"from "):
+        data = data.lstrip().partition(b"\n")[2]
+    first = data if start.startswith(_MIME) else _part("text/plain", data)
+    boundary = b"vmgahp-" + hashlib.sha256(data).hexdigest().encode()
+    parts = b"".join(b"--%b\n%b\n" % (boundary, part) for part in (first, _part(_SCRIPT, program)))
+    return b'Content-Type: multipart/mixed; boundary="%b"\nMIME-Version: 1.0\n\n%b--%b--\n' % (
+        boundary,
+        parts,
+        boundary,
+    )
+
+
+def _part(kind: str, data: bytes) -> bytes:
+    return f"Content-Type: {kind}\nContent-Transfer-Encoding: base64\n\n".encode() + base64.encodebytes(data)
+
+
+def _unpacked(said: str, data: bytes) -> bytes:
+    """User data that is compressed; what would become too large is not unpacked to its end."""
+    try:
+        found = zlib.decompressobj(wbits=31).decompress(data, LARGEST + 1)
+    except zlib.error as error:
+        raise _refused(said, f"it cannot be unpacked ({error})", "compress it by gzip, or not at all.") from error
+    if len(found) > LARGEST:
+        raise _refused(said, f"it has more than {LARGEST} bytes", "send what is large on a disk of its own.")
+    return found
 
 
 def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:

@@ -17,7 +17,18 @@ from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, device_of, entries, free_device
-from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, GENERAL, META_DATA, NETWORK_CONFIG, USER_DATA, Options
+from vmgahp.job.options import (
+    DATA_DISK,
+    DATA_FILES,
+    DISK_SIZE,
+    EXIT_PORT,
+    GENERAL,
+    META_DATA,
+    NETWORK_CONFIG,
+    RUN,
+    USER_DATA,
+    Options,
+)
 from vmgahp.text import shown
 
 LABEL = "JOBDATA"
@@ -28,7 +39,10 @@ FILES_IMAGE = "vm_data_files.iso"
 LARGEST_FILES = 4 << 30
 """Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
 
-_OURS = tuple(option.lower() for option in (DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA))
+_OURS = tuple(
+    option.lower()
+    for option in (DATA_DISK, DATA_FILES, DISK_SIZE, EXIT_PORT, META_DATA, NETWORK_CONFIG, RUN, USER_DATA)
+)
 """Options that only the drivers with QEMU fulfil, by making something."""
 
 _UNITS = {"m": 20, "g": 30, "t": 40}
@@ -64,10 +78,10 @@ def _data_disk(options: Options, entry: str) -> DiskRequest:
     fields = [field.strip() for field in entry.split(":")]
     if not 2 <= len(fields) <= 3 or not all(fields):
         raise options.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
-    device, size = device_of(fields[0]), _SIZE.fullmatch(fields[1])
+    device, size = device_of(fields[0]), _size(fields[1])
     if device is None or device[1] or device[0].startswith("fd"):
         raise options.refused(DATA_DISK, f"{shown(fields[0])} is not a device for a disk", hint)
-    if size is None:
+    if not size:
         raise options.refused(DATA_DISK, f"{shown(fields[1])} is not a size", hint)
     name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
     image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
@@ -77,8 +91,27 @@ def _data_disk(options: Options, entry: str) -> DiskRequest:
             f"{shown(name)} is not a name for a disk that is made",
             f"write a plain name that ends in {', '.join(_FORMATS)}.",
         )
-    bytes_ = int(size[1]) << _UNITS[size[2].lower()]
-    return DiskRequest(entry, name, device[0], "", True, image_format, "disk", size=bytes_, made=True)
+    return DiskRequest(entry, name, device[0], "", True, image_format, "disk", size=size, made=True)
+
+
+def _size(text: str) -> int:
+    """Bytes; 0 for what is no size."""
+    found = _SIZE.fullmatch(text)
+    return int(found[1]) << _UNITS[found[2].lower()] if found else 0
+
+
+def enlarged(options: Options, first: DiskRequest) -> DiskRequest:
+    """The job's `first` disk with the size that it is to have. Raises `JobFault`."""
+    size = _size(options.string(DISK_SIZE))
+    if not size:
+        raise options.refused(DISK_SIZE, "it is not a size", f'write +{PREFIX}{DISK_SIZE} = "20G", with M, G or T.')
+    if not first.writable or first.shared or first.kind != "disk":
+        problem = f"{first.device} is no disk that the guest has to itself and can write to"
+        raise options.refused(DISK_SIZE, problem, f"put the disk that is meant first in {DISK}.")
+    if not first.image and first.format not in _FORMATS.values():
+        problem = f"an image of the format {first.format} is not enlarged here"
+        raise options.refused(DISK_SIZE, problem, "convert it to qcow2 or raw.")
+    return first._replace(grow=size)
 
 
 def files(request: DiskRequest, identity: Identity, directory: str) -> tuple[str, ...]:
@@ -159,4 +192,4 @@ def refuse(ad: JobAd) -> None:
             raise bad_disk(entry.text, f"jobs of the type {vm_type} have no images of a catalog", hint)
 
 
-__all__ = ["LABEL", "LARGEST_FILES", "files", "refuse", "requests", "require_own_files"]
+__all__ = ["LABEL", "LARGEST_FILES", "enlarged", "files", "refuse", "requests", "require_own_files"]

@@ -4,31 +4,24 @@ None of these attributes is HTCondor's own; docs/how-to/devices.md and guests.md
 has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.
 """
 
-import os
 import re
 
 from vmgahp.config import Settings
-from vmgahp.errors import MachineFault
 from vmgahp.host.light import NamedTuple
-from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, TOPOLOGY, TPM, Options
+from vmgahp.job import share_dirs
+from vmgahp.job.kinds import ARCHES, ARM, BIOS, FIRMWARES, UEFI_SECURE, X86
+from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
+from vmgahp.job.share_dirs import Share
 
-TYPE_CHECKING = False  # loaded for the jobs that have user data
+TYPE_CHECKING = False  # loaded for the jobs that have them
 if TYPE_CHECKING:
     from vmgahp.job.cloud_init import Seed
+    from vmgahp.job.run import Run
 
-BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
-FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
-
-X86, ARM = "x86_64", "aarch64"
-ARCHES = {X86: X86, "amd64": X86, ARM: ARM, "arm64": ARM}
-"""The architectures of guests, by all their names."""
-
-SHARES = ("none", "9p")
-"""The values of VM_SHARE_SCRATCH."""
-
-_DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _PARTS = ("sockets", "cores", "threads")
+_SSH_PORT = 22
+_MOST_PORTS = 8
 
 
 class Topology(NamedTuple):
@@ -50,12 +43,16 @@ class Devices(NamedTuple):
     """One of `FIRMWARES`; empty for the architecture's usual one: bios on x86_64, uefi on aarch64."""
     topology: Topology | None = None
     tpm: bool = False
-    share: str = ""
-    """The full path of the directory of the job's that the guest can mount, or empty."""
+    shares: tuple[Share, ...] = ()
+    """The directories that the guest can mount."""
     exit_port: bool = False
     """Whether the guest has a port to which it can write its exit code."""
     user_data: "Seed | None" = None
     """What its cloud-init is told; the drive with it is one of the job's disks."""
+    run: "Run | None" = None
+    """The program that it is there for; the drive with it is one of the job's disks."""
+    ssh: tuple[int, ...] = ()
+    """The ports of the guest to which this machine opens a way in."""
 
 
 def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, own: OwnXml = NOTHING) -> Devices:
@@ -66,16 +63,17 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, 
         firmware=_firmware(options, arch, own.firmware),
         topology=_topology(options, vcpus),
         tpm=options.boolean(TPM) or own.tpm,
-        share=_share(options, settings, working_dir),
+        shares=(*share_dirs.own(options, settings, working_dir), *share_dirs.of_machine(options, settings)),
         exit_port=options.boolean(EXIT_PORT),
+        ssh=_ssh(options, settings),
     )
 
 
 def require_saveable(found: Devices, options: Options) -> None:
     """Make sure that no device makes the checkpoint useless that the job asks for too. Raises `JobFault`."""
-    if found.share:
+    if found.shares:
         raise options.refused(
-            SHARE,
+            SHARE_DIRS if options.has(SHARE_DIRS) else SHARE,
             "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
             "set vm_checkpoint = false, or hand the files over on a disk.",
         )
@@ -119,27 +117,24 @@ def _topology(options: Options, vcpus: int) -> Topology | None:
     return topology
 
 
-def _share(options: Options, settings: Settings, working_dir: str) -> str:
-    """The directory to share: true means all of the scratch directory, a name a directory in it."""
-    name = options.string(SHARE) if options.is_text(SHARE) else ""
-    if not name and not options.boolean(SHARE):
-        return ""
-    if name and not _DIRECTORY.fullmatch(name):
+def _ssh(options: Options, settings: Settings) -> tuple[int, ...]:
+    """The guest's ports that are to be reached: true means that of ssh."""
+    if options.is_text(SSH):
+        words = options.string(SSH).replace(",", " ").split()
+        ports = tuple(dict.fromkeys(int(word) for word in words if re.fullmatch(r"[0-9]{1,5}", word, re.ASCII)))
+        if not words or len(ports) < len(words) or not all(0 < port < 1 << 16 for port in ports):
+            hint = 'write +VMPARAM_vm_SSH = true, or the ports in quotes, such as "22, 8080".'
+            raise options.refused(SSH, "it is not a list of ports, each of them once", hint)
+        if len(ports) > _MOST_PORTS:
+            raise options.refused(SSH, f"it names {len(ports)} ports", f"name {_MOST_PORTS} at most.")
+    elif options.boolean(SSH):
+        ports = (_SSH_PORT,)
+    else:
+        return ()
+    if not settings.string("VM_SSH_PORTS"):
         raise options.refused(
-            SHARE,
-            "it is not a name of a directory in the scratch directory",
-            'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".',
+            SSH,
+            "this machine opens no way into VMs (VM_SSH_PORTS)",
+            "require a machine that does (VM_kvm_ATTR_ssh), or remove it.",
         )
-    how = settings.string("VM_SHARE_SCRATCH").lower()
-    if how not in SHARES:
-        raise MachineFault(
-            f"VM_SHARE_SCRATCH = {how} ({settings.where('VM_SHARE_SCRATCH')}) is not {' or '.join(SHARES)}.",
-            "set it to 9p; virtiofs is not served, for its daemon works as root on the job's files.",
-        )
-    if how == "none":
-        raise options.refused(
-            SHARE,
-            "this machine shares no directory with VMs (VM_SHARE_SCRATCH)",
-            "require a machine that does (VM_kvm_ATTR_share), or hand the files over on a disk.",
-        )
-    return os.path.join(working_dir, name) if name else working_dir
+    return ports

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from vmgahp.images.catalog import Image
 
 DISK = "VMPARAM_vm_Disk"
+NO_FILE = "/dev/null"
+"""What jobs name whose VM a script describes without a disk of theirs; condor_submit wants an entry."""
 DISK_HINT = "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
 CATALOG_HINT = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
 _DEVICE = re.compile(r"((?:vd|sd|hd|xvd)[a-z]{1,2}|fd[ab])([0-9]{0,2})", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}", re.ASCII)
 PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
 
 
@@ -74,6 +77,8 @@ class DiskRequest(NamedTuple):
     """Bytes of an empty disk that is made at the job's start (`vmgahp.job.data_disks`)."""
     files: tuple[str, ...] = ()
     """Files and directories of the scratch directory that it is made of at the job's start."""
+    grow: int = 0
+    """Bytes that its image is to have before the start, if they are more than it has; 0 for what it has."""
     made: bool = False
     """Whether it is made at the job's start under that name, so that it need not be there."""
 
@@ -100,6 +105,21 @@ class Disk(NamedTuple):
     """All files that it is made of, those of directories too."""
     backing: tuple[BackingFile, ...] = ()
     """Its backing files, the nearest first."""
+    grow: int = 0
+    """As in `DiskRequest`."""
+    mark: str = ""
+    """The format whose mark an image has of which the job says, or does not deny, that it is raw."""
+
+    @property
+    def doubt(self) -> str:
+        """What its owner should hear of its format, as a sentence; empty where all seems well."""
+        if not self.mark:
+            return ""
+        name = os.path.basename(self.path)
+        return (
+            f"{name} is taken for a raw image, and begins like {self.mark}: a guest that sees the header of an image "
+            f"does not boot. Write {name}:{self.device}:{'w' if self.writable else 'r'}:{self.mark} in vm_disk."
+        )
 
     @property
     def is_made(self) -> bool:
@@ -107,22 +127,29 @@ class Disk(NamedTuple):
         return bool(self.size or self.files or (self.image and self.writable))
 
 
-def requests(ad: JobAd, own: Sequence[DiskEntry] = ()) -> tuple[DiskRequest, ...]:
-    """All disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`."""
+def requests(ad: JobAd, own: Sequence[DiskEntry] = (), *, any_word: bool = False) -> tuple[DiskRequest, ...]:
+    """All disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`.
+
+    Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), `any_word` may be a device or a permission, and
+    ``/dev/null`` stands for no disk.
+    """
     text = ",".join(entry.text for entry in own) or ad.string(DISK)
     if text is None:
         raise JobFault(
             errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
     found: dict[str, DiskRequest] = {}
-    for entry in own or entries(text):
-        disk = _request(entry)
+    listed = own or entries(text)
+    for entry in listed:
+        if any_word and entry.is_well_formed and os.path.normpath(entry.fields[0]) == NO_FILE:
+            continue
+        disk = _request(entry, any_word)
         # To a Xen guest sda1 and sda2 are two disks; to any other, one.
         device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
         if device in found:
             raise bad_disk(entry.text, f"{device} is used twice", "give every disk its own device.")
         found[device] = disk
-    if not found:
+    if not listed:
         raise JobFault(errors.NO_DISK_PARAM, f"{DISK} = {shown(text)} names no disk.", DISK_HINT)
     return tuple(found.values())
 
@@ -167,7 +194,19 @@ def free_device(disks: Iterable[DiskRequest]) -> str:
     return next((name for name in names if name not in taken and device_of(name)), "")
 
 
-def _request(entry: DiskEntry) -> DiskRequest:
+def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskRequest:
+    """A drive that is made for the job, which wants it by this `attribute`, behind its disks. Raises `JobFault`."""
+    device = free_device(disks)
+    if device:
+        return DiskRequest("", file, device, "", False, "raw", "cdrom", made=True)
+    raise JobFault(
+        errors.INVALID_DISK_PARAM,
+        f"VMPARAM_vm_Disk leaves no device for a drive, and {attribute} needs one.",
+        "use fewer disks.",
+    )
+
+
+def _request(entry: DiskEntry, any_word: bool) -> DiskRequest:
     """Check one entry."""
     if has_control(entry.text):
         raise bad_disk(entry.text, "has a control character")
@@ -179,7 +218,7 @@ def _request(entry: DiskEntry) -> DiskRequest:
     if entry.is_of_catalog:
         return _of_catalog(entry)
     file, device, permission, image_format = (*entry.fields, "raw")[:4]
-    name, partition, written, shared = _attachment(entry.text, device, permission)
+    name, partition, written, shared = _attachment(entry.text, device, permission, any_word)
     image_format = image_format.lower()
     if image_format not in FORMATS:
         hint = f"convert the image with qemu-img, or name one of: {', '.join(FORMATS)}."
@@ -203,13 +242,17 @@ def _of_catalog(entry: DiskEntry) -> DiskRequest:
     return DiskRequest(entry.text, "", name, partition, writable, "", kind_of(name, "", ""), image=image)
 
 
-def _attachment(entry: str, device: str, permission: str) -> tuple[str, str, bool, bool]:
+def _attachment(entry: str, device: str, permission: str, any_word: bool = False) -> tuple[str, str, bool, bool]:
     """The device, the digits of its partition, whether it can be written and whether others use it too."""
     found = device_of(device)
+    if found is None and any_word and _WORD.fullmatch(device):
+        found = device, ""
     if found is None:
         hint = "use a device such as vda, sda, xvda, hda to hdd, fda or fdb."
         raise bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
     permission = permission.lower()
+    if permission not in PERMISSIONS and any_word and _WORD.fullmatch(permission):
+        permission = "w"  # what it means only the script knows: the job's user must be able to write
     if permission not in PERMISSIONS:
         hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
         raise bad_disk(entry, f"{shown(permission)} is not a permission", hint)

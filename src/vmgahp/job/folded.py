@@ -5,18 +5,22 @@ what it does not say and gets all the same. It changes nothing of what the job g
 """
 
 from vmgahp.config import Settings
-from vmgahp.errors import JobFault
+from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job import accepted_types
 from vmgahp.job.ad import JobAd, Plain
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.devices import ARCHES
 from vmgahp.job.disks import DISK, entries
+from vmgahp.job.kinds import ARCHES
 from vmgahp.job.nics import Nic, nics
-from vmgahp.job.options import ARCH, FIRMWARE, GENERAL, NICS, TOPOLOGY, Options
-from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
+from vmgahp.job.options import ARCH, FIRMWARE, GENERAL, NICS, SHARE_DIRS, TOPOLOGY, Options
+from vmgahp.job.slot import LEAST_MEMORY_MIB
 
-_ANY_CASE = {"JobVMNetworkingType", "JobVM_MACADDR", *(PREFIX + option for option in (ARCH, FIRMWARE, NICS, TOPOLOGY))}
+_ANY_CASE = {
+    "JobVMNetworkingType",
+    "JobVM_MACADDR",
+    *(PREFIX + option for option in (ARCH, FIRMWARE, NICS, SHARE_DIRS, TOPOLOGY)),
+}
 """Attributes in whose values capitals mean nothing."""
 
 
@@ -42,6 +46,22 @@ def folded(ad: JobAd, settings: Settings) -> JobAd:
         found["JobVM_MACADDR"] = granted[0].mac or None
         found |= dict.fromkeys(_names(NICS, vm_type), ", ".join(map(str, granted)))
     return ad.changed(found)
+
+
+def meets(ad: JobAd, settings: Settings, name: str) -> bool:
+    """Whether a `folded` ad meets the ClassAd expression of a setting, in which only true or a number but 0 is a yes.
+
+    What it comes to is the job's doing, even an error; only what cannot be read is not. Raises `MachineFault`.
+    """
+    text = settings.string(name)
+    try:
+        value = ad.judge(text)
+    except ValueError as error:
+        raise MachineFault(
+            f"{name} = {text} ({settings.where(name)}) is not a ClassAd expression.",
+            f"correct {name}; classad_eval tries an expression out.",
+        ) from error
+    return isinstance(value, int | float) and bool(value)
 
 
 def _names(option: str, vm_type: str) -> list[str]:
@@ -95,4 +115,4 @@ def _nics(ad: JobAd, settings: Settings) -> tuple[Nic, ...]:
         return ()
 
 
-__all__ = ["folded"]
+__all__ = ["folded", "meets"]

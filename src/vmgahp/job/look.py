@@ -13,8 +13,10 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
-from vmgahp.images.formats import HEADER
+from vmgahp.images.formats import HEADER, looks_like
+from vmgahp.job import slot
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
+from vmgahp.job.options import DISK_SIZE
 from vmgahp.job.spec import JobSpec
 
 LOOK = 90.0
@@ -25,12 +27,17 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """The job with all its files found, and with the backing files of its disks. Raises `errors.Fault`."""
     spec = find(spec, settings, identity)
     end = monotonic() + LOOK
-    disks = (disk._replace(backing=backing_files(disk, spec.working_dir, identity, end)) for disk in spec.disks)
+    directory = spec.working_dir
+    disks = (
+        disk._replace(backing=backing_files(disk, directory, identity, end), mark=_mark(disk, directory, identity))
+        for disk in spec.disks
+    )
     return spec._replace(disks=tuple(disks))
 
 
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
-    """The job with all its files found; no image is looked into. Raises `errors.Fault`."""
+    """The job with its slot and all its files found; no image is looked into. Raises `errors.Fault`."""
+    spec = slot.settle(spec, settings, identity)
     if spec.xen is not None:
         from vmgahp.job import xen
 
@@ -91,7 +98,13 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
 def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
     """The disk with an image that the job names."""
     refused = partial(bad_disk, request.entry)
-    return _disk(request, *find_file(request.file, working_dir, identity, request.writable, refused))
+    path, transferred = find_file(request.file, working_dir, identity, request.writable, refused)
+    if request.grow and not transferred:
+        raise refused(
+            f"{path} is not the job's own copy, and so VMPARAM_vm_{DISK_SIZE} cannot enlarge it",
+            "transfer the image, or leave out the size.",
+        )
+    return _disk(request, path, transferred)
 
 
 def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
@@ -105,6 +118,7 @@ def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
         request.kind,
         request.shared,
         size=request.size,
+        grow=request.grow,
     )
 
 
@@ -124,6 +138,18 @@ def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float =
         if disk.transferred:
             _require_readable(working_dir, os.path.basename(disk.path), identity)
         raise
+
+
+def _mark(disk: Disk, working_dir: str, identity: Identity) -> str:
+    """The format whose mark a raw disk has; it stays raw, for its guest may have written that."""
+    if disk.format != "raw" or disk.kind != "disk" or disk.image or disk.is_made:
+        return ""
+    try:
+        if disk.transferred:
+            return looks_like(identity.read_scratch(working_dir, os.path.basename(disk.path), HEADER))
+        return looks_like(identity.read_named(disk.path, HEADER))
+    except OSError:
+        return ""  # whoever opens it for good says why
 
 
 def _require_readable(working_dir: str, name: str, identity: Identity) -> None:

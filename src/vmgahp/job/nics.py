@@ -39,6 +39,8 @@ class Nic(NamedTuple):
     model: str = "virtio"
     link_up: bool = True
     """Whether the cable is plugged in; a NIC without it receives nothing."""
+    address: str = ""
+    """What the guest is to have there, by VM_MAC_HOOK: address/prefix, router, name server, with blanks between."""
 
     def __str__(self) -> str:
         """The NIC as an entry of the list."""

@@ -18,13 +18,23 @@ GENERAL = "VM_ATTR_"
 ARCH = "Arch"
 DATA_DISK = "Data_Disk"
 DATA_FILES = "Data_Files"
+DISK_SIZE = "Disk_Size"
 EXIT_PORT = "Exit_Port"
 FIRMWARE = "Firmware"
 IGNORE_UNKNOWN = "Ignore_Unknown"
 META_DATA = "Meta_Data"
 NETWORK_CONFIG = "Network_Config"
 NICS = "NICs"
+RUN = "Run"
+RUN_AS_ROOT = "Run_As_Root"
+RUN_BOOT = "Run_Boot"
+RUN_BOOT_TIMEOUT = "Run_Boot_Timeout"
+RUN_INPUTS = "Run_Inputs"
+RUN_OUTPUTS = "Run_Outputs"
+RUN_TIME_LIMIT = "Run_Time_Limit"
 SHARE = "Share"
+SHARE_DIRS = "Share_Dirs"
+SSH = "SSH"
 TOPOLOGY = "Topology"
 TPM = "TPM"
 USER_DATA = "User_Data"
@@ -82,6 +92,10 @@ class Options:
         """Whether the job says anything about it."""
         return option.lower() in self._attributes
 
+    def about(self, beginning: str) -> bool:
+        """Whether the job says anything about an option whose name begins so."""
+        return any(option.startswith(beginning.lower()) for option in self._attributes)
+
     def string(self, option: str) -> str:
         """A text without blanks around it, empty where the job does not say. Raises `JobFault` for no text."""
         if option.lower() not in self._attributes:
@@ -98,6 +112,16 @@ class Options:
         value = self._ad.boolean(self.attribute(option))
         if value is None:
             raise self.refused(option, "it is neither true nor false", f"write +{PREFIX}{option} = true, or false.")
+        return value
+
+    def integer(self, option: str, most: int) -> int:
+        """A whole number from 1 to `most`, 0 where the job does not say. Raises `JobFault` for anything else."""
+        if option.lower() not in self._attributes:
+            return 0
+        value = self._ad.value(self.attribute(option))
+        if type(value) is not int or not 0 < value <= most:
+            problem = f"it is not a whole number from 1 to {most}"
+            raise self.refused(option, problem, f"write +{PREFIX}{option} = 600, without quotes, or remove it.")
         return value
 
     def is_text(self, option: str) -> bool:

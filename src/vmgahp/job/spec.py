@@ -12,9 +12,21 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, devices, require_saveable
-from vmgahp.job.disks import DISK, Disk, DiskRequest, requests
+from vmgahp.job.disks import DISK, Disk, DiskRequest, made_drive, requests
 from vmgahp.job.nics import Nic, nics
-from vmgahp.job.options import DATA_DISK, DATA_FILES, EXIT_PORT, META_DATA, NETWORK_CONFIG, USER_DATA, Options
+from vmgahp.job.options import (
+    DATA_DISK,
+    DATA_FILES,
+    DISK_SIZE,
+    EXIT_PORT,
+    META_DATA,
+    NETWORK_CONFIG,
+    RUN,
+    SHARE_DIRS,
+    SSH,
+    USER_DATA,
+    Options,
+)
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
 
@@ -68,12 +80,15 @@ class JobSpec(VmSpec):
         made = cls(
             **vars(common),
             disks=(),
-            requests=_requests(ad, options, own, diskless=diskless),
+            requests=_requests(ad, options, own, diskless=diskless, any_word=bool(settings.xml_script())),
             vnc=bool(ad.boolean("JobVMVNCConsole")) or own.vnc,
             hardware_vt=_hardware_vt(ad, settings),
             devices=devices(options, settings, common.vcpus, common.working_dir, own),
             ignored=options.ignored,
         )
+        if made.devices.ssh and not made.nics:
+            raise options.refused(SSH, "the VM has no network by which it is reached", "set vm_networking = true.")
+        made = _with_run(made, ad, settings, options, own)
         made = _with_seed(made, ad, options)
         if made.checkpoint:
             require_saveable(made.devices, options)
@@ -81,22 +96,41 @@ class JobSpec(VmSpec):
         return made
 
 
+def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options, own: OwnXml) -> JobSpec:
+    """The same with the program that the guest is to run, if the job says anything about one."""
+    if not options.about(RUN):
+        return made
+    from vmgahp.job import run
+
+    if not options.has(RUN):
+        run.require_run(options)
+    if own is not NOTHING:
+        raise options.refused(
+            RUN,
+            "the job brings XML of its own, and only into our own description the program's ports are put",
+            "leave VMPARAM_Libvirt_XML out, or the program.",
+        )
+    wanted = run.wanted(options, ad, settings)
+    return made._replace(devices=made.devices._replace(run=wanted), requests=(*made.requests, run.drive(made.requests)))
+
+
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
     """The same with what cloud-init is told, if the job says anything about that."""
-    if not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
+    begins = made.devices.run is not None and made.devices.run.by_cloud_init
+    if not begins and not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
     from vmgahp.job import cloud_init
 
-    seed = cloud_init.wanted(options, ad)
+    seed = cloud_init.wanted(options, ad, begins)
     if seed is None:
         return made
-    requests = (*made.requests, cloud_init.drive(made.requests))
+    requests = (*made.requests, made_drive(made.requests, cloud_init.SEED_FILE, f"VMPARAM_vm_{USER_DATA}"))
     return made._replace(devices=made.devices._replace(user_data=seed), requests=requests)
 
 
 def _require_our_description(settings: Settings, options: Options) -> None:
-    """A script that describes VMs knows nothing of drives and sockets that this daemon makes for one start."""
-    for option in (USER_DATA, EXIT_PORT):
+    """A script that describes VMs knows nothing of drives, sockets and ports that this daemon has for one start."""
+    for option in (USER_DATA, RUN, DISK_SIZE, EXIT_PORT, SHARE_DIRS, SSH):
         if settings.xml_script() and options.has(option):
             raise options.refused(
                 option,
@@ -106,12 +140,14 @@ def _require_our_description(settings: Settings, options: Options) -> None:
             )
 
 
-def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool) -> tuple[DiskRequest, ...]:
+def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
     """The disks of vm_disk or of the job's own XML, then those that are made for the job."""
-    found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks)
-    if options.has(DATA_DISK) or options.has(DATA_FILES):
+    found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks, any_word=any_word)
+    if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
         from vmgahp.job import data_disks
 
+        if found and options.has(DISK_SIZE):
+            found = (data_disks.enlarged(options, found[0]), *found[1:])
         found += data_disks.requests(options, found)
     return found
 

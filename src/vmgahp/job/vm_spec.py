@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job import travel
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic, classic
 from vmgahp.job.own_xml import NOTHING, OwnXml
+from vmgahp.job.slot import LEAST_MEMORY_MIB, Slot, asked
 from vmgahp.text import shown
 
-LEAST_MEMORY_MIB = 32
-"""A smaller VM gets this much, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
 MOST_VCPUS = 255
 """What QEMU's pc machine can have; more would fail in the hypervisor, which is blamed on the machine."""
 
@@ -68,6 +68,15 @@ class VmSpec(Record):
     nics: tuple[Nic, ...]
     checkpoint: bool
     no_output_vm: bool
+    left_behind: tuple[str, ...] | None = None
+    """What does not travel with a checkpoint; None where HTCondor sends by its own rule (`vmgahp.job.travel`)."""
+    slot: Slot = Slot()
+    """What the job has of its machine, as far as it is known without a look (`vmgahp.job.slot.settle`)."""
+
+    @property
+    def sent(self) -> tuple[bool, tuple[str, ...] | None]:
+        """What of the scratch directory goes home: whether nothing, and what is left behind."""
+        return self.no_output_vm, self.left_behind
 
     @property
     def networking(self) -> bool:
@@ -111,6 +120,8 @@ def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml 
         nics=nics,
         checkpoint=bool(ad.boolean("JobVMCheckpoint")),
         no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
+        left_behind=travel.left_behind(ad),
+        slot=asked(ad),
     )
 
 

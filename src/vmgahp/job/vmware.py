@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job import vm_spec
+from vmgahp.job import slot, vm_spec
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
@@ -33,6 +33,8 @@ STATIC_MACS = "00:50:56:00:00:00", "00:50:56:3f:ff:ff"
 
 WORKING_COPY_SUFFIX = "_condor.vmx"
 """How the name of a working copy ends, in HTCondor's own VMware support and here."""
+
+DECRYPT_HINT = "take the encryption away in VMware (Options, Access Control; a vTPM goes first), and send that machine."
 
 _MOST_VMDKS = 1000
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
@@ -85,8 +87,9 @@ class VmwareSpec(VmSpec):
         )
 
 
-def look(spec: VmwareSpec, identity: Identity) -> VmwareSpec:
-    """The job with its ``.vmx`` read, and its transferred disks seen to be there. Raises `JobFault`."""
+def look(spec: VmwareSpec, settings: Settings, identity: Identity) -> VmwareSpec:
+    """The job with its slot known, its ``.vmx`` read, its transferred disks seen to be there. Raises `JobFault`."""
+    spec = slot.settle(spec, settings, identity)
     vmx = read_vmx(identity, spec.working_dir, spec.vmx_file)
     for name in spec.vmdk_files if spec.transfer else ():
         try:
@@ -104,13 +107,20 @@ def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
     except OSError as error:
         raise _no_vmx(name, error) from error
     try:
-        return Vmx.decode(data)
+        vmx = Vmx.decode(data)
     except VmxError as error:
         raise JobFault(
             errors.BAD_IMAGE,
             f"{VMX_FILE} = {shown(name)}: VMware could not read this file: {error}.",
             "open the virtual machine in VMware, and send the .vmx that it writes.",
         ) from error
+    if vmx.is_encrypted:
+        raise JobFault(
+            errors.BAD_IMAGE,
+            f"{VMX_FILE} = {shown(name)}: the virtual machine is encrypted, and no job has its password.",
+            DECRYPT_HINT,
+        )
+    return vmx
 
 
 def _boolean(ad: JobAd, name: str) -> bool:

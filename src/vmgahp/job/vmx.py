@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
 _NAME = re.compile(r"[^ \t=#]+")
 _ENCODING_LINE = re.compile(rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE)
 _ENCODINGS = re.compile(
-    r"utf-?8|us-ascii|windows-[0-9]{3,4}|iso-8859-[0-9]{1,2}|gbk|gb2312|gb18030|big5|shift_jis|euc-(?:jp|kr)",
+    r"utf-?8|us-ascii|windows-(?:125[0-8]|874|932|936|949|950)|iso-8859-[0-9]{1,2}|gbk|gb2312|gb18030|big5|shift_jis|euc-(?:jp|kr)",
     re.IGNORECASE,
 )
 """Those that VMware writes. Python knows odder ones, of which some turn plain bytes into ends of lines."""
@@ -71,6 +71,7 @@ class Vmx(MutableMapping[str, str]):
         encoding = named[1].decode() if named else "UTF-8"
         if not _ENCODINGS.fullmatch(encoding):
             raise VmxError(f"it is written in {encoding}, which cannot be read here")
+        encoding = encoding.lower().replace("windows-", "cp")
         try:
             text = data.decode(encoding)
         except (LookupError, UnicodeError) as error:
@@ -142,6 +143,17 @@ class Vmx(MutableMapping[str, str]):
             return default
         word = value.strip().lower()
         return word in ("true", "yes", "on", "t", "y") or (word.isdecimal() and int(word[:20]) != 0)
+
+    def cores_per_socket(self, vcpus: int) -> int:
+        """How many cores the sockets of a VM with so many CPUs have; 0 where nobody says it, or it does not fit."""
+        text = self.get("cpuid.coresPerSocket", "").strip()
+        cores = int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
+        return cores if cores and vcpus % cores == 0 else 0
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether most of it, or all of the VM, is encrypted: the rest cannot be relied on."""
+        return "encryption.keySafe" in self or "encryption.data" in self
 
     def under(self, prefix: str) -> Iterator[tuple[str, str]]:
         """The names that begin with `prefix`, in any case, and their values."""

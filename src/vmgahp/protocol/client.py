@@ -245,11 +245,11 @@ class Client:
 
     # The end
 
-    def quit(self, timeout: float = DEADLINE) -> str:
-        """QUIT, and the server's good end: its log, as `errors`."""
+    def quit(self, timeout: float = DEADLINE, status: int = 0) -> str:
+        """QUIT, and the server's good end, with the exit code of its guest as its `status`: its log, as `errors`."""
         self._ask(Request("QUIT"), accepted=True)
         log = self.finish(timeout)
-        if self.process.returncode:
+        if self.process.returncode != status:
             raise ProtocolError(f"the server's exit status is {self.process.returncode}{self._last_words()}")
         return log
 

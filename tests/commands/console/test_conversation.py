@@ -17,6 +17,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.commands.console import commands, job_ad, launch, prompt, render
 from vmgahp.commands.console.conversation import Conversation, Typed
 from vmgahp.commands.console.repl import Interpreter
+from vmgahp.commands.queue import ask_condor_q
 from vmgahp.errors import ClientFault
 from vmgahp.metrics import Status
 from vmgahp.protocol import error_words, session, wire
@@ -465,7 +466,7 @@ def test_job_takes_the_ad_of_a_job(rig: Rig) -> None:
 @pytest.mark.parametrize("job", ["-help", "12.0;x", "", "a"])
 def test_only_a_job_id_is_given_to_condor_q(job: str) -> None:
     with pytest.raises(ClientFault, match="not a job id"):
-        job_ad.ask_condor_q(job)
+        ask_condor_q(job)
 
 
 def test_condor_q_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,11 +474,11 @@ def test_condor_q_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tool.write_text('#!/bin/sh\n[ "$*" = "-l 12.0" ] || { echo "no $*" >&2; exit 1; }\necho A = 1\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(ClientFault, match="condor_q"):
-        job_ad.ask_condor_q("12.0")
+        ask_condor_q("12.0")
     tool.chmod(0o755)
-    assert job_ad.ask_condor_q("12.0") == "A = 1\n"
+    assert ask_condor_q("12.0") == "A = 1\n"
     with pytest.raises(ClientFault, match="no -l 7"):
-        job_ad.ask_condor_q("7")
+        ask_condor_q("7")
 
 
 def test_the_ad_that_was_sent_can_be_looked_at(rig: Rig) -> None:

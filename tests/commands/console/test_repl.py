@@ -428,7 +428,7 @@ def test_a_real_guest(environ: dict[str, str], scratch: Path) -> None:
     ad = scratch.parent / "guest.ad"
     lines = [line.replace('"simulated"', '"kvm"') for line in simulated_ad(scratch)]
     ad.write_text("\n".join([*lines, 'VMPARAM_vm_Disk = "guest.img:hda:w:raw"', ""]))
-    settings = ["VM_ALLOW_EMULATION=True", "VM_STOP_TIMEOUT=1", "VM_MEMORY=1024"]
+    settings = ["VM_ALLOW_EMULATION=True", "VM_STOP_TIMEOUT=1", "VM_MEMORY=1024", "VM_REPORT_PID=True"]
     words = [word for setting in settings for word in ("--set", setting)]
     typed = f"start {ad}\nstatus\npid\nsuspend\nstatus\nresume\nsoft-suspend\nresume\nstatus\nstop\nstart {ad}\n"
     ended = piped(environ, typed, "--dir", str(scratch), "--strict", *words, vm_type="kvm")

@@ -162,6 +162,14 @@ class TestLibvirt:
         assert named(done.trial.findings, "job network").verdict == BAD
 
 
+def test_what_the_jobs_own_xml_has_of_another_machine_is_told(ad: Ad, pool: Condor) -> None:
+    disk = "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda'/><alias name='a'/></disk>"
+    xml = f"<domain><devices><emulator>/usr/bin/kvm</emulator>{disk}</devices></domain>"
+    (ad.directory / "domain.xml").write_text(xml)
+    found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
+    judged(named(found.findings, "job XML"), OK, "devices/emulator, devices/disk/alias")
+
+
 def test_the_jobs_own_xml_is_read_as_a_start_reads_it(ad: Ad, pool: Condor) -> None:
     disk = "<disk type='file'><source file='guest.img'/><target dev='vda'/></disk>"
     (ad.directory / "domain.xml").write_text(f"<domain><devices>{disk}<hostdev/></devices></domain>")

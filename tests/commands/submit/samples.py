@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import re
 import subprocess
 import tarfile
 from pathlib import Path
+
+from vmgahp.commands.submit.summary import Outcome
 
 DOMAIN = """\
 <domain type='kvm' id='4'>
@@ -126,13 +130,32 @@ ethernet1.present = "FALSE"
 ethernet1.virtualDev = "vmxnet3"
 sound.present = "TRUE"
 sound.virtualDev = "hdaudio"
+pciPassthru0.present = "TRUE"
+serial0.present = "TRUE"
+serial0.fileType = "pipe"
+serial0.fileName = "/tmp/console"
 isolation.tools.copy.disable = "TRUE"
 """
 
+VAGRANTFILE = """\
+# -*- mode: ruby -*-
+Vagrant.configure("2") do |config|
+  config.vm.provider :libvirt do |libvirt|
+    libvirt.driver = "kvm"
+    libvirt.memory = 1024   # MiB
+    libvirt.cpus = "2"
+    libvirt.disk_bus = 'sata'
+    libvirt.nic_model_type = "e1000"
+  end
+  config.vm.synced_folder ".", "/vagrant", disabled: true
+end
+"""
+
 SOURCES = (
-    ("libvirt-xml", "domain.xml"),
-    ("ovf", "box.ova", "--convert"),
-    ("vmx", "machine.vmx", "--convert"),
+    ("libvirt-xml", "domain.xml", "--lax"),
+    ("ovf", "box.ova", "--convert", "--lax"),
+    ("vmx", "machine.vmx", "--convert", "--lax"),
+    ("box", "web.box"),
     ("disk", "disk.qcow2", "seed.iso", "--memory", "1G", "--network", "user", "--name", "plain"),
 )
 """Command lines that work in a directory that `write_sources` filled."""
@@ -173,10 +196,25 @@ def write_sources(directory: Path) -> None:
     packed = VBOX.replace("box-disk001", "appliance-disk001").encode()
     tar(directory / "box.ova", {"box.ovf": packed, "appliance-disk001.vmdk": data})
     (directory / "box.ovf").write_text(VBOX)
+    metadata = b'{"provider": "libvirt", "format": "qcow2", "virtual_size": 1}'
+    members = {"metadata.json": metadata, "Vagrantfile": VAGRANTFILE.encode()}
+    tar(directory / "web.tar", members | {"box.img": (directory / "disk.qcow2").read_bytes()})
+    (directory / "web.box").write_bytes(gzip.compress((directory / "web.tar").read_bytes()))
     image(directory / "machine.vmdk", "vmdk")
     (directory / "machine.vmx").write_text(VMX)
 
 
+def part(said: str, outcome: Outcome) -> str:
+    """The lines of a report with this outcome, empty for none."""
+    found = re.search(rf"^{outcome.value.capitalize()} \(\d+\):\n((?:  .*\n)*)", said, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def lost(said: str) -> str:
-    """What the command says is not carried over."""
-    return said[said.index("NOT carried over") :].partition("Left to")[0]
+    """What the command says is left out."""
+    return part(said, Outcome.LOST)
+
+
+def changed(said: str) -> str:
+    """What it says is changed."""
+    return part(said, Outcome.CHANGED)

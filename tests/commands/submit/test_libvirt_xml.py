@@ -1,17 +1,24 @@
 """`vmgahp submit libvirt-xml`: as attributes of the job, and as the job's own XML."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.commands.submit import samples
-from tests.commands.submit.samples import lost
+from tests.commands.submit.samples import lost, part
 from tests.commands.support import absent
 from vmgahp.cli import main
+from vmgahp.commands.submit.summary import Outcome
 from vmgahp.config import Settings
 from vmgahp.domain.job_xml import requests
 from vmgahp.domain.job_xml.sanitize import sanitized
 from vmgahp.job.ad import JobAd, quote
 
 pytestmark = pytest.mark.qemu
+
+SETTLED = "left to the machine"
 
 
 @pytest.fixture
@@ -38,8 +45,9 @@ def test_what_the_ad_has_words_for_is_carried_over(convert):
     assert read["MY.VMPARAM_vm_Topology"] == '"sockets=1,cores=2,threads=2"'
     assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
     assert (read["MY.VMPARAM_vm_TPM"], read["vm_vnc"]) == ("true", "true")
-    assert absent(lost(said), "on a block", "type direct", "nvram", "hyperv", "cache = none", "sound", "hostdev") == []
-    unsaid = ["emulator", "uuid", "metadata"]
+    assert absent(lost(said), "on a block", "type direct", "hyperv", "hostdev") == []
+    assert "nvram: new UEFI variables; its boot entries stay behind" in part(said, Outcome.CHANGED)
+    unsaid = ["emulator", "uuid", "metadata", "sound", "cache=none"]
     assert (absent(said, *unsaid), absent(lost(said), *unsaid)) == ([], unsaid)
 
 
@@ -77,20 +85,44 @@ def test_memory_in_libvirts_units(convert, memory, mib):
             "<os firmware='efi'><type>hvm</type><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>",
             '"uefi-secure"',
         ),
+        ("<os firmware='efi'><type>hvm</type><loader secure='yes'/></os>", '"uefi-secure"'),
+        (
+            "<os><type>hvm</type><loader type='pflash' secure='yes'>/x</loader>"
+            "<firmware><feature enabled='yes' name='secure-boot'/></firmware></os>",
+            '"uefi-secure"',
+        ),
         ("<os firmware='efi'><type arch='aarch64'>hvm</type></os>", None),
     ],
 )
-def test_firmware(convert, system, firmware):
+@pytest.mark.parametrize("more", [[], ["--as-is"]])
+def test_firmware(convert, system, firmware, more):
     begin, end = samples.DOMAIN.index("<os>"), samples.DOMAIN.index("</os>") + 5
-    read, _ = convert(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:])
+    read, _ = convert(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:], *more)
     assert read.get("MY.VMPARAM_vm_Firmware") == firmware
     assert ("MY.VMPARAM_vm_Arch" in read) == ("aarch64" in system)
+
+
+@pytest.mark.parametrize(
+    ("controllers", "more", "device"),
+    [
+        ("<controller type='scsi' model='virtio-scsi'/>", [], "vda"),
+        ("<controller type='scsi' model='virtio-non-transitional'/>", [], "vda"),
+        ("<controller type='scsi' model='virtio-scsi'/>", ["--as-is"], "sdb"),
+        ("<controller type='scsi' model='lsilogic'/>", [], "sdb"),
+        ("<controller type='usb' model='qemu-xhci'/>", [], "sdb"),
+    ],
+)
+def test_a_guest_that_boots_by_virtio_scsi_has_no_need_of_satas_driver(convert, controllers, more, device):
+    text = samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='sdb' bus='scsi'")
+    read, said = convert(text.replace("</devices>", f"{controllers}</devices>"), *more)
+    assert read["vm_disk"].startswith(f"disk.qcow2:{device}:w")
+    assert ("virtio-scsi" in said) == (device == "vda")
 
 
 def test_a_device_on_a_bus_that_jobs_have_not_is_told_of(convert):
     read, said = convert(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='sdb' bus='usb'"))
     assert read["vm_disk"].startswith("disk.qcow2:sdb:w")
-    assert "bus = usb" in lost(said)
+    assert "bus=usb" in lost(said)
     read, _ = convert(samples.DOMAIN.replace("dev='vda' bus='virtio'", "dev='hda' bus='virtio'"))
     assert read["vm_disk"].startswith("disk.qcow2:vda:w")
 
@@ -111,7 +143,277 @@ def test_a_device_on_a_bus_that_jobs_have_not_is_told_of(convert):
 def test_what_makes_no_sense_is_refused(convert, text):
     read, said = convert(text, status=1)
     assert read is None
-    assert said.startswith(("vmgahp submit:", "Carried over"))
+    assert "\nvmgahp submit: " in f"\n{said}"
+    assert "<string>" not in said
+
+
+# --- what becomes of each device
+
+
+@pytest.fixture
+def outcome(home, capsys):
+    """What became of a device of a domain, by the report for programs."""
+
+    def run(text, device):
+        Path("other.xml").write_text(text.replace("DIR/", ""))
+        main(["vmgahp", "submit", "libvirt-xml", "other.xml", "--json", "--lax", "--force", "-o", "other.sub"])
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        told = [entry for entry in entries if re.search(rf"/{device}(?:$|/)", entry["place"])]
+        assert told, entries
+        return {entry["outcome"] for entry in told}
+
+    return run
+
+
+NOT_MISSED = """\
+<sound model='ich9'/>
+<audio id='1' type='spice'/>
+<redirdev bus='usb' type='spicevmc'/>
+<smartcard mode='passthrough' type='spicevmc'/>
+<hub type='usb'/>
+<video><model type='qxl'/></video>
+<input type='tablet' bus='usb'/>
+<channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
+<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<channel type='qemu-vdagent'><target type='virtio' name='com.redhat.spice.0'/></channel>
+<watchdog model='i6300esb' action='none'/>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+<panic model='isa'/>
+<memballoon model='virtio'/>
+<serial type='pty'><target port='0'/></serial>
+<console type='pty'><target type='virtio' port='1'/></console>
+<disk type='file' device='cdrom'><target dev='sdz' bus='sata'/></disk>
+<disk type='file' device='floppy'><target dev='fdb' bus='fdc'/></disk>
+<memory model='dimm'><target><size>1048576</size></target></memory>
+"""
+MISSED = """\
+<channel type='unix'><source mode='connect' path='/run/x'/><target type='virtio' name='org.example'/></channel>
+<watchdog model='i6300esb' action='reset'/>
+<serial type='pty'><target port='1'/></serial>
+<parallel type='pty'><target port='0'/></parallel>
+<hostdev mode='subsystem' type='pci'><source><address domain='0' bus='1' slot='0' function='0'/></source></hostdev>
+<filesystem type='mount'><source dir='/srv'/><target dir='x'/></filesystem>
+<shmem name='x'/>
+<vsock model='virtio'><cid auto='yes'/></vsock>
+<iommu model='intel'/>
+<memory model='nvdimm'><source><path>/x</path></source><target><size>1048576</size></target></memory>
+<lease><lockspace>x</lockspace><key>y</key></lease>
+<disk type='network' device='disk'><source protocol='rbd' name='a/b'/><target dev='vdz'/></disk>
+<disk type='file' device='lun'><source file='disk.qcow2'/><target dev='vdz'/></disk>
+<interface type='direct'><source dev='eth0'/></interface>
+<interface type='ethernet'/>
+<surprise/>
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(device, SETTLED) for device in NOT_MISSED.splitlines()]
+    + [(device, "left out") for device in MISSED.splitlines()],
+)
+def test_the_report_says_of_each_device_what_became_of_it(outcome, device, expected):
+    text = booting().replace("<devices>", f"<devices>{device}")
+    tag = re.match(r"<(\w+)", device)[1]
+    assert outcome(text, rf"devices/{tag}(?:\[1\])?") == {expected}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "device", "expected"),
+    [
+        ("dev='vda' bus='virtio'", "dev='sdb' bus='scsi'", "disk.1.", "changed"),
+        ("<model type='e1000'/>", "<model type='vmxnet3'/>", "interface.2.", "changed"),
+        ("arch='x86_64'", "arch='i686'", "type", "changed"),
+        ("machine='pc-q35-7.2'", "machine='microvm'", "@machine", "left out"),
+        ("<on_crash>", "<clock offset='utc'><timer name='hpet' present='no'/></clock><on_crash>", "clock", SETTLED),
+        ("<on_crash>", "<clock offset='localtime'/><on_crash>", "clock", "left out"),
+        ("<on_crash>", "<launchSecurity type='sev'/><on_crash>", "launchSecurity", "left out"),
+        ("<on_crash>", "<maxMemory slots='4'>2097152</maxMemory><on_crash>", "maxMemory", SETTLED),
+        ("<on_crash>", "<iothreads>2</iothreads><on_crash>", "iothreads", SETTLED),
+        ("<on_crash>", "<memoryBacking><hugepages/></memoryBacking><on_crash>", "memoryBacking", SETTLED),
+    ],
+)
+def test_the_report_says_of_the_rest_what_became_of_it(outcome, old, new, device, expected):
+    assert expected in outcome(samples.DOMAIN.replace(old, new, 1), device)
+
+
+@pytest.mark.parametrize(
+    ("boot", "expected"),
+    [
+        ("<boot dev='hd'/><boot dev='network'/>", "left to the machine"),
+        ("<boot dev='network'/><boot dev='hd'/>", "left out"),
+    ],
+)
+def test_a_vm_that_boots_from_the_network_first_is_another_one(outcome, boot, expected):
+    assert outcome(booting(boot=boot), r"boot\[\d\]") == {"carried over", expected}
+
+
+@pytest.mark.parametrize(
+    ("clock", "hint"), [("offset='localtime'", True), ("offset='timezone' timezone='Europe/Berlin'", False)]
+)
+def test_what_only_the_xml_can_say_is_told_so(convert, clock, hint):
+    said = lost(convert(samples.DOMAIN.replace("<on_crash>", f"<clock {clock}/><on_crash>"))[1])
+    assert re.search(r"hyperv.*--as-is", said)
+    assert bool(re.search(r"clock .*--as-is", said)) == hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("arch='x86_64'", "arch='ppc64le'", "ppc64le"),
+        ("arch='x86_64'", "arch='s390x'", "s390x"),
+        ("arch='x86_64'", "arch='riscv64'", "riscv64"),
+        ("type='kvm'", "type='vbox'", "submit ovf"),
+        ("type='kvm'", "type='lxc'", "container universe"),
+        ("type='kvm'", "type='bhyve'", "submit disk"),
+        ("type='kvm'", "type='vmware'", "submit vmx"),
+        (">hvm<", ">linux<", "linux"),
+        (">hvm<", ">exe<", "exe"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--as-is"]])
+def test_what_no_machine_of_a_pool_can_be_is_refused(convert, old, new, words, more):
+    read, said = convert(samples.DOMAIN.replace(old, new, 1), *more, status=1)
+    assert (read, words in said) == (None, True), said
+
+
+# --- domains of Xen's
+
+XEN = """\
+<domain type='xen'>
+  <name>pv</name>
+  <memory unit='MiB'>512</memory>
+  BOOTLOADER
+  <os>
+    <type arch='x86_64' machine='xenpv'>linux</type>
+    BOOT
+  </os>
+  <devices>
+    <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='seed.iso'/>
+      <target dev='xvda1' bus='xen'/></disk>
+    <interface type='bridge'><source bridge='xenbr0'/><script path='vif-bridge'/></interface>
+    <console type='pty'><target type='xen' port='0'/></console>
+    <graphics type='vnc'/>
+  </devices>
+</domain>
+"""
+RAW = "type='raw'/><source file='seed.iso'/>"
+KERNEL = "<kernel>vmlinuz</kernel><initrd>initrd.img</initrd>"
+LINE = "<cmdline>console=hvc0 root=/dev/xvda1 ro</cmdline>"
+
+
+@pytest.fixture
+def of_xen(home, convert):
+    """Converts a domain of Xen's, of which one thing is another."""
+    (home / "vmlinuz").write_bytes(b"kernel")
+    (home / "initrd.img").write_bytes(b"initrd")
+
+    def run(boot, old="BOOT", new="", **more):
+        bootloader = "" if boot else "<bootloader>/usr/bin/pygrub</bootloader>"
+        text = XEN.replace(old, new or old, 1).replace("BOOTLOADER", bootloader).replace("BOOT", boot)
+        return convert(text, *more.pop("words", []), **more)
+
+    return run
+
+
+def test_a_kernel_of_a_xen_guest_goes_with_the_job(home, of_xen):
+    read, said = of_xen(KERNEL + LINE)
+    assert (read["vm_type"], read["vm_disk"]) == ("xen", "seed.iso:xvda1:w:raw")
+    assert (read["xen_kernel"], read["xen_initrd"]) == ("vmlinuz", "initrd.img")
+    assert (read["xen_root"], read["xen_kernel_params"]) == ("/dev/xvda1", "console=hvc0 ro")
+    assert absent(read["transfer_input_files"], f"{home}/vmlinuz", f"{home}/initrd.img") == []
+    assert (read["vm_networking_type"], read.get("vm_vnc"), "Left out" in said) == ("bridge", None, False)
+
+
+def test_a_kernel_in_the_image_of_a_xen_guest_is_found_by_the_bootloader(of_xen):
+    read, _ = of_xen("")
+    assert (read["xen_kernel"], read["requirements"]) == ("included", "TARGET.VM_xen_ATTR_bootloader")
+
+
+def test_a_whole_machine_of_xens_has_its_hardware(of_xen):
+    read, said = of_xen("<loader>/usr/lib/xen/boot/hvmloader</loader>", "'xenpv'>linux", "'xenfv'>hvm")
+    assert (read["xen_kernel"], read["requirements"]) == ("vmx", "TARGET.VM_xen_ATTR_hvm")
+    assert "Left out" not in said
+
+
+@pytest.mark.parametrize(
+    ("boot", "old", "new", "words", "problem"),
+    [
+        (KERNEL, "", "", [], "no root="),
+        (KERNEL + LINE, RAW, RAW.replace("raw", "qcow2").replace("seed.iso", "disk.qcow2"), [], "raw images only"),
+        (KERNEL + LINE, "xvda1", "fda", [], "no such disks"),
+        (KERNEL + LINE, ">linux<", ">xenpvh<", [], "xenpvh"),
+        (KERNEL + LINE, "", "", ["--as-is"], "--as-is"),
+        ("<kernel>gone</kernel>" + LINE, "", "", [], "cannot be opened"),
+        ("<kernel>/etc/passwd</kernel>" + LINE, "", "", [], "--own"),
+    ],
+)
+def test_what_no_xen_job_can_be_is_refused(of_xen, boot, old, new, words, problem):
+    assert problem in of_xen(boot, old or "BOOT", new, words=words, status=1)[1]
+
+
+# --- the order in which it boots
+
+BOOTING = """\
+<domain type='kvm'>
+  <name>order</name>
+  <memory unit='MiB'>512</memory>
+  <os><type arch='x86_64'>hvm</type>BOOT</os>
+  <devices>
+    <disk type='file' device='floppy'><source file='boot.img'/><target dev='fda' bus='fdc'/></disk>
+    <disk type='file' device='cdrom'><source file='seed.iso'/><target dev='hdc' bus='ide'/>CD</disk>
+    <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='second.qcow2'/>
+      <target dev='vdb' bus='virtio'/>SECOND</disk>
+    <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='disk.qcow2'/>
+      <target dev='vda' bus='virtio'/>FIRST</disk>
+    <interface type='network'><source network='default'/><model type='virtio'/>NIC</interface>
+  </devices>
+</domain>
+"""
+"""With places for what says the order: the disks are in another one on purpose."""
+
+
+def booting(**places):
+    text = BOOTING
+    for place in ("BOOT", "CD", "SECOND", "FIRST", "NIC"):
+        text = text.replace(place, places.get(place.lower(), ""))
+    return text
+
+
+def order(number):
+    return f"<boot order='{number}'/>"
+
+
+@pytest.mark.parametrize(
+    ("places", "devices"),
+    [
+        ({}, ["vda", "vdb", "hdc", "fda"]),
+        ({"boot": "<boot dev='hd'/>"}, ["vda", "vdb", "hdc", "fda"]),
+        ({"boot": "<boot dev='cdrom'/><boot dev='hd'/>"}, ["hdc", "vda", "vdb", "fda"]),
+        ({"boot": "<boot dev='fd'/><boot dev='cdrom'/>"}, ["fda", "hdc", "vda", "vdb"]),
+        ({"second": order(1)}, ["vdb", "vda", "hdc", "fda"]),
+        ({"second": order(2), "cd": order(1), "first": order(3)}, ["hdc", "vdb", "vda", "fda"]),
+        ({"second": order(10), "first": order(9)}, ["vda", "vdb", "hdc", "fda"]),
+        ({"second": order(2), "nic": order(3)}, ["vdb", "vda", "hdc", "fda"]),
+    ],
+)
+def test_the_order_of_the_disks_is_that_of_booting(home, convert, places, devices):
+    """libvirt boots from the first disk of a class, and sorts the disks of a bus by their names."""
+    samples.image(home / "second.qcow2", "qcow2")
+    samples.image(home / "boot.img", "raw")
+    read, _ = convert(booting(**places))
+    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == devices
+    assert "disk.qcow2:vda:w" in read["vm_disk"]
+
+
+def test_a_second_cd_comes_behind_what_is_booted_from(home, convert):
+    """As libvirt has it: it boots from the first drive of each class that is named."""
+    samples.image(home / "second.qcow2", "qcow2")
+    samples.image(home / "boot.img", "raw")
+    cd = "<disk type='file' device='cdrom'><source file='tools.iso'/><target dev='hdd' bus='ide'/></disk>"
+    (home / "tools.iso").write_bytes((home / "seed.iso").read_bytes())
+    text = booting(boot="<boot dev='cdrom'/><boot dev='hd'/>").replace("<interface", f"{cd}<interface")
+    read, _ = convert(text)
+    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == ["hdc", "vda", "vdb", "hdd", "fda"]
 
 
 # --- the job's own XML
@@ -122,7 +424,7 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
     read, said = convert(samples.DOMAIN, "--as-is")
     assert read["MY.VMPARAM_Libvirt_XML"] == '"web_server.xml"'
     assert f"{home}/web_server.xml" in read["transfer_input_files"]
-    domain = sanitized((home / "web_server.xml").read_text(), "web_server.xml")
+    domain = sanitized((home / "web_server.xml").read_text(), "web_server.xml").domain
     ad = JobAd(
         [
             ("JobVMMemory", read["vm_memory"]),
@@ -136,7 +438,8 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
     )
     asks = requests.of(domain, ad, Settings({"VM_NETWORKING": "true"}), "web_server.xml")
     assert "52:54:00:aa:bb:02" in [nic.mac for nic in asks.nics]
-    assert absent(lost(said), "hostdev", "sound", "on a block", "loader") == []
+    assert absent(lost(said), "hostdev", "on a block") == []
+    assert absent(part(said, Outcome.SETTLED), "sound", "loader", "nvram") == []
     assert lost(said).count("/domain/devices/disk[3]") == 1
     # What jobs may say and the ad has no words for is still there.
     assert domain.find("features/hyperv") is not None
@@ -173,6 +476,9 @@ WIDE = {
     "elements": "<domain>" + "<a/>" * 49_000 + "</domain>",
     "NICs": "<domain><memory>1</memory><devices>" + "<interface type='user'/>" * 49_000 + "</devices></domain>",
     "disks": "<domain><devices>" + "<disk><source file='x.img'/></disk>" * 16_000 + "</devices></domain>",
+    "attributes of many": "<domain><memory>1</memory><devices>"
+    + ("<interface type='user'><mac " + " ".join(f"a{number}=''" for number in range(450)) + "/></interface>") * 1000
+    + "</devices></domain>",
     "attributes": "<domain " + " ".join(f"a{number}=''" for number in range(200_000)) + "/>",
 }
 
@@ -183,3 +489,15 @@ WIDE = {
 def test_a_file_that_is_made_to_be_much_work_is_not(convert, kind, words):
     """They took from half a minute to many."""
     assert convert(WIDE[kind], *words, status=1)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("dev='vda' bus='virtio'", "dev='vda1' bus='virtio'", "not as vda1"),
+        ("<model type='virtio'/>", "<model type='virtio-transitional'/>", "not virtio-transitional"),
+    ],
+)
+def test_what_has_another_name_here_is_told(convert, before, after, why):
+    assert before in samples.DOMAIN
+    assert why in part(convert(samples.DOMAIN.replace(before, after), "--lax")[1], Outcome.CHANGED)

@@ -1,18 +1,23 @@
-"""`vmgahp submit`: the writer of submit files, the command line, disk images, and .vmx."""
+"""`vmgahp submit`: the writer of submit files, the command line, and disk images."""
 
+import io
+import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 
 import htcondor2
 import pytest
 
 from tests.commands.submit import samples
+from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.cli import main
-from vmgahp.commands.submit import submit_file
+from vmgahp.commands.submit import conversion, images, submit_file
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, name_devices, simple_name
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.summary import Outcome, SubmitError, Summary
+from vmgahp.job.ad import literal
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 
@@ -37,12 +42,20 @@ def test_what_is_written_comes_back_as_it_was():
     assert read.expand("MY.Name") == f'"{hostile}"'
 
 
+@pytest.mark.parametrize("text", ['a "b" c', '"', "\\n", '\\"', "a\\b", '\\\\"'])
+def test_a_text_with_quotes_and_backslashes_comes_back_as_it_was(text):
+    """As HTCondor and the daemon read the ad, in which a backslash hides a quote and nothing else."""
+    read = htcondor2.Submit(submit_file.attribute("Name", text) + "\nqueue\n")
+    assert literal(read.expand("MY.Name")) == text
+
+
 @pytest.mark.parametrize("text", ["a\nqueue 1000", "a\\", " a", "", "a\rb", "a\u2028b", "$$(Memory)", "$(Dollar)"])
 def test_what_cannot_be_written_is_refused(text):
     with pytest.raises(SubmitError):
         submit_file.command("executable", text)
-    with pytest.raises(SubmitError):
-        submit_file.attribute("Name", text + '"')
+    if text.strip() == text != "":  # in its quotes an attribute has the blanks, too
+        with pytest.raises(SubmitError):
+            submit_file.attribute("Name", text)
 
 
 @pytest.mark.parametrize("name", ["a,b.img", "a:b.img", "a b.img", 'a".img', "$(HOME).img", "a\\b.img"])
@@ -111,6 +124,31 @@ def test_an_option_requires_a_machine_that_has_it():
     assert read["requirements"] == 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware) && TARGET.VM_kvm_ATTR_tpm'
 
 
+@pytest.mark.parametrize(
+    ("vm_type", "wanted"),
+    [
+        ("kvm", ["firmware", "arches", "TARGET.Arch", "Types", "_tpm"]),
+        ("QEMU", ["arches", "TARGET.Arch", "Types", "_tpm"]),
+        ("any", ["Types"]),
+    ],
+)
+def test_no_more_is_required_than_machines_of_the_type_tell(vm_type, wanted):
+    """A machine that the startd probes as its own user has no attribute of firmware, one of any type none at all."""
+    machine = plain(options={"Firmware": "uefi", "Arch": "aarch64", "TPM": True})
+    machine.nics = [GuestNic("nat"), GuestNic("user"), GuestNic("nat"), GuestNic("user")]
+    summary = Summary()
+    read = htcondor2.Submit(submit_file.write(machine, vm_type, summary))
+    parts = {
+        "firmware": 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware)',
+        "arches": f'stringListMember("aarch64", TARGET.VM_{vm_type.lower()}_ATTR_arches)',
+        "TARGET.Arch": "TARGET.Arch isnt undefined",
+        "Types": 'stringListMember("user", TARGET.VM_Networking_Types)',
+        "_tpm": f"TARGET.VM_{vm_type.lower()}_ATTR_tpm",
+    }
+    assert read["requirements"] == " && ".join(parts[name] for name in wanted)
+    assert any("firmware uefi" in note for note in summary.notes) == (vm_type != "kvm")
+
+
 def test_devices_are_named_where_they_have_no_name():
     disks = [
         GuestDisk("/a", "raw"),
@@ -148,6 +186,16 @@ def test_the_file_is_written_and_told_about(home, capsys):
     assert (home / "disk.sub").read_bytes() != before
 
 
+def test_what_the_command_line_says_is_told_as_a_change(submit):
+    words = ("--memory", "512", "--cpus", "3", "--network", "user")
+    told = samples.changed(submit("libvirt-xml", "domain.xml", *words)[1])
+    parts = ("--memory, in place of 1024 MiB", "--cpus, in place of 4", "--network, in place of nat", "Topology")
+    assert absent(told, *parts) == []
+    assert "NIC" not in samples.part(submit("libvirt-xml", "domain.xml", *words)[1], Outcome.CARRIED)
+    told = samples.changed(submit("libvirt-xml", "domain.xml", "--network", "none")[1])
+    assert told.count("no NIC; --network none") == 2
+
+
 @pytest.mark.parametrize("words", [["--memory", "0"], ["--memory", "x"], ["--cpus", "0"], ["--network", "any"]])
 def test_invalid_options_are_refused(words):
     with pytest.raises(SystemExit):
@@ -164,11 +212,76 @@ def test_lines_can_be_added(submit, refused):
     refused("disk", "disk.qcow2", "--memory", "1G", "--append", "queue 1000\nqueue")
 
 
-def test_strict_writes_nothing_that_loses_something(home, capsys):
-    assert main(["vmgahp", "submit", "vmx", "machine.vmx", "--strict"]) == 1
-    assert "sound" in capsys.readouterr().err
+def test_nothing_is_written_where_something_is_left_out(home, capsys):
+    assert main(["vmgahp", "submit", "vmx", "machine.vmx"]) == 1
+    said = capsys.readouterr().err
+    assert "pciPassthru0" in samples.lost(said)
+    number = len(samples.lost(said).splitlines())
+    last = said.splitlines()[-1]
+    assert last.startswith(f"vmgahp submit: {number} things are left out, so nothing is written")
+    assert "--lax" in last
     assert not list(home.glob("*.sub"))
-    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--strict"]) == 0
+    assert main(["vmgahp", "submit", "vmx", "machine.vmx", "--lax"]) == 0
+    assert (home / "my_machine.sub").exists()
+
+
+def test_the_report_is_one_object_for_programs(home, capsys):
+    assert main(["vmgahp", "submit", "vmx", "machine.vmx", "--json"]) == 1
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (err, told["submit_file"], told["would_run"]) == ("", "", False)
+    assert (told["kind"], told["file"]) == ("vmx", "machine.vmx")
+    assert "--lax" in told["problem"]
+    outcomes = {entry["place"]: entry["outcome"] for entry in told["entries"]}
+    assert (outcomes["sata0:0.fileName"], outcomes["pciPassthru0.present"]) == ("carried over", "left out")
+    assert (outcomes["memsize"], outcomes["guestOS"]) == ("carried over", "left to the machine")
+    assert main(["vmgahp", "submit", "vmx", "machine.vmx", "--json", "--lax"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["submit_file"], told["would_run"], told["problem"]) == ("my_machine.sub", True, "")
+    disk = next(entry for entry in told["entries"] if entry["place"] == "sata0:0.fileName")
+    assert disk["became"] == "sda (vmdk), goes with the job"
+
+
+def test_a_report_is_folded_on_a_terminal_and_a_line_an_entry_elsewhere(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "60")
+    summary = Summary()
+    for number in range(300):
+        for _ in range(3):
+            place = f"line {number}, /domain/devices/{'hostdev' * 5}"
+            summary.settle(place, f"a \x1b[31mdevice {number}", "no job has a device " * 5)
+    for out in (Terminal(), io.StringIO()):
+        summary.show(out)
+        lines = out.getvalue().splitlines()
+        assert "\x1b" not in out.getvalue()
+        assert "Left to the machine (900):" in lines
+        assert "2 more like it" in " ".join(lines)
+        assert "100 lines more" in lines[-1]
+        assert (max(map(len, lines)) <= 60) == out.isatty()
+    assert len(lines) == 202
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shared", "--convert"], "--shared leaves"),
+        (["--submit", "-o", "-"], "--submit needs a file"),
+        (["--json", "-o", "-"], "--json needs a file"),
+        (["--force", "-o", "disk.qcow2"], "would be replaced, and is read"),
+        (["--force", "-o", "there/disk.qcow2"], "would be replaced, and is read"),
+        (["--force", "-o", "link.sub"], "would be replaced, and is read"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(home, capsys, words, said):
+    (home / "there").symlink_to(home)
+    (home / "link.sub").symlink_to("disk.qcow2")
+    before = (home / "disk.qcow2").read_bytes()
+    assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", *words]) == 1
+    assert said in "".join(capsys.readouterr())
+    assert (home / "disk.qcow2").read_bytes() == before
 
 
 def test_submit_runs_condor_submit(home, monkeypatch):
@@ -199,16 +312,15 @@ def test_a_url_of_the_plugin_is_a_disk(submit, refused):
     read, _ = submit("disk", "nfs:///images/base.qcow2:disk.qcow2", "--memory", "1G")
     assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2"
     assert read["transfer_input_files"] == "nfs:///images/base.qcow2:disk.qcow2"
-    refused("disk", "http://images/base.qcow2", "--memory", "1G")
+    refused("disk", "nfs://images/base.qcow2", "--memory", "1G")
 
 
-def test_a_format_is_said_or_seen_in_the_name(home, submit, refused):
-    shutil.copy("disk.qcow2", "disk.img")
-    assert "--format" in refused("disk", "disk.img", "--memory", "1G")
-    read, _ = submit("disk", "disk.img", "--memory", "1G", "--format", "qcow2")
-    assert read["vm_disk"] == "disk.img:vda:w:qcow2"
-    (home / "zero.img").write_bytes(bytes(4096))
-    assert submit("disk", "zero.img", "--memory", "1G")[0]["vm_disk"] == "zero.img:vda:w:raw"
+def test_a_url_of_another_plugin_is_a_disk_by_its_name(submit, refused):
+    read, _ = submit("disk", "http://images/base.qcow2", "--memory", "1G")
+    assert read["vm_disk"] == "base.qcow2:vda:w:qcow2"
+    assert read["transfer_input_files"] == "http://images/base.qcow2"
+    for url in ("http://images/base", "http://images/base.qcow2?v=1", "http://images/a%20b.qcow2", "http://images/"):
+        refused("disk", url, "--memory", "1G")
 
 
 def test_images_are_converted(home, submit, refused):
@@ -220,14 +332,39 @@ def test_images_are_converted(home, submit, refused):
     assert (home / "machine.qcow2").exists()
 
 
+def test_nothing_is_converted_where_nothing_will_be_written(home, refused, monkeypatch):
+    monkeypatch.setattr(images, "convert", lambda *_, **__: pytest.fail("it takes hours"))
+    said = refused("vmx", "machine.vmx", "--convert", lax=False)
+    assert "machine.vmdk" in samples.part(said, Outcome.CARRIED)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SubmitError("x"), RuntimeError])
+def test_what_was_made_is_removed_however_it_ends(home, monkeypatch, error):
+    made = []
+
+    def ended(*_):
+        made.extend(path.name for path in home.glob("machine.qcow2"))
+        raise error
+
+    monkeypatch.setattr(conversion, "written", ended)
+    with suppress(KeyboardInterrupt, RuntimeError):
+        main(["vmgahp", "submit", "vmx", "machine.vmx", "--convert", "--lax"])
+    assert made == ["machine.qcow2"]
+    assert not list(home.glob("machine.qcow2*"))
+
+
 def test_what_was_converted_for_nothing_is_removed(home, refused):
-    refused("vmx", "machine.vmx", "--convert", "--strict")
+    refused("vmx", "machine.vmx", "--convert", "--append", "queue 2")
     assert not list(home.glob("*.qcow2*")) or [path.name for path in home.glob("*.qcow2*")] == ["disk.qcow2"]
 
 
-def test_a_compressed_vmdk_must_be_converted(submit, refused):
-    assert "--convert" in refused("disk", "box-disk001.vmdk", "--memory", "1G")
-    submit("disk", "box-disk001.vmdk", "--memory", "1G", "--convert")
+def test_a_compressed_vmdk_is_converted_and_told_of(home, submit, refused):
+    read, said = submit("disk", "box-disk001.vmdk", "--memory", "1G", lax=False)
+    assert (read["vm_disk"], "streamOptimized" in changed(said)) == ("box-disk001.qcow2:vda:w:qcow2", True)
+    read, said = submit("disk", "box-disk001.vmdk", "--memory", "1G", "--convert", "--force")
+    assert (read["vm_disk"], changed(said)) == ("box-disk001.qcow2:vda:w:qcow2", "")  # it was asked for
+    shutil.copy("box-disk001.vmdk", "machine.vmdk")
+    assert "streamOptimized" in refused("vmx", "machine.vmx", "--as-is")  # VMware can write to none, either
 
 
 def test_an_image_that_is_not_there_must_be_shared(submit, refused):
@@ -244,10 +381,15 @@ def test_an_overlay_is_named(home, submit):
     assert f"overlay of {home}/disk.qcow2" in submit("disk", "top.qcow2", "--memory", "1G")[1]
 
 
-def test_a_vmdk_in_two_files_goes_whole(home, submit):
-    samples.image(home / "flat.vmdk", "vmdk", "-o", "subformat=monolithicFlat")
-    read, _ = submit("disk", "flat.vmdk", "--memory", "1G")
-    assert read["transfer_input_files"] == f"{home}/flat-flat.vmdk, {home}/flat.vmdk"
+@pytest.mark.parametrize("kind", ["monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"])
+def test_a_vmdk_in_several_files_is_converted_whole(home, submit, kind):
+    """The daemon takes no image that keeps its data in another file."""
+    samples.image(home / "flat.vmdk", "vmdk", "-o", f"subformat={kind}")
+    read, said = submit("disk", "flat.vmdk", "--memory", "1G", lax=False)
+    assert read["transfer_input_files"] == f"{home}/flat.qcow2"
+    assert "keeps its data in another file" in changed(said)
+    compare = ["qemu-img", "compare", "-f", "raw", "-F", "qcow2", "flat.empty", "flat.qcow2"]
+    assert subprocess.run(compare, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("part", ["../secret", "/etc/hostname", "link"])
@@ -344,43 +486,3 @@ def test_nothing_is_written_through_a_link(home, name):
         (home / "domain.xml").write_text(text)
     main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--force", *words])
     assert victim.read_text() == "mine\n"
-
-
-# --- .vmx
-
-
-def test_a_vmx_as_attributes(submit):
-    read, said = submit("vmx", "machine.vmx")
-    assert (read["executable"], read["vm_memory"], read["vm_vcpus"]) == ("my_machine", "2048", "4")
-    assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
-    assert read["MY.VMPARAM_vm_NICs"] == '"nat:00:50:56:01:02:03:e1000e"'
-    assert read["MY.VMPARAM_vm_Topology"] == '"sockets=2,cores=2,threads=1"'
-    assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
-    assert absent(samples.lost(said), "sata0:1.fileName = auto detect", "sound.present") == []
-    assert "vmxnet3" not in said  # of a NIC that is not there
-
-
-def test_every_entry_of_a_vmx_is_told_or_used(submit):
-    """An entry that nobody knows is lost, and not in silence."""
-    with open("machine.vmx", "a") as file:
-        file.write('something.new = "1"\nsata0:2.present = "TRUE"\nsata0:2.deviceType = "atapi-cdrom"\n')
-        file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru0.present = "TRUE"\nscsi0.present = "TRUE"\n')
-    _, said = submit("vmx", "machine.vmx")
-    assert absent(samples.lost(said), "something.new = 1", "/dev/sr0", "pciPassthru0.present = TRUE") == []
-    assert "scsi0.present" in said
-
-
-def test_a_vmx_as_it_is(home, submit):
-    read, _ = submit("vmx", "machine.vmx", "--as-is")
-    assert (read["vm_type"], read["MY.VMPARAM_VMware_VMX_File"]) == ("vmrun", '"machine.vmx"')
-    assert read["MY.VMPARAM_VMware_VMDK_Files"] == '"machine.vmdk"'
-    assert read["transfer_input_files"] == f"{home}/machine.vmx, {home}/machine.vmdk"
-    assert "vm_disk" not in read
-    read, _ = submit("vmx", "machine.vmx", "--as-is", "--shared", "--type", "vsphere")
-    assert (read["vm_type"], read["MY.VMPARAM_VMware_Transfer"]) == ("vsphere", "false")
-    assert read["transfer_input_files"] == f"{home}/machine.vmx"
-
-
-def test_an_invalid_vmx_is_refused(home, refused):
-    (home / "bad.vmx").write_text('memsize = "64\n')
-    assert "line 1" in refused("vmx", "bad.vmx")

@@ -439,7 +439,7 @@ def test_progress_is_in_the_log(scratch: Path, stand_ins: type[StandIn]) -> None
     driver("kvm").start(job(scratch, "disk.vhdx:vda:w"))
     told = [int(line.rsplit(" ", 2)[1]) for line in LOG if line.endswith(" %")]
     assert told == sorted(set(told))
-    assert len(told) > 3
+    assert len(told) > 1, "how many depends on how often who reads them gets a processor"
     assert told[-1] == 100
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import jobs
-from tests.drivers.libvirt.support import NETWORK_XML, URI, Job
+from tests.drivers.libvirt.support import NETWORK_XML, Job, libvirtd
 from tests.lab import linux_guest
 
 if TYPE_CHECKING:
@@ -16,15 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def connection() -> Iterator["libvirt.virConnect"]:
-    import libvirt
-
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    try:
-        opened = libvirt.open(URI)
-    except libvirt.libvirtError as error:
-        pytest.skip(f"no libvirtd at {URI}: {error}")
-    yield opened
-    opened.close()
+    with libvirtd() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as etree
 
+import pytest
+
 from tests import jobs
 from tests.domain.support import SCRIPTED
 from tests.lab import linux_guest
@@ -31,6 +33,20 @@ URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 CONSOLE = "vm_console.log"
 METRICS = "vm_metrics.jsonl"
 EXIT = "vm_exit.json"
+
+
+@contextlib.contextmanager
+def libvirtd() -> Iterator["libvirt.virConnect"]:
+    """A connection to libvirt, without which the test is skipped."""
+    import libvirt
+
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    try:
+        opened = libvirt.open(URI)
+    except libvirt.libvirtError as error:
+        pytest.skip(f"no libvirtd at {URI}: {error}")
+    yield opened
+    opened.close()
 
 
 class Job:
@@ -92,8 +108,14 @@ def until(condition: "object", what: str, deadline: float = PATIENCE) -> None:
 
 
 def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
-    # The guest never listens to a shutdown request: nobody waits for it where that is not what is tested.
-    settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
+    # The guest never listens to a shutdown request: nobody waits for it where that is not what is tested. Tests find
+    # QEMU by GETPID, and look at addresses.
+    settings = {
+        "VM_ALLOW_EMULATION": True,
+        "VM_STOP_TIMEOUT": 0,
+        "VM_REPORT_PID": True,
+        "VM_REPORT_ADDRESS": True,
+    } | settings
     return Peer(environment(vm_type, job.scratch, **settings))
 
 

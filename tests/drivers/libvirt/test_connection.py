@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -32,6 +33,14 @@ def way() -> Iterator[LibvirtConnection]:
     made = LibvirtConnection("test:///default", lambda _line: None)
     yield made
     made.close()
+
+
+def a_vm(way: LibvirtConnection) -> str:
+    """The UUID of a domain of the test's own: what one connection does to the driver's domain all others see."""
+    number = uuid4()
+    named = f"<name>{number}</name><uuid>{number}</uuid>"
+    xml = f"<domain type='test'>{named}<memory>1024</memory><os><type>hvm</type></os></domain>"
+    return way.call(lambda opened: opened.createXML(xml).UUIDString())
 
 
 def away() -> libvirt.libvirtError:
@@ -219,7 +228,7 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
     inside = [Inside(way.call), Inside(way.call)]
     said: list[str] = []
     way._log = said.append
-    uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
+    uuid = a_vm(way)
     watch = way.watch(uuid, "test")
     way.call(lambda opened: opened.lookupByUUIDString(uuid).suspend())
     way.call(lambda opened: opened.lookupByUUIDString(uuid).destroy())
@@ -232,7 +241,7 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
 def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
     with pytest.raises(faults.ConnectionLost):
         way.once(lambda _opened: (_ for _ in ()).throw(away()))
-    uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
+    uuid = a_vm(way)
     watch = way.watch(uuid, "test")
     way.call(lambda opened: opened.lookupByUUIDString(uuid).destroy())
     assert watch.gone.wait(DEADLINE)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.domain.support import SCRIPTED
+from tests import jobs
+from tests.domain.support import SCRIPTED, spec
 from tests.drivers.libvirt.support import (
     WANTS,
     Job,
@@ -27,6 +28,7 @@ from tests.drivers.libvirt.support import (
     vacate,
 )
 from vmgahp import errors
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's files can be given away")]
 
@@ -282,6 +284,29 @@ def test_a_script_that_names_a_device_of_the_ads(job: Job, source: str) -> None:
     job.disk.rename(job.scratch / "zero")
     script = scripted(job, source.format(scratch=job.scratch), "block")
     refused(job, BAD_DISK, 'VMPARAM_vm_Disk = "/dev/zero:hda:w:raw"', LIBVIRT_XML_SCRIPT=script)
+
+
+@pytest.mark.parametrize("source", ["file='/dev/null'", "file='/dev/./null'", "dev='/dev/null'"])
+def test_what_stands_for_no_disk_is_never_libvirts_to_open(job: Job, source: str) -> None:
+    """It would be given to QEMU's user, and every program of the machine needs it."""
+    xml = f"<domain><devices><disk><source {source}/></disk></devices></domain>"
+    with pytest.raises(errors.JobFault, match="/dev/null is no image"):
+        DiskFiles(spec(), jobs.owner(job.scratch)).open(xml)
+
+
+@pytest.mark.parametrize("through", ["link", "directory/secret"])
+def test_a_script_that_names_a_link_of_the_jobs(job: Job, secret: Path, through: str) -> None:
+    """What the guest says on the port would be written to what the link leads to."""
+    (job.scratch / "link").symlink_to(secret)
+    (job.scratch / "directory").symlink_to(secret.parent)
+    script = Path(scripted(job, f"file='{job.disk}'"))
+    port = "<serial type='file'><source path='{}'/></serial></devices>"
+    text = script.read_text()
+    script.write_text(text.replace("</devices>", port.format(job.scratch / through)))
+    assert "is a link" in refused(job, errors.MISMATCHED, LIBVIRT_XML_SCRIPT=script)
+    script.write_text(text.replace("</devices>", port.format(job.scratch / "new.log")))
+    with running(job, LIBVIRT_XML_SCRIPT=script):
+        assert (job.scratch / "new.log").exists()
 
 
 def test_a_script_that_leaves_backing_files_to_libvirt(job: Job, secret: Path) -> None:

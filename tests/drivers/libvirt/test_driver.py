@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from tests.drivers.libvirt.support import (
     words_of,
 )
 from tests.lab.guest import counts, make_guest, read_count
+from tests.lab.starter import ANY, FakeStarter
 from tests.peer import daemon, environment
 from vmgahp.cli import KILL, PROBE
 
@@ -55,6 +57,14 @@ def test_a_job_runs_to_its_own_end(job: Job) -> None:
         assert "Traceback" not in peer.quit()
     assert "vmgahp guest done" in job.console()
     assert read_count(job.disk) == 2
+
+
+def test_the_memory_of_a_status_is_what_of_it_the_guest_has_touched(job: Job) -> None:
+    """To HTCondor it is the job's ResidentSetSize, and MAXMEMORY its ImageSize, which no policy may find too large."""
+    with running(job, "JobVMMemory = 512") as peer:
+        words = words_of(peer.run("STATUS", 1))
+        assert 0 < int(words["MEMORY"]) < 256 * 1024
+        assert words["MAXMEMORY"] == str(512 * 1024)
 
 
 def test_files_stay_the_job_users_own(job: Job) -> None:
@@ -195,14 +205,16 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         image = job.scratch.parent / "saved-by-somebody"
         domain.save(str(image))
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-        # Only the server has the disks as open files; an administrator lets QEMU open them by their names.
+        # Only the server has the disks as open files; an administrator lets QEMU open them by their names. With a limit
+        # of memory libvirtd raises another of QEMU's, which in a container it may not.
         xml = job._connection.saveImageGetXMLDesc(str(image), libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
-        xml = re.sub(r" fdgroup='\w+'|<seclabel model='dac' relabel='no'/>", "", xml)
+        ours = r" fdgroup='\w+'|<seclabel model='dac' relabel='no'/>|<memtune>.*?</memtune>"
+        xml = re.sub(ours, "", xml, flags=re.DOTALL)
         job._connection.restoreFlags(str(image), xml, 0)
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         job.domain().destroy()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        log = peer.quit()
+        log = peer.quit(status=1)
     for cause in ("it was paused", "it was resumed", "it was saved", "it was destroyed"):
         assert f"{job.name}: {cause}" in log
 
@@ -213,7 +225,7 @@ def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         until(lambda: job.domain() is None, "libvirt sees it")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        assert f"{job.name}: QEMU has crashed" in peer.quit()
+        assert f"{job.name}: QEMU has crashed" in peer.quit(status=1)
 
 
 def shared_disk(job: Job, seconds: int | None) -> str:
@@ -282,14 +294,25 @@ def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
         assert "would change after a periodic checkpoint" in peer.quit()
 
 
+def test_the_jobs_log_says_that_a_guest_goes_on(job: Job) -> None:
+    vacate(job)
+    with FakeStarter(job.scratch, ANY) as starter, running(job, WANTS) as peer:
+        assert peer.run("STATUS", 1)[0] == "0"
+        starter.wait_for("ulog", "The VM goes on from its checkpoint")
+    assert job.console().count("vmgahp guest up") == 1
+
+
 def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job) -> None:
     vacate(job)
     image = job.scratch / "vm_checkpoint.mem"
     content = bytearray(image.read_bytes())
     content[len(content) // 2] ^= 1
     image.write_bytes(content)
-    with running(job, WANTS) as peer:
+    with FakeStarter(job.scratch, ANY) as starter, running(job, WANTS) as peer:
         until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
+        assert peer.run("STATUS", 1)[0] == "0"
+        until(starter.log, "the job's log says so")
+        assert starter.log()[0].startswith("The VM starts afresh: its checkpoint cannot be used (")
         assert "checksum" in peer.quit()
     assert (job.scratch / "vm_checkpoint.mem.refused-1").read_bytes() == content
 
@@ -387,6 +410,7 @@ def test_kill_mode(job: Job) -> None:
         killed("kvm", job, job.name)
         assert job.domain() is None
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit(status=1)
     killed("kvm", job, job.name)
 
 
@@ -482,7 +506,7 @@ def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
 
 
 def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
-    with running(job, "JobVMVNCConsole = true") as peer:
+    with FakeStarter(job.scratch, ANY) as starter, running(job, "JobVMVNCConsole = true") as peer:
         display = json.loads((job.scratch / "vm_vnc.json").read_text())
         assert display["host"] == "127.0.0.1"
         assert 5900 <= display["port"] < 65536
@@ -490,7 +514,35 @@ def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
         assert (job.scratch / "vm_vnc.json").stat().st_mode & 0o777 == 0o600
         listening = subprocess.check_output(["virsh", "-c", URI, "domdisplay", job.name], text=True)
         assert listening.startswith("vnc://127.0.0.1:")
+        assert peer.run("STATUS", 1)[0] == "0"
+        where = f"127.0.0.1:{display['port']}"
+        starter.wait_for("ulog", f"The VM's display is at {where} of its machine")
+        assert starter.ad()["ChirpVMVNC"] == f'"{where}"'
+        assert int(starter.ad()["ChirpVMMemoryPeak"]) >= int(starter.ad()["ChirpVMMemory"]) > 1000
+        assert float(starter.ad()["ChirpVMCPU"]) > 0
+        assert not [words for words in starter.told if display["password"] in " ".join(words)]
         assert display["password"] not in peer.quit()
+
+
+def test_a_resumed_display_is_told_by_its_new_port(job: Job) -> None:
+    def display() -> tuple[int, str]:
+        told = json.loads((job.scratch / "vm_vnc.json").read_text())
+        return told["port"], told["password"]
+
+    with FakeStarter(job.scratch) as starter, running(job, "JobVMVNCConsole = true") as peer:
+        before, password = display()
+        done(peer, "SUSPEND")
+        with socket.create_server(("127.0.0.1", before)):  # as another VM that was started meanwhile
+            done(peer, "RESUME")
+        after, same = display()
+        assert (after != before, same) == (True, password)
+        assert (
+            subprocess.check_output(["virsh", "-c", URI, "domdisplay", job.name], text=True)
+            .strip()
+            .endswith(f":{after - 5900}")
+        )
+        assert peer.run("STATUS", 1)[0] == "0"
+        starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", f'"127.0.0.1:{after}"')
 
 
 def test_no_output_vm_leaves_nothing_to_send_home(job: Job) -> None:

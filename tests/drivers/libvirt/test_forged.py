@@ -189,7 +189,7 @@ MACHINES = ["pc-i440fx-9999", "pc-i440fx-2.0", "pc-q35-7.2", "q35", "virt"]
 @pytest.mark.parametrize("machine", MACHINES)
 def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
     vacate(job)
-    believable(job, xml=lambda xml: re.sub("machine='[^']*'", f"machine='{machine}'", xml))
+    believable(job, xml=lambda xml: re.sub("machine=['\"][^'\"]*['\"]", f"machine='{machine}'", xml))
     boots_afresh(job)
 
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, mo
 def test_the_mac_address_of_another_vm_is_not_taken(job: Job, connection: "libvirt.virConnect") -> None:
     network = ("JobVMNetworking = true",)
     vacate(job, *network, **USER_NETWORK)
-    believable(job, xml=lambda xml: re.sub("<mac address='[^']*'", f"<mac address='{OTHER_MAC}'", xml))
+    believable(job, xml=lambda xml: re.sub("<mac address=['\"][^'\"]*['\"]", f"<mac address='{OTHER_MAC}'", xml))
     with (
         another_vm(connection, f"victim-of-{job.name}", nic_xml(OTHER_MAC)),
         running(job, WANTS, *network, **USER_NETWORK) as peer,

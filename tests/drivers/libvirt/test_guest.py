@@ -78,7 +78,9 @@ def test_the_exit_code(job: Job, earlier: str, says: str, settings: dict[str, st
     with running(job, **settings) as peer:
         peer.run("STATUS", 1)
         found = run_to_its_end(peer, job)
-        assert "exit code" not in peer.quit(), "without chirp there is nothing to say"
+        log = peer.quit(status=code or 0)
+        assert log.count("the job ad gets nothing of this VM") == 1, "without chirp that is all there is to say"
+        assert log.count("job ad") == 1
     assert not settings or "exit-code" not in job.console()
     source = "console" if code else None
     assert (found["exit_code"], found["source"], found["ended_by"]) == (code, source, "powered off")
@@ -93,6 +95,25 @@ def test_a_stopped_vm_was_destroyed(job: Job, before: list[str]) -> None:
         assert job.exit_file()["ended_by"] == "destroyed"
 
 
+@pytest.mark.parametrize(("begins", "entry"), [(b"QFI\xfb", "guest.img:hda:w"), (b"KDMV", "guest.img:hda:w:raw")])
+def test_an_image_that_is_none_of_raw_is_told_and_runs(job: Job, begins: bytes, entry: str) -> None:
+    """Its guest may have written that, and may not boot of it."""
+    with job.disk.open("r+b") as file:
+        file.write(begins)
+    said = "guest.img is taken for a raw image, and begins like"
+    with running(job, f'VMPARAM_vm_Disk = "{entry}"') as peer:
+        done(peer, "STOP")
+        assert said in str(job.exit_file()["hint"])
+        assert said in peer.quit()
+
+
+def test_a_raw_image_is_no_matter(job: Job) -> None:
+    with running(job) as peer:
+        done(peer, "STOP")
+        assert "hint" not in job.exit_file()
+        assert "is taken for" not in peer.quit()
+
+
 @pytest.mark.parametrize("panic", [False, True])
 def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bool) -> None:
     """And not those of the STATUS that hears of it, or of none before it."""
@@ -104,6 +125,7 @@ def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bo
         ended = time.time()
         until(lambda: time.time() > ended + 3, "some time has passed")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit(status=int(panic))
     found = job.exit_file()
     assert datetime.fromisoformat(str(found["ended"])).timestamp() <= ended
     samples = [json.loads(line) for line in (job.scratch / METRICS).read_text().splitlines()]
@@ -155,28 +177,32 @@ def test_a_killed_qemu_is_a_crash(job: Job) -> None:
     with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
+        peer.quit(status=1)
 
 
 def test_a_panic_ends_the_job(job: Job) -> None:
     panics(job)
     with running(job) as peer:
         assert run_to_its_end(peer, job)["ended_by"] == "crashed"
-        assert "the guest has panicked" in peer.quit()
+        assert "the guest has panicked" in peer.quit(status=1)
 
 
-def test_a_checkpoint_of_a_vm_without_a_panic_device_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As earlier releases have made them."""
+def test_a_checkpoint_of_a_vm_without_newer_devices_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As earlier releases have made them: without a panic device, and without a port for a guest agent."""
     log: list[str] = []
-    driver, ad = driver_for(job, log, ad=(WANTS,))
+    driver, ad = driver_for(job, log, ad=(WANTS,), VM_GUEST_AGENT=False)
     monkeypatch.setattr(capabilities, "PANIC_MODELS", {})
     machine = driver.start(ad)
     until(lambda: counts(job.console()), "the guest counts")
     machine.checkpoint()
     machine.stop()
+    driver.close()
     monkeypatch.undo()
+    driver, ad = driver_for(job, log, ad=(WANTS,))
     machine = driver.start(ad)
     try:
         assert job.live().find("devices/panic") is None
+        assert job.live().find("devices/channel") is None
         assert any("continues from its saved memory" in line for line in log)
     finally:
         machine.destroy()
@@ -187,6 +213,7 @@ def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:
     with running(job) as peer:
         job.domain().destroy()
         assert run_to_its_end(peer, job)["ended_by"] == "destroyed by somebody else"
+        peer.quit(status=1)
 
 
 def test_a_checkpoint_is_no_end(job: Job) -> None:
@@ -302,6 +329,7 @@ echo 5 > /dev/virtio-ports/org.vmgahp.exit
     put(linux, "user-data", script)
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
         found = run_to_its_end(peer, linux)
+        peer.quit(status=5)
     console = linux.console()
     assert "the script runs" in console, console
     assert "drive /dev/vdb" in console, "with a virtio disk it is one too, which every cloud's kernel can read"
@@ -314,6 +342,7 @@ def test_without_a_port_the_console_is_believed(linux: Job) -> None:
     put(linux, "user-data", "#!/bin/sh\necho vmgahp-exit-code: 300\necho vmgahp-exit-code: 4\necho the end\n")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA) as peer:
         found = run_to_its_end(peer, linux)
+        peer.quit(status=4)
     assert (found["exit_code"], found["source"]) == (4, "console")
 
 
@@ -349,7 +378,7 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
         assert domain is not None
         until(lambda: domain.info()[0] == libvirt.VIR_DOMAIN_CRASHED, "the guest panics")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        log = peer.quit()
+        log = peer.quit(status=1)
     assert linux.domain() is None
     assert list(linux.scratch.glob("vm_screenshot.*"))
     assert linux.exit_file()["ended_by"] == "crashed"

@@ -31,6 +31,7 @@ from tests.drivers.libvirt.support import (
     words_of,
 )
 from tests.lab.guest import make_guest
+from tests.lab.starter import FakeStarter
 from tests.peer import environment
 from vmgahp import config, errors
 from vmgahp.commands import doctor
@@ -84,13 +85,19 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         *capped(policies),
         stage(policies, f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\''),
     )
-    with running(job, *NETWORK, VM_POLICY=", ".join(map(str, stages)), **USER_NETWORK) as peer:
+    policy = ", ".join(map(str, stages))
+    with FakeStarter(job.scratch) as starter, running(job, *NETWORK, VM_POLICY=policy, **USER_NETWORK) as peer:
         domain = job.live()
         assert domain.findtext("memory") == str(48 << 10)
         assert domain.find("devices/watchdog").get("model") == "i6300esb"
         assert [nic.get("address") for nic in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
         assert words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 << 10)
+        said = '"The machine\'s administrator has changed the VM (6 lines, vm_policy.txt)"'
+        starter.wait_for("set_job_attr_delayed", "ChirpVMPolicy", said)
         log = peer.quit()
+    told = (job.scratch / "vm_policy.txt").read_text()
+    assert '\n-  <memory unit="MiB">64</memory>\n+  <memory unit="MiB">48</memory>\n' in told
+    assert str(policies) not in told
     assert f"VM_POLICY, stage 1 ({stages[0]}) changes the domain" in log
     assert '-  <memory unit="MiB">64</memory>' in log
     assert "its memory (KiB) is 49152, and the job asks for 65536" in log
@@ -102,6 +109,7 @@ def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, po
         with running(job, VM_POLICY=keep, VM_GAHP_DEBUG=flags) as peer:
             assert peer.run("STOP", 1)[0] == "0"
             assert ("changes nothing" in peer.quit()) == told
+            assert not (job.scratch / "vm_policy.txt").exists()
 
 
 def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Path) -> None:

@@ -41,6 +41,9 @@ class Domain:
     def diskErrors(self) -> dict[str, int]:
         return {"vda": libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
 
+    def suspend(self) -> None:
+        self.now = PAUSED_BY_USER
+
     def resume(self) -> None:
         self.now = RUNNING if self.room else STALLED
         self.runs()
@@ -56,6 +59,7 @@ class Scene:
         self.domain = Domain(room)
         self.name = "vm"
         self.call: Callable[[Callable[[Domain], bool]], bool] = lambda function: function(self.domain)
+        self.operate = lambda _doing, function: self.call(function)
         self.said: list[str] = []
         self.given_up: list[str] = []
         self.over = threading.Event()
@@ -63,6 +67,8 @@ class Scene:
         self.watch = Watch("vm")
         self.errors = IoErrors(self, self.give_up, self.say)  # type: ignore[arg-type]
         self.errors.patience = patience
+        self.paused: list[str | None] = []
+        self.errors.paused = self.paused.append
         self.domain.stalls = self.watch.disk_error
         self.domain.runs = self.watch.resumed.set
 
@@ -106,6 +112,7 @@ def test_a_guest_goes_on_as_soon_as_there_is_room(scene: Scene) -> None:
     assert scene.over.wait(DEADLINE)
     assert not scene.errors.under_way
     assert scene.domain.now == RUNNING
+    assert list(dict.fromkeys(scene.paused)) == ["an error of the disk vda (no space left)", None]
     assert [line for line in scene.said if "paused" in line] == scene.said[:1], "said once, however often it is tried"
 
 
@@ -216,6 +223,39 @@ def test_a_libvirtd_that_is_away_is_waited_for(scene: Scene) -> None:
     assert len([line for line in scene.said if "cannot be resumed" in line]) == 2
 
 
+def test_a_guest_that_is_stopped_while_it_is_thought_to_run_on_waits_for_room(scene: Scene) -> None:
+    room = threading.Event()
+    scene.errors.has_room = room.is_set
+    scene.domain.room = True
+    scene.errors.seen()
+    scene.tried()
+    assert scene.errors.stop("a file system that others fill")
+    assert not scene.over.wait(3 * io_error.SETTLED), "it stands still, and nobody may think otherwise"
+    assert scene.domain.now == PAUSED_BY_USER
+    scene.errors.seen()
+    room.set()
+    assert scene.over.wait(DEADLINE)
+    assert scene.domain.now == RUNNING
+    assert not scene.errors.under_way
+
+
+def test_a_guest_that_was_stopped_and_that_somebody_else_has_resumed_runs_on(scene: Scene) -> None:
+    assert scene.errors.stop("a file system that others fill")
+    assert scene.errors.under_way
+    scene.domain.now = RUNNING
+    scene.errors.seen()
+    assert scene.over.wait(DEADLINE)
+    assert not scene.errors.under_way
+
+
+def test_one_that_stands_still_is_not_stopped(scene: Scene) -> None:
+    with scene.errors.held():
+        assert not scene.errors.stop("a file system that others fill")
+    scene.errors.end()
+    assert not scene.errors.stop("a file system that others fill")
+    assert scene.domain.now == STALLED
+
+
 def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
     scene.errors.seen()
     scene.tried()
@@ -302,7 +342,7 @@ def test_a_guest_whose_disk_stays_full_ends_as_a_failure(job: Job, full: Full) -
         found = job.exit_file()
         assert (found["ended_by"], found["exit_code"]) == ("disk error", None)
         assert "disk hda (no space left)" in str(found["reason"])
-        assert str(found["reason"]) in peer.quit()
+        assert str(found["reason"]) in peer.quit(status=1)
 
 
 @pytest.mark.libvirt

@@ -107,3 +107,18 @@ def test_a_vm_starts_where_nothing_can_be_claimed(subject: AnyHypervisor, monkey
 
     monkeypatch.setattr("vmgahp.host.runtime_dir.claim", full)
     assert subject.driver().start(subject.job(1)).status().state is lifecycle.RUNNING
+
+
+def test_the_kill_mode_takes_the_directory_that_the_scratch_directory_lies_in(subject: AnyHypervisor) -> None:
+    """It is what a startd names, since starters make the one in the other."""
+    job = subject.job(1)
+    outer = Path(job.working_dir())
+    files = list(outer.iterdir())
+    inner = outer / "scratch"
+    inner.mkdir()
+    for file in files:
+        file.rename(inner / file.name)
+    subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(str(inner))))
+    assert not subject.driver().kill(f"{outer}2")
+    assert subject.driver().kill(str(outer))
+    assert names(job.vm_name()) == []

@@ -52,10 +52,13 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 USER_DATA = ('VMPARAM_vm_User_Data = "user-data"',)
+RUN = ('VMPARAM_vm_Run = "true"', 'VMPARAM_vm_Run_Boot = "ready"')
 NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     CONSOLE: ((), ()),
     "vm_cidata.iso": (USER_DATA, ()),
     "vm_data_files.iso": (('VMPARAM_vm_Data_Files = "user-data"',), ()),
+    "vm_run.tar": (RUN, ()),
+    "vm_run.json": (RUN, ()),
     "vdb-data.qcow2": (('VMPARAM_vm_Data_Disk = "vdb:1M"',), ()),
     "vm_suspend.mem": ((), ("SUSPEND", "RESUME")),
     "vm_checkpoint.json": (("JobVMCheckpoint = true",), ("CHECKPOINT",)),

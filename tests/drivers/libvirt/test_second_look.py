@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import Job, driver_for, greeted, refused
+from tests.drivers.libvirt.support import Job, driver_for, greeted, refused, refused_cleanly, runs
 from tests.lab.guest import make_guest
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
@@ -104,3 +104,36 @@ def test_a_share_that_its_user_has_closed_meanwhile_holds_the_job(job: Job) -> N
     with greeted(job, **settings) as peer:
         peer.send_ad(*job.ad('VMPARAM_vm_Share = "share"'))
         assert peer.run("START", "kvm")[1] in errors.HOLD_CODES
+
+
+OBEDIENT = """#!/bin/sh
+exec awk -F ' = ' '{ gsub(/"/, "", $2); ad[$1] = $2 }
+END { print "<domain type=\\047qemu\\047><name>" ad["VMPARAM_VM_NAME"] ad["VMPARAM_suffix"] "</name>"
+      print "<memory>65536</memory><vcpu>" ad["VMPARAM_cpus"] 1 "</vcpu><os><type>hvm</type></os>"
+      print "<devices><graphics type=\\047" (ad["VMPARAM_display"] ? ad["VMPARAM_display"] : "vnc") "\\047/>"
+      print "<interface type=\\047user\\047/></devices></domain>" }'
+"""
+"""A script that believes whatever a job says."""
+
+
+@pytest.mark.parametrize(
+    "said", ['VMPARAM_display = "nonsense"', 'VMPARAM_cpus = "-"', "VMPARAM_cpus = 1", 'VMPARAM_suffix = "x"']
+)
+def test_what_a_script_makes_of_one_jobs_words_holds_that_job(job: Job, tmp_path: Path, said: str) -> None:
+    """Else a job could take one machine after the other out of service."""
+    tmp_path.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(OBEDIENT)
+    script.chmod(0o755)
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        refused_cleanly(peer, job, errors.MISMATCHED, said)
+        runs(peer, job)
+
+
+def test_a_script_that_fails_for_every_job_is_the_machines(job: Job, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(OBEDIENT.replace('"vnc"', '"nonsense"'))
+    script.chmod(0o755)
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        assert str(script) in refused_cleanly(peer, job, errors.CRITICAL)

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("start_counts.py")
 
 QUESTIONS = {
     "virConnectOpen": 1,
-    "virConnectDomainEventRegisterAny": 1,
+    "virConnectDomainEventRegisterAny": 2,
     "virConnectListAllDomains": 3,
     "virConnectGetCapabilities": 1,
     "virDomainDefineXML": 1,
@@ -23,6 +23,8 @@ QUESTIONS = {
     "virDomainUndefineFlags": 1,
     "virDomainGetXMLDesc": 1,
     "virDomainGetInfo": 1,
+    "virDomainSetMemoryParameters": 1,
+    "virDomainSetSchedulerParametersFlags": 1,
     "virDomainResume": 1,
 }
 """What libvirtd is asked, and how often at most."""

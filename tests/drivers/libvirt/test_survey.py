@@ -11,21 +11,24 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWORK
+from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWORK, until
 from tests.peer import VMGAHP, daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import qemu_check, survey
+from vmgahp.drivers.libvirt import firmware, qemu_check, survey, tpm, virtiofs
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.findings import BAD, OFF, OK, Finding
-from vmgahp.host import kvm, proof, runtime_dir
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import cgroups, kvm, proof, runtime_dir
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 SOMEBODY = Identity(54321, 54321)
+TPM = OFF if tpm.why_none(None) else OK
+LIMITS = {"limits": OK if cgroups.controllers() == list(cgroups.LIMITS) else OFF} if os.getuid() == 0 else {}
+"""Of a user's own libvirtd nobody expects any."""
 
 
 def look(vm_type: str = "kvm", read_only: bool = False, **settings: object) -> survey.Survey:
@@ -52,7 +55,7 @@ def a_program(path: Path, text: str) -> str:
 
 def test_emulation_where_it_is_asked_for() -> None:
     found = look("qemu")
-    assert verdicts(found) == {"libvirt": OK, "cpu": OK, "memory images": OK}
+    assert verdicts(found) == {"libvirt": OK, "cpu": OK, "memory images": OK, "tpm": TPM} | LIMITS
     assert found.attributes["memory_formats"] in ("raw,zstd", "raw,zstd,sparse")
     assert found.hypervisors == found.vm_types == ["qemu"]
     assert found.attributes["accel"] == "tcg"
@@ -62,6 +65,8 @@ def test_emulation_where_it_is_asked_for() -> None:
     assert int(found.attributes["max_vcpus"]) > 1
     assert "q35" in str(found.attributes["machine_types"]).split(",")
     assert "bios" in str(found.attributes["firmware"]).split(",")
+    assert str(found.attributes["limits"]).split(",")[-1] == "cores"
+    assert int(found.attributes["overhead"]) > Settings().integer("VM_TB_CACHE")
 
 
 def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> None:
@@ -73,6 +78,14 @@ def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> No
     assert read.vm_types == whole.vm_types
     assert read.networking == whole.networking == ["user"]
     assert read.attributes == {k: v for k, v in whole.attributes.items() if k != "firmware"}
+
+
+def test_a_startd_that_may_only_read_hears_of_no_architecture_without_a_firmware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has that from the firmwares' own descriptors."""
+    monkeypatch.setattr(firmware, "DESCRIPTORS", (str(tmp_path / "nowhere"), str(tmp_path)))
+    assert look("qemu", read_only=True).attributes["arches"] == "x86_64"
 
 
 def test_kvm_is_offered_only_where_a_guest_runs() -> None:
@@ -88,7 +101,7 @@ def test_kvm_is_offered_only_where_a_guest_runs() -> None:
 def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "of_kvm", lambda: proof.Proof("its guests crawl"))
     found = look(VM_ALLOW_EMULATION=True)
-    assert verdicts(found) == {"libvirt": OK, "kvm": OFF, "cpu": OK, "memory images": OK}
+    assert verdicts(found) == {"libvirt": OK, "kvm": OFF, "cpu": OK, "memory images": OK, "tpm": TPM} | LIMITS
     assert "its guests crawl" in finding(found, "kvm").seen
     assert found.hypervisors == ["qemu"]
     assert found.attributes["accel"] == "tcg"
@@ -115,6 +128,18 @@ def test_a_cpu_mode_that_this_machine_does_not_have() -> None:
 def test_the_administrators_own_xml_has_a_cpu_of_its_own(tmp_path: Path) -> None:
     script = a_program(tmp_path / "xml", "exit 0")
     assert "cpu" not in verdicts(look("qemu", VM_CPU_MODE="host-passthrough", LIBVIRT_XML_SCRIPT=script))
+
+
+def test_no_job_comes_where_the_administrators_script_cannot_run(tmp_path: Path) -> None:
+    """Else the first job would fail, and take the machine out of service."""
+    good = a_program(tmp_path / "xml", "exit 0")
+    assert verdicts(look("qemu", LIBVIRT_XML_SCRIPT=good))["script"] == OK
+    for wrong in (tmp_path / "none", f"{good} -v", "xml"):
+        found = look("qemu", LIBVIRT_XML_SCRIPT=wrong)
+        assert verdicts(found) == {"script": BAD}
+        assert not found.vm_types
+    assert verdicts(look("qemu", read_only=True, LIBVIRT_XML_SCRIPT="xml"))["script"] == UNKNOWN
+    assert verdicts(look("libvirt", VM_LIBVIRT_DOMAIN_TYPE="lxc", LIBVIRT_XML_SCRIPT="xml")) == {"script": BAD}
 
 
 def test_qemu_starts_with_what_it_has() -> None:
@@ -153,11 +178,60 @@ def test_a_qemu_that_is_not_there() -> None:
         qemu_check.start_qemu("/nonexistent/qemu", "qemu", "", "pc", False, SOMEBODY, monotonic() + 1)
 
 
+def test_a_directory_is_shared_by_a_qemu_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enterprise Linux's cannot."""
+    monkeypatch.setattr(survey.LibvirtSurveyor, "_may_be_the_jobs", lambda _self, _accel: True)
+    found = look("qemu", VM_SHARE_SCRATCH="9p")
+    assert (verdicts(found)["share"], found.attributes["share"]) == (OK, "9p")
+    os.chmod(tmp_path, 0o755)
+    path = a_program(tmp_path / "qemu", "echo \"qemu: -device $2: Device 'virtio-9p-pci' not found\" >&2; exit 1")
+    real = qemu_check.require_share
+    me = Identity(os.getuid(), 0)
+    monkeypatch.setattr(qemu_check, "require_share", lambda kind, _path, _of, end: real(kind, path, me, end))
+    found = look("qemu", VM_SHARE_SCRATCH="9p")
+    assert (verdicts(found)["share"], found.attributes["share"]) == (OFF, "none")
+    assert "'virtio-9p-pci' not found" in finding(found, "share").seen
+    assert "share" not in verdicts(look("qemu"))
+
+
+@pytest.mark.skipif(not virtiofs.program(), reason="there is no virtiofsd")
+def test_a_directory_of_the_machine_is_offered_where_it_is_there(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    settings = {"VM_SHARE_DIRS": "here, gone", "VM_SHARE_DIR_HERE": tmp_path, "VM_SHARE_DIR_GONE": "/nonexistent"}
+    found = look("qemu", VM_SHARE_SCRATCH="virtiofs", **settings)
+    assert (found.attributes["share"], found.attributes["share_dirs"]) == ("virtiofs", "here")
+    assert [(one.verdict, one.looked_at) for one in found.findings if one.check == "share dirs"] == [
+        (OK, "VM_SHARE_DIR_HERE"),
+        (OFF, "VM_SHARE_DIR_GONE"),
+    ]
+    found = look("qemu", **settings, VM_SHARE_DIR_HERE_IF="Owner ==")
+    assert "share_dirs" not in found.attributes
+    assert "VM_SHARE_DIR_HERE_IF" in finding(found, "share dirs").seen
+
+
+def test_a_machine_without_virtiofsd_shares_nothing_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtiofs, "PLACES", ())
+    found = look("qemu", VM_SHARE_SCRATCH="virtiofs")
+    assert (verdicts(found)["share"], found.attributes["share"]) == (OFF, "none")
+    assert "virtiofsd is not installed" in finding(found, "share").seen
+
+
 def test_passt_starts_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     qemu_check.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
     assert list(tmp_path.iterdir()) == []
+    until(lambda: not running_in(tmp_path), "passt to end")
+
+
+def running_in(directory: Path) -> list[str]:
+    """The processes that have a directory in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(directory).encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
 
 
 def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -167,6 +241,10 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         qemu_check.start_passt(me, monotonic() + 60)
     a_program(tmp_path / "passt", "echo 'Failed to sandbox process' >&2; exit 1")
     with pytest.raises(errors.MachineFault, match="Failed to sandbox process"):
+        qemu_check.start_passt(me, monotonic() + 60)
+    said = "echo UNIX domain socket bound at x >&2; sleep 1; echo No namespace: Operation not permitted >&2; exit 1"
+    a_program(tmp_path / "passt", f"PATH=/bin; {said}")
+    with pytest.raises(errors.MachineFault, match="Operation not permitted"):
         qemu_check.start_passt(me, monotonic() + 60)
     a_program(tmp_path / "passt", "read forever < /proc/self/fd/0; exec /usr/bin/tail -f /dev/null")
     with pytest.raises(errors.MachineFault, match="did not listen"):

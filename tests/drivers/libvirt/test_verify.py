@@ -74,14 +74,75 @@ def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
         assert "its memory (KiB) is 49152, and the job asks for 65536" in peer.quit()
 
 
+POOLS_SCRIPT = r"""#!/usr/bin/awk -f
+{ line = $0; sub(/ = .*/, "", line); sub(/^[^=]*= /, ""); gsub(/"/, ""); ad[line] = $0 }
+END {
+    printf "<domain type='qemu'><name>%s</name><memory>%d</memory>", ad["VMPARAM_VM_NAME"], ad["JobVMMemory"] * 1024
+    printf "<vcpu>%d</vcpu><os><type>hvm</type></os><features><acpi/><apic/><pae/></features>", ad["JobVM_VCPUS"]
+    print "<devices><console type='pty'><source path='/dev/ptmx'/></console>"
+    for (number = split(ad["VMPARAM_vm_Disk"], disks, " *, *"); number > 0; number--) {
+        split(disks[number], field, ":")
+        file = substr(field[1], 1, 1) == "/" ? field[1] : ad["VM_WORKING_DIR"] "/" field[1]
+        print "<disk type='file'><source file='" file "'/><target dev='" field[2] "'/></disk>"
+    }
+    print "</devices></domain>"
+}
+"""
+"""What a pool's script looks like: the ad's words in between tags, and a console on a terminal of libvirt's choice."""
+
+
+def test_a_pools_own_script_describes_a_vm_that_runs(job: Job, script: Path) -> None:
+    script.write_text(POOLS_SCRIPT)
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        runs(peer, job)
+
+
+def test_a_job_of_a_script_may_bring_no_disk(job: Job, script: Path) -> None:
+    script.write_text(POOLS_SCRIPT.replace("number > 0", "0"))
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        runs(peer, job, 'VMPARAM_vm_Disk = "/dev/null:null:null"')
+
+
+CHARACTERS = """<serial type='pty'><source path='/dev/pts/77'/><target port='0'/></serial>
+    <serial type='null'><target port='1'/></serial>
+    <parallel type='null'/>
+    <console type='pty'><source path='/dev/ptmx'/><target type='virtio' port='1'/></console>
+    <channel type='unix'><source mode='bind'{1}/><target type='virtio' name='agent'/></channel>
+    <channel type='unix'><target type='virtio' name='other'/></channel>
+    <channel type='pty'><source path='/dev/pts/78'/><target type='virtio' name='third'/></channel>
+    <channel type='tcp'><source mode='bind' host='127.0.0.1' service='0'/>
+        <target type='virtio' name='fourth'/></channel>
+    <channel type='udp'><source mode='connect' host='127.0.0.1' service='9'/>
+        <target type='virtio' name='fifth'/></channel>
+    <rng model='virtio'><backend model='builtin'/></rng><panic model='isa'/><watchdog model='i6300esb'/>"""
+DISPLAYS = """<graphics type='vnc' port='-1' keymap='en-us'><listen type='socket'/></graphics><sound model='ich9'/>
+    <input type='tablet' bus='usb'/><audio id='1' type='none'/>
+    <video><model type='vga'/></video><video><model type='virtio'/></video><hub type='usb'/>"""
+STORAGE = """<controller type='scsi' model='virtio-scsi'/><disk type='file' device='cdrom'><target dev='sdb'/></disk>
+    <disk type='file' device='floppy'><target dev='fda'/></disk><filesystem type='mount' accessmode='mapped'>
+    <source dir='/usr//share'/><target dir='tag'/></filesystem>
+    <shmem name='{0}'><model type='ivshmem-plain'/><size unit='M'>4</size></shmem><memballoon model='none'/>
+    <interface type='user'><mac address='52:54:00:AB:CD:EF'/></interface>"""
+
+
+@pytest.mark.parametrize("devices", [CHARACTERS, DISPLAYS, STORAGE], ids=["characters", "displays", "storage"])
+def test_whatever_libvirt_takes_of_a_script_runs(job: Job, script: Path, devices: str) -> None:
+    earlier = " path='/var/lib/libvirt/qemu/channel/target/domain-9-x/agent'" if os.getuid() == 0 else ""
+    devices = devices.format(f"vmgahp-{os.getpid()}", earlier)
+    disk = f"<disk type='file'><source file='{job.disk}'/><target dev='hda'/></disk>"
+    (script.parent / "xml").write_text(SCRIPTED.format(memory=64, vcpus=1, devices=disk + devices))
+    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+        runs(peer, job)
+
+
 def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = LibvirtMachine.create
+    make = LibvirtMachine.make
 
-    def tampered(self: LibvirtMachine, xml: str, check: object) -> None:
+    def tampered(self: LibvirtMachine, image: int | None, xml: str, check: object) -> None:
         rng = "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng></devices>"
-        create(self, xml.replace("</devices>", rng), check)  # type: ignore[arg-type]
+        make(self, image, xml.replace("</devices>", rng), check)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LibvirtMachine, "create", tampered)
+    monkeypatch.setattr(LibvirtMachine, "make", tampered)
     log: list[str] = []
     driver, ad = driver_for(job, log)
     with pytest.raises(errors.HypervisorFault, match="was not asked for, rng") as caught:
@@ -185,7 +246,7 @@ def test_a_start_looks_for_its_mac_address_twice(
 ) -> None:
     """Before, for that costs nobody anything; and again, for another start may have come between."""
     if looks == "before it makes its VM":
-        monkeypatch.setattr(LibvirtMachine, "create", lambda *_: pytest.fail("it has made the VM"))
+        monkeypatch.setattr(LibvirtMachine, "make", lambda *_: pytest.fail("it has made the VM"))
     else:
         monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
     driver, ad = driver_for(job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **USER_NETWORK)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from tests.conftest import JOB_UID
 from tests.jobs import owner
 from tests.lab.guest import counts, make_guest
 from tests.lab.vmware import convert
-from vmgahp import errors
+from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
+from vmgahp.daemon import containers
 from vmgahp.drivers.base import Driver
 from vmgahp.drivers.script.driver import key_of
 from vmgahp.host.job_user import Identity
@@ -147,6 +149,66 @@ class TestVirtualBox(DriverContract):
             assert not subject.exists(job)
             assert sorted(os.listdir(job.working_dir())) == ["disk.vmdk"]
 
+    @pytest.mark.parametrize("version", ["6.1.50r161033", "7.0.26r168464", "7.1.0r164728", "7.2.4r170995"])
+    def test_each_version_of_virtualbox_is_asked_in_its_own_words(
+        self, subject: VirtualBox, driver: Driver, job: JobAd, version: str
+    ) -> None:
+        (subject.state / "version").write_text(version)
+        driver.start(job).destroy()
+        assert not subject.exists(job)
+
+    def test_a_guest_with_two_cpus_sees_both(self, subject: VirtualBox, driver: Driver, job: JobAd) -> None:
+        """VirtualBox shows a guest one, where there is no I/O APIC."""
+        machine = driver.start(subject.changed(job, JobVM_VCPUS="2"))
+        [record] = subject.records()
+        assert {"cpus": "2", "ioapic": "on"}.items() <= record["settings"].items()  # type: ignore[attr-defined]
+        machine.destroy()
+
+    def test_two_jobs_with_the_same_image_run_beside_each_other(
+        self, subject: VirtualBox, driver: Driver, job: JobAd
+    ) -> None:
+        """VirtualBox knows a disk by a UUID that is the same in each copy."""
+        other = subject.job(2)
+        image, copy = Path(job.working_dir(), "disk.vmdk"), Path(other.working_dir(), "disk.vmdk")
+        shutil.copyfile(image, copy)
+        first, second = driver.start(job), driver.start(other)
+        assert subject.exists(job)
+        assert subject.exists(other)
+        for machine in (first, second):
+            machine.destroy()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"VM_virtualbox_ATTR_ostype": '"Linux64"'}, {"JobVM_VCPUS": "65"}],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_what_virtualbox_has_not_is_the_jobs_fault(
+        self, subject: VirtualBox, driver: Driver, job: JobAd, changes: dict[str, str]
+    ) -> None:
+        with pytest.raises(errors.JobFault, match=r"[Ii]nvalid"):
+            driver.start(subject.changed(job, **changes))
+        assert not subject.exists(job)
+
+    def test_a_guru_meditation_is_an_end_and_nothing_is_left(
+        self, subject: VirtualBox, driver: Driver, job: JobAd
+    ) -> None:
+        machine = driver.start(job)
+        (subject.state / "modes").write_text("guru")
+        assert machine.status().state == lifecycle.STOPPED
+        machine.destroy()
+        assert not subject.exists(job)
+
+    def test_without_its_kernel_module_virtualbox_is_not_offered(self, subject: VirtualBox) -> None:
+        (subject.state / "modes").write_text("nodriver")
+        script = subject.settings.string("VM_SCRIPT")
+        request = subject.state / "request"
+        request.write_text("{}")
+        done = subprocess.run(
+            [script, "probe"], env=os.environ | {"VMGAHP_REQUEST": str(request)}, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert "vboxdrv kernel module is not loaded" in done.stderr
+
 
 def container_runtime(directory: Path) -> str:
     """Why no container runs here for another user, or nothing; `directory` gets an image archive."""
@@ -250,6 +312,53 @@ class Podman(Scripted):
             return 0
 
 
+@pytest.mark.parametrize(
+    ("version", "installed", "network"),
+    [
+        ("4.3.1", ("slirp4netns", "pasta"), "slirp4netns"),
+        ("4.3.1", ("pasta",), ""),
+        ("5.4.2", ("slirp4netns", "pasta"), "pasta"),
+        ("5.4.2", ("slirp4netns",), "slirp4netns"),
+        ("6.0.0", ("slirp4netns",), ""),
+        ("6.0.0", ("pasta",), "pasta"),
+    ],
+)
+def test_podman_makes_networks_with_what_its_version_has(
+    scratch: Path, version: str, installed: tuple[str, ...], network: str
+) -> None:
+    """A podman that says what it was asked."""
+    tools, base = scratch / "tools", scratch / "base"
+    for directory in (tools, base):
+        directory.mkdir()
+    said = (
+        'case "$*" in *load*) echo "Loaded image: guest" ;; *" run "*) echo "$*" >"$ASKED" ;; *inspect*) echo 1 ;; esac'
+    )
+    # Podman 5 says not even its version where that is set to a directory that is not there.
+    there = '[ -z "${XDG_RUNTIME_DIR-}" ] || [ -d "$XDG_RUNTIME_DIR" ] || exit 125'
+    podman = f"#!/bin/sh\n{there}\n[ $1 != --version ] || {{ echo podman version {version}; exit; }}\n{said}\n"
+    for name, text in {"podman": podman, **dict.fromkeys(installed, "#!/bin/sh\n")}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    for name in ("sed", "tail", "head", "mkdir", "cat"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    script = install(scratch, "podman", BASE=f"BASE={base}")
+    (scratch / "image.tar").touch()
+    request = {"VMGAHP_DIRECTORY": str(scratch), "VMGAHP_KEY": "job", "VMGAHP_UUID": "1", "VMGAHP_NETWORKING": "user"}
+    environ = request | {"PATH": str(tools), "ASKED": str(scratch / "asked"), "VMGAHP_MEMORY_MIB": "64"}
+
+    def call(action: str) -> str:
+        ad = 'VM_podman_ATTR_image = "image.tar"\n'
+        done = subprocess.run(
+            ["/bin/sh", script, action], env=environ, input=ad, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    assert json.loads(call("probe"))["networking"] == ("user" if network else "")
+    if network:
+        call("start")
+        assert f"--network {network} " in (scratch / "asked").read_text()
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[Path]:
     with podman_home() as directory:
@@ -273,6 +382,28 @@ def podman_home() -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     if f"HOME={home}".encode() in (process / "environ").read_bytes():
                         os.kill(int(process.name), signal.SIGKILL)
+
+
+@pytest.mark.podman
+def test_the_image_by_which_the_probe_tries_podman_is_a_jobs_too(scratch: Path, image: Path) -> None:
+    """A container of it ends with 37, as the probe wants it to, and as a job's it ends the job; nothing is left."""
+    user = owner(scratch)
+    podman = shutil.which("podman")
+    assert podman is not None
+    with pure_cgroups(), podman_home() as base, Podman(scratch.parent, base, image, user) as subject:
+        assert containers.trouble(containers.PODMAN, podman, user) == ""
+        job = subject.job(1)
+        directory = Path(job.working_dir())
+        made = containers.image(str(directory), "localhost/exit:1")
+        subject.own(Path(made))
+        driver = subject.driver()
+        machine = driver.start(subject.changed(job, VM_podman_ATTR_command=None))
+        end = time.monotonic() + 60
+        while machine.status().state != lifecycle.STOPPED:
+            assert time.monotonic() < end, "the container ends by itself"
+            time.sleep(0.1)
+        machine.destroy()
+        assert not subject.exists(job)
 
 
 @pytest.mark.podman

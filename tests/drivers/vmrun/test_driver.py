@@ -42,7 +42,12 @@ def job(scratch: Path) -> VmwareJob:
 
 
 def serving(job: VmwareJob, host: VMware, **settings: object) -> Peer:
-    settings = {"VMWARE_VMRUN": host.vmrun, "VM_STOP_TIMEOUT": 1} | settings
+    settings = {
+        "VMWARE_VMRUN": host.vmrun,
+        "VM_STOP_TIMEOUT": 1,
+        "VM_REPORT_PID": True,
+        "VM_REPORT_ADDRESS": True,
+    } | settings
     return Peer(environment("vmware", job.scratch, **settings))
 
 
@@ -295,6 +300,31 @@ def test_a_checkpoint_restarts_on_another_machine(scratch: Path, host: VMware, v
         does(peer, "STOP")
     assert count_on(job.scratch / "dos-000001.vmdk") >= last
     assert {name: (job.scratch / name).read_bytes() for name in original} == original
+
+
+def test_a_checkpoint_has_the_jobs_own_nvram(job: VmwareJob, host: VMware) -> None:
+    (job.scratch / "dos.nvram").write_bytes(b"MRVN, with boot entries")
+    job.own(job.scratch / "dos.nvram")
+    job.write_vmx('nvram = "dos.nvram"')
+    last = vacate(job, host)
+    files = json.loads((job.scratch / "vm_checkpoint.json").read_text())["files"]
+    assert "dos.nvram" in [file["path"] for file in files]
+    with running(job, host, "JobVMCheckpoint = true") as peer:
+        assert 'nvram = "dos.nvram"' in job.working_vmx.read_text()
+        goes_on(job, beyond=last)
+        does(peer, "STOP")
+
+
+def test_a_guest_that_was_saved_with_vmwares_own_nvram_keeps_that(job: VmwareJob, host: VMware) -> None:
+    """As a server does that takes no nvram file of the job's."""
+    last = vacate(job, host)
+    (job.scratch / "dos.nvram").write_bytes(b"MRVN")
+    job.own(job.scratch / "dos.nvram")
+    job.write_vmx('nvram = "dos.nvram"')
+    with running(job, host, "JobVMCheckpoint = true") as peer:
+        assert "nvram" not in job.working_vmx.read_text()
+        goes_on(job, beyond=last)
+        does(peer, "STOP")
 
 
 def test_a_checkpoint_without_snapshot_disks_has_the_jobs_own(job: VmwareJob, host: VMware) -> None:

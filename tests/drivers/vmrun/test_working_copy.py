@@ -265,6 +265,12 @@ class TestWorkingCopy:
             {"scsi0:1.fileName": "dos.vmdk"},
             {"floppy0.present": "TRUE", "floppy0.fileType": "device", "floppy0.fileName": "/dev/fd0"},
             {"floppy0.fileName": "A:"},
+            {"floppy0.clientDevice": "TRUE", "floppy0.fileType": "file", "floppy0.fileName": "gone.flp"},
+            {"floppy0.fileType": "file", "floppy0.fileName": "vmware-null-remote-floppy"},
+            {"floppy0.fileType": "file", "floppy0.fileName": "gone.flp", "floppy0.startConnected": "FALSE"},
+            CDROM | {"ide1:0.fileName": "gone.iso", "ide1:0.startConnected": "FALSE"},
+            CDROM | {"ide1:0.fileName": "gone.iso", "ide1:0.clientDevice": "TRUE"},
+            CDROM | {"ide1:0.fileName": "emptyBackingString"},
             {"serial0.present": "TRUE", "serial0.fileType": "device", "serial0.fileName": "/dev/ttyS0"},
             {"serial0.present": "TRUE", "serial0.fileType": "pipe", "serial0.fileName": "/run/docker.sock"},
             {"serial0.present": "TRUE", "serial0.fileType": "network", "serial0.fileName": "tcp://:1"},
@@ -287,7 +293,8 @@ class TestWorkingCopy:
         own(scratch)
         devices = ("scsi0", "pciBridge0", "sata0:1", "floppy0", "serial0", "parallel1", "nvme0:0")
         kept = {f"{device}.present": "TRUE" for device in devices}
-        kept |= {"firmware": "efi", "scsi0.virtualDev": "lsilogic"}
+        kept |= {"bios.bootOrder": "cdrom,hdd", "bios.hddOrder": "nvme0:0,ide0:0"}
+        kept |= {"firmware": "efi", "uefi.secureBoot.enabled": "TRUE", "scsi0.virtualDev": "lsilogic"}
         kept |= {"sata0:1.deviceType": "cdrom-image", "sata0:1.fileName": "data.iso"}
         kept |= {"floppy0.fileType": "file", "floppy0.fileName": "boot.flp"}
         kept |= {"serial0.fileType": "file", "serial0.fileName": "out.txt"}
@@ -300,6 +307,36 @@ class TestWorkingCopy:
         }
         vmx = build(source).vmx
         assert {name: vmx[name] for name in kept} == kept
+
+    def test_the_jobs_nvram_goes_where_it_was_transferred(self, build, scratch):
+        for name in ("dos.nvram", "dos_condor.nvram", "dos.txt"):
+            (scratch / name).write_bytes(b"")
+        (scratch / "link.nvram").symlink_to("dos.nvram")
+        own(scratch)
+        copy = build({"nvram": r"C:\vms\dos.nvram"})
+        assert (copy.nvram, copy.vmx["nvram"], copy.left_out) == ("dos.nvram", "dos.nvram", ())
+        for name, reason in (
+            ("gone.nvram", "No such file or directory, in the scratch directory"),
+            ("link.nvram", "Too many levels of symbolic links, in the scratch directory"),
+            ("dos.vmdk", "it is no .nvram file"),
+            ("dos.txt", "it is no .nvram file"),
+            ("DOS_condor.nvram", "the name is VMware's own"),
+        ):
+            copy = build({"nvram": name})
+            assert (copy.nvram, "nvram" in copy.vmx) == ("", False)
+            assert copy.left_out == (f"nvram = '{name}' ({reason}): VMware makes a new one",)
+
+    def test_cores_are_those_of_the_vmx_where_the_jobs_cpus_can_have_them(self, build):
+        assert build({"cpuid.coresPerSocket": "2"}).vmx["cpuid.coresPerSocket"] == "2"
+        for odd in ("3", "0", "-2", "2.0", "\u0662", "99999", ""):
+            assert "cpuid.coresPerSocket" not in build({"cpuid.coresPerSocket": odd}).vmx
+
+    def test_what_has_no_image_is_said(self, build):
+        source = {"floppy0.clientDevice": "TRUE"} | CDROM | {"ide1:0.fileName": "a.iso", "ide1:0.startConnected": "no"}
+        assert build(source).left_out == (
+            "floppy0 (a drive of the machine with the console)",
+            "ide1:0 (not connected when the VM starts)",
+        )
 
     @given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
     @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])

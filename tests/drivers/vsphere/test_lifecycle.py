@@ -41,7 +41,8 @@ BIG = os.urandom(MIB) * 8
 def test_a_job_runs_to_its_own_end(both: Lab) -> None:
     kind = "bridge" if both.sim.model == "vpx" else "nat"
     more = ["JobVMNetworking = TRUE", f'JobVMNetworkingType = "{kind}"', 'JobVM_MACADDR = "00:50:56:01:02:03"']
-    with both.watched(*more, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge") as (peer, server, vm):
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_REPORT_ADDRESS": True}
+    with both.watched(*more, **settings) as (peer, server, vm):
         assert server.get(vm, "name").startswith(both.job.name)
         wanted = {"hardware.memoryMB": 64, "hardware.numCPU": 2, "guestId": "ubuntu64Guest", "version": "vmx-13"}
         assert {name: server.get(vm, f"config.{name}") for name in wanted} == wanted
@@ -221,6 +222,18 @@ def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat
         assert not list(lab.scratch.glob(".*"))
 
 
+def test_a_server_is_asked_for_the_firmware_and_the_order_of_booting(lab: Lab) -> None:
+    more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "hdd,cdrom"\n'
+    (lab.scratch / "machine.vmx").write_text(VMX + more)
+    lab.job.own()
+    with lab.watched() as (peer, server, vm):
+        assert server.get(vm, "config.firmware") == "efi"
+        assert server.get(vm, "config.bootOptions.efiSecureBootEnabled") is True
+        options = {option.key: option.value for option in server.get(vm, "config.extraConfig")}
+        assert options["bios.bootOrder"] == "hdd,cdrom"
+        powers_off(peer, server, vm)
+
+
 def test_images_and_serial_ports(lab: Lab) -> None:
     more = """\
 ide1:0.present = "TRUE"
@@ -249,7 +262,7 @@ serial1.fileName = "/dev/ttyS0"
         (server.directory(vm) / "serial-serial0.txt").write_text("login:")
         powers_off(peer, server, vm)
         assert (lab.scratch / "console.txt").read_text() == "login:"
-        assert "gets no ide0:0, serial1" in peer.quit()
+        assert "is without ide0:0 (a device of the host), serial1" in peer.quit()
 
 
 # Suspend and checkpoints

@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from vmgahp.drivers.vsphere import VsphereDriver, annotations, config_spec, depl
 from vmgahp.drivers.vsphere.annotations import Tag
 from vmgahp.drivers.vsphere.credentials import Access
 from vmgahp.drivers.vsphere.inventory import network_map
+from vmgahp.drivers.vsphere.survey import VsphereSurveyor
 from vmgahp.job.vmx import Vmx
 
 
@@ -125,6 +127,8 @@ def test_a_disk_split_into_pieces_is_converted(job: Job) -> None:
         (VMX.replace('"vmxnet3"', '"sriov"'), "ethernet0.virtualDev = 'sriov' is not known"),
         (VMX + 'scsi0:1.present = "TRUE"\nscsi0:1.fileName = "disk.vmdk"\n', "two of its devices use the same file"),
         ("no vmx at all", "could not read this file"),
+        (VMX.replace('"lsilogic"', '"pvscsi"').replace("scsi0:0", "scsi0:65"), "is not a place for a device"),
+        ('encryption.keySafe = "vmware:key/list/x"\nencryption.data = "abc="\n', "is encrypted"),
     ],
 )
 def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
@@ -135,6 +139,40 @@ def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
 def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
     (job.scratch / "machine.vmx").write_text(VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
     assert "disk disk.vmdk" in looked_at(job)
+
+
+def test_a_paravirtual_controller_has_more_places(job: Job) -> None:
+    text = VMX.replace('"lsilogic"', '"pvscsi"').replace("scsi0:0", "scsi0:16")
+    (job.scratch / "machine.vmx").write_text(text.replace('version = "13"', 'version = "14"'))
+    assert "scsi0:16  disk disk.vmdk" in looked_at(job)
+    (job.scratch / "machine.vmx").write_text(text)
+    assert "scsi0:16 is not a place for a device" in refusal(job).problem
+
+
+def test_drives_without_an_image_are_left_out_and_said(job: Job) -> None:
+    more = 'floppy0.clientDevice = "TRUE"\nfloppy0.fileName = "vmware-null-remote-floppy"\n'
+    more += 'sata0:0.present = "TRUE"\nsata0:0.deviceType = "cdrom-image"\nsata0:0.fileName = "gone.iso"\n'
+    more += 'sata0:0.startConnected = "FALSE"\nnvram = "machine.nvram"\n'
+    (job.scratch / "machine.vmx").write_text(VMX + more)
+    assert [line for line in looked_at(job).splitlines() if line.startswith("left out")] == [
+        "left out  floppy0 (a drive of the machine with the console)",
+        "left out  sata0:0 (not connected when the VM starts)",
+        "left out  nvram (the server makes a new one)",
+    ]
+
+
+def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
+    more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "cdrom,hdd"\nbios.hddOrder = "x;y"\n'
+    (job.scratch / "machine.vmx").write_text(VMX + more)
+    assert "firmware  efi, secure boot" in looked_at(job)
+    found = hardware.read(Vmx.parse(VMX + more), "machine.vmx")
+    tag = Tag("id", "name", "job#1", "/dir", "host", annotations.RUNS)
+    spec = SimpleNamespace(memory_mib=64, vcpus=4, vmx=Vmx({"cpuid.coresPerSocket": "2"}))
+    config = config_spec.bare(spec, found, "name", tag, "store")  # type: ignore[arg-type]
+    assert (config.firmware, config.bootOptions.efiSecureBootEnabled) == ("efi", True)
+    assert (config.numCPUs, config.numCoresPerSocket) == (4, 2)
+    options = {option.key: option.value for option in config.extraConfig}
+    assert (options["bios.bootOrder"], "bios.hddOrder" in options) == ("cdrom,hdd", False)
 
 
 NAMES = st.sampled_from(
@@ -230,6 +268,20 @@ def test_a_configuration_fault_for_want_of_room_is_not_the_jobs() -> None:
     assert isinstance(faults.from_vsphere(error, "starting"), errors.JobFault)
     error.faultMessage = [vmodl.LocalizableMessage(key="msg.hbacommon.outofspace", message="no space")]
     assert isinstance(faults.from_vsphere(error, "starting"), errors.MachineFault)
+
+
+# Datastores
+
+
+@pytest.mark.parametrize(("kind", "note"), [("VMFS", False), ("NFS41", False), ("vsan", True), ("VVOL", True)])
+def test_a_datastore_whose_disks_are_no_files_is_named(kind: str, note: bool) -> None:
+    seen = {"summary.accessible": True, "summary.freeSpace": 1 << 40, "summary.type": kind}
+    connection = SimpleNamespace(properties=lambda _ref, *paths: {path: seen[path] for path in paths})
+    inventory = SimpleNamespace(datastore=lambda _datacenter: (None, "store"))
+    surveyor = VsphereSurveyor("vsphere", Settings({}), connection, inventory)  # type: ignore[arg-type]
+    said = surveyor._datastore(None)  # type: ignore[arg-type]
+    assert said.startswith("store has room for 1048576 MiB")
+    assert ("disks are no files" in said) is note
 
 
 # Settings and tags

@@ -17,8 +17,9 @@ HERE = Path(__file__).parent
 POOL = pytest.StashKey[Pool]()
 
 LONGEST_FIRST = (
-    *("pool", "checkpoints", "vsphere", "transfer_plugin", "periodic_checkpoints", "vmrun", "script"),
-    *("doctor", "transcripts", "any", "guest", "catalog", "libvirtd", "debian_package", "console", "lxc"),
+    *("run", "pool", "newer", "checkpoints", "policies", "vsphere", "transfer_plugin", "means", "periodic_checkpoints"),
+    *("vmrun", "script", "doctor", "transcripts", "any", "guest", "catalog", "xml_script", "libvirtd"),
+    *("debian_package", "getting_in", "console", "lxc"),
 )
 """The modules, from six minutes down to one: `pytest --dist=loadfile --no-loadscope-reorder` begins with the first,
 and each runs in one worker with a pool that its tests share."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.lab.guest import make_guest
+from tests.lab.guest import growing_sector, make_guest
 from tests.lab.pool import JOBS, USER, Job, Pool
 
 pytestmark = pytest.mark.pool
@@ -36,6 +36,37 @@ def test_the_exit_code_is_in_the_job_ad_and_comes_home(pool: Pool) -> None:
     assert (found["exit_code"], found["source"], found["ended_by"]) == (0, "console", "powered off")
 
 
+def test_condor_q_says_how_a_vm_is(pool: Pool) -> None:
+    """Where HTCondor passes on soon what it otherwise does every five, and fifteen, minutes."""
+    pool.offering()
+    soon = pool.namespace.path("/etc/condor/config.d/99-soon.config")
+    soon.write_text("STARTER_UPDATE_INTERVAL = 15\nSHADOW_QUEUE_UPDATE_INTERVAL = 15\n")
+    try:
+        job = pool.submit(
+            "published",
+            lambda home: make_guest(home / "guest.img", None),
+            "vm_vnc = true\n+WantRemoteUpdates = true\njob_ad_information_attrs = ChirpVMState, ChirpVMVNC",
+        )
+        pool.wait_until("the job ad to say how the VM is", lambda: "ChirpVMMemory" in job.ad(), START + END)
+        ad = job.ad()
+        assert ad["ChirpVMState"] == "Running"
+        assert 1000 < ad["ChirpVMMemory"] <= ad["ChirpVMMemoryPeak"] < 2 << 20
+        assert ad["ChirpVMCPU"] > 0
+        display = ad["ChirpVMVNC"]
+        assert display.startswith("127.0.0.1:59")
+
+        def is_in_the_log(words: str) -> None:
+            pool.wait_until(words, lambda: words in (job.directory / "job.log").read_text(), END)
+
+        is_in_the_log(f"The VM's display is at {display} of its machine")
+        is_in_the_log(f'ChirpVMVNC = "{display}"')  # also for a job without the right to put lines there
+        asked = pool.run("condor_q", str(job.cluster), "-af", "ChirpVMState", "ChirpVMVNC", user=USER).stdout
+        assert asked.split() == ["Running", display]
+        job.command("condor_rm")
+    finally:
+        soon.unlink()
+
+
 def test_why_a_vm_with_a_full_disk_has_failed_is_in_the_jobs_ad_and_log(pool: Pool) -> None:
     pool.offering()
     pool.namespace.path("/etc/condor/config.d/99-full.config").write_text("VM_IO_ERROR_TIMEOUT = 5\n")
@@ -60,3 +91,34 @@ def test_why_a_vm_with_a_full_disk_has_failed_is_in_the_jobs_ad_and_log(pool: Po
     assert job.ad()["ChirpVMExitReason"] == why
     assert (job.directory / "job.log").read_text().count(why) == 2, "as a line of its own, and as why it is held"
     assert why in job.reason()
+
+
+def test_a_vm_that_outgrows_request_disk_ends_and_its_job_is_held_by_its_owner_or_by_the_pool(pool: Pool) -> None:
+    pool.offering()
+    by_the_pool = "SYSTEM_PERIODIC_HOLD = ChirpVMHoldReason isnt undefined && ByThePool =?= true\n"
+    by_the_pool += "SYSTEM_PERIODIC_HOLD_REASON = ChirpVMHoldReason\n"
+    pool.namespace.path("/etc/condor/config.d/99-hold.config").write_text(by_the_pool)
+
+    def make(home: Path) -> None:
+        with open(home / "guest.img", "wb") as disk:
+            disk.write(growing_sector(32))
+            disk.truncate(64 << 20)
+        convert = ["qemu-img", "convert", "-O", "qcow2", "guest.img", "guest.qcow2"]
+        pool.run(*convert, cwd=f"{JOBS}/{home.name}")
+        (home / "guest.img").unlink()
+
+    asks = "vm_disk = guest.qcow2:hda:w:qcow2\ntransfer_input_files = guest.qcow2\nrequest_disk = 8MB\n"
+    told = "on_exit_hold = ChirpVMHoldReason isnt undefined\non_exit_hold_reason = ChirpVMHoldReason\n"
+    jobs = [
+        pool.submit("grows", make, asks + told),
+        pool.submit("grows-by-the-pool", make, asks + "+ByThePool = true\n"),
+    ]
+    for job, code in zip(jobs, (3, 26), strict=True):
+        job.wait_for_event("held", START + END)
+        ad = job.ad()
+        why = ad["ChirpVMHoldReason"]
+        assert why.startswith("the disks of the VM occupy ")
+        assert "MiB, and request_disk is 8 MiB: raise it in the submit file" in why
+        assert 8 < int(why.split()[6]) < 40
+        assert why in job.reason()
+        assert ad["HoldReasonCode"] == code

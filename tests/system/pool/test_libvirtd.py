@@ -46,6 +46,7 @@ def client(namespace: Namespace, tmp_path: Path) -> Iterator[Client]:
         "_CONDOR_VM_MEMORY": "1024",
         "_CONDOR_VM_ALLOW_EMULATION": "True",
         "_CONDOR_VM_STOP_TIMEOUT": "1",
+        "_CONDOR_VM_REPORT_PID": "True",
         "_CONDOR_VM_METRICS_INTERVAL": "1",
         "_CONDOR_VM_GAHP_REQ_TIMEOUT": str(REQUEST_TIMEOUT),
     }

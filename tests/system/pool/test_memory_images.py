@@ -28,6 +28,7 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
         pytest.skip(reason)
     with Namespace(tmp_path_factory.mktemp("namespace")) as namespace:
         namespace.install(wheel_of(tmp_path_factory))
+        namespace.run("rm", "-f", "/usr/bin/zstd")
         namespace.start_libvirt()
         yield namespace
 

@@ -100,6 +100,16 @@ def test_a_disk_that_cannot_be_read_holds_the_job_and_leaves_the_machine(
     assert read_count(next_job.directory / "guest.img") == 1
 
 
+def test_a_machine_larger_than_its_slot_holds_the_job(pool: Pool, running: Mapping[str, Job]) -> None:
+    """HTCondor's own server gives a job of one CPU as many as it likes."""
+    job = pool.submit("larger", lambda home: make_guest(home / "guest.img", 1), "vm_vcpus = 2\n")
+    job.wait_for_event("held", START)
+    assert "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT" in job.ad()["HoldReason"]
+    log = "".join(path.read_text(errors="replace") for path in pool.log.glob("VMGahpLog*"))
+    assert "The VM is to have 2 CPUs, and the job's slot has 1 (RequestCpus)." in log
+    job.command("condor_rm")
+
+
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, Job]) -> None:
     """A STATUS while it is suspended must not say Stopped: the starter would end the job."""
     job = running["suspended"]

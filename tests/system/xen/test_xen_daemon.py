@@ -176,7 +176,7 @@ def test_a_job_from_start_to_its_own_end(job: Job) -> None:
 def test_pausing_saving_and_a_checkpoint_that_another_daemon_goes_on_from(job: Job) -> None:
     job.host.virsh("net-start", "default", check=False)
     job.settings |= {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, nat"}
-    job.settings["VM_ALLOW_HOST_LOOPBACK"] = "true"
+    job.settings |= {"VM_ALLOW_HOST_LOOPBACK": "true", "VM_REPORT_ADDRESS": "true"}
     job.attributes["JobVMNetworking"] = "true"
     with job.daemon() as talk:
         vm = job.start(talk)

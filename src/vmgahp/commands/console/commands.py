@@ -101,7 +101,7 @@ CONDOR_VM_STATUS REQUEST VM | status [VM] | the state of a VM and what it has us
   ! INTERNAL CRITICAL
 
 CONDOR_VM_GETPID REQUEST VM | pid [VM] | the process id of the hypervisor's process for a VM
-  0 where there is none, or where it is kept back (VM_REPORT_PID).
+  0 where there is none, or where it is kept back, as by default (VM_REPORT_PID).
   = REQUEST 0 PID
   ! VM_NOT_FOUND INTERNAL CRITICAL
 

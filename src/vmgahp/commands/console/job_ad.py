@@ -8,22 +8,13 @@ destroys what is left of an earlier VM of the same name.
 import os
 from typing import NamedTuple
 
-from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
-from vmgahp.host.run import run
+from vmgahp.commands.queue import LARGEST_AD, no_ad
 from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import escape, is_private
 
-LARGEST_AD = 1 << 22
-"""Bytes of a file, or of what condor_q says, that are read; ads have some kilobytes."""
-
-CONDOR_Q_DEADLINE = 60.0
-"""Seconds for condor_q, which may have to wait for a busy schedd."""
-
 CLUSTER_BASE = 2_000_000_000
 """ClusterIds from here on are the console's: no schedd has come this far, and they still fit a C int."""
-
-_TRY_IT = "see what condor_q itself says"
 
 
 class Ad(NamedTuple):
@@ -45,28 +36,7 @@ def read_file(path: str) -> str:
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:
             return file.read(LARGEST_AD)
     except OSError as error:
-        raise _no_ad(f"{escape(path)} cannot be read: {error.strerror}") from error
-
-
-def ask_condor_q(job: str) -> str:
-    """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
-    cluster, _, proc = job.partition(".")
-    if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
-        raise _no_ad(f"{escape(job)} is not a job id", "write it as 12.0")
-    try:
-        done = run(["condor_q", "-l", job], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
-    except FileNotFoundError as error:
-        elsewhere = "write the ad into a file where condor_q is, and start that"
-        raise _no_ad("condor_q is not installed here, or not in PATH", elsewhere) from error
-    except OSError as error:
-        raise _no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
-    if done.status is None:
-        raise _no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
-    out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
-    if done.status or not out.strip():
-        said = escape(err.strip()[-300:]) or "it knows no such job"
-        raise _no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
-    return out[:LARGEST_AD]
+        raise no_ad(f"{escape(path)} cannot be read: {error.strerror}") from error
 
 
 def parse(text: str) -> tuple[list[tuple[str, str]], int]:
@@ -86,7 +56,7 @@ def parse(text: str) -> tuple[list[tuple[str, str]], int]:
         elif pairs:
             break
     if not pairs:
-        raise _no_ad("there is no line of the form Name = expression")
+        raise no_ad("there is no line of the form Name = expression")
     return pairs, skipped
 
 
@@ -95,14 +65,14 @@ def _new_syntax(text: str) -> list[tuple[str, str]]:
     try:
         import classad2
     except ImportError as error:
-        raise _no_ad("ads in brackets need HTCondor's Python package (htcondor)") from error
+        raise no_ad("ads in brackets need HTCondor's Python package (htcondor)") from error
     try:
         ad = classad2.parseOne(text)
         found = [(str(name), ad.lookup(name)) for name in ad]
     except Exception as error:
-        raise _no_ad("the text is not a ClassAd in brackets") from error
+        raise no_ad("the text is not a ClassAd in brackets") from error
     if not found:
-        raise _no_ad("the text is not a ClassAd in brackets, or an empty one")
+        raise no_ad("the text is not a ClassAd in brackets, or an empty one")
     return [(name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n"))) for name, tree in found]
 
 
@@ -130,7 +100,7 @@ def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, user: str
     if found.string("User") is None:
         ours["User"] = quote(user)
     if not wanted:
-        raise _no_ad("it has no JobVMType; say the type after it")
+        raise no_ad("it has no JobVMType; say the type after it")
     if serves and wanted != serves:
         notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
     replaced = {name.lower() for name in ours}
@@ -161,7 +131,3 @@ def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
         where = f"{escape(working_dir)}/"
         notes.append(f"Its disk {escape(file)} is not in the working directory: {hint} {where}")
     return notes
-
-
-def _no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
-    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

@@ -8,7 +8,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from vmgahp.commands.console.job_ad import CLUSTER_BASE, Ad, ask_condor_q, prepare, read_file
+from vmgahp.commands.console.job_ad import CLUSTER_BASE, Ad, prepare, read_file
+from vmgahp.commands.queue import ask_condor_q
 from vmgahp.errors import ClientFault
 
 NOBODY = 65534

@@ -26,6 +26,9 @@ from vmgahp.commands.console.repl import Console, Interpreter
 REFRESH = 1.0
 """Seconds between two looks at how long requests have taken."""
 
+AGAIN = 0.5
+"""Seconds after which a task that is to end is told again."""
+
 LONGEST_LINE = 500
 """Characters of a line that is kept in the history; longer ones were pasted, not typed."""
 
@@ -145,9 +148,9 @@ class _Loop:
             asyncio.get_running_loop().add_signal_handler(number, main.cancel)
         screen = self._console.screen
         write, screen.write = screen.write, self._texts.append
+        following = asyncio.create_task(self._follow())
+        typing = asyncio.create_task(self._type())
         try:
-            following = asyncio.create_task(self._follow())
-            typing = asyncio.create_task(self._type())
             await asyncio.wait({following, typing}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 typing.cancel()
@@ -156,6 +159,10 @@ class _Loop:
                 typing.result()
             await following  # no more prompts until the server has answered a QUIT
         finally:
+            for task in (following, typing):
+                while not task.done():  # what draws a prompt may take a cancellation for its own
+                    task.cancel()
+                    await asyncio.wait({task}, timeout=AGAIN)
             screen.write = write
             write("".join(self._texts))
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from vmgahp import errors, findings
 from vmgahp.commands import page
-from vmgahp.commands.doctor import access, condor, host, log_history
+from vmgahp.commands.doctor import access, condor, host, log_history, slots
 from vmgahp.commands.doctor.context import NOBODY, Context
 from vmgahp.commands.doctor.dry_run import Trial
 from vmgahp.daemon import probe
@@ -113,8 +113,10 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
         condor.vm_type(context),
         *server,
         *parts["memory"],
+        slots.slots(context, probed),
         condor.networking(context),
         condor.log_file(context),
+        *parts["script"],
         *parts["policy"],
     )
     add("Who looks", host.root(context))
@@ -145,6 +147,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
 def _probe(context: Context, answers: bool) -> probe.Probe:
     """The startd's probe in this process, with a driver that writes no log, and nothing believed that others saw."""
     driver: base.Driver
+    identity = None
     try:
         identity = Identity.from_environ(context.environ)
         if context.blind and context.vm_type in QEMU:
@@ -154,7 +157,7 @@ def _probe(context: Context, answers: bool) -> probe.Probe:
     except errors.Fault as fault:
         driver = _StandIn(context, fault)
     with proof.LookAnew():
-        return probe.probe(context.vm_type, context.settings, driver)
+        return probe.probe(context.vm_type, context.settings, driver, identity=identity)
 
 
 class _StandIn(base.Driver):
@@ -179,7 +182,7 @@ class _StandIn(base.Driver):
 def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
     """The probe's findings by where they are shown, those that are bad with their causes."""
     parts: dict[str, list[Finding]] = {
-        name: [] for name in ("memory", "policy", "hypervisor", "kvm", "cpu", "network", "disk", "images")
+        name: [] for name in ("memory", "policy", "script", "hypervisor", "kvm", "cpu", "network", "disk", "images")
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]

@@ -87,6 +87,8 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
             spec = look.find(spec, context.settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings += [check.ok(seen), *_not_transferred(spec)]
+            if xml and (dropped := xml.without()):
+                trial.findings.append(Finding("job XML", OK, "the XML that the job brings", escape(dropped)))
         if context.settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 

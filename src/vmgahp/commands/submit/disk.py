@@ -1,17 +1,34 @@
-"""Disk images as a job: the VM is what the command line says."""
+"""Disk images as a job: the VM is what the command line says.
+
+An image is of the format that somebody says, or in which name and content agree. Where only the content says one, a
+guest may have written that: it is taken as a stranger's, which names no other file.
+"""
 
 import argparse
 import os
 
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.submit import unpack
+from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.images.formats import FORMATS, UnclearFormat, image_format
+from vmgahp.images import CATALOG
+from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format
+
+_ISO_MARK, _ISO_AT = b"CD001", 32769
+_VHD_FOOTER = b"conectix"
+"""At the beginning of the last 512 bytes of a VHD, and of one of fixed size nowhere else."""
+_ARCHIVES = ((0, b"PK\3\4"), (257, b"ustar"), (0, b"7z\xbc\xaf"), (0, b"Rar!"))
 
 
-def machine(options: argparse.Namespace, _summary: Summary) -> Guest:
-    """A VM with the disks that were named: images, or URLs of the file transfer plugin. Raises `SubmitError`."""
-    disks = [_disk(path, options) for path in options.file]
-    stem = os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
+    """A VM with the disks that were named: images, URLs of the file transfer plugin, images of the machines' catalog.
+
+    Raises `SubmitError`.
+    """
+    disks = [_disk(path, options, summary) for path in options.file]
+    for number, disk in enumerate(disks, start=1):
+        disk.boot = number
+    stem = disks[0].image or os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
     nics = [GuestNic(options.network)] if options.network not in ("", "none") else []
     made = Guest(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
     if options.firmware:
@@ -19,31 +36,140 @@ def machine(options: argparse.Namespace, _summary: Summary) -> Guest:
     return made
 
 
-def _disk(path: str, options: argparse.Namespace) -> GuestDisk:
-    from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
-
-    scheme, colon, _ = path.partition("://")
-    if colon:
-        if scheme.lower() not in METHODS:
-            raise SubmitError(f"{path!a} is no URL of {' or '.join(METHODS)}.", "fetch the image first.")
-        try:
-            wanted = parse_url(path)
-        except TransferError as error:
-            raise SubmitError(str(error)) from error
-        return GuestDisk("", "qcow2", url=path, name=wanted.name)
-    full = os.path.abspath(path)
-    form = options.format
-    if not form and full.lower().endswith(".iso"):
-        form = "iso"
-    try:
-        if not form or form not in FORMATS:
-            with open(os.devnull if options.shared else full, "rb") as file:
-                form = image_format(full, form, file)
-    except UnclearFormat as error:
-        raise SubmitError(f"{path}: {error}.", "say --format.") from error
-    except OSError as error:
-        raise SubmitError(f"{path} cannot be opened ({error.strerror}).") from error
-    disk = GuestDisk(full, form)
-    if form == "iso":
+def _disk(path: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    word, colon, name = path.partition(":")
+    if colon and word.lower() == CATALOG and not os.path.lexists(path):
+        disk = _of_catalog(name, options, summary)
+    elif "://" in path:
+        return _of_url(path)
+    else:
+        disk = _of_file(path, options, summary)
+    if disk.format == "iso":
         disk.bus, disk.writable = "sata", False
     return disk
+
+
+def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    said = options.format.lower()
+    if said and said not in CONVERTIBLE:
+        raise SubmitError(f"{options.format!a} is none of the formats {', '.join(CONVERTIBLE)}.", "name one of them.")
+    full = os.path.abspath(path)
+    disk = GuestDisk(full, said, what=f"disk {path}")
+    if options.shared:
+        disk.format = said or named_format(full)
+        if not disk.format:
+            raise SubmitError(f"{path}: its name does not say what format it has.", "say --format.")
+        return disk
+    disk.path = _unpacked(full, options, summary)
+    if disk.path != full:
+        disk.steps.append(f"unpacked to {disk.path}")
+    if not said:
+        _look(disk)
+    return disk
+
+
+def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    """An image that the machines have; what this one knows of it, if it is one of them, is made use of."""
+    from vmgahp import config
+    from vmgahp.errors import Fault
+    from vmgahp.images.catalog import is_name, read
+
+    if not is_name(name):
+        raise SubmitError(f"{name!a} cannot be the name of an image of a catalog.", "say catalog:NAME.")
+    disk = GuestDisk("", "", image=name, what=f"{CATALOG}:{name}")
+    try:
+        catalog = read(config.load(os.environ))
+    except Fault:
+        return disk  # where the job runs it may be in order
+    entry = catalog.entries.get(name) if catalog else None
+    if catalog and entry is None:
+        summary.advise(f"The catalog of this machine, {catalog.path}, has no {name}; the job waits for one that has.")
+    elif entry is not None and entry.kind == "cdrom":
+        disk.format = "iso"
+    if entry is not None and options.memory and options.memory < entry.min_memory:
+        problem = f"The image {name} needs {entry.min_memory} MiB of memory, by the catalog of this machine."
+        raise SubmitError(problem, f"say --memory {entry.min_memory}.")
+    options.memory = options.memory or (entry.min_memory if entry is not None else 0)
+    return disk
+
+
+def _of_url(path: str) -> GuestDisk:
+    from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
+
+    if path.partition("://")[0].lower() not in METHODS:  # one of HTCondor's own plugins, which bring a file as it is
+        name = os.path.basename(path)
+        form = named_format(name)
+        if not PLAIN_NAME.fullmatch(name) or not form:
+            raise SubmitError(
+                f"{path!a} does not end with the name of an image, such as image.qcow2.", "fetch the image first."
+            )
+        return GuestDisk("", form, url=path, name=name)
+    try:
+        wanted = parse_url(path)
+    except TransferError as error:
+        raise SubmitError(str(error)) from error
+    return GuestDisk("", "qcow2", url=path, name=wanted.name)
+
+
+def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
+    """The image itself of one that may be compressed, as downloads are. Raises `SubmitError`."""
+    try:
+        with open_regular(path) as file:
+            header = file.read(HEADER)
+            file.seek(0)
+            kind = unpack.compression_of(header)
+            stem, ending = os.path.splitext(os.path.basename(path))
+            # A guest may have written that beginning, too: what is said to be an image is one, whatever it begins like.
+            if not kind or (options.format and ending.lower() not in unpack.ENDINGS):
+                return path
+            name = stem if ending.lower() in unpack.ENDINGS else f"{stem}.img"
+            if name.lower().endswith((".tar", ".tgz")) or ending.lower() == ".tgz":
+                raise SubmitError(f"{path} is a compressed archive.", "unpack it, and name the image in it.")
+            target = os.path.join(options.dir, simple_name(name, "disk.img"))
+            unpack.write(unpack.content(file, kind, path), target, summary, force=options.force)
+            return target
+    except OSError as error:
+        raise _closed(path, error) from error
+
+
+def _closed(path: str, error: OSError) -> SubmitError:
+    hint = "bring the image here; or, where the execute machines have it at this path, say --shared."
+    return SubmitError(f"{path} cannot be opened ({error.strerror}).", hint)
+
+
+def _look(disk: GuestDisk) -> None:
+    """Find out the format of an image. Raises `SubmitError`."""
+    try:
+        with open_regular(disk.path) as file:
+            header = file.read(HEADER)
+            file.seek(_ISO_AT)
+            is_iso = file.read(len(_ISO_MARK)) == _ISO_MARK
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
+            footer = file.read(len(_VHD_FOOTER))
+    except OSError as error:
+        raise _closed(disk.path, error) from error
+    by_name = named_format(disk.path)
+    content = looks_like(header) or ("vpc" if footer == _VHD_FOOTER else "")
+    if content == "qcow2" and header[4:8] == b"\0\0\0\1":
+        content = "qcow"
+    if not content and any(header[at : at + len(mark)] == mark for at, mark in _ARCHIVES):
+        raise SubmitError(
+            f"{disk.path} is an archive.", "unpack it, and name the image in it; an .ova is read by vmgahp submit ovf."
+        )
+    if content and by_name in ("raw", "iso"):
+        raise SubmitError(
+            f"{disk.path}: its name says {by_name}, and it begins like {content}.",
+            f"say --format {content}, or --format {by_name} if a guest wrote that beginning.",
+        )
+    if by_name in ("raw", "iso") or content == by_name:
+        disk.format = by_name or ("iso" if is_iso else "raw")
+        if not by_name and is_iso:
+            disk.steps.append("iso by its content")
+    elif content:
+        disk.format, disk.hostile = content, True
+        disk.steps.append(f"{content} by its content")
+    else:
+        raise SubmitError(
+            f"{disk.path}: its name says {by_name}, and it begins like no format that has a header.",
+            "say --format raw if it is; the data of a VMDK in two files (-flat) go with its descriptor.",
+        )

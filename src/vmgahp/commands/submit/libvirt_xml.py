@@ -1,16 +1,19 @@
 """libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``).
 
-`libvirt_as_is` is the other way.
+`trim` is the other way, and `untold` has what becomes of the rest.
 """
 
 import argparse
 import os
+from functools import partial
 
 from lxml import etree
 
+from vmgahp.commands.submit import xen_domain
 from vmgahp.commands.submit.images import require_beside
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, simple_name
+from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, is_device, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.untold import lost, settled
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
 from vmgahp.images.formats import FORMATS
 
@@ -29,51 +32,20 @@ KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
 _MODELS = {"virtio": "virtio", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 _MODELS |= dict.fromkeys(("virtio-transitional", "virtio-non-transitional"), "virtio")
 
-_BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc"}
+_BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc", "xvd": "xen"}
 """What a device's name stands for on the execute machine, by its beginning."""
 
-_SETTLED = {
-    f"/domain/{path}": reason
-    for reason, paths in (
-        ("a number of the moment", "@id"),
-        ("VM_TYPE and VM_ALLOW_EMULATION", "@type"),
-        ("HTCondor names the VM", "uuid genid title description"),
-        ("of the program that wrote the file", "metadata"),
-        ("its own control groups", "resource"),
-        ("its own security", "seclabel"),
-        ("its own tuning", "cputune memtune numatune blkiotune iothreads vcpu/@placement vcpu/@cpuset"),
-        (
-            "VM_CPU_MODE",
-            "cpu/@mode cpu/@match cpu/@check cpu/@migratable cpu/model cpu/vendor cpu/feature cpu/cache "
-            "cpu/maxphysaddr",
-        ),
-        ("the job ends with the guest", "on_poweroff on_reboot on_crash on_lockfailure"),
-        ("HTCondor suspends the job", "pm"),
-        ("every VM has it", "features/acpi features/apic features/pae"),
-        ("it comes with the firmware", "features/smm"),
-        ("it goes with architecture and firmware", "os/type/@machine"),
-        ("its own QEMU", "devices/emulator"),
-        ("it goes with the disks", "devices/controller"),
-        ("it goes with the console", "devices/input devices/video"),
-        ("its own, which goes to vm_console.log", "devices/serial devices/console"),
-        ("every VM has one", "devices/memballoon devices/rng"),
-        ("nothing is heard", "devices/audio"),
-        (
-            "libvirt's own",
-            "devices/disk/alias devices/disk/address devices/interface/alias devices/interface/address "
-            "devices/interface/target devices/tpm/alias",
-        ),
-        ("found in the image", "devices/disk/backingStore"),
-        ("of the moment", "devices/disk/mirror"),
-        ("the disks' order", "devices/disk/boot"),
-        ("the image is there, or the job is held", "devices/disk/source/@startupPolicy"),
-        ("VMs boot from disks first", "devices/interface/boot"),
-        ("its own network of that kind", "devices/interface/source"),
-        ("its own VNC on loopback, with a password", "devices/graphics"),
-    )
-    for path in paths.split()
+_QEMUS = ("", "kvm", "qemu", "kqemu", "hvf", "nvmm")
+"""Types of domains whose VMs QEMU runs."""
+_ARCHITECTURES = {"": "", "x86_64": "x86_64", "i686": "x86_64", "aarch64": "aarch64"}
+"""What execute machines have for an architecture."""
+_OTHERS = {
+    "lxc": "containers are jobs of HTCondor's container universe.",
+    "openvz": "containers are jobs of HTCondor's container universe.",
+    "vmware": "give the VM's .vmx to vmgahp submit vmx, or export the VM to vmgahp submit ovf.",
+    "vbox": "export the VM, and give the appliance to vmgahp submit ovf.",
 }
-"""Path -> why what is there is left to the execute machine."""
+"""What to do with a domain of another type."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -91,43 +63,57 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         raise SubmitError(
             f"{options.file} describes a {local(root.tag)[:40]!a}, no domain.", "write it with virsh dumpxml."
         )
+    return of_domain(root, options, summary)
+
+
+def of_domain(root: etree._Element, options: argparse.Namespace, summary: Summary) -> Guest:
+    """The machine that a domain is. Raises `SubmitError`."""
+    _require_ours(root)
     account = Account(root)
     account.take(root)
     made = Guest(name=_name(root, account, options))
+    if get(root, "type") == "xen":
+        xen_domain.boot(child(root, "os"), account, made, summary, options)
     for tag in ("features", "cpu"):  # each of what is in them is told by itself
         if (element := child(root, tag)) is not None:
             account.take(element)
     _sizes(root, account, made)
-    _system(root, account, made)
+    _system(root, account, made, summary, as_is=options.as_is)
     devices = child(root, "devices")
     if devices is not None:
         account.take(devices)
-        for disk in children(devices, "disk"):
+        for disk in _by_name(devices):
             _disk(disk, account, made, summary, options)
+        if not options.as_is:
+            _prefer_virtio(devices, made)
         for interface in children(devices, "interface"):
             _nic(interface, account, made, summary)
         _others(devices, account, made)
+    _boot(root, account, made, summary)
+    if made.vm_type == "xen":
+        xen_domain.fit(made, summary)
     if options.as_is:
         from vmgahp.commands.submit.trim import bring
 
-        bring(root, account.whole, made, summary, _settled, options.dir, force=options.force)
+        made.finish = partial(bring, root, account.whole, made, summary, settled, options)
     else:
-        account.tell(summary, _settled)
+        account.tell(summary, settled, lost)
     return made
 
 
-def _settled(path: str, element: etree._Element) -> str:
-    if path == "/domain/currentMemory":
-        return "the VM has all of its memory"
-    if path == "/domain/os/boot" and get(element, "dev") == "hd":
-        return "every VM boots from its disks"
-    if path == "/domain/clock" and get(element, "offset") == "utc":
-        return "every VM's clock is UTC's"
-    while path:
-        if path in _SETTLED:
-            return _SETTLED[path]
-        path = path.rpartition("/")[0]
-    return ""
+def _require_ours(root: etree._Element) -> None:
+    """Refuse what is no VM of QEMU's or Xen's on a processor that execute machines have. Raises `SubmitError`."""
+    system = child(root, "os")
+    kind = None if system is None else child(system, "type")
+    domain, guest = get(root, "type"), text(kind) or "hvm"
+    if domain not in (*_QEMUS, "xen"):
+        hint = _OTHERS.get(domain, "convert its disks with qemu-img, and give them to vmgahp submit disk.")
+        raise SubmitError(f"It is a domain of the type {domain[:40]!a}, and jobs are QEMU's or Xen's.", hint)
+    if guest != "hvm" and domain != "xen":
+        raise SubmitError(f"Its operating system is of the type {guest[:40]!a}, and jobs are whole machines (hvm).")
+    arch = "" if kind is None else get(kind, "arch")
+    if arch not in _ARCHITECTURES:
+        raise SubmitError(f"It is a machine of {arch[:40]!a}, and jobs are VMs of x86_64 or aarch64.")
 
 
 def _name(root: etree._Element, account: Account, options: argparse.Namespace) -> str:
@@ -142,6 +128,7 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
     memory, vcpu, cpu = child(root, "memory"), child(root, "vcpu"), child(root, "cpu")
     if memory is not None:
         account.take(memory, "unit")
+        made.places["memory"] = account.place(memory)
         unit = (get(memory, "unit") or "KiB").lower()
         amount = _digits(text(memory), 18)
         if not amount or unit not in UNITS:
@@ -149,6 +136,7 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
         made.memory_mib = -(-amount * UNITS[unit] // (1 << 20))
     if vcpu is not None:
         account.take(vcpu)
+        made.places["vcpus"] = account.place(vcpu)
         number = text(vcpu)
         if get(vcpu, "current"):
             account.take(vcpu, "current")
@@ -164,6 +152,7 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
     extra = {get(topology, name) or "1" for name in ("dies", "clusters")}
     if extra == {"1"} and parts[0] * parts[1] * parts[2] == made.vcpus:
         account.take(topology, "sockets", "cores", "threads", "dies", "clusters")
+        made.places["Topology"] = account.place(topology)
         made.options["Topology"] = "sockets={},cores={},threads={}".format(*numbers)
 
 
@@ -172,19 +161,21 @@ def _digits(text: str, longest: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= longest else 0
 
 
-def _system(root: etree._Element, account: Account, made: Guest) -> None:
+def _system(root: etree._Element, account: Account, made: Guest, summary: Summary, *, as_is: bool) -> None:
     """Architecture and firmware."""
     system = child(root, "os")
     if system is None:
         return
     account.take(system)
     kind = child(system, "type")
-    if kind is not None and text(kind) == "hvm":
-        account.take(kind)
-        if get(kind, "arch") in ("x86_64", "aarch64"):
-            account.take(kind, "arch")
-            if get(kind, "arch") != "x86_64":
-                made.options["Arch"] = get(kind, "arch")
+    if kind is not None:
+        account.take(kind, "arch")
+        arch = _ARCHITECTURES[get(kind, "arch")]
+        if arch != get(kind, "arch"):
+            summary.change(account.place(kind), get(kind, "arch"), arch, "its processors run the same programs")
+        if arch == "aarch64":
+            made.places["Arch"] = account.place(kind)
+            made.options["Arch"] = arch
     loader = child(system, "loader")
     by_path = loader is not None and get(loader, "type") == "pflash"
     secure = loader is not None and get(loader, "secure") == "yes"
@@ -198,8 +189,58 @@ def _system(root: etree._Element, account: Account, made: Guest) -> None:
                 secure |= get(feature, "name") == "secure-boot" and get(feature, "enabled") == "yes"
         if loader is not None:
             account.take(loader, "type", "readonly", "secure", "format")
+        nvram = child(system, "nvram")
+        if nvram is not None and not as_is:
+            account.take_all(nvram)
+            why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
+            summary.change(account.place(nvram), "nvram", "new UEFI variables", why)
         if secure or made.options.get("Arch") != "aarch64":
+            made.places["Firmware"] = account.place(system)
             made.options["Firmware"] = "uefi-secure" if secure else "uefi"
+
+
+def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
+    """From what it boots, and in which order: of the domain's classes, or of each device."""
+    system, devices = child(root, "os"), child(root, "devices")
+    classes = [] if system is None else list(children(system, "boot"))
+    made.boot = [name for element in classes if (name := get(element, "dev")) in BOOT_CLASSES]
+    order = [(number, element, get(element, "dev")) for number, element in enumerate(classes)]
+    for device in () if devices is None else devices:
+        kind = local(device.tag)
+        if kind in ("disk", "interface") and (number := _boot_order(device)):
+            order.append((number, next(children(device, "boot")), "hd" if kind == "disk" else kind))
+    from_disk = False
+    for _, element, kind in sorted(order, key=lambda each: each[0]):
+        if kind in BOOT_CLASSES:
+            from_disk = True
+            account.take(element, "dev", "order")
+            summary.carry(account.place(element), f"boot from {kind}", "its place in vm_disk")
+        elif from_disk:
+            account.take(element, "dev", "order")
+            summary.settle(account.place(element), f"boot from {kind}", "VMs boot from disks, and from them first")
+
+
+def _boot_order(device: etree._Element) -> int:
+    """Its place in the order of booting, 0 for none."""
+    boot = child(device, "boot")
+    return 0 if boot is None else _digits(get(boot, "order"), 9)
+
+
+def _by_name(devices: etree._Element) -> list[etree._Element]:
+    """The disks in libvirt's order: those of a bus by their names, where the first one of the bus stands."""
+    first: dict[str, int] = {}
+
+    def key(disk: etree._Element) -> tuple[int, int, str]:
+        target = child(disk, "target")
+        name = "" if target is None else get(target, "dev")
+        bus = "" if target is None else get(target, "bus")
+        return first.setdefault(bus or _usual_bus(name), len(first)), len(name), name
+
+    return sorted(children(devices, "disk"), key=key)
+
+
+def _usual_bus(name: str) -> str:
+    return next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
 
 
 def _disk(
@@ -209,19 +250,24 @@ def _disk(
     device = get(element, "device") or "disk"
     source, driver, target = child(element, "source"), child(element, "driver"), child(element, "target")
     path = "" if source is None else get(source, "file")
-    if get(element, "type") not in ("file", "") or device not in ("disk", "cdrom", "floppy") or not path:
+    kind = get(element, "type") or "file"
+    if kind != "file" or device not in ("disk", "cdrom", "floppy") or not path:
         account.take_all(element)
-        kind = get(element, "type") or "file"
+        if source is None and device in ("cdrom", "floppy"):
+            summary.settle(place, f"a {device} without an image", "there is nothing in it")
+            return
         what = f"a {device} without an image" if not path and kind == "file" else f"a {device} on a {kind}"
-        summary.lose(place, f"{what}: jobs have images that are files")
+        more = "; qemu-img convert makes one of it" if kind in ("block", "network", "volume") else ""
+        summary.lose(place, what, f"jobs have images that are files{more}")
         return
-    account.take(element, "type", "device", "snapshot", "model")
+    account.take(element, "type", "device")
     assert source is not None
     account.take(source, "file", "index")
     form = "raw"
     if driver is not None:
         account.take(driver, "name")
         form = get(driver, "type") or "raw"
+        form = {"aio": "raw"}.get(form, form)  # as Xen's tap has it
         if form in FORMATS:
             account.take(driver, "type")
     if form not in FORMATS:
@@ -236,23 +282,43 @@ def _disk(
         found = child(element, flag)
         if found is not None:
             account.take(found)
+    disk.boot = _boot_order(element)
     disk.writable = device != "cdrom" and child(element, "readonly") is None
     disk.shared = child(element, "shareable") is not None
     disk.bus = "floppy" if device == "floppy" else "sata" if device == "cdrom" else ""
     if target is not None:
         account.take(target, "dev", "tray")
-        _target(target, disk, account)
+        if made.vm_type == "xen" and xen_domain.is_device(get(target, "dev")):
+            account.take(target, "bus")
+            disk.device = get(target, "dev")
+        else:
+            _target(target, disk, account)
     made.disks.append(disk)
+
+
+def _prefer_virtio(devices: etree._Element, made: Guest) -> None:
+    """Let the disks behind a SCSI controller of virtio's be virtio disks: their guests need have no driver for SATA."""
+    scsi = [get(one, "model") for one in children(devices, "controller") if get(one, "type") == "scsi"]
+    if made.options.get("Arch") == "aarch64" or not any(model.startswith("virtio") for model in scsi):
+        return
+    for disk in made.disks:
+        if disk.bus == "scsi" and disk.boot_class == "hd" and disk.writable and not disk.shared:
+            disk.device, disk.bus = "", "virtio"
+            disk.changed.append("virtio, not behind virtio-scsi, which --as-is keeps")
 
 
 def _target(target: etree._Element, disk: GuestDisk, account: Account) -> None:
     """The device's name, which stands for a bus here: that of the file if it is the same."""
     name, bus = get(target, "dev"), get(target, "bus")
-    usual = next((bus for prefix, bus in _BUSES.items() if name.startswith(prefix)), "")
     if is_device(name):
         disk.device = name
-    if not bus or bus == usual:
+    elif name:
+        disk.changed.append(f"not as {name}, which no disk of a job is called")
+    if not bus or bus == _usual_bus(name):
         account.take(target, "bus")
+    elif bus == "scsi" and _usual_bus(name) == "sata":
+        account.take(target, "bus")
+        disk.bus = bus
     elif bus in ("virtio", "sata", "ide"):
         account.take(target, "bus")
         disk.device, disk.bus = "", bus
@@ -262,10 +328,11 @@ def _nic(element: etree._Element, account: Account, made: Guest, summary: Summar
     kind = KINDS.get(get(element, "type"))
     if kind is None:
         account.take_all(element)
-        summary.lose(account.place(element), f"an interface of the type {get(element, 'type')}")
+        what = f"an interface of the type {get(element, 'type')}"
+        summary.lose(account.place(element), what, "jobs have networks of the kinds nat, bridge and user")
         return
     account.take(element, "type")
-    nic = GuestNic(kind)
+    nic = GuestNic(kind, place=account.place(element))
     mac, model, link = child(element, "mac"), child(element, "model"), child(element, "link")
     if mac is not None:
         account.take(mac, "address")
@@ -273,9 +340,11 @@ def _nic(element: etree._Element, account: Account, made: Guest, summary: Summar
     nic.model = "rtl8139"  # what libvirt gives to an interface without one
     if model is not None:
         account.take(model)
-        nic.model = _MODELS.get(get(model, "type"), "e1000")
-        if get(model, "type") in _MODELS:
-            account.take(model, "type")
+        account.take(model, "type")
+        wanted = get(model, "type")
+        nic.model = _MODELS.get(wanted, "e1000")
+        if wanted != nic.model:
+            nic.changed.append(f"not {wanted}, which jobs cannot have")
     if link is not None:
         account.take(link, "state")
         nic.link_up = get(link, "state") != "down"
@@ -286,10 +355,10 @@ def _others(devices: etree._Element, account: Account, made: Guest) -> None:
     for graphics in children(devices, "graphics"):
         if get(graphics, "type") == "vnc":
             account.take(graphics, "type")
-            made.vnc = True
+            made.vnc, made.places["vnc"] = True, account.place(graphics)
     for tpm in children(devices, "tpm"):
         backend = child(tpm, "backend")
         if backend is not None and get(backend, "type") == "emulator" and get(backend, "version") in ("", "2.0"):
             account.take(tpm)
             account.take(backend, "type", "version")
-            made.options["TPM"] = True
+            made.options["TPM"], made.places["TPM"] = True, account.place(tpm)

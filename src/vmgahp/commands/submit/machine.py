@@ -1,15 +1,19 @@
 """A virtual machine between the front ends that read it and the writer of submit files."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vmgahp.commands.submit.summary import SubmitError
+from vmgahp.commands.submit.summary import SubmitError, Summary
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*", re.ASCII)
 """A name that every list of HTCondor's takes as it is."""
 
 _DEVICE = re.compile(r"(vd|sd|hd|xvd)([a-z]{1,2})|fd[ab]", re.ASCII)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+BOOT_CLASSES = ("hd", "cdrom", "fd")
+"""The kinds of disks in libvirt's words, as firmware boots from them where nobody says otherwise."""
 
 
 @dataclass
@@ -25,16 +29,33 @@ class GuestDisk:
     shared: bool = False
     url: str = ""
     """What the file transfer plugin makes the disk of, instead of `path`."""
+    image: str = ""
+    """The name of an image of the execute machines' catalog, instead of both."""
     name: str = ""
     """The file's name in the scratch directory, where it is not that of `path`."""
     place: str = ""
     """Where it stands in the file that was read."""
+    what: str = ""
+    """What that calls it, where it says more than the name of its file."""
+    changed: list[str] = field(default_factory=list)
+    """Why it is not quite what stands there."""
+    steps: list[str] = field(default_factory=list)
+    """What was done to have the image here, such as a conversion."""
     bus: str = ""
-    """``virtio``, ``sata``, ``ide``, ``floppy``, or empty: what the device is named for where it has no name."""
+    """``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty: what a device without a name is named for."""
     hostile: bool = False
     """Whether a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
     files: list[str] = field(default_factory=list)
     """Other files that it consists of."""
+    boot: int = 0
+    """Its place among what the VM boots from, from 1, where it has been given one."""
+
+    @property
+    def boot_class(self) -> str:
+        """Which of `BOOT_CLASSES` it is."""
+        if self.bus == "floppy" or self.device.startswith("fd"):
+            return "fd"
+        return "cdrom" if self.format == "iso" else "hd"
 
 
 @dataclass
@@ -45,7 +66,12 @@ class GuestNic:
     """``nat``, ``bridge``, ``user``; empty for what the execute machine has."""
     mac: str = ""
     model: str = "virtio"
+    """Empty for what a description says that goes with the job."""
     link_up: bool = True
+    place: str = ""
+    what: str = ""
+    changed: list[str] = field(default_factory=list)
+    """These three as those of a disk."""
 
 
 @dataclass
@@ -57,17 +83,65 @@ class Guest:
     vcpus: int = 1
     disks: list[GuestDisk] = field(default_factory=list)
     nics: list[GuestNic] = field(default_factory=list)
+    boot: Sequence[str] = ()
+    """The classes from which it boots, the first one first; see `in_boot_order`."""
     vnc: bool = False
-    options: dict[str, str | bool] = field(default_factory=dict)
+    options: dict[str, str | bool | int] = field(default_factory=dict)
     """What `vmgahp.job.options` knows, by its names there."""
     attributes: dict[str, str | bool] = field(default_factory=dict)
     """Other attributes of the job ad, by their full names."""
+    commands: dict[str, str] = field(default_factory=dict)
+    """Commands that only jobs of its type have, such as ``xen_kernel``."""
     files: list[str] = field(default_factory=list)
     """Full paths of other files that go with the job."""
+    inputs: list[str] = field(default_factory=list)
+    """More of them, directories and URLs too, as they stand in a list of HTCondor's."""
+    lines: list[str] = field(default_factory=list)
+    """Further lines of the submit file, each in place of one that there would be of its name."""
+    number: int = 1
+    """How many jobs of it there are."""
     vm_type: str = "kvm"
     """The type where nobody asks for another."""
     own_disks: bool = False
     """Whether the job names its disks in a way of its own, and not by vm_disk."""
+    own_nics: bool = False
+    """Whether the job's own XML says what its NICs are, and the ad no more than that there are some."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Where ``memory``, ``vcpus``, ``vnc`` and the options, by their names, stand in the file that was read."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Why one of these is not what stands there."""
+    finish: Callable[[], None] | None = None
+    """What the front end has left to do once the disks have their names and are as they go with the job."""
+
+
+def fit_buses(made: Guest, summary: Summary) -> None:
+    """Let every disk be on a bus that the machine of its firmware and architecture has (`vmgahp.domain.devices`)."""
+    arm = made.options.get("Arch") == "aarch64"
+    firmware = made.options.get("Firmware", "")
+    for disk in [*made.disks]:
+        if arm and disk.boot_class == "fd":
+            summary.lose(disk.place, disk.what or f"floppy {disk.path}", "machines of aarch64 have no floppy drive")
+            made.disks.remove(disk)
+        elif disk.device.startswith("hd") or (disk.bus == "ide" and not disk.device):
+            if arm or firmware in ("uefi", "uefi-secure"):
+                why = f"machines {'of aarch64' if arm else 'with UEFI'} have no IDE"
+            elif disk.boot_class == "hd" and not disk.writable:
+                why = "an IDE disk can be written"
+            elif disk.shared:
+                why = "an IDE disk belongs to one VM"
+            else:
+                continue
+            disk.device, disk.bus = "", "sata"
+            disk.changed.append(f"{why}, the disk is on {_controller(disk, arm)}")
+        elif disk.bus in ("sata", "scsi") or disk.device.startswith("sd"):
+            was, now = "SCSI" if disk.bus == "scsi" else "SATA", _controller(disk, arm)
+            if was != now and made.finish is None and made.vm_type != "xen":  # whose XML, or Xen, has its own
+                disk.changed.append(f"behind a {now} controller, and no {was} controller")
+
+
+def _controller(disk: GuestDisk, arm: bool) -> str:
+    """What is behind the name of a device such as sda."""
+    return "SCSI" if arm or disk.shared or (disk.boot_class == "hd" and not disk.writable) else "SATA"
 
 
 def name_devices(disks: list[GuestDisk]) -> None:
@@ -89,6 +163,22 @@ def name_devices(disks: list[GuestDisk]) -> None:
             taken[disk.device] = disk
 
 
+def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> list[GuestDisk]:
+    """The disks as vm_disk has them, from which a VM boots in their order.
+
+    Those with a place of their own come first, then the first one of each of the `classes`, as libvirt takes them, then
+    the others, hard disks before CDs before floppies. Else the order of `disks` stays, which is that of the machine's
+    controllers; devices are to be named by it before (`name_devices`).
+    """
+    first = [next((disk for disk in disks if disk.boot_class == one), None) for one in classes]
+
+    def place(disk: GuestDisk) -> tuple[float, int, int]:
+        chosen = next((number for number, one in enumerate(first) if one is disk), len(first))
+        return disk.boot or float("inf"), chosen, BOOT_CLASSES.index(disk.boot_class)
+
+    return sorted(disks, key=place)
+
+
 def is_device(name: str) -> bool:
     """Whether vm_disk knows a device of that name."""
     found = _DEVICE.fullmatch(name)
@@ -99,7 +189,7 @@ def _free(disk: GuestDisk, taken: dict[str, GuestDisk]) -> str:
     if disk.bus == "floppy":
         names = ["fda", "fdb"]
     else:
-        prefix = {"sata": "sd", "ide": "hd"}.get(disk.bus, "vd")
+        prefix = {"sata": "sd", "scsi": "sd", "ide": "hd"}.get(disk.bus, "vd")
         names = [prefix + letter for letter in (_LETTERS[:4] if prefix == "hd" else _LETTERS)]
         names += ["sd" + letter for letter in _LETTERS]
     for name in names:

@@ -1,27 +1,36 @@
-"""OVF descriptors as a job: exports of VirtualBox, VMware and oVirt.
-
-DMTF's DSP0243 says what elements mean, CIM's resource types (DSP1041) what the numbers of items do. Names are looked
-up without their namespaces: two versions of the standard, oVirt's variant and items of three kinds have the same ones.
-"""
+"""OVF descriptors as a job: exports of VirtualBox, VMware and oVirt."""
 
 import argparse
 import os
+from contextlib import suppress
 
 from lxml import etree
 
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, name_devices, simple_name
+from vmgahp.commands.submit.ovf_envelope import Item, PackageDrive, amount, choose, drives, is_section, items
+from vmgahp.commands.submit.ovf_environment import environment
+from vmgahp.commands.submit.ovf_exporters import Exporter, settled
 from vmgahp.commands.submit.package import Package
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.xml_input import Account, child, children, get, local, read, text
+from vmgahp.commands.submit.xml_input import Account, child, get, local, read, text
+from vmgahp.images.formats import HEADER, looks_like, named_format
 
-CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, DISK, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 17, 20
+OTHER, CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE, SERIAL = 1, 3, 4, 5, 6, 10, 14, 15, 16, 20, 21
+_DISKS = 17, 19, 31
+"""What is called a disk, an extent of storage (by XenServer) or a logical disk (by version 2 of the standard)."""
 _CONTROLLERS = {IDE: "ide", SCSI: "sata", STORAGE: "sata"}
 """Bus of the disks behind a controller; SCSI has none here, and a guest that knows its controllers knows SATA."""
+_DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
+"""Format of what is in a drive."""
+_INTERFACES = {"virtio": "virtio", "ide": "ide", "sata": "sata", "virtio_scsi": "sata"}
+"""Bus of the disks with an interface of oVirt's."""
 
 _MODELS = {
     "e1000": "e1000",
     "e1000e": "e1000e",
     "virtio": "virtio",
+    "virtio-net": "virtio",
     "rtl8139": "rtl8139",
     "3": "virtio",
     "2": "e1000",
@@ -29,83 +38,17 @@ _MODELS = {
 }
 """NIC models by ResourceSubType; the numbers are oVirt's."""
 
-_FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhd", "vpc"), ("vpc", "vpc"))
-
-_OVIRT_FIRMWARE = {"3": "uefi", "4": "uefi-secure"}
-_SETTLED_ITEMS = {24: "the console's", 23: "no USB device is in the VM"}
-_WITH_REMARKS = (
-    *("File", "Disk", "VirtualSystem", "Content", "VirtualHardwareSection", "Section"),
-    *("Item", "StorageItem", "EthernetPortItem"),
-)
-"""Elements whose other attributes say nothing of the VM."""
-_REMARKS = "Caption", "Description", "ElementName", "InstanceID", "InstanceId", "AutomaticAllocation"
-_SETTLED_TAGS = {
-    "Reservation": "its own tuning",
-    "Limit": "its own tuning",
-    "Weight": "its own tuning",
-    "OperatingSystemSection": "a remark about the guest",
-    "NetworkSection": "its own networks",
-    "AnnotationSection": "a remark",
-    "System": "the family of hardware that it was made for",
-    "Strings": "translations",
-    "CreationDate": "of its export",
-    "ExportDate": "of its export",
-    "Description": "a remark",
-    "Origin": "of its export",
+_SETTLED_ITEMS = {
+    SERIAL: "every VM has a serial console",
+    23: "no USB device is in the VM",
+    24: "the console's",
+    35: "jobs have no sound",
 }
-
-
-_KINDS = "Item", "StorageItem", "EthernetPortItem"
-_UNITS = {"byte": 1, "bytes": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-_UNITS |= {"kilobytes": 1 << 10, "megabytes": 1 << 20, "gigabytes": 1 << 30, "kilobyte": 1 << 10}
-_UNITS |= {"megabyte": 1 << 20, "gigabyte": 1 << 30}
-
-_PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "ElementName", "Type", "Device"
-"""What every item has, and nothing is lost with."""
-
-
-class Item:
-    """One item, with what it says by local names."""
-
-    def __init__(self, element: etree._Element, account: Account) -> None:
-        self._element = element
-        self._account = account
-        self._values: dict[str, str] = {}
-        for part in element:
-            self._values.setdefault(local(part.tag).lower(), text(part))
-        self.place = account.place(element)
-        self.type = self.number("ResourceType")
-        self.instance = self.first("InstanceID")
-        self.device = self.first("Type").lower()
-        account.take(element)
-        self.use(*_PLAIN)
-
-    @property
-    def summary(self) -> str:
-        """What it calls itself."""
-        words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
-        kind = next(filter(None, words), "an item")
-        return f"{kind} (resource type {self.first('ResourceType')})"
-
-    def first(self, name: str) -> str:
-        """The first value of that name, empty for none."""
-        return self._values.get(name.lower(), "")
-
-    def number(self, name: str) -> int:
-        """The same as a whole number that makes sense, 0 for none."""
-        value = self.first(name).partition(".")[0]
-        return int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
-
-    def use(self, *names: str) -> None:
-        """Say that these have been dealt with."""
-        wanted = [name.lower() for name in names]
-        for part in self._element:
-            if local(part.tag).lower() in wanted:
-                self._account.take(part)
-
-    def done(self) -> None:
-        """Say that all of it has been dealt with."""
-        self._account.take_all(self._element)
+_SETTLED_DEVICES = ("rng", "balloon", "memballoon", "video", "console", "sound", "graphics", "channel", "smartcard")
+"""Types of oVirt's that no program in the guest misses, or that every VM has."""
+_SETTLED_SUBTYPES = ("vmware.vmci", "vmware.soundcard", "vmware.serialport", "vmware.watchdogtimer")
+_LARGEST_MIB = 1 << 24
+"""Memory of a VM; a larger number without a unit is one of bytes."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -120,61 +63,43 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
             above.remove(heading)  # the heading of what is told by itself
     account = Account(root)
     account.take(root, "version", "lang", "buildId", "schemaLocation")
-    system = _system(root, account, options.system)
-    hardware = _hardware(system, account)
+    system = _system(root, account, options.system, summary)
+    hardware = _hardware(system, account, summary)
     stem = os.path.splitext(package.descriptor_name)[0]
     name = text(child(system, "Name")) or get(system, "id")
     for tag in ("Name", "Info"):
         if (element := child(system, tag)) is not None:
             account.take_all(element)
     made = Guest(name=simple_name(options.name or name, simple_name(stem, "vm")))
-    found = items(hardware, account, choose(root, account, options.configuration, summary))
-    controllers = {item.instance: item for item in found if item.type in _CONTROLLERS}
-    drives = _drives(root, account)
+    options.configuration = choose(root, account, options.configuration, summary)
+    found = items(hardware, account, options.configuration)
+    storage = _Storage(package, drives(root, account), found, summary, options)
+    console = next((item for item in found if item.type == SERIAL), None)
     for item in found:
         if item.type == CPU:
             _cpus(item, made)
         elif item.type == MEMORY:
-            _memory(item, made)
-        elif item.type == DISK or (item.type in (CD, DVD, FLOPPY) and item.first("HostResource")):
-            disk = _disk(item, drives, controllers, package, options)
-            if disk is None:
-                summary.lose(item.place, f"{item.summary}: it names no file of the package")
-            else:
-                made.disks.append(disk)
+            _memory(item, made, options)
         elif item.type == NIC:
-            _nic(item, made, summary, options)
-        elif item.type in _CONTROLLERS and item.first("Type") != "video":
-            item.done()
-            if item.type == SCSI and any(other.first("Parent") == item.instance for other in found):
-                summary.lose(item.place, f"{item.summary}: its disks are on SATA")
-        elif item.device in ("rng", "balloon", "memballoon", "video", "console") or item.type in _SETTLED_ITEMS:
-            item.done()
-            summary.settle(item.place, f"{item.summary} ({_SETTLED_ITEMS.get(item.type, 'every VM has its own')})")
-        elif item.type in (CD, DVD, FLOPPY):
-            item.done()
-            summary.lose(item.place, f"{item.summary}: a drive without an image")
+            _nic(item, made, options)
+            if item.number("BootOrder"):
+                summary.settle(item.place, "boot from the network", "VMs boot from disks first")
+        elif storage.is_one(item):
+            storage.add(item)
         else:
-            item.done()
-            summary.lose(item.place, item.summary)
-    _firmware(system, hardware, account, made)
-    account.tell(summary, _settled)
+            _other(item, made, summary, is_console=item is console)
+    Exporter(system, account, made, summary).read(hardware, storage.disks)
+    environment(system, hardware, account, made, summary, options)
+    for nic in made.nics:
+        nic.model = nic.model or "e1000"
+    storage.finish(made, account)
+    if any(is_section(element, "EulaSection") for element in root.iter()):
+        summary.advise("The package has a license agreement (EulaSection): read it.")
+    account.tell(summary, settled)
     return made
 
 
-def _settled(path: str, element: etree._Element) -> str:
-    tag = local(element.tag)
-    kind = get(element, "type").rpartition(":")[2].removesuffix("_Type") if tag == "Section" else tag
-    if path.endswith("/@required") or ("/@" in path and tag in _WITH_REMARKS):
-        return "a remark of the exporter"
-    if "Item/" in path and tag in _REMARKS and "/@" not in path:
-        return "a remark of the exporter"
-    if tag == "Config" and get(element, "required").lower() == "false":
-        return "the exporter says that it is not required"
-    return _SETTLED_TAGS.get(kind, "")
-
-
-def _system(root: etree._Element, account: Account, wanted: str) -> etree._Element:
+def _system(root: etree._Element, account: Account, wanted: str, summary: Summary) -> etree._Element:
     """The one virtual system that is meant."""
     systems = [
         element
@@ -192,102 +117,200 @@ def _system(root: etree._Element, account: Account, wanted: str) -> etree._Eleme
     for element in systems:
         if element is not chosen[0]:
             account.take_all(element)
+            summary.settle(account.place(element), f"the VM {get(element, 'id')}", "another one was chosen (--system)")
     return account.take(chosen[0], "id", "type")
 
 
-def _hardware(system: etree._Element, account: Account) -> etree._Element:
-    sections = [
-        element
-        for element in system
-        if local(element.tag) == "VirtualHardwareSection" or "VirtualHardwareSection" in get(element, "type")
-    ]
+def _hardware(system: etree._Element, account: Account, summary: Summary) -> etree._Element:
+    sections = [element for element in system if is_section(element, "VirtualHardwareSection")]
     if not sections:
         raise SubmitError("The virtual system has no VirtualHardwareSection.", "export it again.")
+    for section in sections[1:]:
+        account.take_all(section)
+        summary.settle(account.place(section), "another choice of hardware", "the first one is taken")
     return account.take(sections[0], "type")
 
 
-def _drives(root: etree._Element, account: Account) -> dict[str, tuple[str, str, etree._Element]]:
-    """The package's disks and files: diskId, or file id or oVirt's path -> href, format, element."""
-    files: dict[str, tuple[str, str]] = {}
-    found: dict[str, tuple[str, str, etree._Element]] = {}
-    references = child(root, "References")
-    for element in () if references is None else children(references, "File"):
-        account.take(element, "id", "href", "size")
-        assert references is not None
-        account.take(references)
-        if get(element, "chunkSize"):
-            raise SubmitError(f"{account.place(element)}: the file is in pieces.", "join them, with cat.")
-        if get(element, "compression") not in ("", "identity"):
+class _Storage:
+    """The disks of the VM, its drives with an image in them, and the controllers of these."""
+
+    def __init__(
+        self,
+        package: Package,
+        named: dict[str, PackageDrive],
+        found: list[Item],
+        summary: Summary,
+        options: argparse.Namespace,
+    ) -> None:
+        self._package, self._named, self._summary, self._options = package, named, summary, options
+        self._controllers = {item.instance: item for item in found if item.type in _CONTROLLERS}
+        self._used = {item.first("Parent") for item in found}
+        self.disks: dict[str, GuestDisk] = {}
+        """By the instances of their items, in the order of the controllers' first disks."""
+        self._order: list[tuple[str, int, GuestDisk]] = []
+        """Controller and place on it of each."""
+        self._empty: list[tuple[GuestDisk, int]] = []
+        self._paths: dict[str, str] = {}
+        """Where the files are that have been taken out of the package."""
+
+    @staticmethod
+    def is_one(item: Item) -> bool:
+        """Whether it is a disk, a drive or a controller of such."""
+        if item.type in _CONTROLLERS:
+            return item.device not in _SETTLED_DEVICES and not item.subtype.startswith("vmware.nvdimm")
+        return item.type in _DISKS or item.type in _DRIVES
+
+    def add(self, item: Item) -> None:
+        """One of these. Raises `SubmitError`."""
+        if item.type in _CONTROLLERS:
+            self._controller(item)
+            return
+        item.use("HostResource", "Parent", "AddressOnParent", "ResourceSubType", "Address", "AutomaticAllocation")
+        item.use("VirtualQuantity", "VirtualQuantityUnits", "AllocationUnits", "StorageGroup")
+        resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
+        kind, _, identity = resource.partition("/")
+        drive = self._named.get(f"{kind}:{identity}") if kind in ("disk", "file") else None
+        drive = drive or self._named.get(resource)
+        host = child(item.element, "HostResource")
+        # What it names, what vCloud says, or the item itself.
+        capacity = drive.capacity if drive else amount(f"byte*{get(host, 'capacity')}*2^20") if host is not None else 0
+        capacity = capacity or item.number("VirtualQuantity") * amount(item.first("AllocationUnits") or "byte")
+        if drive is not None and drive.file is not None:
+            disk = self._with_file(item, drive)
+        elif item.type in _DRIVES:
+            item.done()
+            why = "it names no file of the package" if resource else "it is empty, and nobody can put anything in"
+            (self._summary.lose if resource else self._summary.settle)(item.place, item.summary, why)
+            return
+        elif capacity:
+            disk = GuestDisk("", "qcow2", place=item.place, what=item.summary)
+            self._empty.append((disk, capacity))
+        else:
+            item.done()
+            self._summary.lose(item.place, item.summary, "it names no file of the package")
+            return
+        controller = self._controllers.get(item.first("Parent"))
+        disk.bus = _CONTROLLERS.get(controller.type, "") if controller else ""
+        if controller and (kind := _lacking(controller)):
+            disk.changed.append(f"jobs have no {kind} controller, the disk is on SATA")
+        if drive is not None:
+            disk.bus = _INTERFACES.get(get(drive.element, "disk-interface").lower(), disk.bus)
+            disk.boot = 1 if get(drive.element, "boot").lower() == "true" else 0
+        item.use("BootOrder")
+        disk.boot = item.number("BootOrder") or disk.boot
+        if item.type in (CD, DVD):
+            disk.bus, disk.writable = disk.bus or "sata", False
+        elif item.type == FLOPPY:
+            disk.bus = "floppy"
+        self._order.append((item.first("Parent"), item.number("AddressOnParent"), disk))
+        self.disks[item.instance] = disk
+
+    def _controller(self, item: Item) -> None:
+        item.done()
+        if item.instance not in self._used:
+            self._summary.settle(item.place, item.summary, "no disk is behind it")
+        elif kind := _lacking(item):
+            self._summary.change(item.place, item.summary, "SATA", f"jobs have no {kind} controller")
+        else:
+            self._summary.settle(item.place, item.summary, "it goes with the disks")
+
+    def _kind(self, parent: str) -> int:
+        controller = self._controllers.get(parent)
+        return controller.type if controller else 0
+
+    def _with_file(self, item: Item, drive: PackageDrive) -> GuestDisk:
+        assert drive.file is not None
+        href = drive.file.href
+        if get(drive.element, "parentRef"):
+            raise SubmitError(f"{item.place}: the disk is an overlay of another.", "export it without snapshots.")
+        if href in self._paths and item.type not in _DRIVES:
+            problem = f"{item.place}: {href!a} is the image of two disks."
+            raise SubmitError(problem, "give each a file of its own in the package.")
+        if href not in self._paths:
+            self._paths[href] = self._package.file(drive.file, self._options.dir, force=self._options.force)
+        path = self._paths[href]
+        form = _DRIVES.get(item.type) or drive.format or named_format(path) or _content(path)
+        if not form:
             raise SubmitError(
-                f"{account.place(element)}: the file is compressed ({get(element, 'compression')[:20]}).",
-                "unpack it, and take the attribute away.",
+                f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example."
             )
-        files[get(element, "id")] = files[get(element, "href")] = get(element, "href"), ""
-        found["file:" + get(element, "id")] = get(element, "href"), "", element
-    for section in root.iter():
-        if local(section.tag) == "DiskSection" or "DiskSection" in get(section, "type"):
-            account.take(section, "type")
-            for element in children(section, "Disk"):
-                account.take(element, "diskId", "fileRef", "format", "capacity", "capacityAllocationUnits")
-                account.take(element, "populatedSize", "size", "volume-format", "parentRef")
-                reference = get(element, "fileRef")
-                href = files.get(reference, ("", ""))[0]
-                if get(element, "parentRef"):
-                    raise SubmitError(
-                        f"{account.place(element)}: the disk is an overlay of another.", "export it without snapshots."
-                    )
-                drive = href, _format(element), element
-                found["disk:" + get(element, "diskId")] = drive
-                if reference:
-                    found[reference] = drive
-    return found
+        return GuestDisk(path, form, place=item.place, what=f"{item.summary}, {href}", hostile=True)
+
+    def finish(self, made: Guest, account: Account) -> None:
+        """Give the VM its disks: those that have an image, and those that are made for it."""
+        parents = [parent for parent, _, _ in self._order]
+        kinds = [self._kind(parent) for parent in parents]
+
+        def rank(each: tuple[str, int, GuestDisk]) -> tuple[int, ...]:
+            parent, place, _ = each
+            if not parent:
+                return (0,)
+            controller = self._controllers.get(parent)  # the two channels of IDE are two of them
+            number = controller.number("Address") if controller else 0
+            return kinds.index(self._kind(parent)), number, parents.index(parent), place
+
+        self._order.sort(key=rank)
+        made.disks = [disk for _, _, disk in self._order]
+        if self._empty:
+            name_devices(made.disks)
+            sizes = {id(disk): -(-capacity // (1 << 20)) for disk, capacity in self._empty}
+            made.disks = [disk for disk in made.disks if id(disk) not in sizes]
+            entries = [f"{disk.device}:{sizes[id(disk)]}M" for disk, _ in self._empty]
+            made.options["Data_Disk"] = ", ".join(entries)
+            made.places["Data_Disk"] = self._empty[0][0].place
+            for disk, _ in self._empty:
+                self._summary.carry(disk.place, disk.what, f"{disk.device}, an empty disk of {sizes[id(disk)]} MiB")
+            self._summary.advise("The empty disks are made where the job runs: say --append 'request_disk = …'.")
+        for drive in self._named.values():
+            if drive.file is not None and drive.file.href not in self._paths:
+                self._paths[drive.file.href] = ""
+                why = (
+                    "the VM begins with new ones"
+                    if drive.file.href.endswith(".nvram")
+                    else "no device of the VM has it"
+                )
+                what = "firmware variables" if drive.file.href.endswith(".nvram") else "file"
+                self._summary.settle(account.place(drive.element), f"{what} {drive.file.href}", why)
 
 
-def _format(disk: etree._Element) -> str:
-    volume = get(disk, "volume-format").upper()
-    if volume in ("COW", "RAW"):
-        return {"COW": "qcow2", "RAW": "raw"}[volume]
-    url = get(disk, "format").lower()
-    return next((form for word, form in _FORMATS if word in url), "")
+def _content(path: str) -> str:
+    """The format that an image's beginning says; with nothing else to say it, that is no proof."""
+    with suppress(OSError), open_regular(path) as file:
+        return looks_like(file.read(HEADER))
+    return ""
 
 
-def _disk(
-    item: Item,
-    drives: dict[str, tuple[str, str, etree._Element]],
-    controllers: dict[str, Item],
-    package: Package,
-    options: argparse.Namespace,
-) -> GuestDisk | None:
-    item.use("HostResource", "Parent", "AddressOnParent", "ResourceSubType", "Address")
-    resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
-    kind, _, identity = resource.partition("/")
-    drive = drives.get(f"{kind}:{identity}") if kind in ("disk", "file") else None
-    href, form, _element = drive or drives.get(resource) or ("", "", None)
-    if not href:
-        return None
-    from vmgahp.images.formats import BY_ENDING
+def _lacking(controller: Item) -> str:
+    """What kind of controller it is, where jobs have none of it."""
+    if _CONTROLLERS[controller.type] == "ide" or "ahci" in controller.subtype:
+        return ""
+    if "nvm" in controller.subtype:
+        return "NVMe"
+    return "SCSI" if controller.type == SCSI or "scsi" in controller.subtype else "such"
 
-    if item.type in (CD, DVD):
-        form = "iso"
-    elif item.type == FLOPPY:
-        form = "raw"
-    form = form or BY_ENDING.get(os.path.splitext(href)[1].lower(), "")
-    if not form:
-        raise SubmitError(f"{item.place}: nobody says what format {href!a} has.", "rename it, to *.vmdk for example.")
-    path = package.file(href, options.dir, force=options.force)
-    disk = GuestDisk(path, form, place=item.place, hostile=True)
-    controller = controllers.get(item.first("Parent"))
-    disk.bus = _CONTROLLERS.get(controller.type, "") if controller else ""
-    if item.type in (CD, DVD):
-        disk.bus, disk.writable = disk.bus or "sata", False
-    elif item.type == FLOPPY:
-        disk.bus, disk.writable = "floppy", False
-    return disk
+
+def _other(item: Item, made: Guest, summary: Summary, *, is_console: bool) -> None:
+    """A device of no other kind; the first serial port is the console."""
+    item.done()
+    is_required = get(item.element, "required").lower() != "false"
+    if item.subtype == "vmware.vtpm" or item.device == "tpm":
+        made.options["TPM"], made.places["TPM"] = True, item.place
+    elif item.type == SERIAL and is_required and not is_console:
+        summary.lose(item.place, item.summary, "jobs have one serial port")
+    elif item.device in _SETTLED_DEVICES or item.subtype.startswith(_SETTLED_SUBTYPES) or item.type in _SETTLED_ITEMS:
+        summary.settle(item.place, item.summary, _SETTLED_ITEMS.get(item.type, "every VM has its own, or misses none"))
+    elif item.device == "controller" or (item.type == OTHER and "vmci" in item.summary.lower()):
+        summary.settle(item.place, item.summary, "every VM has its own")
+    elif not is_required:
+        summary.settle(item.place, item.summary, "the exporter says that it is not required")
+    else:
+        summary.lose(item.place, item.summary, "jobs have no such device")
 
 
 def _cpus(item: Item, made: Guest) -> None:
     item.use("VirtualQuantity", "num_of_sockets", "cpu_per_socket", "threads_per_cpu", "CoresPerSocket")
     item.use("AllocationUnits", "num_cpu", "smp_arch", "max_num_of_vcpus")
+    made.places["vcpus"] = item.place
     sockets = [item.number(name) for name in ("num_of_sockets", "cpu_per_socket", "threads_per_cpu")]
     if sockets[0]:
         parts = [number or 1 for number in sockets]
@@ -300,103 +323,37 @@ def _cpus(item: Item, made: Guest) -> None:
         parts = [made.vcpus // cores, cores, 1]
     if made.vcpus > 1 and (sockets[0] or item.first("CoresPerSocket")):
         made.options["Topology"] = "sockets={},cores={},threads={}".format(*parts)
+        made.places["Topology"] = item.place
 
 
-def _memory(item: Item, made: Guest) -> None:
+def _memory(item: Item, made: Guest, options: argparse.Namespace) -> None:
     item.use("VirtualQuantity", "AllocationUnits")
-    unit = item.first("AllocationUnits")
+    made.places["memory"] = item.place
+    unit, quantity = item.first("AllocationUnits"), item.number("VirtualQuantity")
     factor = amount(unit)
-    if not factor:
+    if not unit and quantity:
+        factor = 1 << 20 if quantity <= _LARGEST_MIB else 1
+        taken = "MiB, as VirtualBox and VMware do" if factor > 1 else "bytes, for so many MiB no VM has"
+        made.changed["memory"] = f"the number {quantity} has no unit, and is taken for {taken}"
+    elif not factor and not options.memory:
         raise SubmitError(f"{item.place}: {unit[:40]!a} is no unit of memory.", "give --memory.")
-    made.memory_mib = -(-item.number("VirtualQuantity") * factor // (1 << 20))
+    made.memory_mib = -(-quantity * factor // (1 << 20))
 
 
-def _nic(item: Item, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
+def _nic(item: Item, made: Guest, options: argparse.Namespace) -> None:
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
-    item.use("AutomaticAllocation", "Name")
-    subtype = item.first("ResourceSubType").lower()
+    item.use("AutomaticAllocation", "Name", "Linked", "BootOrder")
     # Some list several, by blanks or commas; the guest is to know each.
-    model = next((_MODELS[word] for word in subtype.replace(",", " ").split() if word in _MODELS), "")
-    if subtype and not model:
-        summary.lose(item.place, f"a NIC {subtype}: it is an e1000")
-    model = model or "e1000"
+    model = next((_MODELS[word] for word in item.subtype.replace(",", " ").split() if word in _MODELS), "")
+    changed = []
+    if item.subtype and not model:
+        changed.append(f"jobs have no {item.subtype}")
+        model = "e1000"
     connection = item.first("Connection")
     kind = {"nat": "nat", "bridged": "bridge"}.get(connection.lower(), "")
     if not kind and connection and not options.network:
-        summary.lose(item.place, f"the network {connection}: the execute machine's own")
+        changed.append(f"the network {connection} is the execute machine's own")
     address = (item.first("MACAddress") or item.first("Address")).lower()
-    made.nics.append(GuestNic(kind, address if address.count(":") == 5 else "", model))
-
-
-def _firmware(system: etree._Element, hardware: etree._Element, account: Account, made: Guest) -> None:
-    """Where the three exporters say that the VM boots by UEFI."""
-    said: dict[str, str] = {}
-    for config in children(hardware, "Config"):
-        if get(config, "key") in ("firmware", "bootOptions.efiSecureBootEnabled"):
-            account.take(config, "key", "value", "required")
-            said[get(config, "key")] = get(config, "value").lower()
-    firmware = "uefi" if said.get("firmware") == "efi" else ""
-    if firmware and said.get("bootOptions.efiSecureBootEnabled") == "true":
-        firmware = "uefi-secure"
-    for element in system.iter():
-        if local(element.tag) == "Firmware" and get(element, "type").upper().startswith("EFI"):
-            firmware = "uefi"  # VirtualBox's own section, of which no more is read
-        elif local(element.tag) == "BiosType":
-            account.take(element)
-            firmware = _OVIRT_FIRMWARE.get(text(element), firmware)
-    if firmware:
-        made.options["Firmware"] = firmware
-
-
-def items(hardware: etree._Element, account: Account, configuration: str) -> list[Item]:
-    """The items of a section that belong to one configuration (see `choose`), in the section's order."""
-    found = []
-    for element in hardware:
-        if local(element.tag) in _KINDS:
-            belongs = get(element, "configuration").split()
-            if not belongs or configuration in belongs:
-                account.take(element, "configuration")
-                found.append(Item(element, account))
-            else:
-                account.take_all(element)
-    return found
-
-
-def choose(root: etree._Element, account: Account, wanted: str, summary: Summary) -> str:
-    """The configuration that is to be run, of those that the package offers; empty for none.
-
-    Raises `SubmitError` for one that is not there.
-    """
-    offered = [
-        element
-        for section in root.iter()
-        if local(section.tag) == "DeploymentOptionSection" or "DeploymentOption" in get(section, "type")
-        for element in children(section, "Configuration")
-    ]
-    default = next((element for element in offered if get(element, "default") in ("true", "1")), None)
-    names = [get(element, "id") for element in offered]
-    if wanted and wanted not in names:
-        raise SubmitError(
-            f"The package has no configuration {wanted!a}.", f"choose one of: {', '.join(names) or 'none'}."
-        )
-    if not offered:
-        return ""
-    chosen = wanted or get(offered[0] if default is None else default, "id")
-    for element in offered:
-        account.take_all(element)
-    summary.carry(f"the package's configuration {chosen}, of {', '.join(names)} (--configuration)")
-    return chosen
-
-
-def amount(unit: str) -> int:
-    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
-    words = unit.lower().replace(" ", "")
-    base, star, power = words.partition("*")
-    if not star:
-        return _UNITS.get(base, 0)
-    number, _, exponent = power.partition("^")
-    if base not in ("byte", "bytes") or number not in ("2", "10"):
-        return 0
-    if not (exponent.isdecimal() and len(exponent) < 3 and int(exponent) <= 60):
-        return 0
-    return int(int(number) ** int(exponent))
+    address = address if address.count(":") == 5 else ""
+    link_up = "false" not in (item.first("AutomaticAllocation").lower(), item.first("Linked").lower())
+    made.nics.append(GuestNic(kind, address, model, link_up, place=item.place, what=item.summary, changed=changed))

@@ -9,45 +9,73 @@ import hashlib
 import os
 import re
 import tarfile
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
-from vmgahp.commands.submit.images import free, require_beside
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.submit.images import require_beside
 from vmgahp.commands.submit.machine import simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.unpack import CHUNK, ENDINGS, compression_of, require_room, unpacked, write
 from vmgahp.commands.submit.xml_input import LARGEST
 
 BLOCK = 512
 MOST_MEMBERS = 1000
 MOST_EXTRA = 64 << 10
 """Bytes of a header that belongs to a member (a long name, attributes)."""
-_CHUNK = 1 << 20
 _RECORD = re.compile(rb"(?<!\d)\d++ (path|size|GNU\.sparse[^=]*)=([^\n]*)\n")
 _DIGEST = re.compile(
     r"^[^\S\n]*+(SHA1|SHA256|SHA512)[^\S\n]*+\(([^)\n]*)\)[^\S\n]*+=[^\S\n]*+([0-9a-fA-F]++)[^\S\n]*+$", re.MULTILINE
 )
 
 
+class Reference(NamedTuple):
+    """A file as the descriptor names it."""
+
+    href: str
+    compression: str = ""
+    """``gzip`` or another; empty or ``identity`` for none."""
+    in_pieces: bool = False
+    size: int = 0
+    """Bytes of all its pieces together, 0 for unknown."""
+
+
+class _Piece(NamedTuple):
+    """Bytes of a file here."""
+
+    name: str
+    path: str
+    begin: int
+    size: int
+
+
 class Package:
     """A package at `path`: its descriptor, and the files that it names."""
 
-    def __init__(self, path: str, summary: Summary) -> None:
-        self.path = os.path.abspath(path)
+    def __init__(self, path: str, summary: Summary, descriptor: str = ".ovf") -> None:
+        """`descriptor` is how the name of the file ends that says what the others are."""
+        self.path = _descriptor_in(path) if os.path.isdir(path) else os.path.abspath(path)
         self._summary = summary
         self._members: dict[str, tuple[int, int]] = {}
         """Of a tar file: name -> where the member's data begins, and how long it is."""
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 head = file.read(BLOCK)
+                if kind := compression_of(head):
+                    raise SubmitError(f"{path} is compressed with {kind}.", "unpack it first.")
                 if head[257:262] == b"ustar":
                     self._members = _members(file, os.path.basename(path))
         except OSError as error:
             raise SubmitError(f"{path} cannot be read ({error.strerror}).") from error
         self.is_archive = bool(self._members)
-        self.descriptor_name = os.path.basename(path)
+        self.descriptor_name = os.path.basename(self.path)
+        summary.sources.add(os.path.realpath(self.path))
         if self.is_archive:
-            names = [name for name in self._members if name.lower().endswith(".ovf")]
+            names = [name for name in self._members if name.lower().endswith(descriptor)]
             if len(names) != 1:
-                raise SubmitError(f"{path} has {len(names)} descriptors (.ovf).", "see what tar -t shows of it.")
+                raise SubmitError(
+                    f"{path} has {len(names)} descriptors ({descriptor}).", "see what tar -t shows of it."
+                )
             self.descriptor_name = names[0]
         self.digests = self._digests()
 
@@ -61,51 +89,93 @@ class Package:
         self._verify(self.descriptor_name, data)
         return data
 
-    def file(self, name: str, directory: str, *, force: bool) -> str:
-        """The full path of a file of the package here; what is in a tar file is written to `directory`.
+    def names(self) -> list[str]:
+        """The files of the archive, or of the directory."""
+        return list(self._members) if self.is_archive else sorted(os.listdir(os.path.dirname(self.path)))
 
-        Raises `SubmitError` for a file that is not there or not in the package.
-        """
+    def text(self, name: str) -> bytes:
+        """A small file's content, as far as it is read. Raises `SubmitError`."""
         if self.is_archive:
-            return self._extract(name, directory, force)
-        parts = name.split("/")
-        path = os.path.join(os.path.dirname(self.path), *parts)
+            return self._read(name)
+        with open(self._piece(name).path, "rb") as file:
+            return file.read(LARGEST + 1)
+
+    def file(self, reference: Reference, directory: str, *, force: bool) -> str:
+        """The full path of a file of the package here; what is in a tar file, compressed or in pieces is written anew.
+
+        That goes to `directory`. Raises `SubmitError` for a file that is not there or not in the package.
+        """
+        name, kind = reference.href, reference.compression
+        if kind not in ("", "identity", "gzip", "xz", "bzip2"):
+            raise SubmitError(f"{name!a} is compressed with {kind[:20]!a}.", "unpack it, and take the attribute away.")
+        pieces = self._pieces(reference)
+        if not self.is_archive and kind in ("", "identity") and not reference.in_pieces:
+            for _ in self._content(pieces) if name in self.digests else ():
+                pass
+            return pieces[0].path
+        stem, ending = os.path.splitext(os.path.basename(name))
+        if ending.lower() in ENDINGS:
+            stem, ending = os.path.splitext(stem)
+        ending = simple_name(ending[1:], "img")
+        target = os.path.join(directory, f"{simple_name(stem, 'disk')}.{ending}")
+        if any(os.path.realpath(target) == os.path.realpath(piece.path) for piece in pieces):
+            target = os.path.join(directory, f"{simple_name(stem, 'disk')}-unpacked.{ending}")
+        room = os.statvfs(directory)
+        require_room(sum(piece.size for piece in pieces), room.f_bavail * room.f_frsize, target)
+        content = self._content(pieces)
+        write(
+            content if kind in ("", "identity") else unpacked(content, kind, name), target, self._summary, force=force
+        )
+        where = "in the archive" if self.is_archive else "in the package"
+        how = "joined to" if reference.in_pieces else "taken out to" if kind in ("", "identity") else "unpacked to"
+        self._summary.carry("", f"{name} {where}", f"{how} {target}")
+        return target
+
+    def _pieces(self, reference: Reference) -> list[_Piece]:
+        """Where the bytes of a file are; a file in pieces has nine digits at the end of their names."""
+        if not reference.in_pieces:
+            return [self._piece(reference.href)]
+        found: list[_Piece] = []
+        while len(found) < MOST_MEMBERS:
+            name = f"{reference.href}.{len(found):09}"
+            if name not in self._members if self.is_archive else not os.path.lexists(self._beside(name)):
+                break
+            found.append(self._piece(name))
+        if not found or (reference.size and reference.size != sum(piece.size for piece in found)):
+            raise SubmitError(
+                f"{len(found)} pieces of {reference.href!a} are there, which are not the whole file.",
+                "keep the package together.",
+            )
+        return found
+
+    def _piece(self, name: str) -> _Piece:
+        if self.is_archive:
+            if name not in self._members:
+                raise SubmitError(f"{name!a} is not in {self.path}.", "see what tar -t shows of it.")
+            return _Piece(name, self.path, *self._members[name])
+        path, parts = self._beside(name), name.split("/")
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
             raise SubmitError(f"{name!a} is not a file in the directory of {self.path}.", "keep the package together.")
         require_beside(path, self.descriptor_name, self.path)
-        if name in self.digests:
-            with open(path, "rb") as file:
-                self._compare(name, _digest(file, self.digests[name][0], None))
-        return path
+        return _Piece(name, path, 0, os.path.getsize(path))
 
-    def _extract(self, name: str, directory: str, force: bool) -> str:
-        if name not in self._members:
-            raise SubmitError(f"{name!a} is not in {self.path}.", "see what tar -t shows of it.")
-        begin, size = self._members[name]
-        stem, ending = os.path.splitext(os.path.basename(name))
-        target = os.path.join(directory, f"{simple_name(stem, 'disk')}.{simple_name(ending[1:], 'img')}")
-        free(target, force)
-        room = os.statvfs(directory)
-        if size > room.f_bavail * room.f_frsize:
-            raise SubmitError(
-                f"{name} has {size} bytes, more than are free in {directory}.", "name a larger place with --dir."
-            )
-        temporary = target + ".new"
-        try:
-            with open(self.path, "rb") as source, open(temporary, "xb") as copy:
-                source.seek(begin)
-                algorithm = self.digests.get(name, ("sha1", ""))[0]
-                found = _digest(source, algorithm, size, copy)
-            self._compare(name, found)
-            os.replace(temporary, target)
-            self._summary.made.append(target)
-        except OSError as error:
-            raise SubmitError(f"{target} cannot be written ({error.strerror}).") from error
-        finally:
-            if os.path.lexists(temporary):
-                os.unlink(temporary)
-        self._summary.carry(f"{name} was taken out of the archive to {target}")
-        return target
+    def _beside(self, name: str) -> str:
+        return os.path.join(os.path.dirname(self.path), *name.split("/"))
+
+    def _content(self, pieces: Sequence[_Piece]) -> Iterator[bytes]:
+        """The bytes of a file, whose digests are compared. Raises `SubmitError`."""
+        for piece in pieces:
+            digest = hashlib.new(self.digests.get(piece.name, ("sha1", ""))[0], usedforsecurity=False)
+            left = piece.size
+            with open(piece.path, "rb") as file:
+                file.seek(piece.begin)
+                while left and (chunk := file.read(min(left, CHUNK))):
+                    left -= len(chunk)
+                    digest.update(chunk)
+                    yield chunk
+            if left:
+                raise SubmitError(f"{piece.path} ends in the middle of {piece.name!a}.", "get it again.")
+            self._compare(piece.name, digest.hexdigest())
 
     def _digests(self) -> dict[str, tuple[str, str]]:
         """What the manifest says: name -> algorithm and digest."""
@@ -143,22 +213,14 @@ class Package:
             return file.read(min(size, LARGEST + 1))
 
 
-def _digest(source: BinaryIO, algorithm: str, size: int | None, copy: BinaryIO | None = None) -> str:
-    """The digest of `size` bytes (all, for None), which go to `copy` too. Raises OSError where they end too soon."""
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    left = size
-    while left is None or left > 0:
-        chunk = source.read(_CHUNK if left is None else min(_CHUNK, left))
-        if not chunk:
-            if left:
-                raise OSError(5, "the archive ends in the middle of it")
-            break
-        digest.update(chunk)
-        if copy is not None:
-            copy.write(chunk)
-        if left is not None:
-            left -= len(chunk)
-    return digest.hexdigest()
+def _descriptor_in(directory: str) -> str:
+    try:
+        found = [name for name in os.listdir(directory) if name.lower().endswith(".ovf")]
+    except OSError as error:
+        raise SubmitError(f"{directory} cannot be read ({error.strerror}).") from error
+    if len(found) != 1:
+        raise SubmitError(f"{directory} has {len(found)} descriptors (.ovf).", "name one of them.")
+    return os.path.abspath(os.path.join(directory, found[0]))
 
 
 def _members(file: BinaryIO, name: str) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,6 @@
 """The writer of submit files: a `machine.Guest` as lines for condor_submit.
 
-In a submit file a line is a command up to its end, ``$`` begins a macro anywhere, a backslash at the end joins lines,
-and an attribute (``+Name = "text"``) is a ClassAd expression; lists of files are split at commas, and some at blanks.
+How a line is written `vmgahp.commands.submit.lines` knows; lists of files are split at commas, and some at blanks.
 What cannot be written so that it comes back as it was is refused and never bent.
 """
 
@@ -9,41 +8,27 @@ import os
 import re
 from collections.abc import Sequence
 
-from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic
+from vmgahp.commands.submit.lines import attribute, command, is_command
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic
 from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.images import CATALOG
 from vmgahp.job.nics import MOST_NICS
 from vmgahp.text import MAC
+from vmgahp.vm_types import HTCONDORS, QEMU
 
 PREFIX = "VMPARAM_vm_"
 
+_KINDS = {"hd": "disk", "cdrom": "CD-ROM", "fd": "floppy"}
+
 _FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
 """A path that is the same in all lists of HTCondor's, in vm_disk too."""
-
-
-def command(name: str, text: str) -> str:
-    """``name = text`` as one line, such that condor_submit has exactly `text`. Raises `SubmitError`."""
-    # These two are expanded once more however they are written, $$ when the job meets its machine.
-    unwritable = "$$" in text or "$(dollar)" in text.lower()
-    if unwritable or text != text.strip() or not text or text.endswith("\\") or not text.isprintable():
-        raise SubmitError(f"{name}: {text!a} cannot be written into a submit file.", "give it another name.")
-    return f"{name} = {text.replace('$', '$(DOLLAR)')}"
-
-
-def attribute(name: str, value: str | bool | int) -> str:
-    """``+name = value`` as one line, a text in quotes. Raises `SubmitError`."""
-    if isinstance(value, bool):
-        return f"+{name} = {str(value).lower()}"
-    if isinstance(value, int):
-        return f"+{name} = {value}"
-    if '"' in value or "\\" in value:
-        raise SubmitError(f"{name}: {value!a} has a quote or a backslash.", "give it another name.")
-    return command(f"+{name}", f'"{value}"')
 
 
 def write(
     machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: Sequence[str] = ()
 ) -> str:
     """The submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
+    vm_type = vm_type.lower()
     if machine.memory_mib <= 0:
         raise SubmitError("Nobody says how much memory the VM gets.", "give it with --memory, in MiB.")
     if not machine.disks and not machine.own_disks:
@@ -56,44 +41,97 @@ def write(
         command("vm_vcpus", str(machine.vcpus)),
         command("request_cpus", str(machine.vcpus)),
     ]
-    summary.carry(f"memory {machine.memory_mib} MiB, {machine.vcpus} CPU{'s' * (machine.vcpus > 1)}")
+    _tell(machine, "memory", "memory", f"{machine.memory_mib} MiB", summary)
+    _tell(machine, "vcpus", "CPUs", str(machine.vcpus), summary)
     inputs = [*machine.files]
     if not machine.own_disks:
-        lines.append(command("vm_disk", ",".join(_disk(disk, transfer) for disk in machine.disks)))
+        disks = ",".join(_disk(disk, transfer) for disk in machine.disks)
+        # Of jobs of other types condor_submit does not read the command.
+        lines.append(command("vm_disk", disks) if vm_type in HTCONDORS else attribute(PREFIX + "Disk", disks))
+        _require_own_images(machine.disks)
         for disk in machine.disks:
             moved = disk.url or (disk.path if transfer else "")
             if moved:
                 inputs.append(moved)
-            where = f"made of {disk.url}" if disk.url else "goes with the job" if transfer else "stays where it is"
-            summary.carry(f"disk {disk.device}: {disk.name or disk.path} ({disk.format}), {where}")
-    lines += _network(machine.nics, summary)
+            _tell_disk(disk, transfer, summary)
+    lines += _network(machine.nics, summary, own=machine.own_nics)
     if machine.vnc:
         lines.append(command("vm_vnc", "true"))
-        summary.carry("a VNC console")
+        _tell(machine, "vnc", "a VNC console", "vm_vnc = true", summary)
+    lines += [command(name, value) for name, value in machine.commands.items()]
     for name, value in machine.options.items():
         lines.append(attribute(PREFIX + name, value))
-        summary.carry(f"{PREFIX}{name} = {str(value).lower() if isinstance(value, bool) else value}")
+        said = str(value).lower() if isinstance(value, bool) else value
+        _tell(machine, name, name, f"{PREFIX}{name} = {said}", summary)
     for name, value in machine.attributes.items():
         lines.append(attribute(name, value))
-        summary.carry(f"{name} = {value}")
-    lines += _requirements(machine, vm_type)
+        summary.carry("", name, str(value))
+    wanted, appended = _requirements(machine, vm_type, summary, appended)
+    lines += wanted
     lines.append(command("should_transfer_files", "YES"))
-    if inputs:
-        lines.append(command("transfer_input_files", ", ".join(_input(path) for path in inputs)))
-    lines += [
+    listed = [*map(_input, dict.fromkeys(inputs)), *machine.inputs]
+    if listed:
+        lines.append(command("transfer_input_files", ", ".join(listed), macros=True))
+    usual = [
         command("when_to_transfer_output", "ON_EXIT"),
         # Where the daemon was killed HTCondor takes its signal for the job's own, and is to run the job again.
         command("on_exit_remove", "ExitBySignal == False"),
+        # To HTCondor a VM that was ended for what only its owner can mend is one that is done.
+        command("on_exit_hold", "ChirpVMHoldReason isnt undefined"),
+        command("on_exit_hold_reason", "ChirpVMHoldReason"),
         command("log", f"{machine.name}.log"),
     ]
+    own = {_name(line) for line in machine.lines}
+    lines += [*(line for line in usual if _name(line) not in own), *machine.lines]
     for line in appended:
-        if not line.isprintable() or "=" not in line:
+        if not is_command(line):
             raise SubmitError(f"--append {line!a} is not of the form command = value.")
         lines.append(line)
-    return "\n".join([*lines, "queue", ""])
+    return "\n".join([*lines, "queue" if machine.number == 1 else f"queue {machine.number}", ""])
+
+
+def _name(line: str) -> str:
+    return line.partition("=")[0].strip().lower()
+
+
+def _tell_disk(disk: GuestDisk, transfer: bool, summary: Summary) -> None:
+    if disk.image:
+        where = "an overlay of the machine's image" if disk.writable else "the machine's image itself"
+    else:
+        where = f"made of {disk.url}" if disk.url else "goes with the job" if transfer else "stays where it is"
+    form = f" ({disk.format})" if disk.format else ""
+    became = ", ".join([f"{disk.device}{form}", *disk.steps, where])
+    what = disk.what or f"{_KINDS[disk.boot_class]} {disk.name or disk.path}"
+    _outcome(disk.place, what, became, disk.changed, summary)
+
+
+def _tell(machine: Guest, key: str, what: str, became: str, summary: Summary) -> None:
+    """Report what is the machine's and of no device."""
+    why = machine.changed.get(key)
+    _outcome(machine.places.get(key, ""), what, became, [why] if why else [], summary)
+
+
+def _outcome(place: str, what: str, became: str, changed: Sequence[str], summary: Summary) -> None:
+    if changed:
+        summary.change(place, what, became, "; ".join(changed))
+    else:
+        summary.carry(place, what, became)
+
+
+def _require_own_images(disks: Sequence[GuestDisk]) -> None:
+    """Refuse two drives with one image of which one writes: QEMU locks it. Raises `SubmitError`."""
+    disks = [disk for disk in disks if not disk.image]  # of which each has an overlay of its own
+    for number, disk in enumerate(disks):
+        for other in disks[:number]:
+            one = disk.path == other.path and disk.url == other.url
+            if one and (disk.writable or other.writable) and not (disk.shared and other.shared):
+                problem = f"{disk.path or disk.url} is the image of two disks, of which one writes"
+                raise SubmitError(f"{disk.place or 'The disk'}: {problem}.", "give every disk an image of its own.")
 
 
 def _disk(disk: GuestDisk, transfer: bool) -> str:
+    if disk.image:
+        return f"{CATALOG}:{disk.image}:{disk.device}:{'w' if disk.writable else 'r'}"
     # In the scratch directory there are no directories of this machine.
     file = disk.name or (os.path.basename(disk.path) if transfer else disk.path)
     if not _FILE.fullmatch(file):
@@ -118,11 +156,11 @@ def _input(path: str) -> str:
     return path
 
 
-def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
-    """The classic commands for what they can say, the list of NICs for the rest."""
+def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[str]:
+    """The classic commands for what they can say, the list of NICs for the rest, which an `own` XML says."""
     if not nics:
         return [command("vm_networking", "false")]
-    plain = len(nics) == 1 and nics[0].model == "virtio" and nics[0].link_up
+    plain = len(nics) == 1 and nics[0].model in ("", "virtio") and nics[0].link_up
     addresses = [nic.mac for nic in nics if nic.mac]
     if len(nics) > MOST_NICS:
         raise SubmitError(f"The VM has {len(nics)} NICs.", f"jobs have {MOST_NICS} at most.")
@@ -136,23 +174,51 @@ def _network(nics: Sequence[GuestNic], summary: Summary) -> list[str]:
             nic.kind = "nat"
             summary.advise("A network that has no counterpart here is taken to be nat; --network says otherwise.")
         words = [nic.kind or "the machine's usual network", nic.model, nic.mac, "" if nic.link_up else "cable out"]
-        summary.carry("NIC: " + ", ".join(filter(None, words)))
+        _outcome(nic.place, nic.what or "NIC", ", ".join(filter(None, words)), nic.changed, summary)
     first = nics[0]
     lines = [command("vm_networking", "true")]
     if first.kind:
         lines.append(command("vm_networking_type", first.kind))
+    if own:
+        return lines
     if plain:
         return [*lines, command("vm_macaddr", first.mac)] if first.mac else lines
     entries = [":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics]
     return [*lines, attribute(PREFIX + "NICs", ", ".join(entries))]
 
 
-def _requirements(machine: Guest, vm_type: str) -> list[str]:
-    """That the machine has what the job's options need; condor_submit adds all that it knows itself."""
+def _requirements(
+    machine: Guest, vm_type: str, summary: Summary, appended: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """That the machine has what the job's options need; condor_submit adds all that it knows itself.
+
+    What is appended about requirements is added to them; the rest of it is returned as it was.
+    """
     wanted = []
-    firmware = machine.options.get("Firmware")
-    if isinstance(firmware, str) and PLAIN_NAME.fullmatch(vm_type):
+    tells = vm_type in QEMU  # machines of any type have no such attributes, nor have other hypervisors
+    firmware, arch = machine.options.get("Firmware"), machine.options.get("Arch")
+    if firmware and tells and vm_type in HTCONDORS:
         wanted.append(f'stringListMember("{firmware}", TARGET.VM_{vm_type}_ATTR_firmware)')
-    if machine.options.get("TPM"):
+    elif firmware:
+        summary.advise(f"The machine must have the firmware {firmware}, which machines of type {vm_type} do not tell.")
+    if arch and tells:
+        # Where a job says nothing of Arch, condor_submit requires that of the submit machine.
+        wanted.append(f'stringListMember("{arch}", TARGET.VM_{vm_type}_ATTR_arches) && TARGET.Arch isnt undefined')
+    for kind in dict.fromkeys(nic.kind for nic in machine.nics[1:] if nic.kind != machine.nics[0].kind):
+        wanted.append(f'stringListMember("{kind}", TARGET.VM_Networking_Types)')
+    for image in dict.fromkeys(disk.image for disk in machine.disks if disk.image):
+        wanted.append(f'stringListMember("{image}", TARGET.VM_Images)')
+    if machine.options.get("TPM") and tells:
         wanted.append(f"TARGET.VM_{vm_type}_ATTR_tpm")
-    return [command("requirements", " && ".join(wanted))] if wanted else []
+    boots = {"included": "bootloader", "vmx": "hvm"}.get(machine.commands.get("xen_kernel", ""))
+    if boots:
+        wanted.append(f"TARGET.VM_{vm_type}_ATTR_{boots}")
+    mine = [command("requirements", " && ".join(wanted))] if wanted else []
+    others = []
+    for line in appended:
+        name, _, value = line.partition("=")
+        if mine and name.strip().lower() == "requirements":
+            mine = [f"{mine[0]} && ({value.strip()})"]
+        else:
+            others.append(line)
+    return mine, others

@@ -1,10 +1,16 @@
-"""What a front end carried over, what it did not, and where that stands.
+"""What became of all that a front end read: carried over, changed, the machine's, or left out.
 
-Nothing is dropped in silence. What would make another VM of it, such as a missing sound device, is told apart
-from what the execute machine settles by itself, such as a PCI address.
+Nothing is dropped in silence. What would make another VM of it, such as a missing disk, is *left out* and keeps the
+submit file from being written; what the execute machine settles by itself, such as a PCI address, is told apart.
 """
 
-from typing import TextIO
+import json
+import os
+from enum import Enum
+from typing import NamedTuple, TextIO
+
+MOST_LINES = 200
+"""Lines of one outcome that are shown; a stranger's file has tens of thousands of elements if it wants to."""
 
 
 class SubmitError(Exception):
@@ -16,50 +22,108 @@ class SubmitError(Exception):
         self.hint = hint
 
 
+class Outcome(Enum):
+    """What became of one thing, in the words of the report, which begins with what matters least."""
+
+    SETTLED = "left to the machine"
+    CARRIED = "carried over"
+    CHANGED = "changed"
+    LOST = "left out"
+
+
+class Told(NamedTuple):
+    """One device, or one other thing, of the file that was read."""
+
+    place: str
+    """Line and element, or the key; empty for what the command line says."""
+    what: str
+    outcome: Outcome
+    became: str
+    """What it is in the submit file."""
+    why: str
+
+    def line(self, more: int) -> str:
+        """It as a line for people, with so many more that differ in their places only."""
+        told = ": ".join(filter(None, (self.what, "; ".join(filter(None, (self.became, self.why))))))
+        places = printable(self.place) + f"{', and' * bool(self.place)} {more} more like it" * bool(more)
+        return f"{printable(told)} [{places.strip()}]" if places else printable(told)
+
+
 class Summary:
     """Collected while a file is read, shown when the submit file is written."""
 
-    def __init__(self) -> None:
-        self.carried_over: list[str] = []
-        self.lost: list[tuple[str, str]] = []
-        """Place and what stands there, of what the VM will not have."""
-        self.settled: list[tuple[str, str]] = []
-        """The same of what the execute machine or HTCondor settles."""
-        self.advice: list[str] = []
+    def __init__(self, *sources: str) -> None:
+        self.entries: list[Told] = []
+        self.notes: list[str] = []
+        self.sources = {os.path.realpath(path) for path in sources}
+        """Files that were read, in whose place nothing is written."""
         self.made: list[str] = []
         """Files that were written on the way, to be removed where nothing comes of it."""
 
-    def carry(self, text: str) -> None:
-        """Something is in the submit file."""
-        self.carried_over.append(text)
+    def carry(self, place: str, what: str, became: str) -> None:
+        """It is in the submit file."""
+        self.entries.append(Told(place, what, Outcome.CARRIED, became, ""))
 
-    def lose(self, place: str, what: str) -> None:
-        """Something is not in the submit file, and the VM will be another for it."""
-        self.lost.append((place, what))
+    def change(self, place: str, what: str, became: str, why: str) -> None:
+        """It is in the submit file as something else, with which the guest does as well."""
+        self.entries.append(Told(place, what, Outcome.CHANGED, became, why))
 
-    def settle(self, place: str, what: str) -> None:
-        """Something is not in the submit file because it is not the job's to say."""
-        self.settled.append((place, what))
+    def settle(self, place: str, what: str, why: str) -> None:
+        """It is not in the submit file because it is not the job's to say, or no program in the guest misses it."""
+        self.entries.append(Told(place, what, Outcome.SETTLED, "", why))
+
+    def lose(self, place: str, what: str, why: str) -> None:
+        """It is not in the submit file, and the VM would be another for it."""
+        self.entries.append(Told(place, what, Outcome.LOST, "", why))
 
     def advise(self, text: str) -> None:
         """Something that the execute machine must have, or that the person should know."""
-        if text not in self.advice:
-            self.advice.append(text)
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def of(self, outcome: Outcome) -> list[Told]:
+        """The entries with this outcome."""
+        return [entry for entry in self.entries if entry.outcome is outcome]
+
+    @property
+    def losses(self) -> int:
+        """How many things are left out."""
+        return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:
-        """Print everything."""
-        lines = [f"  {text}" for text in self.carried_over]
-        lines.insert(0, "Carried over:")
-        for heading, entries in (
-            (f"NOT carried over ({len(self.lost)}):", self.lost),
-            (f"Left to the execute machine ({len(self.settled)}):", self.settled),
-        ):
+        """Print everything: a line an entry, or several alike that are the machine's, folded on a terminal."""
+        lines = []
+        for outcome in Outcome:
+            entries = self.of(outcome)
+            alike: dict[Told, list[Told]] = {}
+            for entry in entries:
+                alike.setdefault(entry._replace(place="") if outcome is Outcome.SETTLED else entry, []).append(entry)
+            told = [f"  {same[0].line(len(same) - 1)}" for same in alike.values()]
             if entries:
-                lines.append(heading)
-                lines += [f"  {printable(place)}: {printable(what)}" for place, what in entries]
-        if self.advice:
-            lines += ["Note:", *(f"  {text}" for text in self.advice)]
-        out.write("\n".join(printable(line) for line in lines) + "\n")
+                lines += [f"{outcome.value.capitalize()} ({len(entries)}):", *told[:MOST_LINES]]
+            if len(told) > MOST_LINES:
+                lines.append(f"  ... and {len(told) - MOST_LINES} lines more; --json has them all")
+        if self.notes:
+            lines += ["Note:", *(f"  {printable(note)}" for note in self.notes)]
+        if out.isatty():
+            lines = _folded(lines)
+        out.write("".join(f"{line}\n" for line in lines))
+
+    def as_json(self, **others: object) -> str:
+        """The same for programs, with what else there is to say; in ASCII, on one line."""
+        entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
+        return json.dumps({**others, "entries": entries, "notes": self.notes})
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """The lines in the width of the terminal, the further ones of an entry indented."""
+    import shutil
+    import textwrap
+
+    fold = textwrap.TextWrapper(
+        width=max(shutil.get_terminal_size().columns, 40), subsequent_indent="      ", break_on_hyphens=False
+    )
+    return [part for line in lines for part in fold.wrap(line)]
 
 
 def printable(text: str) -> str:

@@ -1,25 +1,31 @@
 """A job's own libvirt XML (``--as-is``): the file without what no job may say.
 
-What may be said is the list by which the execute machine reads the file (`vmgahp.domain.job_xml.allow_list`), and
-its reader has the last word here too: nobody waits for a match to hear of a refusal.
+What may be said is the list by which the execute machine reads the file (`vmgahp.domain.job_xml.allow_list`); its
+reader has the last word in the rehearsal.
 """
 
+import argparse
 import os
 import re
 from collections.abc import Callable, Collection
+from math import prod
+from typing import Any
 
 from lxml import etree
 
-from vmgahp.commands.submit.machine import Guest
+from vmgahp.commands.files import open_regular, write_anew
+from vmgahp.commands.submit.images import free, require_beside
+from vmgahp.commands.submit.machine import Guest, GuestDisk
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import Account, local
-from vmgahp.domain.job_xml import ATTRIBUTE
+from vmgahp.domain.job_xml import ATTRIBUTE, host_made
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
-from vmgahp.domain.job_xml.sanitize import sanitized
-from vmgahp.errors import JobFault
 
-_DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus"
+_DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus", "offset"
 """Attributes without which an element would mean something else."""
+
+_IN_THE_AD = "interface", "tpm", "graphics"
+"""Devices beside the disks that the writer of submit files tells of."""
 
 
 def bring(
@@ -28,34 +34,34 @@ def bring(
     made: Guest,
     summary: Summary,
     settled: Callable[[str, etree._Element], str],
-    directory: str,
-    *,
-    force: bool,
+    options: argparse.Namespace,
 ) -> None:
     """Write the trimmed file, and let the job have it. Raises `SubmitError`.
 
     `left_out` are devices that jobs cannot have, which the summary has already; `settled` is as for
-    `Account.tell`.
+    `Account.tell`. The disks are those of vm_disk, by which the file is corrected.
     """
-    from vmgahp.commands.files import write_anew
-    from vmgahp.commands.submit.images import free
-
-    account = Account(root)
-    trimmed = _Trimmer(account, set(left_out), summary, settled).trim(root, DOMAIN, "/domain")
-    for source in trimmed.findall("devices/interface/source"):
-        parent = source.getparent()
-        assert parent is not None
-        parent.remove(source)
-        summary.settle("/domain/devices/interface/source", "jobs get the machine's own network of that kind")
+    read: Any = root  # lxml's elements have all that is asked of them there
+    host_made.name_firmware(read)
+    trimmer = _Trimmer(Account(root), set(left_out), summary, settled)
+    trimmed = trimmer.trim(root, DOMAIN, "/domain")
+    _correct_networks(trimmed, summary, options.network)
+    _correct_amounts(trimmed, made, summary)
+    _correct_firmware(trimmed, made)
+    for disk in made.disks:
+        if (element := trimmer.disks.get(disk.place)) is not None:
+            _correct(element, disk, transferred=not options.shared)
+    if not any(disk.device.startswith("hd") for disk in made.disks):
+        for controller in trimmed.findall("devices/controller[@type='ide']"):  # q35 has none
+            _remove(controller)
+    for tag in ("kernel", "initrd"):
+        if (element := trimmed.find(f"os/{tag}")) is not None:
+            _take_along(element, made, summary, options)
     etree.indent(trimmed)
     data = etree.tostring(trimmed, encoding="utf-8", xml_declaration=True) + b"\n"
     name = f"{made.name}.xml"
-    try:
-        sanitized(data.decode(), name)
-    except JobFault as fault:
-        raise SubmitError(f"The execute machine would refuse it: {fault.problem}", fault.hint) from fault
-    path = os.path.join(directory, name)
-    free(path, force)
+    path = os.path.join(options.dir, name)
+    free(path, summary, force=options.force)
     try:
         write_anew(path, data)
     except OSError as error:
@@ -65,10 +71,86 @@ def bring(
     made.files.append(path)
     # The rest the file says itself; the ad names the disks and grants the amounts.
     made.options.pop("Topology", None)
-    made.nics = made.nics[:1]
-    for nic in made.nics:
-        nic.mac, nic.model, nic.link_up = "", "virtio", True
+    made.own_nics = True
     summary.advise(f"{path} goes with the job. The machine must take such jobs (VM_ALLOW_LIBVIRT_XML).")
+
+
+def _correct_networks(trimmed: etree._Element, summary: Summary, wanted: str) -> None:
+    """Leave the source of each network to the machine, and let its kind be the one that is `wanted`, if any."""
+    for interface in trimmed.findall("devices/interface"):
+        for source in interface.findall("source"):
+            interface.remove(source)
+            why = "jobs get the machine's own network of that kind"
+            summary.settle("/domain/devices/interface/source", "source", why)
+        if wanted == "none":
+            _remove(interface)
+        elif wanted:
+            interface.set("type", "network" if wanted == "nat" else wanted)
+
+
+def _correct_amounts(trimmed: etree._Element, made: Guest, summary: Summary) -> None:
+    """Let memory and CPUs be those of the ad."""
+    for tag in ("memory", "currentMemory") if "memory" in made.changed else ():
+        if (memory := trimmed.find(tag)) is not None:
+            memory.set("unit", "MiB")
+            memory.text = str(made.memory_mib)
+    if (vcpu := trimmed.find("vcpu")) is not None:
+        vcpu.text = str(made.vcpus)
+    topology = trimmed.find("cpu/topology")
+    if topology is not None and prod(int(number) for number in topology.attrib.values()) != made.vcpus:
+        _remove(topology)
+        summary.change(made.places.get("vcpus", ""), "CPU topology", "one socket a CPU", f"there are {made.vcpus} CPUs")
+
+
+def _correct_firmware(trimmed: etree._Element, made: Guest) -> None:
+    """Leave the firmware to the ad where the file says it by a path, or by the half."""
+    system, wanted = trimmed.find("os"), made.options.get("Firmware")
+    if system is None or not wanted:
+        return
+    features = {str(one.get("name")): one.get("enabled") for one in system.iterfind("firmware/feature")}
+    secure = features.get("secure-boot") == "yes"
+    if system.get("firmware") != "efi" or secure != (wanted == "uefi-secure"):
+        system.attrib.pop("firmware", "")
+        for part in system.findall("firmware"):
+            _remove(part)
+
+
+def _correct(element: etree._Element, disk: GuestDisk, *, transferred: bool) -> None:
+    """Let a disk of the file be what vm_disk says of it."""
+    part = {tag: _part(element, tag) for tag in ("driver", "source", "target")}
+    part["source"].set("file", disk.name or (os.path.basename(disk.path) if transferred else disk.path))
+    part["driver"].set("type", "raw" if disk.format == "iso" else disk.format)
+    if part["target"].get("dev") != disk.device:
+        part["target"].attrib.clear()
+        part["target"].set("dev", disk.device)
+        for address in element.findall("address"):
+            element.remove(address)
+
+
+def _remove(element: etree._Element) -> None:
+    parent = element.getparent()
+    assert parent is not None
+    parent.remove(element)
+
+
+def _part(element: etree._Element, tag: str) -> etree._Element:
+    found = element.find(tag)
+    return etree.SubElement(element, tag) if found is None else found
+
+
+def _take_along(element: etree._Element, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
+    """Let a kernel or an initrd go with the job. Raises `SubmitError`."""
+    tag, said = str(element.tag), element.text or ""
+    path = os.path.join(os.path.dirname(os.path.abspath(options.file)), said)
+    if not options.own:
+        require_beside(path, f"/domain/os/{tag}", options.file)
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise SubmitError(f"/domain/os/{tag}: {path} cannot be opened ({error.strerror}).", "bring it here.") from error
+    element.text = os.path.basename(path)
+    made.files.append(path)
+    summary.carry(f"/domain/os/{tag}", f"{tag} {said}", "goes with the job")
 
 
 class _Trimmer:
@@ -85,6 +167,8 @@ class _Trimmer:
         self._left_out = left_out
         self._summary = summary
         self._settled = settled
+        self.disks: dict[str, etree._Element] = {}
+        """The disks that were made, by their places."""
 
     def trim(self, element: etree._Element, allowed: Allowed, path: str) -> etree._Element:
         made = etree.Element(local(element.tag))
@@ -93,7 +177,8 @@ class _Trimmer:
             if form is not None and re.fullmatch(form, str(value), re.ASCII):
                 made.set(key, value)
             else:
-                self._tell(f"{path}/@{local(key)}", f"/@{local(key)}", element, f"{value!s}: not for jobs to say")
+                what = f"{local(element.tag)} {local(key)}={value!s}"
+                self._tell(f"{path}/@{local(key)}", f"/@{local(key)}", element, what, "it is not for jobs to say")
         if allowed.text is not None:
             made.text = (element.text or "").strip()
         counts: dict[str, int] = {}
@@ -105,14 +190,22 @@ class _Trimmer:
                 continue
             if below is None or counts[tag] > below.most or not _keeps(child, below):
                 reason = NEVER.get(local(tag), "a job cannot say this")
-                self._tell(f"{path}/{local(tag)}", "", child, f"{local(tag)}: {reason}")
+                self._tell(f"{path}/{local(tag)}", "", child, local(tag), reason)
             else:
                 made.append(self.trim(child, below, f"{path}/{local(tag)}"))
+                if tag == "disk":
+                    self.disks[self._account.place(child)] = made[-1]
+                elif path == "/domain/devices" and tag not in _IN_THE_AD:
+                    self._summary.carry(self._account.place(child), tag, "in the job's own XML")
         return made
 
-    def _tell(self, path: str, suffix: str, element: etree._Element, what: str) -> None:
-        tell = self._summary.settle if self._settled(path, element) else self._summary.lose
-        tell(self._account.place(element) + suffix, what)
+    def _tell(self, path: str, suffix: str, element: etree._Element, what: str, why: str) -> None:
+        place = self._account.place(element) + suffix
+        read: Any = element, element.getparent()
+        if reason := self._settled(path, element) or host_made.why(path, *read):
+            self._summary.settle(place, what, reason)
+        else:
+            self._summary.lose(place, what, why)
 
 
 def _keeps(element: etree._Element, allowed: Allowed) -> bool:

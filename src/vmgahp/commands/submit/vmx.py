@@ -3,87 +3,213 @@
 import argparse
 import os
 import re
+from collections.abc import Callable
 
 from vmgahp.commands.submit.images import check, require_beside
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import BY_ENDING
-from vmgahp.job.vmware import DIR, TRANSFER, VMDK_FILES, VMX_FILE
+from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
+from vmgahp.job.vmx_drives import CDROM, DISK, DRIVE_NAME, FLOPPY, Drive, drives
 
-_DRIVE = re.compile(r"(scsi|sata|nvme|ide)(\d{1,2}):(\d{1,2})|(floppy)(\d)")
-_NIC = re.compile(r"ethernet(\d{1,2})")
+Locate = Callable[[str, str], str]
+"""The full path of an image, by its name in the .vmx and the place there. Raises `SubmitError`."""
+
+_NIC = re.compile(r"ethernet([0-9]{1,2})")
 _DEVICE = (
-    *("present", "filename", "devicetype", "filetype", "mode", "startconnected"),
+    *("present", "filename", "devicetype", "filetype", "mode", "startconnected", "clientdevice", "autodetect"),
     *("connectiontype", "virtualdev", "addresstype", "address", "networkname", "vnet"),
 )
 """What is read of drives and NICs."""
-_KINDS = {"nat": "nat", "bridged": "bridge"}
+_KINDS = {"nat": "nat", "bridged": "bridge", "vmnet0": "bridge", "vmnet8": "nat"}
 _MODELS = {"e1000": "e1000", "e1000e": "e1000e"}
+_BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
+"""In the order in which a BIOS finds hard disks: IDE was there first."""
+_CLASSES = {
+    **dict.fromkeys(("hdd", "hd", "disk"), "hd"),
+    **dict.fromkeys(("cdrom", "cd"), "cdrom"),
+    **dict.fromkeys(("floppy", "fd"), "fd"),
+}
+_KIND_CLASSES = dict(zip((DISK, CDROM, FLOPPY), BOOT_CLASSES, strict=True))
 
 _SETTLED = re.compile(
     r"(?:\.encoding|config\.version|virtualhw\..*|displayname|annotation|guestos(?:\..*|altname)?|extendedconfigfile|uuid\..*"
-    r"|vc\.uuid|vm\.genidx?|pcibridge\d+\..*|vmci0\..*|hpet0\..*|tools\..*|toolsinstallmanager\..*|toolscripts\..*"
+    r"|vc\.uuid|vm\.\w+|pcibridge\d+\..*|tools\..*|toolsinstallmanager\..*|toolscripts\..*"
     r"|cleanshutdown|softpoweroff|powertype\..*|gui\..*|policy\..*|sched\..*|numa\..*|monitor\..*|migrate\..*|hgfs\..*"
     r"|isolation\..*|remotedisplay\..*|replay\..*|vmotion\..*|msg\.autoanswer|proxyapps\..*|unity\..*|log\..*|logging"
     r"|checkpoint\..*|snapshot\..*|evcCompatibilityMode|mem\.hotadd|vcpu\.hotadd|memallowautoscaledown|memtrimrate"
-    r"|mainmem\..*|prefvmx\..*|bios\.bootorder|bios\.bootdelay|floppy\d\..*|mks\..*|svga\..*|vmxstats\..*|cpuid\..*"
-    r"|(?:scsi|sata|ide|nvme)\d+\.(?:present|pcislotnumber|saswwid|sharedbus)|usb(?:_xhci)?(?:\.|:).*|ehci(?:\.|:).*"
-    r"|ethernet\d+\..*|(?:scsi|sata|ide|nvme)\d+:\d+\..*|vmx\.buildtype|virtual\w+\..*|nvram|workingdir|rtc\..*"
-    r"|inmemory\w*|viv\..*|acpi\..*|sound\.(?:filename|autodetect|pcislotnumber)|time\..*|ulm\..*|keyboard.*|mouse.*)",
+    r"|mainmem\..*|prefvmx\..*|bios\.boot(?:delay|retry\..*)|bios\.forcesetuponce|vmxstats\..*|cpuid\..*"
+    r"|(?:scsi|sata|ide|nvme)\d+\.(?:present|pcislotnumber|saswwid|virtualdev)|vmx\.buildtype"
+    r"|ethernet\d+\..*|(?:scsi|sata|ide|nvme)\d+:\d+\..*|floppy\d\..*|virtual\w+\..*|nvram|workingdir|rtc\..*"
+    r"|inmemory\w*|viv\..*|acpi\..*|time\..*|ulm\..*|keyboard.*|mouse.*|featmask\..*|disk\.enableuuid"
+    r"|efi\.quickboot\..*|deploymentplatform|memsize\.\w+|guestinfo\.(?!(?:user|meta|vendor)data\b).*|tools\w*|managedvm\..*"
+    r"|answer\.msg\..*|priority\.\w+|nvme\d+\.subnqnuuid|evccompatibilitymode|uefi\.secureboot\.enabled"
+    r"|(?:host|guest|user)cpuid\..*|chipset\.onlinestandby|disable_acceleration|guest\.commands\..*|messagebus\..*"
+    r"|\w+\.nodriver|invmteam|vmci\.filter\..*|sharedfolder\.\w+)",
     re.IGNORECASE,
 )
-"""Names that say nothing of the VM that a job would miss. What belongs to a device is here too: the device itself is
-told where it is not carried over."""
+"""Names that say nothing of the VM that a job would miss, or of a device that no program in the guest misses. What
+belongs to a drive or NIC is here too, which is told by itself."""
+
+_UNMISSED = re.compile(r"sound|usb(?:_xhci)?(?::\d+)?|ehci(?::\d+)?|vmci0|hpet0|svga|mks|hdaudio|smc", re.IGNORECASE)
+"""Devices that every VM has, or that no program in a guest needs."""
+
+_HOST_USB = re.compile(r"usb\.autoconnect\..*", re.IGNORECASE)
+"""Devices of the host that the guest has."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
     try:
         with open(options.file, "rb") as file:
-            vmx = Vmx.decode(file.read(LARGEST + 1))
+            data = file.read(LARGEST + 1)
     except OSError as error:
         raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
+
+    def locate(name: str, place: str) -> str:
+        directory, plain = os.path.dirname(os.path.abspath(options.file)), name.replace("\\", "/")
+        full = os.path.join(directory, plain)
+        if not os.path.lexists(full):  # a path of another machine: the file may have come along
+            beside = os.path.join(directory, os.path.basename(plain))
+            full = beside if os.path.lexists(beside) else full
+        if not options.own:
+            require_beside(full, place, options.file)
+        return full
+
+    made, vmx = read(data, options.file, locate, options, summary)
+    if options.as_is:
+        _as_is(vmx, made, options, summary)
+    return made
+
+
+def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, summary: Summary) -> tuple[Guest, Vmx]:
+    """The VM of a .vmx whose content is `data`, called `file`, with the images where `locate` has them."""
+    try:
+        vmx = Vmx.decode(data)
     except VmxError as error:
         raise SubmitError(
-            f"VMware could not read {options.file}: {error}.", "open the VM in VMware, and take the file it writes."
+            f"VMware could not read {file}: {error}.", "open the VM in VMware, and take the file it writes."
         ) from error
-    stem = os.path.splitext(os.path.basename(options.file))[0]
+    if vmx.is_encrypted:
+        raise SubmitError(f"{file} is encrypted: nothing of the VM can be read without its password.", DECRYPT_HINT)
+    stem = os.path.splitext(os.path.basename(file))[0]
     made = Guest(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
-    used = {"memsize", "numvcpus", "firmware", "uefi.secureboot.enabled", "displayname"}
+    made.places |= {"memory": "memsize", "vcpus": "numvcpus", "Topology": "cpuid.coresPerSocket"}
+    made.places |= {"Firmware": "firmware", "TPM": "vtpm.present", "Arch": "guestOS"}
+    used = {"memsize", "numvcpus", "firmware", "displayname", *_options(vmx, made)}
+    for drive in sorted(drives(vmx), key=lambda drive: _BUSES.index(drive.bus)):
+        _drive(drive, vmx, made, summary, locate)
+    for name in sorted({name.lower().partition(".")[0] for name in vmx}, key=lambda name: (len(name), name)):
+        if _NIC.fullmatch(name):
+            _nic(vmx, name, made)
+    for disk in made.disks:
+        disk.hostile = not options.own
+    used |= _boot(vmx, made, summary)
+    _others(vmx, made, used, summary, every=not options.as_is)
+    return made, vmx
+
+
+def _options(vmx: Vmx, made: Guest) -> set[str]:
+    """Read what is of no device; the names, in lower case, that are told with it."""
+    used = set()
     made.memory_mib = _number(vmx, "memsize")
     made.vcpus = _number(vmx, "numvcpus") or 1
-    cores = _number(vmx, "cpuid.coresPerSocket")
-    if cores > 1 and made.vcpus % cores == 0:
+    if (cores := vmx.cores_per_socket(made.vcpus)) > 1:
         made.options["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
         used.add("cpuid.corespersocket")
-    if vmx.get("firmware", "").lower() == "efi":
+    if vmx.get("firmware", "").strip().lower() == "efi":
         made.options["Firmware"] = "uefi-secure" if vmx.boolean("uefi.secureBoot.enabled") else "uefi"
-    if vmx.boolean("vtpm.present"):
+        used.add("uefi.secureboot.enabled")
+    if vmx.boolean("vtpm.present") or vmx.get("managedVM.autoAddVTPM", "").lower() == "software":
         made.options["TPM"] = True
-        used.add("vtpm.present")
-    names = sorted({name.lower().partition(".")[0] for name in vmx})
-    for name in names:
-        if _DRIVE.fullmatch(name):
-            _drive(vmx, name, made, summary, options)
-        elif found := _NIC.fullmatch(name):
-            _nic(vmx, name, int(found[1]), made, summary)
-    if options.as_is:
-        _as_is(made, options, summary)
-        return made
+        used |= {"vtpm.present", "managedvm.autoaddvtpm"}
+    if vmx.get("guestOS", "").lower().startswith("arm"):
+        made.options["Arch"] = "aarch64"
+        used.add("guestos")
+    return used
+
+
+def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
+    """Give the disks the order that the file says, where it says one; the names that are told with it."""
+    order = [word.strip().lower() for word in vmx.get("bios.bootOrder", "").split(",") if word.strip()]
+    first = [word.strip().lower() for word in vmx.get("bios.hddOrder", "").split(",") if word.strip()]
+    classes = []
+    for number, word in enumerate(order):
+        if word in _CLASSES:
+            classes.append(_CLASSES[word])
+        elif word.startswith("ethernet") and classes:
+            summary.settle("bios.bootOrder", f"boot from {word}", "VMs boot from disks, and from them first")
+        else:
+            summary.lose("bios.bootOrder", f"boot from {word} at place {number + 1}", "VMs boot from their disks only")
+    places = [disk.place.partition(".")[0] for disk in made.disks]
+    for place in first:
+        if place not in places:
+            summary.settle("bios.hddOrder", f"boot from {place}", "the VM has no such disk")
+    by_class = list(dict.fromkeys([*classes, *BOOT_CLASSES]))
+    rank = {place: number for number, place in reversed(list(enumerate(first)))}
+
+    def key(disk: GuestDisk) -> tuple[int, int]:
+        return by_class.index(disk.boot_class), rank.get(disk.place.partition(".")[0], len(first))
+
+    if order or first:
+        for number, disk in enumerate(sorted(made.disks, key=key), 1):
+            disk.boot = number
+        for name in ("bios.bootOrder", "bios.hddOrder"):
+            if vmx.get(name):
+                summary.carry(name, f"{name} = {vmx[name]}", "the order of the disks")
+    elif len({disk.bus for disk in made.disks if disk.boot_class == "hd"}) > 1:
+        summary.advise("Hard disks are on more than one kind of controller: bios.hddOrder says which one is to boot.")
+    return {"bios.bootorder", "bios.hddorder"}
+
+
+def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, every: bool) -> None:
+    """Tell of what is neither drive nor NIC nor used: of the devices only where not of `every` entry."""
     for name, value in vmx.items():
         device, _, what = name.lower().partition(".")
+        said = f"{name} = {value}"
         if name.lower() in used or _is_nothing(vmx, name):
             continue
-        if (_DRIVE.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
+        if (DRIVE_NAME.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
             continue  # the device has been told of
-        if _SETTLED.fullmatch(name) and not (name.lower() == "nvram" and "Firmware" in made.options):
-            summary.settle(f"{name} = {value}", "VMware's own, or the machine's to settle")
+        if what == "sharedbus" or what == "sharing":
+            if value.strip().lower() not in ("", "none", "sharing-none", "nosharing"):
+                summary.lose(name, said, "a disk of a job is no other VM's")
+        elif device.startswith(("serial", "parallel")):
+            if what == "present":
+                _port(vmx, name, device, summary, as_is=not every)
+        elif _HOST_USB.fullmatch(name):
+            summary.lose(name, said, "jobs have no devices of the host")
+        elif name.lower() == "nvram" and "Firmware" in made.options and every:
+            why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
+            summary.change(name, said, "new UEFI variables", why)
+        elif _UNMISSED.fullmatch(device):
+            if what == "present":
+                summary.settle(name, said, "no program in the guest misses it")
+        elif _SETTLED.fullmatch(name):
+            if every:
+                family = f"settings of {device.rstrip('0123456789')}" if what and device else said
+                summary.settle(name, family, "VMware's own, or the machine's to settle")
+        elif device == "guestinfo":
+            summary.lose(name, said[:60], "the guest's cloud-init reads it; a job has User_Data and Meta_Data for it")
         elif what == "present":
-            summary.lose(f"{name} = {value}", f"the device {device} {vmx.get(device + '.virtualDev', '')}".rstrip())
-        elif not vmx.boolean(f"{device}.present"):
-            summary.lose(f"{name} = {value}", "nothing here corresponds to it")
-    return made
+            kind = vmx.get(f"{device}.virtualDev", "")
+            summary.lose(name, said, f"jobs have no device {device} {kind}".rstrip())
+        elif not vmx.boolean(f"{device}.present") and every:
+            summary.lose(name, said, "nothing here corresponds to it")
+
+
+def _port(vmx: Vmx, name: str, device: str, summary: Summary, *, as_is: bool) -> None:
+    kind, file = vmx.get(f"{device}.fileType", "device").lower(), vmx.get(f"{device}.fileName", "")
+    said = f"{device} to {kind} {file}".rstrip()
+    if kind == "thinprint":
+        summary.settle(name, said, "VMware's own printer")
+    elif kind == "file" and as_is:
+        summary.carry(name, said, "the file comes back with the job")
+    elif kind == "file" and device == "serial0":
+        summary.change(name, said, "the console", "what is written there comes back as vm_console.log")
+    else:
+        summary.lose(name, said, "jobs have one serial port, the console, and no parallel port")
 
 
 def _is_nothing(vmx: Vmx, name: str) -> bool:
@@ -103,53 +229,49 @@ def _number(vmx: Vmx, name: str) -> int:
     return int(text or 0)
 
 
-def _drive(vmx: Vmx, name: str, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
-    kind = name.partition(":")[0].rstrip("0123456789")
-    present = vmx.boolean(f"{name}.present", default=kind == "floppy" and f"{name}.fileName" in vmx)
-    if not present:
+def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate) -> None:
+    name = drive.place
+    place, said = f"{name}.fileName", f"{name}.fileName = {drive.file}"
+    if drive.of_host:
+        summary.lose(place, said, "it is a device of the host")
         return
-    path, what = vmx.get(f"{name}.fileName", ""), vmx.get(f"{name}.deviceType", "").lower()
-    place = f"{name}.fileName = {path}"
-    images = ("", "disk", "ata-harddisk", "scsi-harddisk", "nvme", "plaindisk", "cdrom-image", "file")
-    what = vmx.get(f"{name}.fileType", what).lower() if kind == "floppy" else what
-    if what not in images or not path or path.lower() in ("auto detect", "emptybackingstring"):
-        summary.lose(place, f"a drive of the host, or without an image ({what or 'no type'})")
+    if drive.no_image or not drive.file:
+        summary.settle(place, said, drive.no_image or "a disk without an image")
         return
-    is_cd = what == "cdrom-image"
-    plain = path.replace("\\", "/")
-    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), plain)
-    if not options.own:
-        require_beside(full, place, options.file)
-    form = "iso" if is_cd else "raw" if kind == "floppy" else BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
+    full = locate(drive.file, said)
+    form = {CDROM: "iso", FLOPPY: "raw"}.get(drive.kind) or BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
+    disk = GuestDisk(full, form, place=place, what=said)
+    disk.bus = {"ide": "ide", FLOPPY: "floppy"}.get(drive.bus, "sata")
+    disk.writable = drive.kind != CDROM
     if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
-        summary.lose(f"{name}.mode = {vmx[f'{name}.mode']}", "what the guest writes stays on the disk")
-    disk = GuestDisk(full, form, place=place, hostile=not options.own)
-    disk.bus = {"ide": "ide", "floppy": "floppy"}.get(kind, "sata")
-    disk.writable = not is_cd and kind != "floppy"
-    if kind in ("scsi", "nvme") and not is_cd:
-        summary.lose(
-            place, f"the controller {vmx.get(name.partition(':')[0] + '.virtualDev', kind)}: the disk is on SATA"
-        )
+        disk.changed.append("it is not nonpersistent, what the guest writes stays on the job's own copy")
+    if drive.bus in ("scsi", "nvme"):
+        controller = vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus)
+        disk.changed.append(f"jobs have no controller {controller}, the disk is on SATA")
     made.disks.append(disk)
 
 
-def _nic(vmx: Vmx, name: str, number: int, made: Guest, summary: Summary) -> None:
+def _nic(vmx: Vmx, name: str, made: Guest) -> None:
     if not vmx.boolean(f"{name}.present"):
         return
     kind = vmx.get(f"{name}.connectionType", "bridged").lower()
+    if kind == "custom":
+        kind = vmx.get(f"{name}.vnet", kind).lower().removeprefix("/dev/")
     model = vmx.get(f"{name}.virtualDev", "e1000").lower()
+    network = vmx.get(f"{name}.networkName", "")
+    changed = []
     if kind not in _KINDS:
-        network = vmx.get(f"{name}.networkName", vmx.get(f"{name}.vnet", kind))
-        summary.lose(f"{name}.connectionType = {kind}", f"the network {network}: the execute machine's own")
+        changed.append(f"the network {network or kind} is the execute machine's own")
     if model not in _MODELS:
-        summary.lose(f"{name}.virtualDev = {model}", "it is an e1000")
+        changed.append(f"jobs have no {model}")
     chosen = vmx.get(f"{name}.addressType", "").lower() == "static"
     address = vmx.get(f"{name}.address", "").strip().lower() if chosen else ""
     up = vmx.boolean(f"{name}.startConnected", default=True)
-    made.nics.append(GuestNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up))
+    said = f"NIC {kind}{f' ({network})' if network else ''}, {model}"
+    made.nics.append(GuestNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up, name, said, changed))
 
 
-def _as_is(made: Guest, options: argparse.Namespace, summary: Summary) -> None:
+def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
     """A job for a machine with VMware: the .vmx and its disks go with it."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):
@@ -157,10 +279,16 @@ def _as_is(made: Guest, options: argparse.Namespace, summary: Summary) -> None:
     made.own_disks = True
     made.attributes[VMX_FILE] = name
     made.files.append(os.path.abspath(options.file))
+    if made.options.pop("TPM", None):
+        summary.lose("vtpm.present", "a vTPM", "VMware encrypts a VM that has one, and a job's has none")
+    if topology := made.options.get("Topology"):
+        summary.carry("cpuid.coresPerSocket", "Topology", str(topology))
+    if firmware := made.options.get("Firmware"):
+        summary.carry("firmware", "Firmware", str(firmware))
     made.options.clear()
     if len(made.nics) > 1:
-        summary.lose("ethernet1", "VMware jobs have one NIC")
-    made.nics = [GuestNic(nic.kind, nic.mac) for nic in made.nics[:1]]
+        summary.lose(made.nics[1].place, made.nics[1].what, "VMware jobs have one NIC")
+    made.nics = [GuestNic(nic.kind, nic.mac, "", place=nic.place, what=nic.what) for nic in made.nics[:1]]
     made.vm_type = "vmrun"
     if options.shared:
         made.attributes[TRANSFER] = False
@@ -168,12 +296,27 @@ def _as_is(made: Guest, options: argparse.Namespace, summary: Summary) -> None:
     disks = made.disks
     for disk in disks:
         if not options.shared:
-            check(disk, summary)
+            if (reason := check(disk, summary)) and not disk.files:
+                raise SubmitError(f"{disk.place}: {disk.path}: {reason}.", "leave --as-is out, which converts it.")
             made.files += [disk.path, *disk.files]
-        summary.carry(
-            f"disk {os.path.basename(disk.path)}, {'stays where it is' if options.shared else 'goes with the job'}"
-        )
+        summary.carry(disk.place, disk.what, "stays where it is" if options.shared else "goes with the job")
     names = [os.path.basename(path) for disk in disks if disk.format == "vmdk" for path in (disk.path, *disk.files)]
     if names:
         made.attributes[VMDK_FILES] = ",".join(names)
+    _bring_nvram(vmx, made, options, summary)
     summary.advise("The machine must have VMware: --type vmrun or vsphere (docs/how-to/vmware.md).")
+
+
+def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
+    """What the firmware keeps goes along where it is beside the .vmx; VMware makes it anew otherwise."""
+    value = vmx.get("nvram", "")
+    if not value:
+        return
+    path = os.path.join(os.path.dirname(os.path.abspath(options.file)), value.replace("\\", "/"))
+    if path.lower().endswith(".nvram") and os.path.isfile(path):
+        if not options.own:
+            require_beside(path, f"nvram = {value}", options.file)
+        made.files.append(path)
+        summary.carry("nvram", f"nvram = {value}", "goes with the job")
+    else:
+        summary.settle("nvram", f"nvram = {value}", "the file is not here: VMware makes a new one")

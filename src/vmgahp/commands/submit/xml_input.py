@@ -26,7 +26,8 @@ def read(data: bytes, name: str) -> etree._Element:
     try:
         root = etree.fromstring(data.lstrip(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        raise SubmitError(f"{name} is not XML: {error}.", "see what xmllint says of it.") from error
+        problem = getattr(error, "msg", None) or error  # without the place of a file that had no name
+        raise SubmitError(f"{name} is not XML: {problem}.", "see what xmllint says of it.") from error
     if root.getroottree().docinfo.internalDTD is not None:  # in UTF-16, for example
         raise SubmitError(f"{name} has a document type, and is not read.", "remove it.")
     for number, element in enumerate(root.iter()):
@@ -108,18 +109,23 @@ class Account:
             walk = walk.getparent()
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
-    def tell(self, summary: Summary, settled: Callable[[str, etree._Element], str]) -> None:
+    def tell(
+        self,
+        summary: Summary,
+        settled: Callable[[str, etree._Element], str],
+        lost: Callable[[str, etree._Element], str] = lambda _path, _element: "the job ad has no word for it",
+    ) -> None:
         """Report all that has not been taken: the topmost element of it, each attribute by itself.
 
-        `settled` is given the path of names and the element; what it returns is why that is left to the execute
-        machine, empty for what is lost.
+        Both are given the path of names and the element. What `settled` returns is why that is left to the execute
+        machine, empty for what is lost; then `lost` says why.
         """
 
         def one(place: str, path: str, element: etree._Element, what: str) -> None:
             if reason := settled(path, element):
-                summary.settle(place, f"{what} ({reason})")
+                summary.settle(place, what, reason)
             else:
-                summary.lose(place, what)
+                summary.lose(place, what, lost(path, element))
 
         def walk(element: etree._Element, path: str) -> None:
             if not any(inner in self._taken for inner in element.iter()):
@@ -130,7 +136,7 @@ class Account:
                 name = local(key)
                 if known is not None and name.lower() not in known:
                     at = f"{self.place(element)}/@{name}"
-                    one(at, f"{path}/@{name}", element, f"{name} = {value!s}")
+                    one(at, f"{path}/@{name}", element, f"{local(element.tag)} {name}={value!s}")
             for inner in element:
                 walk(inner, f"{path}/{local(inner.tag)}")
 

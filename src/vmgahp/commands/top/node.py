@@ -16,6 +16,7 @@ from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.host.starter import scratch_in
 from vmgahp.metrics import Metrics, is_counter
 from vmgahp.metrics.file import MOST_LINES, NAME, parse
 from vmgahp.text import escape
@@ -184,7 +185,8 @@ class Node:
             names = sorted(os.listdir(self._execute)) if self._execute else []
         except OSError as error:
             look.notes.append(f"The scratch directories in {self._execute} cannot be seen: {error.strerror}.")
-        directories = dict.fromkeys(os.path.normpath(os.path.join(self._execute, name)) for name in names)
+        made = (scratch_in(os.path.join(self._execute, name)) for name in names)
+        directories = dict.fromkeys(map(os.path.normpath, made))
         for directory in more:
             directories.setdefault(os.path.normpath(directory))
         known, self._files = self._files, {}

@@ -1,6 +1,7 @@
 """Jobs that bring libvirt XML of their own: ``+VMPARAM_Libvirt_XML``.
 
-`allow_list` is the list of all that it may say, `sanitize` refuses everything else, `requests` says what it asks for
+`allow_list` is the list of all that it may say, `host_made` what is dropped of it, `sanitize` refuses everything else,
+`requests` says what it asks for
 in the records of a job ad, which are checked like any job's, `boot_files` copies a kernel, and `merge` puts the
 rest into the description that this package makes of every job. docs/reference/job-xml.md is for users.
 """
@@ -30,6 +31,8 @@ class JobXml(NamedTuple):
     asks: OwnXml
     boot_files: Mapping[str, str]
     """Element -> name in the scratch directory, of a kernel and an initrd."""
+    dropped: tuple[str, ...]
+    """What the file has of the machine that it was for, and which is dropped."""
 
     def describe(self, ours: str, directory: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
         """Our domain XML with the job's in it; its kernel is copied from the scratch `directory`.
@@ -43,6 +46,11 @@ class JobXml(NamedTuple):
         if make_room is not None and self.boot_files:
             paths = boot_files.copy(self.boot_files, directory, identity, make_room, self.file_name)
         return merge(ours, self.domain, paths)
+
+    def without(self) -> str:
+        """What is dropped, as a sentence; empty where nothing is."""
+        what = ", ".join(self.dropped)
+        return what and f"{shown(self.file_name)} has these of another machine, and they are dropped: {what}."
 
     def explain(self, fault: JobFault) -> JobFault:
         """A fault of what the job asks for, some of which the XML says."""
@@ -70,9 +78,9 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
                 f"leave {ATTRIBUTE} out, or submit to a pool whose machines take it.",
             )
     directory = ad.working_dir()
-    domain = sanitized(read(name, directory, identity), name)
+    domain, dropped = sanitized(read(name, directory, identity), name)
     asks = requests.of(domain, ad, settings, name)
-    return JobXml(name, domain, asks, boot_files.names(domain, name, directory, identity))
+    return JobXml(name, domain, asks, boot_files.names(domain, name, directory, identity), dropped)
 
 
 def ad_for_policy(ad: JobAd, xml: JobXml | None) -> JobAd:

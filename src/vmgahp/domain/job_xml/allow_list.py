@@ -9,7 +9,7 @@ every job. The whole list is in ``tests/domain/golden/allowed.txt``.
 from collections.abc import Mapping
 
 from vmgahp.domain import model
-from vmgahp.domain.model import Element
+from vmgahp.domain.rows import Element
 from vmgahp.host.light import NamedTuple
 
 
@@ -49,10 +49,34 @@ NEVER = {
     "filterref": "the machine's networks are the administrator's",
     "virtualport": "the machine's networks are the administrator's",
     "script": "scripts run on the host",
-    "metadata": "it is for programs that keep VMs",
+    "cpuset": "the machine's CPUs are the administrator's",
+    "current": "let it be the number of CPUs that the guest begins with",
+    "maxMemory": "a job's memory does not grow; /domain/memory is all of it",
     "resource": "the machine's partitions are the administrator's",
+    "memtune": "what a VM may use of the machine is the administrator's to say",
+    "blkiotune": "what a VM may use of the machine is the administrator's to say",
+    "iotune": "what a VM may use of the machine is the administrator's to say",
+    "bandwidth": "what a VM may use of the machine is the administrator's to say",
+    "passwd": "a job's display has a one-time password",
+    "redirdev": "devices of the host or of its users belong to no job",
+    "smartcard": "devices of the host or of its users belong to no job",
     "numatune": "the machine's memory nodes are the administrator's",
     "cputune": "the machine's CPUs are the administrator's",
     "memoryBacking": "how memory is backed is the administrator's to say",
 }
 """Why some things that are not in the list are not; for the rest there is a general word."""
+
+VALUES = {
+    "/domain/os/type/@arch": "jobs have x86_64 and aarch64",
+    "/domain/os/type/@machine": "jobs have the machines pc, q35 and virt",
+    "/domain/devices/disk/@type": "a job's disks are files, which come with it or which its user can open",
+    "/domain/devices/disk/@device": "a job's disks are files, none of them a unit of the host's",
+    "/domain/devices/interface/@type": "jobs get the machine's networks: network, bridge or user",
+    "/domain/devices/graphics/@type": "a job's display is VNC on loopback",
+    "/domain/devices/serial/@type": "a job's serial port is a pty, which goes to vm_console.log",
+    "/domain/devices/console/@type": "a job's serial port is a pty, which goes to vm_console.log",
+    "/domain/devices/channel/@type": "a job's channels are sockets of libvirt's own, to the guest's agent",
+    "/domain/devices/tpm/backend/@type": "a job's TPM is emulated; the host's belongs to no job",
+    "/domain/devices/input/@type": "a job has no input devices of the host",
+}
+"""Why some values of what is in the list are not in it, by their places."""

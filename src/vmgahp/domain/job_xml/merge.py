@@ -10,16 +10,20 @@ from copy import deepcopy
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import value
-from vmgahp.domain.model import DEVICES, Element, Side
+from vmgahp.domain.model import AGENT, DEVICES
+from vmgahp.domain.rows import Element, Side
 
 _OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
 """Devices that this package makes itself: of a job's own disks and interfaces the guest's side is taken over."""
 
+_IN_PLACE = ("panic", "video", "input")
+"""Devices of which the job's stand in the place of ours, where it has any."""
+
 _WHOLE = ("features", "cpu", "clock", "pm", "on_poweroff", "on_reboot", "on_crash", "iothreads", "currentMemory")
 """Elements of the domain that are the job's where it has them; of ours stays what `_KEPT` says."""
 
-_KEPT = ("topology", "smm")
-"""Parts of our CPU and features that the ad asks for: the topology of VMPARAM_vm_Topology, what secure boot needs."""
+_KEPT = ("topology", "smm", "tcg")
+"""Parts of our CPU and features that stay: the topology of VMPARAM_vm_Topology, what secure boot needs, TCG's cache."""
 
 _ORDER = (
     *("name", "uuid", "title", "description", "maxMemory", "memory", "currentMemory", "memoryBacking"),
@@ -59,15 +63,21 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     for tag in ("interface", "serial", "tpm"):
         for device, asked in zip(devices.iterfind(tag), job.iterfind(f"devices/{tag}"), strict=False):
             _take(device, asked, DEVICES[tag])
-    if job.find("devices/panic") is not None:
-        _drop(devices, "panic")
-    for asked in job.iterfind("devices/*"):
-        if asked.tag in _OUR_DEVICES:
-            continue
-        for same in devices.findall(asked.tag):
-            if asked.tag == "controller" and _known_by(same) == _known_by(asked):
-                devices.remove(same)
-        devices.append(deepcopy(asked))
+    for tag in _IN_PLACE:
+        if job.find(f"devices/{tag}") is not None:
+            _drop(devices, tag)
+    if job.find("devices/controller[@type='usb'][@model='none']") is not None:
+        for device in devices.findall("input[@bus='usb']"):
+            devices.remove(device)
+    for port in devices.findall("channel"):
+        if value(port, "target", "name") == AGENT and job.find(f"devices/channel/target[@name='{AGENT}']") is not None:
+            devices.remove(port)
+    # Of its own controllers several may be one: the companions of a USB 2 controller have its index.
+    theirs = {_known_by(controller) for controller in job.iterfind("devices/controller")}
+    for controller in devices.findall("controller"):
+        if _known_by(controller) in theirs:
+            devices.remove(controller)
+    devices.extend(deepcopy(asked) for asked in job.iterfind("devices/*") if asked.tag not in _OUR_DEVICES)
     domain[:] = sorted(domain, key=lambda child: _ORDER.index(child.tag) if child.tag in _ORDER else len(_ORDER))
     etree.indent(domain)
     return etree.tostring(domain, encoding="unicode")

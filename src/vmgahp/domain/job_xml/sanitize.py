@@ -1,24 +1,40 @@
 """The job's libvirt XML: opened as the job's user and rebuilt from what is allowed.
 
-What comes out is made anew, element by element, out of names and values that the list of `allowed` has. Nothing
-of the file itself is handed on: no entity, no namespace, no comment.
+What comes out is made anew, element by element, out of names and values that `allow_list` has. Nothing of the file
+itself is handed on: no entity, no namespace, no comment; and nothing of what is `host_made`.
 """
 
 import os
 import re
+from collections import Counter
+from collections.abc import Mapping
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.domain.job_xml import ATTRIBUTE
-from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
+from vmgahp.domain.job_xml import ATTRIBUTE, host_made
+from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, VALUES, Allowed
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
 from vmgahp.text import shown
 
 LARGEST = 256 << 10
 """Bytes of a file; what virsh dumpxml shows of a large VM has twenty thousand."""
 
+_MOST_OF_DEVICES, _MOST = 1024, 8
+"""How often one thing is dropped: a description of libvirt's has no more of it, and looking takes its time."""
+
+_NUMBER = re.compile(r"\[[0-9]+\]")
 _DECLARATION = re.compile(r"""\s*<\?xml\s+version\s*=\s*["']1\.[01]["'][^?<>]*\?>""")
+
+
+class Sanitized(NamedTuple):
+    """What a file describes."""
+
+    domain: etree.Element
+    """With nothing in it but what is allowed."""
+    dropped: tuple[str, ...]
+    """What is not in it, though the file has it, in words: each kind of thing once."""
 
 
 def refused(name: str, problem: str, hint: str = "") -> JobFault:
@@ -52,8 +68,8 @@ def read(name: str, directory: str, identity: Identity) -> str:
         raise refused(name, f"it is not UTF-8 ({error.reason})", "save it as UTF-8.") from error
 
 
-def sanitized(text: str, name: str) -> etree.Element:
-    """The domain that the text describes, with nothing in it but what is allowed. Raises `JobFault`."""
+def sanitized(text: str, name: str) -> Sanitized:
+    """The domain that the text describes. Raises `JobFault`."""
     declaration = _DECLARATION.match(text)
     if declaration:  # what it says of the encoding is no longer true
         text = text[declaration.end() :]
@@ -66,45 +82,79 @@ def sanitized(text: str, name: str) -> etree.Element:
         raise refused(name, f"it is not XML: {error}", "see what xmllint or virt-xml-validate say of it.") from error
     if root.tag != "domain":
         raise refused(name, f"it begins with {_shown(root.tag)}, and a VM is a <domain>")
-    return _take(root, DOMAIN, "/domain", name)
+    host_made.name_firmware(root)
+    reader = _Reader(name)
+    domain = reader.take(root, DOMAIN, "/domain")
+    return Sanitized(
+        domain, tuple(f"{what} ({number} times)" if number > 1 else what for what, number in reader.dropped.items())
+    )
 
 
-def _take(element: etree.Element, allowed: Allowed, path: str, name: str) -> etree.Element:
-    """A new element with what `element` has, all of it allowed. Raises `JobFault`."""
-    made = etree.Element(element.tag)
-    for attribute, value in element.items():
-        form = allowed.attributes.get(attribute)
-        at = f"{path}/@{_shown(attribute)} = {shown(value)}"
-        if form is None:
-            raise refused(name, f"{at} is not for jobs to say{_why(attribute)}")
-        if not re.fullmatch(form, value, re.ASCII):
-            raise refused(name, f"{at} is not among the values that a job may give")
-        made.set(attribute, value)
-    texts = [element.text, *(child.tail for child in element)]
-    text = "".join(filter(None, texts)).strip()
-    if allowed.text is None and text:
-        raise refused(name, f"{path} has the text {shown(text)}, and it has none in libvirt's format")
-    if allowed.text is not None:
+class _Reader:
+    """Reads one file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dropped: Counter[str] = Counter()
+
+    def take(self, element: etree.Element, allowed: Allowed, path: str) -> etree.Element:
+        """A new element with what `element` has, all of it allowed. Raises `JobFault`."""
+        made = etree.Element(element.tag)
+        for attribute, value in element.items():
+            place = f"{path}/@{attribute}"
+            if self._drops(place, element, None):
+                continue
+            form = allowed.attributes.get(attribute)
+            at = f"{path}/@{_shown(attribute)} = {shown(value)}"
+            if form is None:
+                raise refused(self.name, f"{at} is not for jobs to say{_why(NEVER, attribute)}")
+            if not re.fullmatch(form, value, re.ASCII):
+                reason = _why(VALUES, _NUMBER.sub("", place))
+                raise refused(self.name, f"{at} is not among the values that a job may give{reason}")
+            made.set(attribute, value)
+        made.text = self._text(element, allowed, path)
+        counts: Counter[str] = Counter()
+        taken: Counter[str] = Counter()
+        for child in element:
+            tag = str(child.tag)
+            below = allowed.children.get(tag)
+            counts[tag] += 1
+            at = f"{path}/{_shown(tag)}"
+            if self._drops(at, child, element):
+                continue
+            taken[tag] += 1
+            if below is None:
+                raise refused(self.name, f"{at} is not for jobs to say{_why(NEVER, tag.rpartition('}')[2])}")
+            if taken[tag] > below.most:
+                raise refused(self.name, f"{at} comes more than {below.most} times")
+            number = f"[{counts[tag]}]" if below.most > 1 else ""
+            made.append(self.take(child, below, at + number))
+        return made
+
+    def _text(self, element: etree.Element, allowed: Allowed, path: str) -> str | None:
+        texts = [element.text, *(child.tail for child in element)]
+        text = "".join(filter(None, texts)).strip()
+        if allowed.text is None:
+            if text:
+                raise refused(self.name, f"{path} has the text {shown(text)}, and it has none in libvirt's format")
+            return None
         if not re.fullmatch(allowed.text, text, re.ASCII):
-            raise refused(name, f"{path} = {shown(text)} is not among the values that a job may give")
-        made.text = text
-    counts: dict[str, int] = {}
-    for child in element:
-        tag = str(child.tag)
-        below = allowed.children.get(tag)
-        counts[tag] = counts.get(tag, 0) + 1
-        if below is None:
-            raise refused(name, f"{path}/{_shown(tag)} is not for jobs to say{_why(tag)}")
-        if counts[tag] > below.most:
-            raise refused(name, f"{path}/{tag} comes more than {below.most} times")
-        number = f"[{counts[tag]}]" if below.most > 1 else ""
-        made.append(_take(child, below, f"{path}/{tag}{number}", name))
-    return made
+            raise refused(self.name, f"{path} = {shown(text)} is not among the values that a job may give")
+        return text
+
+    def _drops(self, path: str, element: etree.Element, parent: etree.Element | None) -> bool:
+        """Whether it goes without saying."""
+        what = _NUMBER.sub("", path).removeprefix("/domain/")
+        if self.dropped[what] >= (_MOST_OF_DEVICES if what.startswith("devices/") else _MOST):
+            return False
+        if not host_made.why(path, element, parent):
+            return False
+        self.dropped[what] += 1
+        return True
 
 
-def _why(tag: str) -> str:
-    reason = NEVER.get(tag.rpartition("}")[2])
-    return f": {reason}" if reason else ""
+def _why(reasons: Mapping[str, str], of: str) -> str:
+    return f": {reasons[of]}" if of in reasons else ""
 
 
 def _shown(tag: str) -> str:

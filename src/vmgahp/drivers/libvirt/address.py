@@ -1,9 +1,10 @@
-"""The IP address of a guest, as libvirt or this host knows it."""
+"""The IP addresses of a guest, as libvirt or this host knows them."""
 
 from _collections_abc import Callable
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt.agent import believed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,24 +16,20 @@ _SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN
 
 
 class GuestAddress:
-    """One guest's address: by the DHCP lease of its libvirt network, or by the host's ARP table."""
+    """One guest's addresses: by the DHCP leases of its libvirt network, or by the host's ARP table."""
 
     def __init__(self) -> None:
-        self._found = ""
+        self.found: tuple[str, ...] = ()
 
-    def find(self, call: "Call") -> str:
-        """The address, or empty while it has none; `call` calls libvirt with the domain."""
+    def find(self, call: "Call") -> tuple[str, ...]:
+        """The addresses, none while it has none; `call` calls libvirt with the domain."""
         for source in _SOURCES:
-            self._found = self._found or _from(call, source)
-        return self._found
+            self.found = self.found or _from(call, source)
+        return self.found
 
 
-def _from(call: "Call", source: int) -> str:
+def _from(call: "Call", source: int) -> tuple[str, ...]:
     try:
-        found = call(lambda domain: domain.interfaceAddresses(source, 0))
+        return believed(call(lambda domain: domain.interfaceAddresses(source, 0)))
     except (libvirt.libvirtError, errors.Fault):
-        return ""  # not every network has both, and no status depends on them
-    for interface in found.values():
-        for address in interface.get("addrs") or ():
-            return str(address["addr"])
-    return ""
+        return ()  # not every network has both, and no status depends on them

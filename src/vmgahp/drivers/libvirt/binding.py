@@ -61,6 +61,8 @@ VIR_DOMAIN_PMSUSPENDED = 7
 VIR_DOMAIN_PAUSED_IOERROR = 5
 
 VIR_DOMAIN_EVENT_ID_LIFECYCLE = 0
+VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE = 18
+VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_CONNECTED = 1
 VIR_DOMAIN_EVENT_STARTED = 2
 VIR_DOMAIN_EVENT_SUSPENDED = 3
 VIR_DOMAIN_EVENT_SUSPENDED_PAUSED = 0
@@ -79,6 +81,7 @@ VIR_DOMAIN_EVENT_SHUTDOWN = 6
 VIR_DOMAIN_EVENT_CRASHED = 8
 VIR_DOMAIN_EVENT_CRASHED_PANICKED = 0
 
+VIR_DOMAIN_AFFECT_LIVE = 1
 VIR_DOMAIN_START_PAUSED = 1
 VIR_DOMAIN_START_AUTODESTROY = 2
 VIR_DOMAIN_UNDEFINE_KEEP_NVRAM = 8
@@ -89,7 +92,15 @@ VIR_DOMAIN_METADATA_ELEMENT = 2
 VIR_DOMAIN_FD_ASSOCIATE_SECLABEL_RESTORE = 1
 VIR_DOMAIN_DISK_ERROR_NO_SPACE = 2
 VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE = 0
+VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT = 1
 VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP = 2
+VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN = 1
+VIR_DOMAIN_SHUTDOWN_GUEST_AGENT = 2
+
+VIR_NETWORK_UPDATE_COMMAND_DELETE = 2
+VIR_NETWORK_UPDATE_COMMAND_ADD_LAST = 3
+_IP_DHCP_HOST = 4
+_AFFECT_LIVE = 1
 
 VIR_DOMAIN_JOB_NONE = 0
 VIR_DOMAIN_SAVE_BYPASS_CACHE = 1
@@ -271,6 +282,11 @@ class virConnect:
         row["cb"](self, virDomain(self, pointer), event, detail, row["opaque"])
         return 0
 
+    def _dispatchDomainEventAgentLifecycleCallback(
+        self, pointer: object, state: int, reason: int, row: "dict[str, Any]"
+    ) -> int:
+        return self._dispatchDomainEventLifecycleCallback(pointer, state, reason, row)
+
 
 class virDomain(_Owned):
     """A domain of a connection, which may be gone."""
@@ -320,6 +336,12 @@ class virDomain(_Owned):
     def interfaceStats(self, path: str) -> "tuple[int, ...]":
         return tuple(_some("virDomainInterfaceStats", self._o, path))
 
+    def agentSetResponseTimeout(self, seconds: int, flags: int = 0) -> None:
+        _done("virDomainAgentSetResponseTimeout", self._o, seconds, flags)
+
+    def setTime(self, time: "dict[str, int]", flags: int = 0) -> None:
+        _done("virDomainSetTime", self._o, time, flags)
+
     def interfaceAddresses(self, source: int, flags: int = 0) -> "dict[str, Any]":
         return dict(_some("virDomainInterfaceAddresses", self._o, source, flags))
 
@@ -332,17 +354,44 @@ class virDomain(_Owned):
     def createWithFlags(self, flags: int = 0) -> None:
         _done("virDomainCreateWithFlags", self._o, flags)
 
+    def setSchedulerParametersFlags(self, parameters: "dict[str, int]", flags: int = 0) -> None:
+        _done("virDomainSetSchedulerParametersFlags", self._o, parameters, flags)
+
+    def setInterfaceParameters(self, device: str, parameters: "dict[str, int]", flags: int = 0) -> None:
+        _done("virDomainSetInterfaceParameters", self._o, device, parameters, flags)
+
+    def setMemoryParameters(self, parameters: "dict[str, int]", flags: int = 0) -> None:
+        _done("virDomainSetMemoryParameters", self._o, parameters, flags)
+
+    def setBlockIoTune(self, disk: str, parameters: "dict[str, int | str]", flags: int = 0) -> None:
+        _done("virDomainSetBlockIoTune", self._o, disk, parameters, flags)
+
+    def pinEmulator(self, cores: "tuple[bool, ...]", flags: int = 0) -> None:
+        _done("virDomainPinEmulator", self._o, cores, flags)
+
+    def pinVcpuFlags(self, vcpu: int, cores: "tuple[bool, ...]", flags: int = 0) -> None:
+        _done("virDomainPinVcpuFlags", self._o, vcpu, cores, flags)
+
     def suspend(self) -> None:
         _done("virDomainSuspend", self._o)
 
     def resume(self) -> None:
         _done("virDomainResume", self._o)
 
-    def shutdown(self) -> None:
-        _done("virDomainShutdown", self._o)
+    def shutdownFlags(self, flags: int) -> None:
+        _done("virDomainShutdownFlags", self._o, flags)
 
     def destroy(self) -> None:
         _done("virDomainDestroy", self._o)
+
+    def monitor(self, command: str) -> str:
+        """What QEMU's own monitor answers to people; libvirt notes that it was asked."""
+        import libvirtmod_qemu  # a library of its own, for the few VMs that need it
+
+        answer = libvirtmod_qemu.virDomainQemuMonitorCommand(self._o, command, 1)
+        if answer is None:
+            raise libvirtError("virDomainQemuMonitorCommand() failed")
+        return str(answer)
 
     def undefineFlags(self, flags: int = 0) -> None:
         _done("virDomainUndefineFlags", self._o, flags)
@@ -365,6 +414,13 @@ class virNetwork(_Owned):
 
     def isActive(self) -> int:
         return int(_done("virNetworkIsActive", self._o))
+
+    def XMLDesc(self, flags: int = 0) -> str:
+        return str(_some("virNetworkGetXMLDesc", self._o, flags))
+
+    def update(self, command: int, host: str) -> None:
+        """Change the hosts of its DHCP, for as long as it is active."""
+        _done("virNetworkUpdate", self._o, command, _IP_DHCP_HOST, -1, host, _AFFECT_LIVE)
 
 
 class virStream(_Owned):

@@ -4,21 +4,17 @@ libvirt would refuse most of it too, with an error that does not say who must ac
 """
 
 import os
-from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.build import firmware_of
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.emulator import has_tpm
+from vmgahp.drivers.libvirt.emulator import of_machines, uefis
 from vmgahp.host.job_user import Identity
-from vmgahp.job.devices import ARM, BIOS, UEFI_SECURE, X86, Devices
+from vmgahp.job.devices import Devices
+from vmgahp.job.kinds import ARM, BIOS, NINEP, VIRTIOFS, X86
 from vmgahp.job.spec import JobSpec
-
-MACHINES = {ARM: "virt", X86: "q35"}
-"""The machine type whose firmwares are asked about, by architecture."""
 
 PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
 """The panic device of an architecture's machines, and the first libvirt that knows it. Those of s390x and pseries
@@ -68,37 +64,40 @@ def require(
                 "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
         return
-    if wanted.share and not label and identity.switching:
+    kinds = {share.kind for share in wanted.shares}
+    if NINEP in kinds and not label and identity.switching:
         raise _refused(
-            "VMPARAM_vm_Share is set, and on this machine QEMU cannot run as the job's user, who alone is to work on "
-            "the job's files",
-            "require another machine (VM_kvm_ATTR_share), or hand the files over on a disk.",
+            "A directory is to be shared by 9p, and on this machine QEMU cannot run as the job's user, who alone is to "
+            "work on it",
+            "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk.",
         )
-    if wanted.tpm and not has_tpm():
-        raise _refused(
-            "VMPARAM_vm_TPM = true, and this machine has no software TPM",
-            "require a machine that has one (VM_kvm_ATTR_tpm).",
-        )
+    if VIRTIOFS in kinds:
+        from vmgahp.drivers.libvirt import virtiofs
+
+        if reason := virtiofs.proved(identity, virtiofs.TRIAL_WAIT).reason:
+            raise _refused(
+                f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
+                f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.HINT}",
+            )
     arch = wanted.arch or os.uname().machine
-    if firmware == BIOS and not wanted.arch:
+    if firmware == BIOS and not wanted.arch and not wanted.tpm:
         return  # the usual job costs no question
-    try:
-        text = connection.call(
-            lambda libvirtd: libvirtd.getDomainCapabilities(None, arch, MACHINES.get(arch), domain_type)
-        )
-    except libvirt.libvirtError as error:
-        if error.get_error_code() not in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
-            raise
+    capabilities = connection.call(lambda libvirtd: of_machines(libvirtd, arch, domain_type))
+    if capabilities is None:
         raise _refused(
             f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
             "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
-        ) from error
-    capabilities = etree.fromstring(text)
-    if firmware == BIOS:
-        return
-    offered = [value.text for value in capabilities.iterfind("os/enum[@name='firmware']/value")]
-    secure = [value.text for value in capabilities.iterfind("os/loader/enum[@name='secure']/value")]
-    if "efi" not in offered or (firmware == UEFI_SECURE and "yes" not in secure):
+        )
+    if wanted.tpm:
+        from vmgahp.drivers.libvirt import tpm
+
+        # As the probe looks at it: a machine that offers no TPM is not taken by a job that asks for one all the same.
+        if reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.proved(identity, tpm.TRIAL_WAIT).reason:
+            raise _refused(
+                f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
+                f"require a machine that has one (VM_kvm_ATTR_tpm); to have one here: {tpm.HINT}.",
+            )
+    if firmware not in (BIOS, *uefis(capabilities)):
         raise _refused(
             f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
             "require a machine that has it (VM_kvm_ATTR_firmware).",

@@ -90,6 +90,10 @@ class Watch:
         It makes no call to libvirt."""
         self.disk_error: Callable[[], None] = lambda: None
         """Called when an error of a disk has paused it. It makes no call to libvirt."""
+        self.has_agent = False
+        """Something in the guest has opened the port of the guest agent; maybe, where events were missed."""
+        self.agent_came: Callable[[], None] = lambda: None
+        """Called when something has opened it. It makes no call to libvirt."""
         self.ours = False
         """What happens now is the machine's own doing and needs no line in the log."""
 
@@ -154,14 +158,12 @@ class _Way:
         self.connection = connection
         self.idle_since = 0.0
         """When the last call on it has ended, by the monotonic clock."""
-        self._callback = -1
+        self._callbacks: list[int] = []
         self._is_lost = False
 
-    def listen(self, events: Callable[..., None]) -> None:
-        """Have the events of all domains."""
-        self._callback = self.connection.domainEventRegisterAny(
-            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, events, None
-        )
+    def listen(self, event: int, events: Callable[..., None]) -> None:
+        """Have the events of a kind of all domains."""
+        self._callbacks.append(self.connection.domainEventRegisterAny(None, event, events, None))
 
     def is_lost(self, error: libvirt.libvirtError | None = None) -> bool:
         """Has libvirtd gone away, or is that what an error has said?"""
@@ -178,8 +180,8 @@ class _Way:
         """Close the connection, and with it its descriptors: a callback that is registered would keep them."""
         with suppress(libvirt.libvirtError):  # it is dead already
             try:
-                if self._callback >= 0:
-                    self.connection.domainEventDeregisterAny(self._callback)
+                for callback in self._callbacks:
+                    self.connection.domainEventDeregisterAny(callback)
             finally:
                 self.connection.close()
 
@@ -198,6 +200,8 @@ class LibvirtConnection:
         self.uri = uri
         self.read_only = read_only
         """Asks only; libvirt grants that to every user of the machine."""
+        self.hears_agents = False
+        """Hears of guest agents as well, if it is said before the first call."""
         self.deadline = RECONNECT_DEADLINE
         """Seconds for which a call keeps trying to reach libvirtd."""
         self._log = log
@@ -356,7 +360,12 @@ class LibvirtConnection:
         try:
             way = _Way(self._connect())
             if is_deaf := self._ears is None:
-                way.listen(self._lifecycle)
+                way.listen(libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle)
+                if self.hears_agents:
+                    with suppress(libvirt.libvirtError):  # libvirt's driver of another hypervisor has none
+                        way.listen(libvirt.VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE, self._agent)
+                    for watch in self._watches.copy().values():
+                        watch.has_agent = True  # nobody has heard otherwise
         finally:
             with self._lock:
                 self._opening = None
@@ -408,3 +417,13 @@ class LibvirtConnection:
             watch.how = watch.how or _HOW.get((event, detail), "")
             watch.ended_at = watch.ended_at or time.time()
             watch.gone.set()
+
+    def _agent(
+        self, _connection: libvirt.virConnect, domain: libvirt.virDomain, state: int, _reason: int, _data: object
+    ) -> None:
+        # As above.
+        watch = self._watches.get(domain.UUIDString())
+        if watch is not None:
+            watch.has_agent = state == libvirt.VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_CONNECTED
+            if watch.has_agent:
+                watch.agent_came()

@@ -11,7 +11,7 @@ from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import capabilities, qemu_process
+from vmgahp.drivers.libvirt import capabilities, disk_room, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import (
     TWO_GROUPS,
@@ -24,15 +24,18 @@ from vmgahp.drivers.libvirt.emulator import (
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI
-from vmgahp.drivers.resources import Later, Resources
-from vmgahp.host import execute, scratch
+from vmgahp.drivers.resources import PASST, RELAY, SLIRP, Later, Resources, WayIn
+from vmgahp.host import beside, execute, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import still
+from vmgahp.job import published
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import Disk
+from vmgahp.job.kinds import NINEP, VIRTIOFS
+from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import JobSpec
 
 CONSOLE_FILE = "vm_console.log"
@@ -63,6 +66,8 @@ class Plan(NamedTuple):
     """The job's own XML."""
     may_restart: bool = True
     """Whether it goes on from its checkpoint, where there is one; one that turned out to be useless is left."""
+    afresh: str = ""
+    """Why a checkpoint is left."""
 
     @property
     def checkpoint_spec(self) -> JobSpec:
@@ -78,9 +83,14 @@ class Ground(NamedTuple):
     """The path of the socket; each is empty where there is to be none."""
     tpm: str = f"/run/vmgahp/{ONE_TIME}/tpm"
     exit_port: str = f"/run/vmgahp/{ONE_TIME}/exit"
+    run_ports: tuple[tuple[str, str], ...] = ()
+    """Names and sockets."""
+    shares: tuple[str, ...] = ()
+    """The socket of each shared directory's virtiofsd."""
     password: str = ONE_TIME
     make_room: Callable[[], str] | None = None
     """Makes a directory for copies of the job's own kernel; without it they are only named."""
+    access: WayIn = WayIn("", "", ())
     devices: Mapping[str, str] = {}
     """Of a Xen guest: the block device of each disk."""
     kernel: str = ONE_TIME
@@ -140,9 +150,15 @@ class Describer:
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             passt=plan.passt,
             arch=capabilities.arch_of(spec),
+            ssh_address=ground.access.address,
+            ssh_ports=ground.access.ports if ground.access.means == PASST else (),
             panic=plan.panic,
+            tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
+            agent=self.settings.boolean("VM_GUEST_AGENT") and qemu_process.is_qemu(plan.domain_type),
             tpm_socket=ground.tpm if spec.devices.tpm else "",
             exit_socket=ground.exit_port if spec.devices.exit_port else "",
+            run_sockets=ground.run_ports or _run_ports(spec),
+            share_sockets=ground.shares or tuple(f"/run/vmgahp/{ONE_TIME}/share" for _ in spec.devices.shares),
         )
         ours = build.build(spec, host)
         return plan.xml.describe(ours, spec.working_dir, ground.make_room, self.identity) if plan.xml else ours
@@ -150,8 +166,9 @@ class Describer:
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
         """Make what the XML names; each ends with the `resources`."""
         spec = plan.spec
-        if spec.devices.share not in ("", spec.working_dir):
-            scratch.make_directory(spec.working_dir, os.path.basename(spec.devices.share), self.identity)
+        for share in spec.devices.shares:
+            if not share.setting and share.directory != spec.working_dir:
+                scratch.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
         limit = self.settings.console_log_limit()
         if limit and qemu_process.is_qemu(plan.domain_type):
             resources.console = ConsoleCapture(
@@ -173,10 +190,46 @@ class Describer:
             tpm.make(self.identity, room)
             tpm.begin(self.identity, self.log, room, *owner)
             made = made._replace(tpm=tpm.socket_in(room))
+        if spec.devices.ssh:
+            made = made._replace(access=self._open_ports(plan, resources))
+        if any(share.kind == VIRTIOFS for share in spec.devices.shares):
+            made = made._replace(shares=tuple(self._serve(share, plan, resources) for share in spec.devices.shares))
         if spec.devices.exit_port:
             resources.exit_port = ExitPort(self._owner(plan.label), self.log)
             made = made._replace(exit_port=resources.exit_port.path)
+        if spec.devices.run:
+            from vmgahp.drivers.libvirt import run_ports
+
+            most = disk_room.most_outputs(spec, self.settings, self.identity)
+            owner = self._owner(plan.label)
+            run_ports.make(spec.devices.run, spec.working_dir, most, owner, self.identity, self.log, resources)
+            paths = [(run_ports.PREFIX + name, port.path) for name, port in resources.run_ports.items()]
+            made = made._replace(run_ports=tuple(paths))
         return made
+
+    def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
+        """Ports of this machine that are to lead to the guest's. Raises `errors.MachineFault`."""
+        from vmgahp.drivers.libvirt import reach, relay
+
+        user = PASST if plan.passt else SLIRP
+        means = user if plan.spec.networking_type == "user" else RELAY
+        resources.access = made = reach.claim(self.settings, plan.spec.devices.ssh, means, self.log)
+        resources.at_end.append(Later(reach.release, self.identity, self.log, made.room))
+        if means == RELAY:
+            ports = " ".join(f"{guests}:{ours}" for guests, ours in made.ports)
+            resources.while_running.append(Later(relay.begin, self.identity, self.log, made.address, ports))
+        return made
+
+    def _serve(self, share: Share, plan: Plan, resources: Resources) -> str:
+        """Have virtiofsd serve a directory, and return its socket; empty for one that QEMU shares itself."""
+        if share.kind != VIRTIOFS:
+            return ""
+        from vmgahp.drivers.libvirt import virtiofs
+
+        room = runtime_dir()
+        resources.at_end.append(Later(beside.over, self.identity, self.log, room, virtiofs.SOCKET))
+        virtiofs.begin(self.identity, room, share, self._owner(plan.label))
+        return virtiofs.socket_in(room)
 
     def _room(self, resources: Resources) -> str:
         """A directory for copies of the job's own kernel, which goes away with the VM."""
@@ -197,19 +250,15 @@ class Describer:
             bridge_interface=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             networking_type=spec.networking_type,
         )
+        return self.by_script(script, lines, spec, uuid)
+
+    def by_script(self, script: str, lines: list[str], spec: JobSpec, uuid: str) -> str:
+        """What the script makes of an ad, with a UUID. Raises `errors.Fault`."""
+        from vmgahp.hooks import xml_script
+
         arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
-        text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log)
-        try:
-            domain = etree.fromstring(text)
-        except etree.ParseError as error:
-            raise errors.MachineFault(
-                f"LIBVIRT_XML_SCRIPT = {script} printed what is not XML: {error}.", "fix the script."
-            ) from error
-        if domain.findtext("name") != spec.name:
-            raise errors.MachineFault(
-                f"LIBVIRT_XML_SCRIPT = {script} named the domain {domain.findtext('name')!r}.",
-                f"let it use VMPARAM_VM_NAME, here {spec.name}: the startd looks for the VM under that name.",
-            )
+        text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log, spec.name)
+        domain = etree.fromstring(text)
         for old in domain.findall("uuid"):
             domain.remove(old)
         etree.SubElement(domain, "uuid").text = uuid
@@ -230,7 +279,8 @@ class Describer:
         wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
         if not self.identity.switching or self._connection.uri != SYSTEM_URI:
             return ""
-        if not (wanted or spec.devices.share) and all(map(_can_be_held, spec.disks)):
+        by_qemu = any(share.kind == NINEP for share in spec.devices.shares)
+        if not (wanted or by_qemu) and all(map(_can_be_held, spec.disks)):
             return ""
         needed = groups_for_qemu(domain_type) - {self.identity.gid}
         if len(needed) > 1:
@@ -291,6 +341,7 @@ class Describer:
                 "password": first_attribute(xml, "devices/graphics", "passwd"),
             }
             text = json.dumps(display) + "\n"
+            machine.news.publish(published.VNC, f"{display['host']}:{display['port']}")
             self.identity.write_scratch(spec.working_dir, VNC_FILE, text.encode())
         except (libvirt.libvirtError, errors.Fault, OSError) as error:
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
@@ -306,6 +357,15 @@ def has_display(xml: str) -> bool:
     """Whether the guest of a domain shows anything; with graphics libvirt adds what it shows it by."""
     devices = etree.fromstring(xml).find("devices")
     return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
+
+
+def _run_ports(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+    """What stands for the ports of a job with a program, which only a start has."""
+    if not spec.devices.run:
+        return ()
+    from vmgahp.drivers.libvirt.run_ports import CONTROL, ERR, OUT, OUTPUTS, PREFIX
+
+    return tuple((PREFIX + name, f"/run/vmgahp/{ONE_TIME}/{name}") for name in (CONTROL, OUT, ERR, OUTPUTS))
 
 
 def _can_be_held(disk: Disk) -> bool:

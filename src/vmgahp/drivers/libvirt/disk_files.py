@@ -7,6 +7,7 @@ nothing gets another owner, and QEMU needs no rights of its own in the scratch d
 the VM is gone: a saved guest goes on with the very files that it had, on which its locks stay.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,11 +17,11 @@ from vmgahp.domain.devices import add_chain
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import names
 from vmgahp.drivers.libvirt.guest import let_go
-from vmgahp.errors import INVALID_DISK_PARAM, JobFault
+from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.still import OpenImage, held_still
-from vmgahp.job.disks import DISK
+from vmgahp.job.disks import DISK, NO_FILE
 from vmgahp.job.spec import JobSpec
 
 MOST_FILES = 64
@@ -66,6 +67,32 @@ class DiskFiles:
                 if self._is_jobs(layer.get("file", "")):
                     self._hand_over(layer, image_format, os.O_RDWR if writable and layer is source else os.O_RDONLY)
         return etree.tostring(domain, encoding="unicode")
+
+    def require_no_links(self, xml: str) -> None:
+        """Make sure that libvirt, which is root, is led out of the scratch directory by no name in it.
+
+        A script may have the VM write to a file there, or keep its firmware's memory in one; what is there is the job's
+        to make. Raises `JobFault`.
+        """
+        for element in etree.fromstring(xml).iter():
+            for path in ((element.text or "").strip(), *element.attrib.values()):
+                name = self._below(path)
+                if not name or "fdgroup" in element.attrib:
+                    continue
+                try:
+                    os.close(self._identity.open_scratch(self._directory, name, os.O_RDONLY))
+                except OSError as error:
+                    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                        raise JobFault(
+                            MISMATCHED,
+                            f"{path} is a link, or reached by one, and the description of the VM names it.",
+                            "leave that name in the scratch directory to the VM.",
+                        ) from error
+
+    def in_scratch(self) -> dict[str, OpenImage]:
+        """Of each group the image, where that is in the scratch directory."""
+        groups = {descriptor: group for group, descriptor in self._descriptors.items()}
+        return {groups[image.descriptor]: image for image in self._images if self._below(image.path)}
 
     def files(self) -> dict[str, int]:
         """The descriptor of each group."""
@@ -116,6 +143,8 @@ class DiskFiles:
         if (device := source.get("dev", "")) and (os.path.normpath(device) in self._asked or self._is_jobs(device)):
             raise _refused(f"{device} is no device that a job can have", "name an image.")
         path = source.get("file", "")
+        if NO_FILE in map(os.path.normpath, (path, device)):  # libvirt would give it to QEMU's user
+            raise _refused(f"{NO_FILE} is no image", "name one, or let the script give the VM no disk for it.")
         if not self._is_jobs(path) and os.path.normpath(path) in self._asked:
             path = self._asked[os.path.normpath(path)]
             source.set("file", path)

@@ -8,21 +8,26 @@ from vmgahp.checkpoint.manifest import CheckpointKind
 from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.domain.job_xml import ad_for_policy
+from vmgahp.domain.model import AGENT
 from vmgahp.drivers.base import Logger, Survey
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import (
+    agent,
     capabilities,
+    disk_room,
     faults,
     firmware,
     hooks,
     host_checks,
+    huge_pages,
     job_xml,
+    limits,
     names,
     other_hypervisors,
     provision,
     qemu_process,
     running,
 )
+from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
@@ -34,9 +39,10 @@ from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
-from vmgahp.drivers.resources import Later, Resources
+from vmgahp.drivers.resources import PASST, Later, Resources
 from vmgahp.host import execute, proof, scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.job import published, share_dirs
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -57,6 +63,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
     usual_uri = ""
+    serves = True
+    """Whether the process that has started a VM is the one that has it from then on."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -66,6 +74,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     # The contract
 
+    def start(self, job: JobAd) -> LibvirtMachine:
+        self.connection.hears_agents = self.serves and self._talks_to_agents()
+        machine = super().start(job)
+        if self.serves:
+            machine.serve()
+        return machine
+
     def plan(self, job: JobAd) -> Plan:
         xml = job_xml.load(job, self.settings, self.identity)
         for_policy = ad_for_policy(job, xml)
@@ -74,12 +89,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             spec = look(self._read(job, xml.asks if xml else NOTHING), self.settings, self.identity)
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
+            share_dirs.require_allowed(self.settings, for_policy, spec.devices.shares)
         except errors.JobFault:
             execute.require_entry(job.working_dir(), self.identity)
             other_hypervisors.require_fit(self.vm_type, self.connection, self.settings)
             raise
         execute.require_room(spec.working_dir, self.identity)
         name = names.free_name(self.connection, spec.name, spec.working_dir, self.log)
+        if xml and (dropped := xml.without()):
+            self.log(f"{name}: {dropped}")
         return self._describer.plan(for_policy, spec._replace(name=name), domain_type)._replace(xml=xml)
 
     def show(self, plan: Plan) -> str:
@@ -92,8 +110,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def clear(self, plan: Plan) -> None:
         names.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
         names.sweep(self.connection, self.log)
+        if self.settings.string("VM_MAC_HOOK"):
+            from vmgahp.drivers.libvirt import reservation
+
+            reservation.sweep(self.identity, self.log)
         self._forget_firmware(plan.spec.name)
-        scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS)
+        scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
         self._require_free_macs(plan.spec)
 
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
@@ -126,11 +148,21 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         resources.not_started.clear()
         if made := provision.files_made(spec):
             resources.at_end.append(Later(provision.remove, self.identity, self.log, spec.working_dir, *made))
-        self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.no_output_vm)
+        if made := provision.records_made(spec):
+            resources.when_over.append(Later(provision.remove, self.identity, self.log, spec.working_dir, *made))
+        disk_room.look_after(machine, spec, self.settings, self.identity)
+        self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
+        machine.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
+        if resources.exit:
+            resources.exit.doubt = machine.doubt
         if resources.exit and resources.exit_port:
             resources.exit.port = resources.exit_port.written
         if resources.exit and resources.console:
             resources.exit.console = resources.console.tail
+        if spec.devices.run:
+            from vmgahp.drivers.libvirt import run_watch
+
+            resources.while_running.append(run_watch.later(spec, machine, self.identity))
         if self.settings.boolean("VM_SCREENSHOT") and has_display(xml):
             machine.has_display = True
             from vmgahp.drivers.libvirt.screenshot import Screenshot
@@ -139,11 +171,23 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
             ).take
         self._describer.publish_vnc(spec, machine, xml)
+        machine.resumed = lambda: self.display_again(spec, machine)
+        if resources.access:
+            from vmgahp.drivers.libvirt import reach
+
+            reach.tell(resources.access, spec.name, spec.working_dir, self.identity, self.log)
+            resources.news.publish(published.SSH, resources.access.words or None)
+        if changes := machine.order.described.changes:
+            hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
+        if plan.afresh:
+            resources.news.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
+        elif machine.order.restart:
+            resources.news.say("The VM goes on from its checkpoint")
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
         take_back = self.checkpoints_of.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
-        return plan._replace(may_restart=False), take_back
+        return plan._replace(may_restart=False, afresh=unusable.reason), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
         try:
@@ -162,6 +206,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def close(self) -> None:
         self.connection.close()
+
+    def display_again(self, spec: JobSpec, machine: LibvirtMachine) -> None:
+        """A guest that was saved runs again, and its display may be at another port."""
+        self._describer.publish_vnc(spec, machine, machine.saved_xml)
 
     # A start
 
@@ -188,12 +236,19 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
         """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
+        self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
         resources.at_end.append(Later(forget_firmware, self.identity, self.log, spec.name, self.connection.uri))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
+        for doubt in filter(None, (disk.doubt for disk in spec.disks)):
+            self.log(f"{spec.name}: {doubt}")
         described = self._describer.describe(plan, uuid, resources)
+        if resources.run_ports and not restart:
+            from vmgahp.drivers.libvirt import run_ports
+
+            run_ports.begin_afresh(resources)
         if restart:
             described = described._replace(xml=self._describe_restart(restart, described.xml))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
@@ -201,27 +256,48 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             guest.files = DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
+            disk_room.require(spec, guest.files, self.settings)
+            if self.settings.xml_script():
+                guest.files.require_no_links(described.xml)
         self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         saver.may_travel = spec.checkpoint
-        if spec.devices.share:
-            saver.cannot = "its guest can mount a directory of the job's (VMPARAM_vm_Share)"
+        if spec.devices.shares:
+            saver.cannot = "its guest can mount a directory (VMPARAM_vm_Share, VMPARAM_vm_Share_Dirs)"
         machine = self.machine(guest, resources, saver, self.deadlines(running.CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec)
         machine.checkpoints = JobCheckpoints(self.checkpoints_of, plan.checkpoint_spec, plan.domain_type)
         machine.order = Order(described, restart)
+        machine.limits = limits.wanted(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)
         machine.step("prepare.guarded")
         return machine
 
+    def _as_there_is(self, xml: str, resources: Resources) -> str:
+        """The description without the ports that a stranger has taken since they were chosen, by which passt fails."""
+        if resources.access is None or resources.access.means != PASST:
+            return xml
+        from vmgahp.drivers.libvirt import reach
+
+        resources.access = reach.as_free(resources.access)
+        return reach.without_taken(xml, self.log)
+
     def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
-        xml, authors, macs, _ = order.described
+        xml, authors, macs, *_ = order.described
         restart, spec = order.restart, plan.spec
 
+        made = False
+
         def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
+            nonlocal made
+            made = True
             machine.step("launch.made")
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
+            if self._talks_to_agents() and first_attribute(live, f"devices/channel/target[@name='{AGENT}']", "name"):
+                late, macs_of = int(restart is not None), hooks.macs_of(live)
+                begin = Later(agent.accompany, self.identity, self.log, late, *macs_of)
+                machine.resources.while_running.append(begin)
             if not authors:
                 self._verify(live, xml, spec)
             elif less := verify.against_script(live, xml, spec):
@@ -238,14 +314,22 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 verify.before_libvirt(xml)
             if restart:
                 machine.usage = Usage(restart.manifest.cpu_seconds)
-                machine.restart_from(restart.descriptor, xml, check)
-            else:
-                machine.create(xml, check)
+            image = restart.descriptor if restart else None
+            wanted = huge_pages.given(xml) if self.settings.boolean("VM_HUGEPAGES") else xml
+            try:
+                machine.make(image, wanted, check)
+            except libvirt.libvirtError as error:
+                xml = self._as_there_is(xml, machine.resources)
+                if made or xml == wanted or faults.is_connection_loss(error):
+                    raise
+                self.log(f"{machine.name} does without what others have taken meanwhile: {error}")
+                machine.make(image, xml, check)
         except verify.Mismatch as mismatch:
             if restart:
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
             fault = hooks.mismatch_fault(machine.name, authors, mismatch)
-            raise (fault if authors or not plan.xml else self._second_look(fault, plan)) from mismatch
+            may_be_the_jobs = self.settings.xml_script() if authors else plan.xml
+            raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             fault = self._blame(error, doing, machine, plan, order.described)
@@ -272,13 +356,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         rule = faults.classify(error, chosen, more)
         if not issubclass(rule.fault, errors.JobFault):
             proof.forget()
+        scripted = bool(self.settings.xml_script())
         if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):
-            return hooks.refused(fault.problem, described.authors)
+            fault = hooks.refused(fault.problem, described.authors)
+            if not scripted:
+                return fault
         if faults.is_no_domain(error):
             fault = errors.HypervisorFault(
                 f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
             )
-        elif not rule.job_may_cause:
+        elif not rule.job_may_cause and not scripted:
             return fault
         # A checkpoint that is of no use is told by a start without it.
         return fault if machine.order.restart else self._second_look(fault, plan)
@@ -301,6 +388,20 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
         """The job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
         return hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
+
+    def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
+        """Have the guest told the IP addresses of VM_MAC_HOOK, which it gets back. Raises `errors.Fault`."""
+        given = [(number, nic) for number, nic in enumerate(spec.nics) if nic.address]
+        if given:
+            from vmgahp.drivers.libvirt import reservation
+
+            paths: list[str] = []
+            try:
+                for number, nic in given:
+                    paths.append(reservation.note(self.settings, self.connection.uri, spec.name, number, nic))
+            finally:
+                resources.at_end.append(Later(reservation.give_back, self.identity, self.log, *paths))
+            reservation.hand_out(self.connection, self.settings, spec, self.identity, self.log)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
         if not spec.macs:
@@ -326,6 +427,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             except errors.JobFault as fault:
                 problem = f"its MAC address {mac} is that of another VM that runs on this machine"
                 raise Unusable(problem, True) from fault
+
+    def _talks_to_agents(self) -> bool:
+        return self.settings.boolean("VM_GUEST_AGENT")
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self.connection.uri, self.log)

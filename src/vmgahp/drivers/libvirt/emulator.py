@@ -6,10 +6,13 @@ from xml.etree import ElementTree as etree
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.host import kvm
-from vmgahp.host.run import which
+from vmgahp.job.kinds import ARM, UEFI, UEFI_SECURE, X86
 
 EMULATED = "x86_64", "aarch64"
 """Architectures that a guest may have beside that of the machine."""
+
+MACHINES = {ARM: "virt", X86: "q35"}
+"""The machine type whose firmwares are asked about, by architecture."""
 
 QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
 """Where libvirt keeps the monitor socket and the keys of each domain; QEMU must be able to enter it."""
@@ -19,9 +22,31 @@ TWO_GROUPS = f"QEMU needs two groups at once, for {QEMU_DIRECTORY} and for {kvm.
 TWO_GROUPS_HINT = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 {kvm.DEVICE}), or set VM_RUN_AS_JOB_USER = False."
 
 
-def domain_capabilities(connection: libvirt.virConnect, domain_type: str) -> str:
-    text: str = connection.getDomainCapabilities(None, os.uname().machine, None, domain_type)
-    return text
+def domain_capabilities(connection: libvirt.virConnect, domain_type: str) -> etree.Element:
+    """What libvirt says of this machine's usual VMs."""
+    return etree.fromstring(connection.getDomainCapabilities(None, os.uname().machine, None, domain_type))
+
+
+def of_machines(connection: libvirt.virConnect, arch: str, domain_type: str) -> etree.Element | None:
+    """What libvirt says of the machines of an architecture; None where it has no QEMU for it."""
+    try:
+        text = connection.getDomainCapabilities(None, arch, MACHINES.get(arch), domain_type)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
+            return None
+        raise
+    return etree.fromstring(text)
+
+
+def uefis(capabilities: etree.Element | None) -> tuple[str, ...]:
+    """The kinds of UEFI that are installed, by `of_machines`."""
+    if capabilities is None or "efi" not in _values(capabilities, "os/enum[@name='firmware']"):
+        return ()
+    return (UEFI, UEFI_SECURE) if "yes" in _values(capabilities, "os/loader/enum[@name='secure']") else (UEFI,)
+
+
+def _values(capabilities: etree.Element, enum: str) -> list[str | None]:
+    return [value.text for value in capabilities.iterfind(f"{enum}/value")]
 
 
 def arches(capabilities: str, *, emulates: bool) -> list[str]:
@@ -31,7 +56,7 @@ def arches(capabilities: str, *, emulates: bool) -> list[str]:
     return [own, *(arch for arch in dict.fromkeys(found) if emulates and arch in EMULATED and arch != own)]
 
 
-def has_passt(capabilities: str) -> bool:
+def has_passt(capabilities: etree.Element) -> bool:
     """Whether user networking can be passt's; QEMU's own, slirp, is there without further programs.
 
     libvirt names the back ends that it was built with in its domain capabilities; one that names none
@@ -39,19 +64,14 @@ def has_passt(capabilities: str) -> bool:
     """
     from vmgahp.drivers.libvirt import qemu_check
 
-    values = etree.fromstring(capabilities).iterfind("devices/interface/enum[@name='backendType']/value")
-    return any(value.text == "passt" for value in values) and qemu_check.passt() is not None
+    kinds = _values(capabilities, "devices/interface/enum[@name='backendType']")
+    return "passt" in kinds and qemu_check.passt() is not None
 
 
 def cpu_mode(settings: Settings, domain_type: str) -> str:
     """libvirt's CPU mode for jobs of a domain type: the administrator's, or the best there is."""
     default = {"kvm": "host-passthrough", "qemu": "maximum"}.get(domain_type, "")
     return settings.string("VM_CPU_MODE") or default
-
-
-def has_tpm() -> bool:
-    """Whether there is a software TPM."""
-    return which("swtpm") is not None
 
 
 def groups_for_qemu(domain_type: str) -> set[int]:

@@ -53,6 +53,8 @@ class Firmware(NamedTuple):
     format: str
     secure: bool
     """Whether it boots signed systems only, once it has keys."""
+    arches: tuple[str, ...] = ()
+    """The architectures of the guests that boot by it."""
 
 
 def installed() -> dict[str, Firmware]:
@@ -76,6 +78,7 @@ def installed() -> dict[str, Firmware]:
                         mapping["nvram-template"]["filename"],
                         mapping["executable"].get("format", "raw"),
                         "secure-boot" in descriptor["features"],
+                        tuple(target["architecture"] for target in descriptor["targets"]),
                     ),
                 )
             except (OSError, ValueError, LookupError, TypeError):

@@ -40,7 +40,8 @@ class LibvirtGuest:
         self.watch = connection.watch(uuid, name)
         self._log = log
         self._domain: libvirt.virDomain | None = None
-        self._pid = 0
+        self.noted_pid = 0
+        """The process that ran it when it was last looked for. Who would do something to it asks `known_pid`."""
 
     def call(self, function: "Callable[[libvirt.virDomain], Result]", seconds: float = 0) -> "Result":
         return self.connection.call(lambda connection: function(self.find(connection)), seconds=seconds)
@@ -153,12 +154,12 @@ class LibvirtGuest:
     def pid(self) -> int:
         """The process that runs the guest, or 0 where there is none on this machine."""
         if not self.known_pid():
-            self._pid = self._find_pid()
-        return self._pid
+            self.noted_pid = self._find_pid()
+        return self.noted_pid
 
     def known_pid(self) -> int:
         """The process that ran it when it was last looked for, if it still does; else 0."""
-        return self._pid if self.is_ours(self._pid) else 0
+        return self.noted_pid if self.is_ours(self.noted_pid) else 0
 
     def _find_pid(self) -> int:
         if self.type == "lxc":
@@ -173,6 +174,18 @@ class LibvirtGuest:
     def kill(self) -> bool:
         """End it without libvirtd, where it is a QEMU of this machine; whether it was seen to end."""
         return qemu_process.kill(self.name, self.uuid)
+
+    def why_killed(self) -> tuple[str, bool]:
+        """Why the kernel has killed its process, empty where it has not; and whether a limit of the VM's was why."""
+        from vmgahp.host import oom  # of no use to a guest that ends well
+
+        killed = oom.killed(self.noted_pid) if self.noted_pid and qemu_process.is_qemu(self.type) else None
+        if killed is None:
+            return "", False
+        if not any(name in killed.group for name in ("/qemu-", "/machine-qemu")):  # as libvirt calls a domain's
+            whole = f"the control group {killed.group}" if killed.group else "the machine"
+            return f"out of memory: {whole} had none left, and the kernel has ended this VM's QEMU for it", False
+        return f"out of memory: the VM's limit was {killed.limit_kib >> 10} MiB for QEMU and its guest", True
 
     def is_ours(self, pid: int) -> bool:
         """Whether the process is this domain's: libvirt puts QEMU's UUID on its command line, or libvirt_lxc's name."""

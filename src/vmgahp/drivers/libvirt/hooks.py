@@ -8,14 +8,20 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors, log
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
+from vmgahp.drivers.base import Logger, Machine
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
+from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
+from vmgahp.job import published
 from vmgahp.job.ad import JobAd
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import JobSpec, Nic
+
+POLICY_FILE = "vm_policy.txt"
+"""In the scratch directory: what VM_POLICY has changed in the job's machine, for its owner."""
+LONGEST_POLICY_FILE = 64 << 10
 
 
 class Described(NamedTuple):
@@ -28,20 +34,24 @@ class Described(NamedTuple):
     """Each MAC address that was asked for, in lower case, with the setting that did; empty for the job."""
     before_policy: str = ""
     """The XML of our own that VM_POLICY changed; empty where there is none."""
+    changes: tuple[str, ...] = ()
+    """What VM_POLICY changed, as the lines of a diff without secrets."""
 
 
 def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool) -> Described:
     """What VM_POLICY makes of a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
     xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
+    changes: tuple[str, ...] = ()
     authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
     if policy:
-        from vmgahp.hooks.policy import Policy
+        from vmgahp.hooks.policy import Policy, difference
 
         flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
         wordy = dry or log.wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
         xml = Policy(settings, job, log_line, log_line if wordy else _say_nothing, dry=dry).apply(written)
         if xml != written:
             authors.append(f"VM_POLICY = {policy}")
+            changes = tuple(difference(written, xml))
     from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}
     if not authors and from_job.issuperset(spec.macs):
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
@@ -49,7 +59,20 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
     origins = dict.fromkeys(spec.macs, hook) | dict.fromkeys(from_job, "")
     macs = tuple((mac, origins.get(mac, " and ".join(authors))) for mac in macs_of(xml))
     ours = written if authors and not script else ""
-    return Described(xml, " and ".join(authors), macs, ours)
+    return Described(xml, " and ".join(authors), macs, ours, changes)
+
+
+def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, identity: Identity, log: Logger) -> None:
+    """What VM_POLICY has changed, in a file that comes home, and a line in the job's log. A failure is logged."""
+    changed = sum(line[:1] in ("+", "-") for line in changes)
+    text = "\n".join(("What the administrator of the machine (VM_POLICY) has changed in the VM:", *changes, ""))
+    try:
+        identity.write_scratch(directory, POLICY_FILE, text.encode(errors="replace")[:LONGEST_POLICY_FILE])
+    except (OSError, errors.Fault) as error:
+        log(f"{machine.name}: {POLICY_FILE} cannot be written: {error}")
+    machine.news.publish(
+        published.POLICY, f"The machine's administrator has changed the VM ({changed} lines, {POLICY_FILE})"
+    )
 
 
 def with_macs(
@@ -57,7 +80,7 @@ def with_macs(
 ) -> JobSpec:
     """The job with the MAC addresses of VM_MAC_HOOK, where there is one; `saved` is the XML of its checkpoint.
 
-    Those that the hook chose are `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`.
+    Those that the hook chose are `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`; then it has its IP addresses back.
     """
     if not spec.nics or not settings.string("VM_MAC_HOOK"):
         return spec
@@ -68,18 +91,28 @@ def with_macs(
         from vmgahp.domain.restore import macs
 
         found = macs(saved)
-    nics = []
-    for number, nic in enumerate(spec.nics):
-        had = found[number] if number < len(found) else ""
-        mac = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
-        nics.append(nic._replace(mac=mac))
+    nics: list[Nic] = []
+    try:
+        for number, nic in enumerate(spec.nics):
+            had = found[number] if number < len(found) else ""
+            mac, address = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
+            nics.append(nic._replace(mac=mac, address=address))
+        _require_different(nics, settings, spec.name)
+    except errors.Fault:
+        for number, nic in enumerate(nics):
+            if nic.address and not dry:
+                mac_hook.take_back(settings, spec.name, number, nic.mac, log_line)
+        raise
+    return spec._replace(nics=tuple(nics))
+
+
+def _require_different(nics: list[Nic], settings: Settings, name: str) -> None:
     chosen = [nic.mac for nic in nics if nic.mac]
     if len(set(chosen)) < len(chosen):
         raise errors.MachineFault(
-            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address.",
+            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {name} one MAC address.",
             "let it give each NIC, whose number is its first argument, an address of its own.",
         )
-    return spec._replace(nics=tuple(nics))
 
 
 def require(settings: Settings, job: JobAd) -> None:

@@ -3,6 +3,8 @@
 QEMU pauses a guest whose disk has no space left rather than to let it see an error, and makes the failed request again
 when the guest is resumed (libvirt's ``error_policy``): so it goes on, with nothing lost, as soon as there is space.
 Nobody but the machine's users can tell whether there will be, and whether there is shows best by trying.
+
+A guest that is paused here before its disk is full (`vmgahp.drivers.libvirt.disk_limits`) waits in the same way.
 """
 
 import time
@@ -36,6 +38,10 @@ class IoErrors:
         """Seconds after which the guest is given up; 0: never."""
         self.at_first: Callable[[], None] = lambda: None
         """Done when an error has been seen, before the first attempt."""
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether a guest that was stopped may write again."""
+        self.paused: Callable[[str | None], None] = lambda _: None
+        """Told why the guest stands still, and None when it runs on."""
         guest.watch.disk_error = self.seen
         self._guest = guest
         self._name = guest.name
@@ -48,12 +54,14 @@ class IoErrors:
         self._held = False
         self._ended = False
         self._thread: threads.Thread | None = None
+        self._is_stopped = False
+        """Whether it was paused by `stop`."""
         self._problem = "an error of a disk"
 
     @property
     def under_way(self) -> bool:
-        """Whether the guest is paused by an error, or was until now."""
-        return self._thread is not None
+        """Whether the guest is paused by an error, or by `stop`, or was until now."""
+        return self._thread is not None or self._is_stopped
 
     def look(self) -> bool:
         """Whether an error has paused the guest, which is found paused: no event may have said so."""
@@ -76,6 +84,20 @@ class IoErrors:
                     self._log(f"{self._name} is not tried again yet after an error of a disk: {fault.problem}")
             self._changed.notify_all()
 
+    def stop(self, problem: str) -> bool:
+        """Pause the guest for a problem of a disk; False where it stands still, or is over. Raises `errors.Fault`.
+
+        With `seen` it goes on when there is room; without, it is to be given up.
+        """
+        with self._attempt:
+            if self._held or self._ended:
+                return False
+            with self._changed:
+                self._is_stopped, self._problem = True, problem
+                self._changed.notify_all()
+            self._guest.operate("pausing", lambda domain: domain.suspend())
+        return True
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """The guest is made to stand still, and unless that fails nothing of this resumes it before `let_go`."""
@@ -93,7 +115,7 @@ class IoErrors:
     def let_go(self) -> None:
         """The guest may run again."""
         with self._changed:
-            self._held = False
+            self._held = self._is_stopped = False
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -105,7 +127,10 @@ class IoErrors:
     # The thread
 
     def _run(self) -> None:
-        self._log(f"{self._name}: it was paused by an error of a disk, and is tried again")
+        problem = self._problem if self._is_stopped else "an error of a disk"
+        self._log(f"{self._name}: it was paused by {problem}, and is tried again")
+        if self._is_stopped:
+            self.paused(problem)
         self.at_first()
         pause, since = FIRST_PAUSE, time.monotonic()
         while self._wait(pause):
@@ -135,7 +160,7 @@ class IoErrors:
     def _try(self) -> bool:
         """Resume the guest where the error still pauses it; False where that was not to be, or could not be done."""
         with self._attempt:
-            if self._held or self._ended:
+            if self._held or self._ended or (self._is_stopped and not self.has_room()):
                 return False
             watch = self._guest.watch
             watch.resumed.clear()
@@ -151,20 +176,29 @@ class IoErrors:
             return True
 
     def _resume(self, domain: libvirt.virDomain) -> bool:
-        if tuple(domain.state()) != STALLED:
+        state = tuple(domain.state())
+        if state == STALLED:
+            self._problem = _problem(domain)
+            self.paused(self._problem)
+        elif not self._is_stopped or state[0] != libvirt.VIR_DOMAIN_PAUSED:
+            self._is_stopped = False
             return False  # somebody else has resumed it, or it is gone
-        self._problem = _problem(domain)
         domain.resume()
+        self._is_stopped = False
         return True
 
     def _is_over(self, before: int) -> bool:
         """Whether the guest, which was resumed when `before` errors had been seen, sees no other."""
         with self._changed:
-            if self._changed.wait_for(lambda: self._ended or self._held or self._seen != before, SETTLED):
+            if self._changed.wait_for(lambda: self._is_again(before), SETTLED):
                 return False
             self._thread = None
+        self.paused(None)
         self._log(f"{self._name} runs on: the error of its disk is over")
         return True
+
+    def _is_again(self, before: int) -> bool:
+        return self._ended or self._held or self._is_stopped or self._seen != before
 
     def _end(self) -> bool:
         """Whether the VM was ended for its error."""

@@ -3,6 +3,7 @@
 A node whose servers have all been killed runs it for each of their VMs at once.
 """
 
+import os
 from collections.abc import Callable
 
 from vmgahp import errors
@@ -12,7 +13,7 @@ from vmgahp.drivers.libvirt import ending, faults, firmware, names, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.uri import connection_for
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import sweep
+from vmgahp.host.runtime_dir import GIVEN, sweep
 
 KILL_SECONDS = 20.0
 """For libvirt's answer; to destroy a domain that does not go takes it 15 s."""
@@ -21,13 +22,20 @@ KILL_SECONDS = 20.0
 class LibvirtKiller:
     """Kills for the VM types of QEMU."""
 
-    def __init__(self, _vm_type: str, settings: Settings, _identity: Identity, log: Callable[[str], None]) -> None:
+    def __init__(self, _vm_type: str, settings: Settings, identity: Identity, log: Callable[[str], None]) -> None:
         self._connection = connection_for(settings, log)
+        self._identity = identity
         self._log = log
 
     def kill(self, match: str, uuid: str = "") -> bool:
         """As `vmgahp.drivers.base.Driver.kill` says."""
-        return kill(self._connection, match, uuid, self._log)
+        try:
+            return kill(self._connection, match, uuid, self._log)
+        finally:
+            if os.path.isdir(GIVEN):
+                from vmgahp.drivers.libvirt import reservation  # mostly of no use
+
+                reservation.sweep(self._identity, self._log)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -9,13 +9,13 @@ from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, other_hypervisors
+from vmgahp.drivers.libvirt import faults, huge_pages, limits, other_hypervisors
 from vmgahp.drivers.libvirt.faults import ConnectionLost
 from vmgahp.drivers.libvirt.guest import Check, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.running import LOOK_INTERVAL, RunningMachine
 from vmgahp.drivers.libvirt.save import SUSPEND_FILE, MemoryFile, Saver
 from vmgahp.drivers.libvirt.stats import cpu_seconds
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import SLIRP, Resources
 from vmgahp.host import threads
 from vmgahp.host.light import NamedTuple
 
@@ -43,11 +43,14 @@ class LibvirtMachine(RunningMachine):
         self, guest: LibvirtGuest, resources: Resources, saver: Saver, deadlines: Deadlines, log: Logger
     ) -> None:
         super().__init__(guest, resources, deadlines, log)
+        self.resumed: Callable[[], None] = lambda: None
+        """What is to know that a saved guest runs again, by a process of its own that may have other ports."""
         self.saver = saver
         saver.seconds, saver.given_up = deadlines.memory, lambda: self.overruled
         self.checkpoints: JobCheckpoints
         self.order: Order
         """What is to be launched."""
+        self.limits = limits.Limits()
         self.description = ""
         """The domain XML as of the last save, without secrets."""
         self.image = ""
@@ -56,6 +59,8 @@ class LibvirtMachine(RunningMachine):
         """The domain as it is to be restored."""
         self.has_display = False
         """Whether there is anything to be kept by `screenshot`."""
+        self.doubt = ""
+        """What the job's owner should hear of what the job asked for (`vmgahp.drivers.exit_record`)."""
         self.unsure: MemoryFile | None = None
         """The memory image of a save of which nobody could say whether it was done."""
 
@@ -86,7 +91,8 @@ class LibvirtMachine(RunningMachine):
         asked = self.guest.operate(
             "saving", lambda domain: (domain.info(), domain.XMLDesc(secrets), domain.XMLDesc(whole))
         )
-        (_, max_memory, _, _, cpu_nanoseconds), self.saved_xml, self.description = asked
+        (_, max_memory, _, _, cpu_nanoseconds), *described = asked
+        self.saved_xml, self.description = (limits.without(self.limits, xml) for xml in described)
         self._require_ours()
         self.begin_writing()
         image = self.saver.begin(self.image_of(operation), max_memory)
@@ -134,6 +140,8 @@ class LibvirtMachine(RunningMachine):
         finally:
             os.close(descriptor)
         self.io_errors.let_go()
+        self.resumed()
+        self.goes_on()
 
     def set_aside(self) -> None:
         self.checkpoints.store.begin_restart()
@@ -251,12 +259,21 @@ class LibvirtMachine(RunningMachine):
         """Let the guest continue from an open memory image, or leave no domain. Raises `errors.Fault`."""
         self.end_guest()  # an attempt that libvirtd did not outlive may have left one
         try:
-            self.restart_from(descriptor, self.saved_xml, lambda *_: before_it_runs())
+            self.restart_from(descriptor, self._as_it_can_be(), lambda *_: before_it_runs())
         except BaseException as error:
             self.end_guest()
             if isinstance(error, libvirt.libvirtError):
                 raise faults.from_libvirt(error, f"restoring {self.name}") from error
             raise
+
+    def _as_it_can_be(self) -> str:
+        """The domain that was saved, with what of this machine's it can have again."""
+        xml = huge_pages.as_there_are(self.saved_xml)
+        if self.resources.access is None:
+            return xml
+        from vmgahp.drivers.libvirt import reach
+
+        return reach.without_taken(xml, self.log)
 
     def restart_from(self, descriptor: int, xml: str, check: Check) -> None:
         """Restore the domain from an open memory image; it runs once `check` has seen it. Raises as `begin`.
@@ -290,12 +307,27 @@ class LibvirtMachine(RunningMachine):
         self.log(f"{self.name} continues from its saved memory")
 
     def begin(self, make: Make, check: Check) -> None:
-        """As `LibvirtGuest.begin`."""
-        self.guest.begin(make, check)
+        """As `LibvirtGuest.begin`; the domain has its limits, and the ways into it, before it runs."""
 
-    def create(self, xml: str, check: Check) -> None:
-        """Start the domain: it runs once `check` has seen it. Raises as `LibvirtGuest.begin`."""
-        self.begin(self.guest.made_from(xml), check)
+        def look(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
+            check(connection, domain, live)
+            limits.apply(self.limits, domain, live, self.guest.known_pid(), self.log)
+            if (access := self.resources.access) is not None and access.means == SLIRP:
+                from vmgahp.drivers.libvirt import reach
+
+                self.resources.access = reach.open_slirp(domain, access, self.log)
+
+        self.guest.begin(make, look)
+
+    def make(self, image: int | None, xml: str, check: Check) -> None:
+        """Start the domain, or restore it from an open memory image: it runs once `check` has seen it.
+
+        Raises as `LibvirtGuest.begin`.
+        """
+        if image is not None:
+            self.restart_from(image, xml, check)
+        else:
+            self.begin(self.guest.made_from(xml), check)
 
     # What helps
 

@@ -13,6 +13,7 @@ from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.ending import MARK, end, is_strange
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import is_claimed
+from vmgahp.host.starter import is_one_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ def mark(domain: "etree.Element") -> None:
 def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
     """The domain that a kill is about: by its name, or by the scratch directory of its job.
 
-    The startd names the directory for every VM type but kvm and xen (``VMUniverseMgr::killVM`` in
-    HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises `libvirt.libvirtError`.
+    The startd names the directory for every VM type but kvm and xen, or that which the starter has made it in
+    (``VMUniverseMgr::killVM`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises
+    `libvirt.libvirtError`.
     """
     found = [faults.find(connection, match, uuid)] if uuid else connection.listAllDomains()
     if match.startswith("/") and not uuid:
-        found = [each for each in found if os.path.normpath(_directory(each) or ".") == os.path.normpath(match)]
+        found = [each for each in found if is_one_job(_directory(each), match)]
     elif not uuid:
         # Of two VMs of one name the startd knows not which; a server that lives ends its own.
         found = [each for each in found if _is_called(each.name(), match)]

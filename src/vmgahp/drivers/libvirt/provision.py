@@ -22,8 +22,9 @@ from vmgahp.host.light import NamedTuple
 from vmgahp.job.attributes import OPTION_PREFIX
 from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.look import is_there
-from vmgahp.job.options import DATA_DISK, DATA_FILES, USER_DATA
+from vmgahp.job.options import DATA_DISK, DATA_FILES, DISK_SIZE, RUN, USER_DATA
 from vmgahp.job.spec import JobSpec
+from vmgahp.text import shown
 
 TYPE_CHECKING = False  # what makes disks is loaded for the jobs that want some made
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ class _Record(NamedTuple):
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
     """Make sure that this machine makes the disks that the job asks for. Raises `JobFault`."""
+    if spec.devices.run and not qemu_process.is_qemu(domain_type):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{OPTION_PREFIX}{RUN} = {shown(spec.devices.run.command)}: domains of type {domain_type} run no program "
+            "of a job's here.",
+            "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+        )
     if spec.devices.user_data and not qemu_process.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
@@ -76,11 +84,11 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     if (spec.devices.user_data or any(request.files for request in spec.requests)) and not _can_write_iso():
         raise JobFault(
             errors.MISMATCHED,
-            f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}), "
-            "and pycdlib, with which such drives are written, is not installed on this machine.",
+            f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}, "
+            f"{OPTION_PREFIX}{RUN}), and pycdlib, with which that is done, is not installed on this machine.",
             "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator to pip install pycdlib.",
         )
-    if not any(request.size or request.files or request.image for request in spec.requests):
+    if not any(request.size or request.files or request.image or request.grow for request in spec.requests):
         return
     script = settings.xml_script()
     if not script and qemu_process.is_qemu(domain_type):
@@ -89,7 +97,7 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     raise JobFault(
         errors.INVALID_DISK_PARAM,
         f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {OPTION_PREFIX}{DATA_DISK}, "
-        f"{OPTION_PREFIX}{DATA_FILES}), which this machine cannot give it: {why}.",
+        f"{OPTION_PREFIX}{DATA_FILES}, {OPTION_PREFIX}{DISK_SIZE}), which this machine cannot give it: {why}.",
         "require a machine that has VM_Images, or transfer the disks.",
     )
 
@@ -125,7 +133,20 @@ def files_made(spec: JobSpec) -> list[str]:
         from vmgahp.job import cloud_init
 
         made.append(cloud_init.SEED_FILE)
+    if spec.devices.run:
+        from vmgahp.job import run
+
+        made.append(run.DRIVE_FILE)
     return made
+
+
+def records_made(spec: JobSpec) -> list[str]:
+    """Files in the scratch directory that a restart needs, and nobody when the job is over."""
+    if not spec.devices.run:
+        return []
+    from vmgahp.job import run
+
+    return [run.RECORD]
 
 
 def remove(identity: Identity, _log: Logger, directory: str, *names: str) -> None:
@@ -155,8 +176,14 @@ class Provision:
                 self._empty(disk)
             elif disk.files:
                 self._files(disk)
+            if disk.grow:
+                self._enlarge(disk)
         if overlays:
             self._write_record(overlays)
+        if spec.devices.run:
+            from vmgahp.drivers.libvirt import run_drive
+
+            self._made += run_drive.make(spec, spec.devices.run, self._identity)
         if spec.devices.user_data:
             from vmgahp.job import cloud_init
 
@@ -229,6 +256,34 @@ class Provision:
             raise execute.unwritable(RECORD, error, self._directory, self._identity) from error
         if fresh:
             self._made.append(RECORD)
+
+    def _enlarge(self, disk: Disk) -> None:
+        """Give an image of the job's own the size that the job asks for."""
+        from vmgahp.images import qemu_img
+
+        name = os.path.basename(disk.path)
+        try:
+            size = int(qemu_img.info(disk.path, disk.format, self._identity)["virtual-size"])
+            if size == disk.grow:
+                return
+            if size > disk.grow:
+                raise _no_size(
+                    disk.grow, f"{disk.device} has {size >> 20} MiB already, and none is made smaller", "leave it out."
+                )
+            free = execute.free(self._directory, self._identity)
+            needed = disk.grow - self._identity.occupied_scratch(self._directory, name)
+            if needed > free:
+                raise _no_size(
+                    disk.grow,
+                    f"{disk.device} may take {needed >> 20} MiB more, and {free >> 20} MiB are free for this job",
+                    "make it smaller, or raise request_disk.",
+                )
+            qemu_img.enlarge(disk.path, disk.format, disk.grow, self._identity)
+        except qemu_img.CannotRun as error:
+            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+        except qemu_img.Trouble as error:
+            problem = f"{disk.device} cannot be enlarged ({error})"
+            raise _no_size(disk.grow, problem, "see that it is a sound image of its format.") from error
 
     # Empty disks, and files on a disk
 
@@ -324,6 +379,10 @@ def _parse_record(data: bytes) -> list[_Overlay]:
             image = _Base(base.text("path", 4096), size, base.form("sample", manifest.SHA256))
             found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), (image,)))
     return found
+
+
+def _no_size(size: int, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DISK_SIZE} = {size >> 20} MiB: {problem}.", hint)
 
 
 def _no_files(problem: str, hint: str) -> JobFault:

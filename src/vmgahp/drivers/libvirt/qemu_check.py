@@ -4,14 +4,16 @@ libvirt's capabilities say what QEMU was built with. That a CPU model makes QEMU
 or that passt may make no namespaces here, shows only when they are run.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+import socket
 from time import monotonic
 
 from vmgahp import errors
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run, which
+from vmgahp.job.kinds import NINEP
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
 """QEMU's name for libvirt's CPU modes. What host-model comes to is libvirt's to work out: there its word
@@ -45,10 +47,22 @@ def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, iden
         )
 
 
-def start_passt(identity: Identity, end: float) -> None:
-    """Start passt as the job's user, wait until it listens, and end it.
+def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
+    """See whether QEMU can share a directory so; Enterprise Linux's has no 9p. Raises `errors.MachineFault`."""
+    device = "virtio-9p-pci" if kind == NINEP else "vhost-user-fs-pci"
+    status, _out, err = _run([path, "-device", f"{device},help"], b"", identity, end, [])
+    if status != 0:
+        raise errors.MachineFault(
+            f"{path} shares no directories by {kind}: {_last_line(err) or 'it did not answer'}.",
+            f"set VM_SHARE_SCRATCH to another, or have a QEMU that is built with {device}.",
+        )
 
-    Raises `errors.MachineFault` where it is not there or does not start until the monotonic clock shows `end`.
+
+def start_passt(identity: Identity, end: float) -> None:
+    """Start passt as the job's user, as libvirt does: it leaves when another one works on, to which we say goodbye.
+
+    It says that it listens before it makes its namespaces, at which it may fail. Raises `errors.MachineFault` where it
+    is not there or does not start until the monotonic clock shows `end`.
     """
     import shutil
     import tempfile
@@ -60,8 +74,11 @@ def start_passt(identity: Identity, end: float) -> None:
     try:
         if identity.switching:
             os.chown(directory, identity.uid, identity.gid)
-        command = [path, "--foreground", "--one-off", "--socket", os.path.join(directory, "socket")]
-        status, _out, err = _run(command, b"", identity, end, [], until=lambda _out, err: b"bound at" in err)
+        listener = os.path.join(directory, "socket")
+        status, _out, err = _run([path, "--one-off", "--socket", listener], b"", identity, end, [])
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(max(0.05, end - monotonic()))
+            client.connect(listener)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if status is None:
@@ -79,19 +96,12 @@ def passt() -> str | None:
 
 
 def _run(
-    command: list[str],
-    stdin: bytes,
-    identity: Identity,
-    end: float,
-    devices: list[str],
-    until: Callable[[bytearray, bytearray], bool] | None = None,
+    command: list[str], stdin: bytes, identity: Identity, end: float, devices: list[str]
 ) -> tuple[int | None, bytes, bytes]:
     """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out."""
     groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
     try:
-        done = run(
-            command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups, until=until
-        )
+        done = run(command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups)
     except OSError as error:
         raise errors.MachineFault(
             f"{command[0]} cannot be run: {error.strerror}.", "see that it is installed and whole."

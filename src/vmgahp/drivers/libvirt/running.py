@@ -1,20 +1,21 @@
 """One domain of libvirt that was started: how it is, paused, ended; all that a server does itself."""
 
 import time
-from _collections_abc import Callable
+from _collections_abc import Callable, Mapping, Sequence
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.address import GuestAddress
+from vmgahp.drivers.libvirt.agent import GuestAgent
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest, let_run
 from vmgahp.drivers.libvirt.io_error import IoErrors
 from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import proc
-from vmgahp.job import exit_code
+from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
 
 _STATES = {
@@ -48,12 +49,29 @@ class RunningMachine(ManagedMachine):
         self.mac = ""
         self.screenshot: Callable[[], None] = lambda: None
         """Keeps what the guest shows when it fails, where it has a display."""
-        self.io_errors = IoErrors(guest, self._give_up, log)
+        self.io_errors = IoErrors(guest, lambda why: self.give_up(exit_code.DISK_ERROR, why), log)
         self.io_errors.at_first = lambda: self.screenshot()
+        self.has_address: Callable[[str], None] = lambda _address: None
+        """What is to know the guest's address, with each look at it."""
+        self.io_errors.paused = lambda why: self.news.publish(published.PAUSED, why)
         guest.watch.ending = self._last_look
+        self.agent: GuestAgent | None = None
+        """The guest's, where it has a port for one and this is the process that has the VM."""
         self._address = GuestAddress()
         self._meter = Meter(guest.connection, guest.name, guest.uuid)
         self._last_report: Status | None = None
+
+    def serve(self) -> None:
+        """It runs, and this is the process that has it from now on."""
+        for begin in self.resources.while_running:
+            try:
+                begin(self)
+            except Exception as error:  # noqa: BLE001 - and nothing that a job could lose a VM for
+                self.log(f"{self.name} runs without what was to accompany it: {error}")
+
+    def disk_files(self) -> Mapping[str, int]:
+        """What its QEMU has of the job's disks: the descriptor of each group of libvirt's."""
+        return self.guest.files.files() if self.guest.files is not None else {}
 
     def was_saved_after_all(self) -> bool:
         """Whether a save of which nobody could say whether it was done has been done, and this VM is SUSPENDED."""
@@ -84,19 +102,35 @@ class RunningMachine(ManagedMachine):
             state = libvirt.VIR_DOMAIN_RUNNING  # HTCondor has suspended nothing, and need not resume it
         if self._last_report is None:
             self.pid()  # while libvirtd answers: by it a guest is known when libvirtd is away
+        if self.mac and (known_here := self._address.find(self.guest.call)):
+            self.has_address(known_here[0])  # and never what a guest says: a port of this machine may lead there
+        addresses = self.addresses()
         self._last_report = Status(
             _STATES.get(state, lifecycle.RUNNING),
             cpu_seconds=self.usage.read(cpu_seconds(cpu_nanoseconds)),
             vcpus=vcpus,
-            memory_kib=memory,
+            memory_kib=self._resident(memory),
             max_memory_kib=max_memory,
             mac=self.mac,
-            ip=self._address.find(self.guest.call) if self.mac else "",
+            ip=addresses[0] if addresses else "",
         )
+        if self.agent is not None and self.state is lifecycle.RUNNING:
+            self.agent.look()
         return self._last_report
+
+    def _resident(self, memory_kib: int) -> int:
+        """What of the guest's memory is on this machine: no more than its QEMU occupies, huge pages included."""
+        known = proc.memory_kib(self.guest.noted_pid) if qemu_process.is_qemu(self.guest.type) else None
+        return memory_kib if known is None else min(memory_kib, known[0])
+
+    def addresses(self) -> Sequence[str]:
+        return (self.agent.addresses if self.agent is not None else ()) or self._address.found
 
     def pid(self) -> int:
         return self.guest.pid()
+
+    def process(self) -> int:
+        return self.guest.known_pid()
 
     def metrics(self) -> Metrics | None:
         if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
@@ -111,7 +145,15 @@ class RunningMachine(ManagedMachine):
     def ask_to_power_off(self) -> None:
         def ask(domain: libvirt.virDomain) -> None:
             let_run(domain)  # a guest whose CPUs stand still hears no ACPI request
-            domain.shutdown()
+            if self.agent is None or not self.agent.power_off(self.deadlines.stop):
+                # By default libvirt would wait for an agent that does not answer.
+                try:
+                    domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN if is_qemu else 0)
+                except libvirt.libvirtError:
+                    if not self.guest.watch.gone.wait(EVENT_WAIT):  # it may just have obeyed its agent
+                        raise
+
+        is_qemu = qemu_process.is_qemu(self.guest.type)
 
         self.guest.operate("asking to power off", ask, seconds=self.deadlines.usual)
 
@@ -146,7 +188,13 @@ class RunningMachine(ManagedMachine):
         super().destroy()
 
     def _say_how_it_ended(self) -> None:
-        self.resources.ended(self.guest.watch.how, self.guest.watch.ended_at)
+        how, reason, end = self.guest.watch.how, "", self.resources.exit
+        if how == exit_code.CRASHED and end is not None and not end.how:
+            reason, is_limit = self.guest.why_killed()
+            how = exit_code.OUT_OF_MEMORY if is_limit else how
+            if reason:
+                self.log(f"{self.name}: {reason}")
+        self.resources.ended(how, self.guest.watch.ended_at, reason)
 
     def clear_up(self) -> None:
         self.guest.watch.gone.wait(EVENT_WAIT)  # one that is off is still there while libxl clears up after it
@@ -163,12 +211,6 @@ class RunningMachine(ManagedMachine):
         if qemu_process.is_qemu(self.guest.type):
             self.usage.at_least(proc.cpu_seconds(self.guest.known_pid()))
 
-    def _give_up(self, why: str) -> None:
-        """The next STATUS finds the guest gone, and tells the starter, which hears nothing before."""
-        self.log(f"{self.name} ends as a failure: {why}")
-        self.resources.ended(exit_code.DISK_ERROR, time.time(), why)
-        self.end_guest()
-
     def pause(self) -> None:
         seconds = self.deadlines.usual
         with self.io_errors.held():
@@ -181,12 +223,19 @@ class RunningMachine(ManagedMachine):
 
         self.guest.operate("resuming", resume, seconds=self.deadlines.usual)
         self.io_errors.let_go()
+        self.goes_on()
+
+    def goes_on(self) -> None:
+        """Its guest runs again after it has stood still."""
+        if self.agent is not None:
+            self.agent.resumed()
 
     def _absent(self) -> Status:
         """What it means that libvirt does not know the domain."""
         self.guest.watch.gone.wait(EVENT_WAIT)
         if self.guest.watch.was_saved:
             # By an administrator, to a place that we do not know: the guest is not gone.
-            self.log(f"{self.name} was saved by somebody else: virsh restore --xml brings it back, without fdgroup")
+            way = "virsh restore --xml brings it back, without fdgroup and memtune"
+            self.log(f"{self.name} was saved by somebody else: {way}")
             return Status(lifecycle.SUSPENDED)
         return Status(lifecycle.STOPPED)

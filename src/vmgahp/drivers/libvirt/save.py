@@ -16,6 +16,7 @@ from vmgahp.checkpoint.store import CANNOT_SAVE, IMAGE_EXTRA, MEMORY_FILE
 from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held, write_all
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import disk_room
 from vmgahp.host.job_user import Identity
 
 SUSPEND_FILE = "vm_suspend.mem"
@@ -156,8 +157,8 @@ class Saver:
                 with image:
                     connection.restoreFlags(image.path, self.described_by(xml), libvirt.VIR_DOMAIN_SAVE_PAUSED)
                 return
-            except libvirt.libvirtError:
-                again = image.with_another_head()
+            except libvirt.libvirtError as error:
+                again = image.with_another_head(str(error))
                 if again is None:
                     raise
                 image = again
@@ -291,7 +292,7 @@ class Saver:
             status = os.statvfs(self.directory)
         except OSError as error:
             raise self.fault(f"{self.directory} cannot be examined: {error.strerror}") from error
-        free = status.f_bavail * status.f_frsize
+        free = max(0, status.f_bavail * status.f_frsize - disk_room.kept_free(self._settings, self.directory))
         if free < needed:
             raise self.fault(
                 f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"

@@ -3,23 +3,32 @@
 What libvirt and QEMU say of a start does not tell what a job has asked too much of from what a machine lacks, and
 whatever a job asks for comes back in their words. So where a job may be the cause a guest is started that has nothing
 of the job's but its memory, and the machine is blamed only where that fails as well. It runs as libvirt's own user: a
-process of the job's user could kill it.
+process of the job's user could kill it. LIBVIRT_XML_SCRIPT, which makes a description of what the job says, describes
+one for a plain job.
 """
 
+import os
+import shutil
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import ending, firmware, names, qemu_process
+from vmgahp.drivers.libvirt import ending, firmware, names, qemu_process, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan
 from vmgahp.drivers.libvirt.hooks import described
+from vmgahp.hooks import xml_script
+from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.devices import Devices
+from vmgahp.job.spec import JobSpec
 
 SECONDS = 60.0
 """For a plain guest to start and end."""
+
+_PLAIN_DISK_BYTES = 1 << 20
 
 _PAUSED = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
 
@@ -28,12 +37,16 @@ def judge(
     fault: errors.Fault, plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger
 ) -> errors.Fault:
     """The fault of a start that the job may have caused: the job's, unless no plain guest starts either."""
-    if not isinstance(fault, errors.MachineFault) or describer.settings.xml_script():
-        return fault  # every description is the administrator's
+    if not isinstance(fault, errors.MachineFault):
+        return fault
     if qemu_process.is_qemu(plan.domain_type):
         if not _plain_guest_starts(plan, describer, connection, log):
             return fault
-    elif plan.xml is None:
+        # As this daemon's own user, for the same reason; nothing of the job's comes near it.
+        own = Identity(os.geteuid(), os.getegid())
+        if plan.spec.devices.tpm and (reason := tpm.trouble(own, SECONDS)):
+            return errors.MachineFault(f"{fault.problem} A plain VM starts, and {reason}.", tpm.NO_ANSWER_HINT)
+    elif plan.xml is None:  # of another hypervisor's script no plain guest is known
         return fault
     return errors.JobFault(
         errors.MISMATCHED,
@@ -58,16 +71,34 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
             domain.createWithFlags(_PAUSED)
             if not made.authors:
                 verify.against_job(domain.XMLDesc(), made.xml, spec)
+            elif script:
+                verify.against_script(domain.XMLDesc(), made.xml, spec)
         finally:
             ending.end(domain)
 
+    script, room = describer.settings.xml_script(), ""
     try:
-        xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
+        if script:
+            room, spec = _plain_job(spec)
+            xml = describer.by_script(script, xml_script.plain(room, name, f'JobVMType = "{spec.vm_type}"'), spec, uuid)
+            verify.before_libvirt(xml)
+        else:
+            xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
         made = described(describer.settings, log, plan.job, spec, xml, dry=False)
         connection.call(start, seconds=SECONDS)
-    except (libvirt.libvirtError, errors.Fault, verify.Mismatch) as error:
+    except (libvirt.libvirtError, errors.Fault, verify.Mismatch, OSError) as error:
         log(f"A plain VM does not start here either: {error}")
         return False
     finally:
         firmware.forget(name, connection.uri, log)
+        if room:
+            shutil.rmtree(room, ignore_errors=True)
     return True
+
+
+def _plain_job(spec: JobSpec) -> tuple[str, JobSpec]:
+    """A directory with the disk of a job that nothing can be said against, and that job. Raises `errors.Fault`."""
+    room = runtime_dir()
+    with open(os.path.join(room, xml_script.PLAIN_DISK), "xb") as file:
+        file.truncate(_PLAIN_DISK_BYTES)
+    return room, spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)

@@ -8,8 +8,9 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
+from vmgahp.domain import tuning
 from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, other_hypervisors, qemu_check, qemu_process
+from vmgahp.drivers.libvirt import faults, firmware, other_hypervisors, qemu_check, qemu_process, reach, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import (
     TWO_GROUPS,
@@ -19,24 +20,25 @@ from vmgahp.drivers.libvirt.emulator import (
     domain_capabilities,
     groups_for_qemu,
     has_passt,
-    has_tpm,
+    of_machines,
+    uefis,
 )
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
 from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host import kvm, proof
+from vmgahp.host import cgroups, kvm, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
+from vmgahp.host.run import which
 from vmgahp.images import iso
+from vmgahp.job.kinds import ARM, BIOS, NO_SHARE, X86
 
 EMULATOR_TIME = 1.6
 """Seconds kept for the second step: QEMU is tried once it is known by which accelerator."""
 
 QEMU = "qemu-system-x86_64"
-
-_FIRMWARE = {"bios": "bios", "efi": "uefi"}
 
 
 class _Host(NamedTuple):
@@ -55,7 +57,7 @@ class _Host(NamedTuple):
 class _Emulator(NamedTuple):
     """What libvirt says of QEMU for one domain type.
 
-    The last three are in the domain capabilities only, and libvirt keeps those from a connection that may
+    All but the first three are in the domain capabilities only, and libvirt keeps those from a connection that may
     just read, as the startd's probe has for some VM types: None then.
     """
 
@@ -67,6 +69,10 @@ class _Emulator(NamedTuple):
     firmware: tuple[str, ...] | None = None
     passt: bool | None = None
     """Whether libvirt was built with passt, and passt is there."""
+    tpm: bool | None = None
+    """Whether it takes a TPM that it does not run itself."""
+    boots_arm: bool = True
+    """Whether there is the firmware without which no guest of aarch64 boots."""
 
 
 class LibvirtSurveyor:
@@ -95,8 +101,12 @@ class LibvirtSurveyor:
             self._fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
             return Survey([findings.judge("domain type", other_hypervisors.SETTING, fault, "")])
+        script = self._judge_script()
+        if findings.first_bad(script):
+            return Survey(script)
         if not qemu_process.is_qemu(self._fixed):
-            return other_hypervisors.survey(self.settings, self._connection, self._fixed, end)
+            made = other_hypervisors.survey(self.settings, self._connection, self._fixed, end)
+            return made._replace(findings=[*script, *made.findings])
         first_end = end - EMULATOR_TIME
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
         self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
@@ -111,9 +121,15 @@ class LibvirtSurveyor:
             checks["passt"] = lambda: qemu_check.start_passt(self.identity, first_end)
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
             checks["images"] = self._survey_images
+        if which(tpm.PROGRAM) and not self.settings.xml_script():
+            checks["tpm"] = lambda: tpm.proved(self.identity, first_end - monotonic())
+        if self._shares():
+            from vmgahp.drivers.libvirt import shares  # few machines share any, and it brings what reads jobs
+
+            checks |= shares.checks(self.settings, self.identity, lambda: first_end - monotonic())
         outcomes = findings.side_by_side(checks, first_end)
 
-        found: list[Finding] = []
+        found = script
         host = outcomes["libvirt"]
         found.append(findings.judge("libvirt", f"libvirtd at {self._connection.uri}", host, lambda: _versions(host)))
         accel = self._judge_kvm(outcomes.get("kvm"), found)
@@ -135,12 +151,26 @@ class LibvirtSurveyor:
             outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
             found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
         found.append(findings.judge("memory images", packed.BEST, outcomes["memory"], "it unpacks", OFF))
-        networking = []
+        of_tpm = _judge_tpm(qemu.tpm, outcomes.get("tpm"))
+        if not self.settings.xml_script():  # which describes the devices
+            found.append(of_tpm)
+        shared: dict[str, Value] = {"share": NO_SHARE}
+        if self._shares():
+            from vmgahp.drivers.libvirt import shares
+
+            own = self._may_be_the_jobs(accel)
+            shared, of_shares = shares.judge(self.settings, outcomes, qemu.path, self.identity, end, as_job_user=own)
+            found += of_shares
+        if self._connection.uri == SYSTEM_URI:
+            found.append(_judge_limits(self._limits()))
+        networking: list[str] = []
         for kind in wanted:
             finding = self._judge_network(kind, host, outcomes, qemu.passt, tried)
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
+        ways_in = reach.judge(self.settings, networking)
+        found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
         if "images" in outcomes:
             from vmgahp.drivers.libvirt import provision
@@ -150,6 +180,8 @@ class LibvirtSurveyor:
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
+            | {"tpm": of_tpm.verdict == OK, **shared}
+            | ({"ssh": ways_in.verdict == OK} if ways_in else {})
             | {"memory_formats": _memory_formats(host, zstd=outcomes["memory"] is None)},
             machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
             networking=networking,
@@ -158,6 +190,14 @@ class LibvirtSurveyor:
         )
 
     # The checks
+
+    def _judge_script(self) -> list[Finding]:
+        if not (script := self.settings.xml_script()):
+            return []
+        from vmgahp.hooks import xml_script  # few machines have one
+
+        arguments = self.settings.string(xml_script.ARGUMENTS_SETTING)
+        return [xml_script.judge(script, arguments, blind=self._connection.read_only)]
 
     def _ask_libvirt(self) -> _Host:
         def ask(connection: libvirt.virConnect) -> _Host:
@@ -179,11 +219,20 @@ class LibvirtSurveyor:
 
     def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
         if not self._connection.read_only:
+            own, others = os.uname().machine, arches(host.capabilities, emulates=True)
+
+            def ask(connection: libvirt.virConnect) -> _Emulator:
+                of_own = uefis(of_machines(connection, own, accel))
+                of_arm = of_own
+                if own != ARM:
+                    of_arm = uefis(of_machines(connection, ARM, "qemu")) if ARM in others else ()
+                made = _from_domain_capabilities(domain_capabilities(connection, accel))
+                return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
+
             try:
-                text = self._connection.call(lambda connection: domain_capabilities(connection, accel))
+                return self._connection.call(ask)
             except libvirt.libvirtError as error:
                 raise faults.from_libvirt(error, "asking for its domain capabilities") from error
-            return _from_domain_capabilities(text)
         here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
         assert here is not None
         machine = here.find("machine[@canonical]")
@@ -191,6 +240,7 @@ class LibvirtSurveyor:
             here.findtext("emulator") or QEMU,
             "" if machine is None else machine.text or "",
             1 if machine is None else int(machine.get("maxCpus", "1")),
+            boots_arm=any(ARM in one.arches for one in firmware.installed().values()),
         )
 
     def _survey_images(self) -> object:
@@ -220,6 +270,11 @@ class LibvirtSurveyor:
                 return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
             proved = proof.keep(proof.QEMU, stands_on)
         return Finding("cpu", OK, looked_at, proved.told("QEMU starts and answers"))
+
+    def _shares(self) -> bool:
+        """Whether jobs may share a directory with their guest."""
+        wanted = self.settings.string("VM_SHARE_SCRATCH").lower() != NO_SHARE or self.settings.strings("VM_SHARE_DIRS")
+        return bool(wanted) and not self.settings.xml_script()
 
     def _may_be_the_jobs(self, accel: str) -> bool:
         """Whether QEMU can run as the job's user, wherever libvirt is asked for another user than the own."""
@@ -257,6 +312,10 @@ class LibvirtSurveyor:
             return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
         return Finding(name, OK, "QEMU's own user networking (slirp)", "QEMU starts with it")
 
+    def _limits(self) -> list[str]:
+        """Of a user's own libvirtd none."""
+        return cgroups.controllers() if self._connection.uri == SYSTEM_URI else []
+
     def _vm_types(self, accel: str) -> list[str]:
         """The types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
         if self._fixed:
@@ -282,10 +341,14 @@ class LibvirtSurveyor:
             "snapshot": False,
             "networking": ",".join(networking),
             "gpu": False,
-            "arches": ",".join(arches(host.capabilities, emulates=emulates)),
-            "tpm": has_tpm(),
+            "arches": ",".join(
+                arch
+                for arch in arches(host.capabilities, emulates=emulates)
+                if arch in (os.uname().machine, X86) or qemu.boots_arm
+            ),
             "iso": iso.can_write(),
-            "share": self.settings.string("VM_SHARE_SCRATCH").lower() if self._may_be_the_jobs(accel) else "none",
+            "limits": ",".join([*self._limits(), "cores"]),
+            "overhead": tuning.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
@@ -300,20 +363,36 @@ def _memory_formats(host: _Host, *, zstd: bool) -> str:
     return ",".join(formats)
 
 
-def _from_domain_capabilities(text: str) -> _Emulator:
-    capabilities = etree.fromstring(text)
+def _judge_tpm(offered: bool | None, proved: object) -> Finding:
+    """`proved` is None where nothing was tried."""
+    looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
+    if reason := tpm.why_none(offered):
+        return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {tpm.HINT}.")
+    if isinstance(proved, proof.Proof):
+        if not proved.reason:
+            return Finding("tpm", OK, looked_at, proved.told("swtpm makes a TPM"))
+        return Finding("tpm", OFF, looked_at, proved.told(f"{proved.reason}."), tpm.NO_ANSWER_HINT)
+    return findings.judge("tpm", looked_at, proved, "", OFF)
+
+
+def _judge_limits(honored: list[str]) -> Finding:
+    looked_at = "the control groups that libvirt limits VMs by"
+    if missing := [name for name in cgroups.LIMITS if name not in honored]:
+        seen = f"The slot's limits do not reach VMs: no control groups are mounted that have {' and '.join(missing)}."
+        return Finding("limits", OFF, looked_at, seen, "mount them (version 2 at /sys/fs/cgroup); restart libvirtd.")
+    return Finding("limits", OK, looked_at, "VMs have the weight of their slots, and a limit of memory")
+
+
+def _from_domain_capabilities(capabilities: etree.Element) -> _Emulator:
     most = capabilities.find("vcpu")
     modes = capabilities.iterfind("cpu/mode[@supported='yes']")
-    firmware = ["bios"]
-    for value in capabilities.iterfind("os/enum[@name='firmware']/value"):
-        firmware.append(_FIRMWARE.get(value.text or "", "bios"))
     return _Emulator(
         capabilities.findtext("path") or QEMU,
         capabilities.findtext("machine") or "",
         1 if most is None else int(most.get("max", "1")),
         frozenset(mode.get("name", "") for mode in modes),
-        tuple(dict.fromkeys(firmware)),
-        has_passt(text),
+        passt=has_passt(capabilities),
+        tpm=tpm.is_offered(capabilities),
     )
 
 

@@ -7,21 +7,96 @@ and brings the TPM's state in its memory image.
 """
 
 import os
-import select
-import signal
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
+from vmgahp.host import beside, proof
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import which
+from vmgahp.host.runtime_dir import runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
+    import subprocess
+    from xml.etree import ElementTree as etree
+
+    from vmgahp.drivers.base import Logger
 
 PROGRAM = "swtpm"
 
-END_WAIT = 5.0
-"""Seconds for swtpm to end when it is told to; then it is killed."""
+OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
+"""What libvirt must find before it lets a guest have any TPM, even one that it does not run itself
+(``virTPMHasSwtpm`` in its ``src/util/virtpm.c``)."""
+
+HINT = "apt-get install swtpm swtpm-tools (Debian), or dnf install swtpm swtpm-tools (Enterprise Linux)"
+NO_ANSWER_HINT = f"see what keeps {PROGRAM} from running, AppArmor or SELinux for one (journalctl -k)."
+
+TRIAL_WAIT = 5.0
+"""Seconds for swtpm to answer at a start; it takes five thousandths of one."""
+
+_REQUESTS = b"\0\0\0\1", b"\0\0\0\2" + bytes(4)
+"""What QEMU asks of swtpm first: what it can do, and to make its TPM (``include/swtpm/tpm_ioctl.h`` in its source)."""
+
+
+def is_offered(capabilities: "etree.Element") -> bool:
+    """Whether libvirt takes a TPM that it does not run itself, by its domain capabilities."""
+    backends = capabilities.iterfind("devices/tpm[@supported='yes']/enum[@name='backendModel']/value")
+    return any(backend.text == "external" for backend in backends)
+
+
+def why_none(offered: bool | None) -> str:
+    """Why a guest can have no TPM here, empty where it can. `offered` is libvirt's word; None: it was not asked."""
+    missing = [program for program in OF_LIBVIRT if which(program) is None]
+    if PROGRAM in missing or (missing and not offered):
+        return f"{', '.join(missing)} not installed"
+    if offered is False:
+        return f"libvirt does not find {', '.join(OF_LIBVIRT)}, or its QEMU has no TPM (virsh domcapabilities)"
+    return ""
+
+
+def proved(identity: Identity, seconds: float) -> proof.Proof:
+    """Whether swtpm answers as this user."""
+    user = identity.uid, identity.gid
+    return proof.asked(proof.TPM, which(PROGRAM) or PROGRAM, user, lambda: trouble(identity, seconds))
+
+
+def trouble(identity: Identity, seconds: float) -> str:
+    """Ask of an swtpm of its own what QEMU would: what is wrong, empty where it answers. Raises nothing."""
+    import subprocess
+
+    room, said = "", b""
+    try:
+        room = runtime_dir()
+        make(identity, room)
+        process = _run(identity, room, identity.uid, identity.gid, subprocess.PIPE)
+        try:
+            wrong = _ask(room, seconds)
+        except OSError as error:
+            wrong = error.strerror or str(error)
+        process.kill()
+        said = process.communicate(timeout=beside.END_WAIT)[1]
+    except errors.Fault as fault:
+        return fault.problem.removesuffix(".")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        wrong = str(error)
+    finally:
+        if room:
+            end(identity, lambda _line: None, room)
+    first = said.decode("utf-8", "replace").strip().split("\n")[0]
+    return f"{PROGRAM} does not answer: {first[:300].rstrip('.') or wrong}" if wrong else ""
+
+
+def _ask(room: str, seconds: float) -> str:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as control:
+        control.settimeout(max(0.05, seconds))
+        control.connect(socket_in(room))
+        for request in _REQUESTS:
+            control.sendall(request)
+            answer = control.recv(64)
+            if not answer:
+                return "it has ended"
+    return f"it makes no TPM (error {answer.hex()})" if any(answer) else ""
 
 
 def socket_in(room: str) -> str:
@@ -39,16 +114,27 @@ def make(identity: Identity, room: str) -> None:
         raise _no_room(room, error) from error
 
 
-def begin(identity: Identity, log: Logger, room: str, uid: int, gid: int) -> None:
+def begin(identity: Identity, log: "Logger", room: str, uid: int, gid: int) -> None:
     """Run swtpm for a QEMU that is about to start, as this user and group. Raises `errors.MachineFault`."""
+    import subprocess
+
+    beside.end(room, _state(room))
+    process = _run(identity, room, uid, gid, subprocess.DEVNULL)
+    try:
+        beside.remember(process, room)
+    except OSError as error:
+        log(f"{PROGRAM} ends with its QEMU and not before: {error}")
+
+
+def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> "subprocess.Popen[bytes]":
+    """Have swtpm listen at a socket that is this user's. Raises `errors.MachineFault`."""
     import socket
     import subprocess
 
-    _end_program(room)
     # Only swtpm keeps it: where that ends, QEMU hears so at once and does not wait for an answer.
     with socket.socket(socket.AF_UNIX) as listener:
         try:
-            _listen(listener, room, (uid, gid))
+            beside.listen(listener, socket_in(room), (uid, gid))
         except OSError as error:
             raise _no_room(room, error) from error
         descriptor = listener.fileno()
@@ -56,11 +142,11 @@ def begin(identity: Identity, log: Logger, room: str, uid: int, gid: int) -> Non
         command += ["--ctrl", f"type=unixio,fd={descriptor}"]
         command += ["--tpmstate", f"backend-uri=file://{_state(room)}"]
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=stderr,
                 cwd="/",
                 pass_fds=(descriptor,),
                 **identity.of_process(groups=[]),
@@ -69,79 +155,19 @@ def begin(identity: Identity, log: Logger, room: str, uid: int, gid: int) -> Non
             raise errors.MachineFault(
                 f"{PROGRAM}, the software TPM, cannot be run: {error.strerror}.", "see that it is installed and whole."
             ) from error
-    process.returncode = 0  # `end` looks after it, in whichever process
-    try:
-        with open(_note(room), "w") as file:
-            file.write(str(process.pid))
-    except OSError as error:
-        log(f"{PROGRAM} ends with its QEMU and not before: {error}")
 
 
-def end(_identity: Identity, _log: Logger, room: str) -> None:
+def end(_identity: Identity, _log: "Logger", room: str) -> None:
     """End swtpm and forget what it kept. Raises nothing."""
-    _end_program(room)
-    for name in (socket_in(room), _state(room), _note(room)):
-        try:
-            os.unlink(name)
-        except OSError:
-            pass
-    try:
-        os.rmdir(room)
-    except OSError:
-        pass
+    beside.end(room, _state(room))
+    beside.clear(room, [socket_in(room), _state(room)])
 
 
 def _state(room: str) -> str:
     return f"{room}/state"
 
 
-def _note(room: str) -> str:
-    """Where its process id is; only this daemon writes there."""
-    return f"{room}/pid"
-
-
-def _listen(listener: "socket.socket", room: str, owner: tuple[int, int]) -> None:
-    path = socket_in(room)
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    listener.bind(path)
-    # Nobody can connect before listen().
-    os.chmod(path, 0o600)
-    if os.geteuid() == 0:
-        os.chown(path, *owner)
-    listener.listen(1)
-
-
 def _no_room(room: str, error: OSError) -> errors.MachineFault:
     return errors.MachineFault(
         f"No socket can be made for the TPM in {room}: {error.strerror}.", "see that /run has room."
     )
-
-
-def _end_program(room: str) -> None:
-    """End the swtpm of a directory, if it still runs: whoever has its process id now is not ended."""
-    try:
-        with open(_note(room)) as file:
-            pid = int(file.read(32))
-        process = os.pidfd_open(pid)
-    except (OSError, ValueError):
-        return
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            is_ours = _state(room).encode() in file.read()
-        for number in (signal.SIGTERM, signal.SIGKILL) if is_ours else ():
-            signal.pidfd_send_signal(process, number)
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            if poll.poll(END_WAIT * 1000):
-                break
-    except OSError:
-        pass  # it has ended meanwhile
-    finally:
-        os.close(process)
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass  # another process has started it

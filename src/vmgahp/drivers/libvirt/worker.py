@@ -14,7 +14,8 @@ from typing import Any
 
 from vmgahp import __version__, errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import running
+from vmgahp.drivers.base import Sent
+from vmgahp.drivers.libvirt import limits, running
 from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Plan
@@ -42,8 +43,9 @@ class _Starter(LibvirtDriver):
     """Starts a VM for a server."""
 
     worker: "VmHelper"
+    serves = False
     directory = ""
-    no_output = False
+    sent: Sent = (False, None)
 
     def claim(self, resources: Resources, match: str, uuid: str) -> None:
         super().claim(resources, match, uuid)
@@ -52,7 +54,7 @@ class _Starter(LibvirtDriver):
 
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
         super().keep(machine, plan)
-        self.directory, self.no_output = plan.spec.working_dir, plan.spec.no_output_vm
+        self.directory, self.sent = plan.spec.working_dir, plan.spec.sent
 
     def record_end(self, *_: object) -> None:
         """The server does it."""
@@ -199,13 +201,21 @@ class VmHelper:
             "no_checkpoint": machine.no_checkpoint,
             "cannot": machine.why_not_saved(),
             "directory": starter.directory,
-            "no_output": starter.no_output,
+            "sent": starter.sent,
+            "doubt": machine.doubt,
             "display": machine.has_display,
             "guardian": place(resources.guardian.pipe),
             "guardians_session": resources.guardian.session,
             "console": None,
             "exit_port": None,
+            "run_ports": [
+                (name, port.path, port.limit, *map(place, port.descriptors()))
+                for name, port in resources.run_ports.items()
+            ],
             "at_end": _plain(resources.at_end),
+            "when_over": _plain(resources.when_over),
+            "news": resources.news.plain(),
+            "while_running": _plain(resources.while_running),
         }
         if resources.console is not None:
             output, listener = map(place, resources.console.descriptors())
@@ -219,8 +229,10 @@ class VmHelper:
             "guest": (guest.name, guest.uuid, guest.type),
             "files": None if guest.files is None else guest.files.described(),
             "spec": machine.checkpoints.spec,
+            "limits": machine.limits,
             "cannot": machine.saver.cannot,
             "before_restore": _plain(machine.saver.before_restore),
+            "access": resources.access,
         }
         told["kept"] = place(helper.in_memory(pickle.dumps(kept | {"saved": ("", "", "")})))
         self._channel.send("runs", told, descriptors)
@@ -247,8 +259,10 @@ class VmHelper:
             Later(place, identity, self.log, *arguments) for place, arguments in self._kept["before_restore"]
         ]
         machine = _SavedElsewhere(guest, Resources(self.log), saver, driver.deadlines(running.CALL_SECONDS), self.log)
-        machine.worker = self
+        machine.worker, machine.limits = self, self._kept.get("limits", limits.Limits())  # an earlier release had none
+        machine.resources.access = self._kept.get("access")
         machine.image, machine.saved_xml, machine.description = self._kept.pop("saved")
+        machine.resumed = lambda: driver.display_again(spec, machine)
         machine.checkpoints = JobCheckpoints(driver.checkpoints_of, spec, domain_type)
         self.machine = machine
 
@@ -297,6 +311,7 @@ class VmHelper:
             "unsure": machine.unsure is not None,
             "not_removed": sorted(machine.saver.not_removed),
             "lost": None if machine.lost is None else errors.plain(machine.lost),
+            "news": machine.news.plain(),
         }
         try:
             self._channel.send(word, told, [memory])

@@ -19,7 +19,7 @@ from vmgahp.drivers.script.program import Program
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
 from vmgahp.hooks.program import clean
 from vmgahp.host.job_user import Identity
-from vmgahp.job import vm_spec
+from vmgahp.job import slot, vm_spec
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 
@@ -30,7 +30,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     # A start
 
     def plan(self, job: JobAd) -> ScriptPlan:
-        spec = vm_spec.parse(job, self.settings)
+        spec = slot.settle(vm_spec.parse(job, self.settings), self.settings, self.identity)
         script = self._program(self.identity)
         checkpoints = ScriptCheckpoints(self.identity, spec.working_dir, self.log)
         restart, unusable = None, None
@@ -81,7 +81,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
-        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.no_output_vm)
+        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
         self.log(f"started {spec.name} ({plan.request.key}) by {plan.script.path}")
 
     # The contract

@@ -6,7 +6,7 @@ copy of the ``.vmx``, all in the scratch directory, so HTCondor takes them along
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -14,7 +14,7 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Facts, Manifest, matching
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.vmrun.vmdk import VmdkLayer
+from vmgahp.drivers.vmrun.working_copy import WorkingCopy
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
@@ -76,12 +76,12 @@ class VmrunCheckpoints(NamedTuple):
         own = state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx")
         return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
 
-    def write(
-        self, spec: VmwareSpec, vmx_name: str, facts: Facts, cpu_seconds: float, disks: Iterable[tuple[VmdkLayer, ...]]
-    ) -> None:
+    def write(self, spec: VmwareSpec, copy: WorkingCopy, facts: Facts, cpu_seconds: float) -> None:
         """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
-        names = dict.fromkeys(name for chain in disks for layer in chain for name in layer.files)
-        refs = [FileRef(STATE, name) for name in state_files(self.directory, vmx_name)]
+        names = dict.fromkeys(name for chain in copy.disks.values() for layer in chain for name in layer.files)
+        state = state_files(self.directory, copy.name)
+        state += [copy.nvram] if copy.nvram in os.listdir(self.directory) else []
+        refs = [FileRef(STATE, name) for name in state]
         refs += [FileRef(DISK, name) for name in names]
         self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
 

@@ -31,11 +31,13 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     # A start
 
     def plan(self, job: JobAd) -> VmrunPlan:
-        spec = look(VmwareSpec.parse(job, self.settings), self.identity)
+        spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
         directory = os.path.realpath(spec.working_dir)
         vmrun = self._tool(directory)
         copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
+        for text in copy.left_out:
+            self.log(f"{spec.name} is without {text}")
         checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
         plan = VmrunPlan(spec, directory, vmrun, copy, checkpoints)
         try:
@@ -79,7 +81,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         spec = plan.spec
-        self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.no_output_vm)
+        self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.sent)
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
 
     def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:

@@ -198,7 +198,7 @@ class VmrunMachine(ManagedMachine):
         now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
         now.correct_parents(directory, identity)
         facts = {"uuid": self.uuid, "state": self._memory_file}
-        self._checkpoints.write(self.spec, copy.name, facts, self.usage.seconds, now.disks.values())
+        self._checkpoints.write(self.spec, now, facts, self.usage.seconds)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         self.look_at_saved()

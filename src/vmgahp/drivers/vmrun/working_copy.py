@@ -17,6 +17,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
+from vmgahp.job.vmx_drives import CDROM, DISK, Drive, drives
 from vmgahp.text import has_control, shown
 
 UUID = "vmgahp.uuid"
@@ -26,20 +27,15 @@ MEMORY_STEP = 4
 """MiB: VMware takes multiples of it only."""
 
 _PLAIN = re.compile(
-    r"config\.[a-z0-9.]+|virtualhw\.[a-z0-9.]+|guestos|firmware|ethernet0\.virtualdev"
+    r"config\.[a-z0-9.]+|virtualhw\.[a-z0-9.]+|guestos|firmware|uefi\.secureboot\.enabled|bios\.(?:boot|hdd)order|ethernet0\.virtualdev"
     r"|pcibridge\d+\.(?:present|virtualdev|functions|pcislotnumber)"
     r"|(?:scsi|ide|sata|nvme)\d+\.(?:present|virtualdev|pcislotnumber)",
     re.IGNORECASE,
 )
 """What is taken over as it is."""
 
-_DEVICE = re.compile(
-    r"((?:scsi|ide|sata|nvme)\d+:\d+|floppy\d+|serial\d+|parallel\d+)\.(present|filename)", re.IGNORECASE
-)
+_PORT = re.compile(r"((?:serial|parallel)[0-9]+)\.present", re.IGNORECASE)
 _MOST_DEVICES = 500
-_IMAGE_KINDS = ("cdrom-image",)
-_DISK_KINDS = ("", "disk", "scsi-harddisk", "ata-harddisk")
-
 GENERATED = re.compile(
     r"uuid\.(?:bios|location)|ethernet0\.generatedaddress(?:offset)?|[a-z0-9]+(?::\d+)?\.pcislotnumber"
     r"|vmotion\.checkpoint[a-z]+|monitor\.phys_bits_used|vmci0\.(?:id|present)|cleanshutdown|softpoweroff",
@@ -56,6 +52,10 @@ class WorkingCopy(NamedTuple):
     vmx: Vmx
     disks: dict[str, tuple[VmdkLayer, ...]]
     """The disks by their devices, such as ``scsi0:0``, each with its parents."""
+    nvram: str = ""
+    """The job's own file with what its firmware keeps; empty where VMware makes one."""
+    left_out: tuple[str, ...] = ()
+    """Drives and files that are not taken over, for the log."""
 
     def encode(self) -> bytes:
         """The content of the file."""
@@ -86,52 +86,39 @@ def build(
             vmx[name] = value
     disks: dict[str, tuple[VmdkLayer, ...]] = {}
     places = _Places(spec, directory, identity)
-    devices = _devices(source)
-    if len(devices) > _MOST_DEVICES:
+    found = drives(source)
+    ports = [match[1] for name in source if source.boolean(name) and (match := _PORT.fullmatch(name))]
+    if len(found) + len(ports) > _MOST_DEVICES:
         raise JobFault(
             errors.BAD_IMAGE,
-            f"{VMX_FILE} = {shown(spec.vmx_file)}: it has {len(devices)} drives and ports, and VMware takes some "
-            f"{_MOST_DEVICES} at most.",
+            f"{VMX_FILE} = {shown(spec.vmx_file)}: it has {len(found) + len(ports)} drives and ports, and VMware takes "
+            f"some {_MOST_DEVICES} at most.",
             "open the virtual machine in VMware, and send the .vmx that it writes.",
         )
-    for device in devices:
-        if device.lower().startswith(("serial", "parallel")):
-            _port(source, device, vmx)
-        elif device.lower().startswith("floppy"):
-            if source.get(f"{device}.fileType", "").lower() == "file":
-                vmx[f"{device}.fileType"] = "file"
-                vmx[f"{device}.fileName"] = places.image(device, source)
-                vmx[f"{device}.present"] = "TRUE"
+    left_out = [f"{drive.place} ({drive.no_image})" for drive in found if drive.no_image]
+    for drive in found:
+        if drive.no_image:
+            continue
+        if drive.kind == DISK:
+            disks[drive.place] = _disk(source, drive, vmx, spec, places)
         else:
-            kind = source.get(f"{device}.deviceType", "").lower()
-            if kind in _IMAGE_KINDS:
-                vmx[f"{device}.deviceType"] = "cdrom-image"
-                vmx[f"{device}.fileName"] = places.image(device, source)
-            elif kind in _DISK_KINDS:
-                disks[device] = _disk(source, device, vmx, spec, places)
-            else:
-                continue  # a drive of this machine
-            vmx[f"{device}.present"] = "TRUE"
+            kind = ("deviceType", "cdrom-image") if drive.kind == CDROM else ("fileType", "file")
+            vmx[f"{drive.place}.{kind[0]}"] = kind[1]
+            vmx[f"{drive.place}.fileName"] = places.image(drive)
+        vmx[f"{drive.place}.present"] = "TRUE"
+    for port in ports:
+        _port(source, port, vmx)
+    nvram = _nvram(source, vmx, places, left_out)
     if not disks:
         raise JobFault(
             errors.NO_DISK_PARAM,
             f"{VMX_FILE} = {shown(spec.vmx_file)}: the virtual machine has no disk that can be used here.",
             "give it a disk that is a .vmdk file.",
         )
-    _machine(vmx, spec, uuid)
+    _machine(source, vmx, spec, uuid)
     _network(vmx, spec, settings)
     _add_local_settings(vmx, settings)
-    return WorkingCopy(name_for(spec.vmx_file), vmx, disks)
-
-
-def _devices(source: Vmx) -> list[str]:
-    """The devices that are there, in the order of the file; floppy0 is there unless the file says no."""
-    found: dict[str, str] = {}
-    for name in source:
-        device = _DEVICE.fullmatch(name)
-        if device:
-            found.setdefault(device[1].lower(), device[1])
-    return [device for key, device in found.items() if source.boolean(f"{device}.present", key.startswith("floppy"))]
+    return WorkingCopy(name_for(spec.vmx_file), vmx, disks, nvram, tuple(left_out))
 
 
 class _Places(NamedTuple):
@@ -151,9 +138,9 @@ class _Places(NamedTuple):
         path = value if value.startswith("/") else os.path.join(self.spec.dir, value.replace("\\", "/"))
         return "" if has_control(path) or not path.startswith("/") else path
 
-    def image(self, device: str, source: Vmx) -> str:
+    def image(self, drive: Drive) -> str:
         """The image of a CD-ROM or floppy: in the scratch directory, or a full path. Raises `JobFault`."""
-        value = source.get(f"{device}.fileName", "")
+        value = drive.file
         name = self.in_scratch(value)
         reason = "it is not a file name"
         if name and self.spec.transfer:
@@ -170,13 +157,13 @@ class _Places(NamedTuple):
             reason = problem
         raise JobFault(
             errors.INVALID_DISK_PARAM,
-            f"{_line(self.spec, device)} = {shown(value)}: the image cannot be used: {reason}.",
+            f"{_line(self.spec, drive.place)} = {shown(value)}: the image cannot be used: {reason}.",
             "send the image with the job, or take the drive out of the virtual machine.",
         )
 
 
-def _disk(source: Vmx, device: str, vmx: Vmx, spec: VmwareSpec, places: _Places) -> tuple[VmdkLayer, ...]:
-    value = source.get(f"{device}.fileName", "")
+def _disk(source: Vmx, drive: Drive, vmx: Vmx, spec: VmwareSpec, places: _Places) -> tuple[VmdkLayer, ...]:
+    value, device = drive.file, drive.place
     where = _line(spec, device)
     layers: list[VmdkLayer] = []
     if spec.transfer:
@@ -219,10 +206,32 @@ def _port(source: Vmx, device: str, vmx: Vmx) -> None:
     vmx[f"{device}.present"] = "TRUE"
 
 
-def _machine(vmx: Vmx, spec: VmwareSpec, uuid: str) -> None:
+def _nvram(source: Vmx, vmx: Vmx, places: _Places, left_out: list[str]) -> str:
+    """The job's file with what its firmware keeps (boot entries, keys), where it was transferred; empty for none."""
+    value = source.get("nvram", "")
+    if not value:
+        return ""
+    name = places.in_scratch(value)
+    # What begins as the working copy does is VMware's, and goes when a guest begins anew.
+    own = name_for(places.spec.vmx_file).removesuffix(".vmx").lower()
+    reason = "the name is VMware's own" if name.lower().startswith(own) else "it is no .nvram file"
+    if name.lower().endswith(".nvram") and not name.lower().startswith(own):
+        try:
+            os.close(places.identity.open_scratch(places.directory, name, os.O_RDWR))
+            vmx["nvram"] = name
+            return name
+        except OSError as error:
+            reason = f"{error.strerror}, in the scratch directory"
+    left_out.append(f"nvram = {shown(value)} ({reason}): VMware makes a new one")
+    return ""
+
+
+def _machine(source: Vmx, vmx: Vmx, spec: VmwareSpec, uuid: str) -> None:
     """What this daemon decides."""
     vmx["memsize"] = str(spec.memory_mib // MEMORY_STEP * MEMORY_STEP)
     vmx["numvcpus"] = str(spec.vcpus)
+    if cores := source.cores_per_socket(spec.vcpus):
+        vmx["cpuid.coresPerSocket"] = str(cores)
     vmx["displayName"] = spec.name
     vmx["uuid.action"] = "keep"
     vmx["disk.locking"] = "FALSE"
@@ -288,6 +297,7 @@ def restored(
     for name, value in saved.items():
         if GENERATED.fullmatch(name):
             vmx[name] = value
+    places = _Places(spec, directory, identity)
     disks: dict[str, tuple[VmdkLayer, ...]] = {}
     for device, layers in fresh.disks.items():
         value = saved.get(f"{device}.fileName", "")
@@ -310,4 +320,8 @@ def restored(
         vmx[f"{device}.fileName"] = found[0].path
         disks[device] = tuple(found)
     vmx["checkpoint.vmState"] = state
-    return WorkingCopy(fresh.name, vmx, disks)
+    nvram = fresh.nvram
+    if nvram and places.in_scratch(saved.get("nvram", "")) != nvram:
+        nvram = ""  # the VM that was saved had one of VMware's own
+        del vmx["nvram"]
+    return fresh._replace(vmx=vmx, disks=disks, nvram=nvram)

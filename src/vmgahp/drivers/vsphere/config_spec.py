@@ -11,8 +11,9 @@ from pyVmomi import vim
 
 from vmgahp.drivers.vsphere import hardware
 from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.hardware import CDROM, DISK, FLOPPY, SERIAL, Device, Hardware
+from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware
 from vmgahp.job.vmware import VmwareSpec
+from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
 
 _device = vim.vm.device
 
@@ -40,6 +41,7 @@ OTHER_GUEST = "otherGuest64"
 
 def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> "vim.vm.ConfigSpec":
     """The VM without its disks, for CreateVM_Task."""
+    options = {"msg.autoAnswer": "TRUE"} | dict(found.boot)
     config = vim.vm.ConfigSpec(
         name=entity,
         annotation=tag.annotation(),
@@ -49,9 +51,13 @@ def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: st
         guestId=guest_id(found.guest),
         firmware="efi" if found.efi else "bios",
         # A VM that waits for somebody to press a button would wait for ever.
-        extraConfig=[*tag.options(), vim.option.OptionValue(key="msg.autoAnswer", value="TRUE")],
+        extraConfig=[*tag.options(), *(vim.option.OptionValue(key=key, value=value) for key, value in options.items())],
         deviceChange=_added(_controllers(found)),
     )
+    if cores := spec.vmx.cores_per_socket(spec.vcpus):
+        config.numCoresPerSocket = cores
+    if found.secure_boot:
+        config.bootOptions = vim.vm.BootOptions(efiSecureBootEnabled=True)
     if found.version:
         config.version = f"vmx-{found.version:02d}"
     return config

@@ -18,6 +18,7 @@ from vmgahp.drivers.vsphere.inventory import Placement
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
+from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
 
 
 class Deployment(NamedTuple):
@@ -32,7 +33,7 @@ class Deployment(NamedTuple):
     def of(cls, spec: VmwareSpec, identity: Identity) -> "Deployment":
         """Look at the disks of the job's ``.vmx``. Raises `errors.JobFault`."""
         found = hardware.read(spec.vmx, spec.vmx_file)
-        wanted = [device.file for device in found.of_kind(hardware.DISK)]
+        wanted = [device.file for device in found.of_kind(DISK)]
         return cls(spec, found, {name: disks.look(name, spec, identity) for name in wanted})
 
 
@@ -40,7 +41,7 @@ def store_name(device: Device) -> str:
     """What a device's file is called in the VM's directory. None of it is the job's to choose: its name could
     otherwise be that of the VM's own files."""
     place = device.place.replace(":", "-")
-    ending = {hardware.DISK: "vmdk", hardware.CDROM: "iso", hardware.FLOPPY: "flp", hardware.SERIAL: "txt"}
+    ending = {DISK: "vmdk", CDROM: "iso", FLOPPY: "flp", hardware.SERIAL: "txt"}
     return f"{device.kind}-{place}.{ending[device.kind]}"
 
 
@@ -77,7 +78,7 @@ class Launcher(NamedTuple):
             )
         folder = directory.partition("] ")[2]
         sizes = {name: self._upload_disk(deployment, name, folder, end) for name in deployment.disks}
-        for device in deployment.hardware.of_kind(hardware.CDROM) + deployment.hardware.of_kind(hardware.FLOPPY):
+        for device in deployment.hardware.of_kind(CDROM) + deployment.hardware.of_kind(FLOPPY):
             self._upload_image(spec, device, folder, end)
         files = {device.file: f"{directory}/{store_name(device)}" for device in deployment.hardware.devices}
         keys = config_spec.controllers_of(seen.get("config.hardware.device"))

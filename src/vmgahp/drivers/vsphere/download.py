@@ -17,6 +17,7 @@ from vmgahp.drivers.vsphere.deploy import Deployment, flat, store_name
 from vmgahp.drivers.vsphere.hardware import Device
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.job.vmx_drives import DISK, FLOPPY
 
 
 class Download:
@@ -53,9 +54,9 @@ class Download:
         folder = directory.partition("] ")[2]
         try:
             for device in self._deployment.hardware.devices:
-                if device.kind == hardware.DISK and device.persistent:
+                if device.kind == DISK and device.persistent:
                     self._disk(device, f"{folder}/{flat(store_name(device))}")
-                elif device.kind in (hardware.FLOPPY, hardware.SERIAL):
+                elif device.kind in (FLOPPY, hardware.SERIAL):
                     self._file(device, f"{folder}/{store_name(device)}")
         except OSError as error:
             raise errors.MachineFault(
@@ -72,7 +73,7 @@ class Download:
         with faults.explained("looking at the disks of a VM"):
             found = self._connection.properties(ref, "config.hardware.device").get("config.hardware.device")
         files = {device.backing.fileName for device in found or () if isinstance(device, vim.vm.device.VirtualDisk)}
-        for device in self._deployment.hardware.of_kind(hardware.DISK):
+        for device in self._deployment.hardware.of_kind(DISK):
             if f"{directory}/{store_name(device)}" not in files:
                 raise errors.HypervisorFault(
                     f"The guest of {self._deployment.spec.name} has written to another file than the one that was "

@@ -25,6 +25,7 @@ from vmgahp.drivers.vsphere.machine import VsphereContext, VsphereMachine, Vsphe
 from vmgahp.drivers.vsphere.survey import VsphereSurveyor
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
+from vmgahp.host.starter import directory_of, is_one_job
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import VmwareSpec, look
 
@@ -46,7 +47,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
     def plan(self, job: JobAd) -> VspherePlan:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
-        spec = look(VmwareSpec.parse(job, self.settings), self.identity)
+        spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
         deployment = Deployment.of(spec, self.identity)
         plan = VspherePlan(deployment, annotations.job_id(job), None, end)
         try:
@@ -61,7 +62,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             f"memory    {spec.memory_mib} MiB",
             f"CPUs      {spec.vcpus}",
             f"guest     {guest_id(deployment.hardware.guest)}",
-            f"firmware  {'efi' if deployment.hardware.efi else 'bios'}",
+            f"firmware  {'efi' if deployment.hardware.efi else 'bios'}"
+            f"{', secure boot' if deployment.hardware.secure_boot else ''}",
             f"network   {spec.networking_type or 'none'}",
         ]
         for device in deployment.hardware.devices:
@@ -118,14 +120,14 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         if spec.networking_type:
             network = self._inventory.network(context.place.datacenter, spec.networking_type)
         if deployment.hardware.left_out:
-            self.log(f"{spec.name} gets no {', '.join(deployment.hardware.left_out)}: not on a server")
+            self.log(f"{spec.name} is without {', '.join(deployment.hardware.left_out)}")
         launcher = Launcher(self._connection, context.place, context.store, self.identity, self.log)
         machine.ref = launcher.launch(deployment, machine.tag, network, plan.end)
 
     def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         spec = plan.spec
         machine.find_mac()
-        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.no_output_vm)
+        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
         self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
 
     def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
@@ -150,7 +152,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
                 continue
             runs_here = tag.host == self._host and tag.state == annotations.RUNS
             if match.startswith("/"):
-                if not runs_here or os.path.normpath(tag.directory) != os.path.normpath(match):
+                if not runs_here or not is_one_job(tag.directory, match):
                     continue
                 machines.retire(context, there.ref, tag)
             else:
@@ -215,4 +217,5 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
 def _has_ended(path: str, here: str) -> bool:
     """Whether the job of a scratch directory is over: it is `here` now, or it is gone from beside `here`."""
-    return path == here or (os.path.dirname(path) == os.path.dirname(here) and not os.path.lexists(path))
+    beside = os.path.dirname(directory_of(path)) == os.path.dirname(directory_of(here))
+    return path == here or (beside and not os.path.lexists(path))

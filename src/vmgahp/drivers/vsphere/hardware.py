@@ -12,22 +12,28 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.job.vmware import VMX_FILE
 from vmgahp.job.vmx import Vmx
+from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY, Drive, drives
 from vmgahp.text import has_control, shown
 
 BUSES = {"scsi": (4, 16), "sata": (4, 30), "nvme": (4, 15), "ide": (2, 2)}
 """Kinds of controllers: how many a VM can have, and how many devices each."""
 
+WIDE_UNITS, WIDE_VERSION = 65, 14
+"""Of a paravirtual SCSI controller, and the version of the virtual hardware since which it has them."""
 SCSI_ID_OF_THE_CONTROLLER = 7
+MOST_FLOPPIES = 2
 MOST_SERIAL_PORTS = 4
 NICS = ("e1000", "e1000e", "vmxnet", "vmxnet2", "vmxnet3", "vlance")
 SCSI_CONTROLLERS = ("lsilogic", "buslogic", "lsisas1068", "pvscsi")
 
-_PLACE = re.compile(r"(scsi|sata|nvme|ide)([0-9]):([0-9]{1,2})\.present", re.IGNORECASE | re.ASCII)
-_FLOPPY = re.compile(r"floppy([01])\.present", re.IGNORECASE | re.ASCII)
 _SERIAL = re.compile(r"serial([0-9])\.present", re.IGNORECASE | re.ASCII)
+_ORDER = re.compile(r"[A-Za-z0-9:, ]{1,200}", re.ASCII)
 _GUEST = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 
-DISK, CDROM, FLOPPY, SERIAL = "disk", "cdrom", "floppy", "serial"
+SERIAL = "serial"
+
+BOOT_OPTIONS = ("bios.bootOrder", "bios.hddOrder")
+"""Options of a VM that say what it boots from, in a ``.vmx`` and on a server."""
 
 
 class Device(NamedTuple):
@@ -62,6 +68,9 @@ class Hardware(NamedTuple):
     version: int
     """virtualHW.version, 0 where there is none."""
     efi: bool
+    secure_boot: bool
+    boot: tuple[tuple[str, str], ...]
+    """What it says of the order of its boot devices, by the names of `BOOT_OPTIONS`."""
     left_out: tuple[str, ...]
     """What was not taken over although it is present, for the log."""
 
@@ -72,67 +81,76 @@ class Hardware(NamedTuple):
 
 def read(vmx: Vmx, file: str) -> Hardware:
     """The hardware in a ``.vmx`` called `file`. Raises `errors.JobFault`."""
-    devices: dict[tuple[str, int, int], Device] = {}
+    scsi = _scsi(vmx, file)
+    text = vmx.get("virtualHW.version", "").strip()
+    version = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+    wide = {number for number, model in scsi.items() if model == "pvscsi" and (version or WIDE_VERSION) >= WIDE_VERSION}
+    devices: list[Device] = []
     left_out: list[str] = []
+    for drive in drives(vmx):
+        if drive.no_image:
+            left_out.append(f"{drive.place} ({drive.no_image})")
+        else:
+            devices.append(_drive(drive, vmx, wide, file))
     for name in list(vmx):
         if not vmx.boolean(name):
             continue
-        if found := _PLACE.fullmatch(name):
-            device = _drive(vmx, found, file, left_out)
-        elif found := _FLOPPY.fullmatch(name):
-            device = _image(vmx, f"floppy{found[1]}", FLOPPY, int(found[1]), file, left_out)
-        elif found := _SERIAL.fullmatch(name):
-            device = _image(vmx, f"serial{found[1]}", SERIAL, int(found[1]), file, left_out)
-        else:
-            if re.match(r"(parallel|usb|sound|pciPassthru|ehci|hpet|vmci|sharedFolder)", name, re.IGNORECASE):
-                left_out.append(name.rpartition(".")[0])
-            continue
-        if device is not None:
-            devices[device.bus, device.controller, device.unit] = device
-    found_disks = [device for device in devices.values() if device.kind == DISK]
+        if found := _SERIAL.fullmatch(name):
+            _serial(vmx, int(found[1]), file, devices, left_out)
+        elif re.match(r"(parallel|usb|sound|pciPassthru|ehci|hpet|vmci|sharedFolder|vtpm)", name, re.IGNORECASE):
+            left_out.append(name.rpartition(".")[0])
+    efi = vmx.get("firmware", "").strip().lower() == "efi"
+    if vmx.get("nvram"):
+        left_out.append("nvram (the server makes a new one)")
+    found_disks = [device for device in devices if device.kind == DISK]
     if not found_disks:
         raise errors.JobFault(
             errors.NO_DISK_PARAM,
             f"{VMX_FILE} = {shown(file)}: this virtual machine has no disk.",
             "give it a disk (scsi0:0.present, scsi0:0.fileName) in VMware, and send its .vmx.",
         )
-    names = [device.file for device in devices.values() if device.kind != CDROM]
+    names = [device.file for device in devices if device.kind != CDROM]
     if len(set(names)) != len(names):
         raise _bad(file, "two of its devices use the same file", "give every device a file of its own")
-    version = vmx.get("virtualHW.version", "").strip()
     return Hardware(
-        tuple(sorted(devices.values(), key=lambda device: (device.bus, device.controller, device.unit))),
-        _scsi(vmx, file),
+        tuple(sorted(devices, key=lambda device: (device.bus, device.controller, device.unit))),
+        scsi,
         _word(vmx, "ethernet0.virtualDev", NICS, "e1000", file),
         guest if _GUEST.fullmatch(guest := vmx.get("guestOS", "").strip()) else "",
-        int(version) if version.isascii() and version.isdigit() and len(version) < 4 else 0,
-        vmx.get("firmware", "").strip().lower() == "efi",
+        version,
+        efi,
+        efi and vmx.boolean("uefi.secureBoot.enabled"),
+        tuple((name, value) for name in BOOT_OPTIONS if _ORDER.fullmatch(value := vmx.get(name, ""))),
         tuple(dict.fromkeys(left_out)),
     )
 
 
-def _drive(vmx: Vmx, found: re.Match[str], file: str, left_out: list[str]) -> Device | None:
-    bus, controller, unit = found[1].lower(), int(found[2]), int(found[3])
-    place = f"{bus}{controller}:{unit}"
-    controllers, units = BUSES[bus]
-    if controller >= controllers or unit >= units or (bus == "scsi" and unit == SCSI_ID_OF_THE_CONTROLLER):
+def _drive(drive: Drive, vmx: Vmx, wide: set[int], file: str) -> Device:
+    kind, bus, place = drive.kind, drive.bus, drive.place
+    if bus == FLOPPY:
+        controllers, units = 1, MOST_FLOPPIES
+    else:
+        controllers, units = BUSES[bus]
+        if bus == "scsi" and drive.controller in wide:
+            units = WIDE_UNITS
+    if (
+        drive.controller >= controllers
+        or drive.unit >= units
+        or (bus == "scsi" and drive.unit == SCSI_ID_OF_THE_CONTROLLER)
+    ):
         raise _bad(file, f"{place} is not a place for a device", "use another")
-    kind = vmx.get(f"{place}.deviceType", "").strip().lower()
-    name = vmx.get(f"{place}.fileName", "").strip()
-    if kind == "cdrom-image" or (not kind and name.lower().endswith(".iso")):
-        return Device(CDROM, bus, controller, unit, _file(name, place, file))
-    if kind and kind not in ("disk", f"{bus}-harddisk", "scsi-harddisk", "ata-harddisk"):
-        left_out.append(place)
-        return None
     mode = vmx.get(f"{place}.mode", "").strip().lower()
-    return Device(DISK, bus, controller, unit, _file(name, place, file), mode != "independent-nonpersistent")
+    persistent = kind != DISK or mode != "independent-nonpersistent"
+    return Device(kind, bus, drive.controller, drive.unit, _file(drive.file, place, file), persistent)
 
 
-def _image(vmx: Vmx, place: str, kind: str, unit: int, file: str, left_out: list[str]) -> Device | None:
-    if vmx.get(f"{place}.fileType", "").strip().lower() != "file" or (kind == SERIAL and unit >= MOST_SERIAL_PORTS):
+def _serial(vmx: Vmx, unit: int, file: str, devices: list[Device], left_out: list[str]) -> None:
+    place = f"serial{unit}"
+    if vmx.get(f"{place}.fileType", "").strip().lower() != "file" or unit >= MOST_SERIAL_PORTS:
         left_out.append(place)
-        return None
-    return Device(kind, kind, 0, unit, _file(vmx.get(f"{place}.fileName", "").strip(), place, file))
+    else:
+        name = _file(vmx.get(f"{place}.fileName", "").strip(), place, file)
+        devices.append(Device(SERIAL, SERIAL, 0, unit, name))
 
 
 def _file(name: str, place: str, vmx_file: str) -> str:

@@ -20,6 +20,9 @@ MIB = 1 << 20
 LEAST_ROOM = GIB
 """Free bytes below which no job's disks would fit into the datastore."""
 
+OBJECT_STORES = {"vsan": "vSAN", "vvol": "vVols"}
+"""Kinds of datastores whose disks are objects of the storage, by the server's word for them in lower case."""
+
 
 class _Server(NamedTuple):
     """What the server says of itself."""
@@ -110,7 +113,7 @@ class VsphereSurveyor(NamedTuple):
     def _datastore(self, datacenter: "vim.Datacenter") -> str:
         ref, name = self.inventory.datastore(datacenter)
         with faults.explained("looking at the datastore"):
-            seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace")
+            seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace", "summary.type")
         if seen.get("summary.accessible") is False:
             raise errors.MachineFault(f"The server cannot reach its datastore {name}.", "look at the server's storage.")
         free = seen.get("summary.freeSpace")
@@ -119,7 +122,10 @@ class VsphereSurveyor(NamedTuple):
                 f"The datastore {name} has room for {free // MIB} MiB, too little for any job's disks.",
                 "free disk space on it.",
             )
-        return f"{name} has room for {free // MIB if isinstance(free, int) else 'unknown'} MiB"
+        room = f"{name} has room for {free // MIB if isinstance(free, int) else 'unknown'} MiB"
+        kind = OBJECT_STORES.get(str(seen.get("summary.type")).lower())
+        # Whether an ESXi host runs a disk's file there was never seen; VMware's own disks there are none.
+        return f"{room}; it is {kind}, whose disks are no files, and was never tried" if kind else room
 
     def _pool(self, datacenter: "vim.Datacenter") -> str:
         ref = self.inventory.pool(datacenter)

@@ -20,6 +20,9 @@ class XenSurveyor(LibvirtSurveyor):
     def survey(self, end: float) -> Survey:
         """See `vmgahp.drivers.base.Driver.survey`."""
         connection, settings = self._connection, self.settings
+        by_script = self._judge_script()
+        if findings.first_bad(by_script):
+            return Survey(by_script)
         connection.deadline = max(0.3, min(other_hypervisors.CONNECTING, end - monotonic() - 0.3))
         wanted = settings.networking_types(NETWORKS)
         checks = {"libvirt": lambda: other_hypervisors.ask(connection, DOMAIN_TYPE, settings)}
@@ -32,7 +35,7 @@ class XenSurveyor(LibvirtSurveyor):
             return Survey([Finding("libvirt", BAD, looked_at, "libvirt has none.", hint)])
         libvirt_version, xen_version = map(other_hypervisors.version, (outcome.libvirt_version, outcome.version))
         seen = f"libvirt {libvirt_version} has them, with Xen {xen_version}"
-        found = [Finding("libvirt", OK, looked_at, seen)]
+        found = [*by_script, Finding("libvirt", OK, looked_at, seen)]
         bootloader = self._bootloader()
         found += [bootloader, *_hardware(outcome, settings)]
         networks = {kind: self._network(kind, outcome) for kind in wanted}

@@ -1,0 +1,343 @@
+"""An image with cloud-init made of Debian's packages, which boots by BIOS and by UEFI.
+
+mmdebstrap installs the packages into a directory and writes it as an archive; e2fsprogs makes the file system of
+that, mtools the one that UEFI reads, and GRUB's images are put where the firmware looks for them. All of it is done to
+a plain file: nothing is mounted, and no device is used.
+"""
+
+import argparse
+import io
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from vmgahp.commands.image import NotDone
+from vmgahp.host import trust
+from vmgahp.host.run import SAFE_PATH, plain_environment, run, which
+from vmgahp.images import qemu_img
+
+SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
+
+PACKAGES = (
+    *("linux-image-cloud-amd64", "initramfs-tools", "zstd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "kmod"),
+    *("cloud-init", "cloud-guest-utils", "fdisk", "e2fsprogs", "iproute2", "netbase", "procps", "passwd", "login"),
+    *("sudo", "ca-certificates"),
+)
+
+PROGRAMS = {
+    "mmdebstrap": "mmdebstrap",
+    "sfdisk": "fdisk",
+    "mformat": "mtools",
+    "mcopy": "mtools",
+    "mmd": "mtools",
+    "mke2fs": "e2fsprogs",
+    "grub-mkimage": "grub-common",
+    "qemu-img": "qemu-utils",
+    "unshare": "util-linux",
+    "tar": "tar",
+}
+"""What it takes, each with the Debian package that has it."""
+FILES = {
+    "/usr/lib/grub/i386-pc/diskboot.img": "grub-pc-bin",
+    "/usr/lib/grub/x86_64-efi/linux.mod": "grub-efi-amd64-bin",
+}
+
+INSTALL, PACK, SHORT = 3600.0, 900.0, 120.0
+"""Seconds: for the packages, for a file system, for anything else."""
+
+LEAST, MOST = 2 << 30, 1 << 44
+"""Bytes of the disk."""
+_SECTOR = 512
+_BIOS, _ESP, _ROOT = 2048, 4096, 36864
+"""Where the partitions begin, in sectors: GRUB for the BIOS, the one of UEFI, and all else."""
+
+_MODULES = ("part_gpt", "ext2", "linux", "normal", "search_fs_uuid", "configfile", "echo", "test", "serial", "terminal")
+
+_FILES_OF_OURS = {
+    "etc/hostname": "debian\n",
+    "etc/default/locale": "LANG=C.UTF-8\n",
+    "etc/cloud/cloud.cfg.d/90_vmgahp.cfg": (
+        "datasource_list: [NoCloud, None]\nsystem_info:\n  network:\n    renderers: [networkd]\n"
+    ),
+    # Where there is no network card, no network is waited for.
+    "etc/systemd/system/systemd-networkd-wait-online.service.d/vmgahp.conf": (
+        "[Service]\n"
+        "ExecCondition=/bin/sh -c 'for card in /sys/class/net/*/device; do [ ! -e $$card ] || exit 0; done; exit 1'\n"
+        "ExecStart=\nExecStart=/lib/systemd/systemd-networkd-wait-online --any --timeout=60\n"
+    ),
+}
+_LINKS_OF_OURS = {"etc/resolv.conf": "../run/systemd/resolve/stub-resolv.conf"}
+_ENABLE = "systemctl enable systemd-networkd.service systemd-resolved.service serial-getty@ttyS0.service"
+_DISABLE = (
+    "systemctl disable apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer dpkg-db-backup.timer"
+)
+
+# The files of others than oneself can be written and removed by root alone, who may be one of a namespace.
+_UNPACK = """\
+mkdir root && tar -x --numeric-owner --xattrs --xattrs-include=security.capability --exclude='./dev/*' \\
+    -f root.tar -C root && rm -f root/etc/ssh/ssh_host_* &&
+exec mke2fs -q -F -t ext4 -U "$1" -L vmgahp-root -E "offset=$2,lazy_itable_init=1" -d root disk.raw "$3"
+"""
+
+
+class Recipe(NamedTuple):
+    """What image is to be made."""
+
+    suite: str
+    output: str
+    size: int
+    """Bytes."""
+    mirror: str
+    packages: tuple[str, ...]
+    copies: tuple[tuple[str, str], ...]
+    """Files, each with its path in the image."""
+    commands: tuple[str, ...]
+    force: bool
+
+
+def recipe(options: argparse.Namespace) -> Recipe:
+    """The image that the command line describes. Raises `NotDone`."""
+    suite = options.suite or SUITES.get(options.name, "")
+    if not suite:
+        raise NotDone(f"{options.name} is none of {', '.join(SUITES)}: say which release it is by --suite.")
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,63}", suite, re.ASCII):
+        raise NotDone(f"--suite {suite} is no name of a release; bookworm is one.")
+    if options.mirror and not re.fullmatch(r"(https?|file|copy)://?[^\s]+", options.mirror):
+        raise NotDone(f"--mirror {options.mirror} is no URL; http://mirror.example.org/debian is one.")
+    packages = tuple(name for name in re.split(r"[,\s]+", options.packages) if name)
+    for name in packages:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", name, re.ASCII):
+            raise NotDone(f"--packages: {name} is no name of a Debian package.")
+    output = options.output or f"{options.name}.qcow2"
+    if not options.output and "/" in options.name:
+        raise NotDone(f"{options.name} is no name of an image; say which file by -o.")
+    if os.path.lexists(output) and not options.force:
+        raise NotDone(f"{output} is there already; give --force, or another file by -o.")
+    return Recipe(
+        suite,
+        os.path.abspath(output),
+        _size(options.size),
+        options.mirror,
+        packages,
+        tuple(map(_copy, options.copy)),
+        tuple(options.commands),
+        options.force,
+    )
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,6})([MGT])", text.upper(), re.ASCII)
+    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]] if found else 0
+    if not LEAST <= size <= MOST:
+        raise NotDone(f"--size {text} is no size from {LEAST >> 30}G to {MOST >> 40}T; 3G is one.")
+    return size
+
+
+def _copy(text: str) -> tuple[str, str]:
+    source, _, path = text.rpartition(":")
+    if not source or not path.startswith("/") or ".." in path.split("/") or path.endswith("/"):
+        raise NotDone(f"--copy {text} is not FILE:PATH, where PATH is that of a file in the image, from / on.")
+    if not os.path.isfile(source):
+        raise NotDone(f"--copy {text}: {source} is not a file.")
+    return source, os.path.normpath(path).lstrip("/")
+
+
+def build(image: Recipe, say: Callable[[str], None]) -> None:
+    """Make it, and put it in place whole or not at all. Raises `NotDone`."""
+    above = os.path.dirname(image.output)
+    try:
+        if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(above)):
+            where = f"{image.output} is reached by {trouble}"
+            raise NotDone(f"{where}: what root writes there could be led elsewhere. Say another place by -o.")
+        _require_programs()
+        directory = tempfile.mkdtemp(dir=above, prefix=".vmgahp-image-")
+    except OSError as error:
+        raise NotDone(f"{above} cannot be written to ({error.strerror}).") from error
+    rooms = [directory]
+    try:
+        # mmdebstrap's own: without root it goes in there as somebody else than the caller.
+        rooms.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
+        os.chmod(rooms[1], 0o711)  # noqa: S103 - it goes through, and sees nothing
+        _Build(image, directory, rooms[1], say).make()
+        finished = os.path.join(directory, "image.qcow2")
+        os.chmod(finished, 0o644)
+        with open(finished, "rb") as file:
+            os.fsync(file.fileno())
+        if image.force:
+            os.replace(finished, image.output)
+        else:
+            os.link(finished, image.output)
+    except FileExistsError as error:
+        raise NotDone(f"{image.output} came to be there meanwhile; it stays as it is.") from error
+    except OSError as error:
+        raise NotDone(f"{error.filename or image.output}: {error.strerror}.") from error
+    finally:
+        for room in rooms:
+            _discard(room)
+    say(f"{image.output} is made")
+
+
+def _require_programs() -> None:
+    missing = {package for program, package in PROGRAMS.items() if which(program) is None}
+    missing |= {package for path, package in FILES.items() if not os.path.exists(path)}
+    if os.geteuid() != 0 and which("newuidmap") is None:
+        missing.add("uidmap")
+    if missing:
+        raise NotDone(f"this needs Debian packages that are not installed: apt-get install {' '.join(sorted(missing))}")
+
+
+def _as_some_root(words: Sequence[str]) -> list[str]:
+    """A command as root, or as root of a namespace in which the caller is root and owns nobody else's files."""
+    return [*words] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto", *words]
+
+
+def _discard(directory: str) -> None:
+    if os.geteuid() != 0:
+        with suppress(OSError):
+            run(_as_some_root(["rm", "-rf", "--one-file-system", "--", directory]), deadline=PACK)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Build:
+    """One image while it is being made, in a directory of its own, and one for mmdebstrap."""
+
+    def __init__(self, image: Recipe, directory: str, room: str, say: Callable[[str], None]) -> None:
+        self.image = image
+        self.directory = directory
+        self.room = room
+        self.say = say
+        self.root = str(uuid.uuid4())
+        """The UUID of the guest's file system."""
+
+    def make(self) -> None:
+        self.say(f"installing Debian's packages ({self.image.suite}), which takes minutes")
+        self._install()
+        self.say("making the disk")
+        self._partitions()
+        self._file_system()
+        self._bios()
+        self._uefi()
+        try:
+            qemu_img.convert(self._at("disk.raw"), "raw", self._at("image.qcow2"), "qcow2", seconds=PACK)
+        except qemu_img.Trouble as trouble:
+            raise NotDone(f"qemu-img convert: {trouble}") from trouble
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _run(self, words: Sequence[str], seconds: float, stdin: bytes = b"") -> None:
+        environ = plain_environment() | _proxies() | {"TMPDIR": self.room}
+        try:
+            done = run(words, deadline=seconds, stdin=stdin, environ=environ, umask=0o022, directory=self.directory)
+        except OSError as error:
+            raise NotDone(f"{error.filename} cannot be run ({error.strerror}).") from error
+        if done.status is None:
+            raise NotDone(f"{words[0]} had not ended after {seconds:g} s.")
+        if done.status != 0:
+            program = next(word for word in words if word in PROGRAMS and word != "unshare")
+            raise NotDone(f"{program} ended with {done.status}: {' / '.join(done.complaints[-6:])[-2000:]}")
+
+    def _install(self) -> None:
+        self._write_ours()
+        words = ["mmdebstrap", "--mode=auto", "--variant=minbase", "--format=tar", "--architectures=amd64", "--quiet"]
+        words += ['--aptopt=Apt::Install-Recommends "false"']
+        for left_out in ("man", "locale", "doc", "info"):
+            words.append(f"--dpkgopt=path-exclude=/usr/share/{left_out}/*")
+        words += ["--dpkgopt=path-include=/usr/share/doc/*/copyright"]
+        words += [f"--include={','.join((*PACKAGES, *self.image.packages))}", "--customize-hook=tar-in ours.tar /"]
+        for command in (_ENABLE, f"{_DISABLE} || true", *self.image.commands):
+            # mmdebstrap gives what it finds in a hook to a shell, with the tree as the argument.
+            words.append(
+                f'--customize-hook=exec chroot "$1" /usr/bin/env PATH={SAFE_PATH} /bin/sh -c {_quoted(command)}'
+            )
+        words += [self.image.suite, "root.tar", *([self.image.mirror] if self.image.mirror else [])]
+        if os.geteuid() == 0:
+            # What it mounts goes with its processes, however they end.
+            words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *words]
+        self._run(words, INSTALL)
+
+    def _write_ours(self) -> None:
+        with tarfile.open(self._at("ours.tar"), "w", format=tarfile.PAX_FORMAT) as archive:
+            fstab = f"UUID={self.root} / ext4 errors=remount-ro,noatime 0 1\n"
+            menu = (
+                "set timeout=0\nserial --unit=0 --speed=115200\nterminal_output console serial\n"
+                f"linux /vmlinuz root=UUID={self.root} ro console=tty0 console=ttyS0,115200\n"
+                "initrd /initrd.img\nboot\n"
+            )
+            for name, text in (_FILES_OF_OURS | {"etc/fstab": fstab, "boot/grub/grub.cfg": menu}).items():
+                about = tarfile.TarInfo(name)
+                about.size, about.mode = len(text), 0o644
+                archive.addfile(about, io.BytesIO(text.encode()))
+            for name, target in _LINKS_OF_OURS.items():
+                about = tarfile.TarInfo(name)
+                about.type, about.linkname = tarfile.SYMTYPE, target
+                archive.addfile(about)
+            for source, name in self.image.copies:
+                with open(source, "rb") as file:
+                    about = archive.gettarinfo(arcname=name, fileobj=file)
+                    about.uid = about.gid = 0
+                    about.uname = about.gname = ""
+                    archive.addfile(about, file)
+
+    def _partitions(self) -> None:
+        with open(self._at("disk.raw"), "xb") as file:
+            file.truncate(self.image.size)
+        table = (
+            "label: gpt\n"
+            f"start={_BIOS}, size={_ESP - _BIOS}, type=21686148-6449-6E6F-744E-656564454649\n"
+            f"start={_ESP}, size={_ROOT - _ESP}, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n"
+            f"start={_ROOT}, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709\n"
+        )
+        self._run(["sfdisk", "--quiet", "--no-reread", "--no-tell-kernel", "disk.raw"], SHORT, table.encode())
+
+    def _file_system(self) -> None:
+        # The last MiB has the partition table's copy.
+        room = (self.image.size - _ROOT * _SECTOR - (1 << 20)) >> 10
+        words = ["/bin/sh", "-c", _UNPACK, "mke2fs", self.root, str(_ROOT * _SECTOR), f"{room}k"]
+        self._run(_as_some_root(words), PACK)
+
+    def _grub(self, kind: str, to: str, modules: Sequence[str]) -> None:
+        """GRUB's core, which looks for the guest's file system and goes on with what is there."""
+        with open(self._at("early.cfg"), "w") as file:
+            file.write(f"search.fs_uuid {self.root} root\nset prefix=($root)/boot/grub\n")
+        words = ["grub-mkimage", "-O", kind, "-c", "early.cfg", "-p", "/boot/grub", "-o", to, *_MODULES, *modules]
+        self._run(words, SHORT)
+
+    def _bios(self) -> None:
+        self._grub("i386-pc", "core.img", ("biosdisk",))
+        with open("/usr/lib/grub/i386-pc/boot.img", "rb") as file:
+            boot = bytearray(file.read(_SECTOR))
+        with open(self._at("core.img"), "rb") as file:
+            core = bytearray(file.read())
+        if len(core) > (_ESP - _BIOS) * _SECTOR:
+            raise NotDone(f"GRUB's image for the BIOS has {len(core)} bytes, which is more than there is room for.")
+        # Where the first sector finds the second, and that one the rest (include/grub/i386/pc/boot.h of GRUB).
+        boot[0x5C:0x64] = _BIOS.to_bytes(8, "little")
+        core[0x1F4:0x1FC] = (_BIOS + 1).to_bytes(8, "little")
+        with open(self._at("disk.raw"), "r+b") as disk:
+            disk.write(boot[:440])  # what follows is the table of partitions that a BIOS sees
+            disk.seek(_BIOS * _SECTOR)
+            disk.write(core)
+
+    def _uefi(self) -> None:
+        self._grub("x86_64-efi", "bootx64.efi", ("fat", "all_video"))
+        place = f"disk.raw@@{_ESP * _SECTOR}"
+        # The sizes of a disk with 512 bytes in a sector; no tracks are needed, and mtools asks for some.
+        self._run(["mformat", "-i", place, "-T", str(_ROOT - _ESP), "-h", "16", "-s", "32", "-v", "ESP", "::"], SHORT)
+        self._run(["mmd", "-i", place, "::/EFI", "::/EFI/BOOT"], SHORT)
+        self._run(["mcopy", "-i", place, "bootx64.efi", "::/EFI/BOOT/BOOTX64.EFI"], SHORT)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What says by which way the mirror is reached."""
+    return {name: value for name, value in environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}

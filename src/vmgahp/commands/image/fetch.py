@@ -1,0 +1,248 @@
+"""Bringing an image here: a file or a URL, its digests while it comes, and who vouches for it."""
+
+import base64
+import binascii
+import hashlib
+import http.client
+import os
+import re
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import BinaryIO, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.image import NotDone
+from vmgahp.commands.units import size as in_words
+from vmgahp.host.run import run
+
+PATIENCE = 60.0
+"""Seconds without a byte."""
+LONGEST = 6 * 3600.0
+"""Seconds for all of it."""
+SMALL = 16 << 20
+"""Bytes of a list of checksums, a signature, a key."""
+SHORT = 30.0
+"""Seconds for gpgv."""
+
+_CHUNK = 1 << 20
+_RESERVE = 256 << 20
+"""Bytes of the file system that stay free."""
+_LENGTHS = {"sha256": 64, "sha512": 128}
+
+
+class Voucher(NamedTuple):
+    """What an image has to agree with; all that is given counts."""
+
+    algorithm: str = ""
+    """``sha256`` or ``sha512``; empty where no digest is given."""
+    digest: str = ""
+    signature: str = ""
+    """A file or URL: a detached signature of the image itself."""
+    key: str = ""
+    """A file with the keys that may have made it."""
+
+
+class Sums(NamedTuple):
+    """A list of checksums, with the signature of it where there is one."""
+
+    url: str
+    algorithm: str
+    signature: str = ""
+    key: str = ""
+
+
+def is_url(source: str) -> bool:
+    """Whether it is to be fetched; anything else is a file's name."""
+    return source.startswith(("http://", "https://"))
+
+
+def as_file(source: str) -> str:
+    """The file of a ``file:`` URL, and anything else as it is. Raises `NotDone` for another scheme than there is."""
+    if source.startswith("file://"):
+        parts = urlsplit(source)
+        if parts.netloc not in ("", "localhost"):
+            raise NotDone(f"{source} is on another machine.")
+        return urllib.request.url2pathname(parts.path)
+    if not is_url(source) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
+        raise NotDone(f"{source} is not fetched: a file, file:, http: and https: are.")
+    return source
+
+
+def digest(algorithm: str, text: str) -> str:
+    """A digest as somebody typed it. Raises `NotDone`."""
+    found = text.strip().lower()
+    if len(found) != _LENGTHS[algorithm] or not re.fullmatch(r"[0-9a-f]*", found, re.ASCII):
+        raise NotDone(f"{text[:140]} is no {algorithm}: that has {_LENGTHS[algorithm]} hexadecimal digits.")
+    return found
+
+
+def listed(sums: Sums, image: str) -> str:
+    """The digest that a list of checksums has for the image of that URL. Raises `NotDone`."""
+    data = small(sums.url)
+    if sums.signature:
+        require_signature(data, small(sums.signature), sums.key)
+    elif sums.url.startswith("http:"):
+        raise NotDone(f"{sums.url} has no signature, and could be anybody's: it has to come by https.")
+    name = re.escape(os.path.basename(urlsplit(image).path))
+    digits = f"([0-9a-fA-F]{{{_LENGTHS[sums.algorithm]}}})"
+    # As sha256sum writes it, and as its --tag does.
+    lines = rf"^(?:{digits} [ *](?:\./)?{name}|{sums.algorithm.upper()} ?\({name}\) ?= {digits})\s*$"
+    found = {first or second for first, second in re.findall(lines, data.decode("utf-8", "replace"), re.MULTILINE)}
+    if len(found) != 1:
+        raise NotDone(f"{sums.url} has {len(found) or 'no'} {sums.algorithm} of {os.path.basename(image)}.")
+    return str(found.pop()).lower()
+
+
+def small(source: str) -> bytes:
+    """The content of a small file, or of a URL. Raises `NotDone`."""
+    content = bytearray()
+    with _opened(as_file(source)) as (file, _):
+        _copied(file, source, content.extend, SMALL)
+    return bytes(content)
+
+
+def bring(source: str, to: BinaryIO, proof: Voucher, say: Callable[[str], None]) -> dict[str, str]:
+    """Write what the source has into an empty file, make sure of it, and return its digests. Raises `NotDone`.
+
+    Nothing is left out of the digests, and what is nothing but zeros is left out of the file.
+    """
+    sums = {"sha256": hashlib.sha256(), "sha512": hashlib.sha512()}
+    with _opened(as_file(source)) as (file, length):
+        room = os.fstatvfs(to.fileno())
+        free = max(0, room.f_bavail * room.f_frsize - _RESERVE)
+        if length > free and is_url(source):
+            raise NotDone(f"{source} has {in_words(length)}, and there are {in_words(free)} free here.")
+
+        def keep(chunk: bytes) -> None:
+            for each in sums.values():
+                each.update(chunk)
+            if chunk.count(0) == len(chunk):
+                to.seek(len(chunk), os.SEEK_CUR)
+            else:
+                to.write(chunk)
+
+        say(f"reading {source}{f' ({in_words(length)})' if length >= 0 else ''}")
+        came = _copied(file, source, keep, free if is_url(source) else -1)
+        if 0 <= length != came:
+            raise NotDone(f"{source} was cut off after {in_words(came)} of {in_words(length)}; try it again.")
+        to.truncate()
+        to.flush()
+    found = {name: each.hexdigest() for name, each in sums.items()}
+    if proof.algorithm and found[proof.algorithm] != proof.digest:
+        raise NotDone(
+            f"{source} is not what it should be: its {proof.algorithm} is {found[proof.algorithm]}, not {proof.digest}."
+        )
+    if proof.signature:
+        require_signature(to.name, small(proof.signature), proof.key)
+    return found
+
+
+def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: int) -> int:
+    came = 0
+    end = monotonic() + LONGEST
+    try:
+        while chunk := file.read(_CHUNK):
+            came += len(chunk)
+            if 0 <= most < came:
+                raise NotDone(f"{source} has more than {in_words(most)}.")
+            if monotonic() > end:
+                raise NotDone(f"{source} was not here after {LONGEST / 3600:g} h.")
+            keep(chunk)
+    except http.client.HTTPException as error:
+        raise NotDone(f"{source} was cut off after {in_words(came)} ({error!r}); try it again.") from error
+    return came
+
+
+class _opened:
+    """A source, open, with its length; -1 where that is not known. Raises `NotDone`."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> tuple[BinaryIO, int]:
+        try:
+            if not is_url(self._source):
+                self._file = open_regular(self._source)
+                return self._file, os.fstat(self._file.fileno()).st_size
+            opener = urllib.request.OpenerDirector()
+            for handler in _HANDLERS:
+                opener.add_handler(handler())
+            response = opener.open(urllib.request.Request(self._source), timeout=PATIENCE)  # noqa: S310 - is_url
+            if response is None:
+                raise NotDone(f"{self._source} cannot be fetched.")
+            self._file = response
+            length = response.headers.get("Content-Length", "")
+            return response, int(length) if length.isascii() and length.isdigit() else -1
+        except urllib.error.HTTPError as error:
+            raise NotDone(f"{self._source}: the server says {error.code} {error.reason}.") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise NotDone(f"{self._source} cannot be read ({why}).") from error
+
+    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        if isinstance(error, OSError):
+            raise NotDone(f"{self._source}: {error.strerror or error}.") from error
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Further to http and https alone, and from https to https."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+        new = urljoin(req.full_url, newurl)
+        if not is_url(new) or (req.full_url.startswith("https:") and not new.startswith("https:")):
+            raise NotDone(f"{req.full_url} leads to {new}, where nothing is fetched from.")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_HANDLERS = (
+    urllib.request.ProxyHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+    _Redirects,
+)
+
+
+def require_signature(signed: bytes | str, signature: bytes, key: str) -> None:
+    """Make sure that one of the keys in a file has signed some bytes, or a file. Raises `NotDone`."""
+    if is_url(key):
+        raise NotDone(f"the key {key} comes from where the image could, and vouches for nothing: name a file.")
+    try:
+        with tempfile.TemporaryDirectory(prefix="vmgahp-image-") as directory:
+            names = {"keys": _plain(small(key)), "signature": signature}
+            if isinstance(signed, bytes):
+                names["signed"] = signed
+            for name, data in names.items():
+                with open(os.path.join(directory, name), "xb") as file:
+                    file.write(data)
+            what = signed if isinstance(signed, str) else "./signed"
+            words = ["gpgv", "--homedir", directory, "--keyring", "./keys", "./signature", what]
+            done = run(words, deadline=PATIENCE if isinstance(signed, bytes) else LONGEST, directory=directory)
+    except FileNotFoundError as error:
+        raise NotDone(f"{error.filename} is not installed: apt-get install gpgv") from error
+    except OSError as error:
+        raise NotDone(f"the signature cannot be looked at ({error.strerror}).") from error
+    if done.status != 0:
+        raise NotDone(f"the signature is not good: {' / '.join(done.complaints[-6:]) or 'gpgv had not ended in time'}")
+
+
+def _plain(key: bytes) -> bytes:
+    """Keys as gpgv reads them; with ``-----BEGIN`` they are in base64, and have a checksum of their own at last."""
+    if not key.lstrip().startswith(b"-----BEGIN PGP"):
+        return key
+    plain = b""
+    for body in re.findall(
+        rb"-----BEGIN PGP [^\n]*\n(?:[^\n]+\n)*\n(.*?)-----END PGP", key.replace(b"\r", b""), re.DOTALL
+    ):
+        with suppress(binascii.Error):
+            plain += base64.b64decode(b"".join(line for line in body.split() if not line.startswith(b"=")))
+    return plain

@@ -1,0 +1,45 @@
+"""What condor_q says of a job, for the commands that are about one."""
+
+import os
+
+from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.host.run import run
+from vmgahp.text import escape
+
+LARGEST_AD = 1 << 22
+"""Bytes of a file, or of what condor_q says, that are read; ads have some kilobytes."""
+
+CONDOR_Q_DEADLINE = 60.0
+"""Seconds for condor_q, which may have to wait for a busy schedd."""
+
+_TRY_IT = "see what condor_q itself says"
+
+
+def job_id(text: str) -> str:
+    """A job id as it was typed, such as 12.0, or 12. Raises `ClientFault`."""
+    cluster, _, proc = text.partition(".")
+    if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
+        raise no_ad(f"{escape(text)} is not a job id", "write it as 12.0")
+    return text
+
+
+def ask_condor_q(job: str) -> str:
+    """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
+    try:
+        done = run(["condor_q", "-l", job_id(job)], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
+    except FileNotFoundError as error:
+        raise no_ad("condor_q is not installed here, or not in PATH", "run this where HTCondor is") from error
+    except OSError as error:
+        raise no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
+    if done.status is None:
+        raise no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
+    out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
+    if done.status or not out.strip():
+        said = escape(err.strip()[-300:]) or "it knows no such job"
+        raise no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
+    return out[:LARGEST_AD]
+
+
+def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
+    """There is no ad that could be used."""
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

@@ -1,0 +1,84 @@
+"""``vmgahp run``: a program in a virtual machine as a job, with its files and its exit code.
+
+It writes a submit file, in which nothing is that a person could not write; all else is done where the job runs.
+"""
+
+import argparse
+import re
+
+from vmgahp.commands.submit import cpus, memory
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp run``."""
+    command.description = (
+        "Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is "
+        "started there, its outputs come home as files, its standard output and error grow while it runs, and its "
+        "exit code is the job's. The image needs cloud-init, or the agent."
+    )
+    command.add_argument("words", nargs="+", metavar="WORD", help="behind --: the program and its arguments")
+    add = command.add_argument
+    add("--image", required=True, help="catalog:NAME of the machines, a file, or a URL that they fetch")
+    add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G (default: 1G)")
+    add("--cpus", type=cpus, default=1, metavar="N", help="the number of CPUs (default: 1)")
+    add("--input", action="append", default=[], metavar="PATH", help="a file, a directory or a URL; repeatable")
+    add(
+        "--output",
+        action="append",
+        metavar="NAME",
+        help="a file, a directory or a pattern to bring home; repeatable, '' for none (default: all that is new)",
+    )
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable, or this one's value here")
+    add("--time-limit", type=seconds, default=0, metavar="TIME", help="how long the program may run, as 90, 30m, 2h")
+    add("--boot-timeout", type=seconds, default=0, metavar="TIME", help="how long the guest may take until it begins")
+    add("--retries", type=number, default=0, metavar="N", help="how often a program that fails is run again")
+    add("--disk", type=disk_size, metavar="SIZE", help="the size of the guest's disk, such as 20G")
+    add("--network", choices=("nat", "bridge", "user", "none"), default="none", help="the network (default: none)")
+    add("--checkpoint", action="store_true", help="let the program go on elsewhere when the job has to leave a machine")
+    add("--firmware", choices=("uefi", "uefi-secure"), default="", help="default: BIOS")
+    add("--format", default="", help="the image's format, where name and content do not say it")
+    add("--type", default="", metavar="VM_TYPE", help="the machines' VM type (default: kvm)")
+    add("--as-root", action="store_true", help="run the program as the guest's root, and not as an ordinary user")
+    add("--boot", choices=("cloud-init", "ready"), default="cloud-init", help="ready: the image has the agent")
+    add("--user-data", default="", metavar="FILE", help="cloud-init's user data, which is done before the program")
+    add("--queue", type=number, default=1, metavar="N", help="as so many jobs, each with a directory NAME.PROCESS here")
+    add("--macros", action="store_true", help="let HTCondor replace $(Process) and its like in what is said here")
+    add("--append", action="append", default=[], metavar="'COMMAND = VALUE'", help="a line more for the submit file")
+    add("--name", default="", help="the job's name (default: of a word that is an input, or of the program)")
+    add("-o", dest="submit_file", default="", metavar="FILE", help="the submit file (default: NAME.sub, here)")
+    add("--dir", default="", help="where an image is written that has to be unpacked (default: here)")
+    add("--force", action="store_true", help="replace files that are there already")
+    add("--dry-run", action="store_true", help="print the submit file and cloud-init's user data, and write nothing")
+    add("--submit", action="store_true", help="submit it")
+    command.set_defaults(run=run, module="run.job", convert=False, shared=False)
+
+
+def seconds(text: str) -> int:
+    """A time, of an option."""
+    found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd]?)", text, re.ASCII)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, or such as 90s, 30m, 2h, 7d")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def number(text: str) -> int:
+    """How many, of an option."""
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!a} is no number: write one from 1 to 999999")
+    return int(text)
+
+
+def disk_size(text: str) -> str:
+    """The size of a disk, of an option."""
+    if not re.fullmatch(r"[1-9][0-9]{0,8}[MGT]", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!a} is no size: write such as 20G, with M, G or T")
+    return text
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the submit file, or print it, and submit; the exit status."""
+    from vmgahp.commands.run import writing
+
+    return writing.run(options)

@@ -1,0 +1,182 @@
+"""The parts of an OVF envelope: its items, its disks and files, its configurations.
+
+DMTF's DSP0243 says what elements mean, CIM's resource types (DSP1041) what the numbers of items do. Names are looked
+up without their namespaces: two versions of the standard, oVirt's variant and items of three kinds have the same ones.
+"""
+
+from typing import NamedTuple
+
+from lxml import etree
+
+from vmgahp.commands.submit.package import Reference
+from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.xml_input import Account, child, children, get, local, text
+
+_KINDS = "Item", "StorageItem", "EthernetPortItem"
+_UNITS = {"byte": 1, "bytes": 1} | {
+    unit: 1 << power
+    for letter, word, power in (("k", "kilo", 10), ("m", "mega", 20), ("g", "giga", 30), ("t", "tera", 40))
+    for unit in (f"{letter}b", f"{letter}ib", f"{word}byte", f"{word}bytes")
+}
+_LARGEST = 1 << 60
+
+_FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vpc", "vpc"))
+
+_PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "ElementName", "Type", "Device"
+"""What every item has, and nothing is lost with."""
+
+
+class Item:
+    """One item, with what it says by local names."""
+
+    def __init__(self, element: etree._Element, account: Account) -> None:
+        self.element = element
+        self._account = account
+        self._values: dict[str, str] = {}
+        for part in element:
+            self._values.setdefault(local(part.tag).lower(), text(part))
+        self.place = account.place(element)
+        self.type = self.number("ResourceType")
+        self.instance = self.first("InstanceID")
+        self.device = self.first("Type").lower()
+        self.subtype = self.first("ResourceSubType").lower()
+        account.take(element)
+        self.use(*_PLAIN)
+
+    @property
+    def summary(self) -> str:
+        """What it calls itself."""
+        words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
+        kind = next(filter(None, words), "an item")
+        return f"{kind} (resource type {self.first('ResourceType')})"
+
+    def first(self, name: str) -> str:
+        """The first value of that name, empty for none."""
+        return self._values.get(name.lower(), "")
+
+    def number(self, name: str) -> int:
+        """The same as a whole number that makes sense, 0 for none."""
+        return digits(self.first(name).partition(".")[0])
+
+    def use(self, *names: str) -> None:
+        """Say that these have been dealt with."""
+        for part in children(self.element, *names):
+            self._account.take_all(part)
+
+    def done(self) -> None:
+        """Say that all of it has been dealt with."""
+        self._account.take_all(self.element)
+
+
+class PackageDrive(NamedTuple):
+    """One disk of the package, or one file that a drive has."""
+
+    file: Reference | None
+    """None for a disk that is empty."""
+    format: str
+    """What the package says; empty for nothing."""
+    capacity: int
+    """Bytes, 0 for unknown."""
+    element: etree._Element
+
+
+def drives(root: etree._Element, account: Account) -> dict[str, PackageDrive]:
+    """The package's disks and files by what items call them: diskId, file id, oVirt's path. Raises `SubmitError`."""
+    files: dict[str, Reference] = {}
+    found: dict[str, PackageDrive] = {}
+    properties = [element for element in root.iter() if local(element.tag) == "Property"]
+    values = {f"${{{get(element, 'key')}}}": get(element, "value") for element in reversed(properties)}
+    references = child(root, "References")
+    for element in () if references is None else children(account.take(references), "File"):
+        account.take(element, "id", "href", "size", "compression", "chunkSize", "description")
+        compression, size = get(element, "compression").lower(), digits(get(element, "size"))
+        file = Reference(get(element, "href"), compression, bool(get(element, "chunkSize")), size)
+        files[get(element, "id")] = files[file.href] = file
+        found["file:" + get(element, "id")] = PackageDrive(file, "", 0, element)
+    for section in root.iter():
+        if is_section(section, "DiskSection"):
+            account.take(section, "type")
+            for element in children(section, "Disk"):
+                account.take_all(element)
+                reference = get(element, "fileRef")
+                unit = amount(get(element, "capacityAllocationUnits") or "byte")
+                said = get(element, "capacity")
+                capacity = digits(values.get(said, said)) * unit
+                drive = PackageDrive(files.get(reference), _format(element), capacity, element)
+                found["disk:" + get(element, "diskId")] = drive
+                if reference:
+                    found[reference] = drive
+    return found
+
+
+def _format(disk: etree._Element) -> str:
+    volume = get(disk, "volume-format").upper()
+    if volume in ("COW", "RAW"):
+        return {"COW": "qcow2", "RAW": "raw"}[volume]
+    url = get(disk, "format").lower()
+    return next((form for word, form in _FORMATS if word in url), "")
+
+
+def is_section(element: etree._Element, name: str) -> bool:
+    """Whether it is a section of that name, which older ones have as a type."""
+    return local(element.tag) == name or (local(element.tag) == "Section" and name in get(element, "type"))
+
+
+def items(hardware: etree._Element, account: Account, configuration: str) -> list[Item]:
+    """The items of a section that belong to one configuration (see `choose`), in the section's order."""
+    found = []
+    for element in children(hardware, *_KINDS):
+        belongs = get(element, "configuration").split()
+        # Limits of what may be chosen are no devices.
+        if (belongs and configuration not in belongs) or get(element, "bound").lower() in ("min", "max"):
+            account.take_all(element)
+        else:
+            account.take(element, "configuration", "bound")
+            found.append(Item(element, account))
+    return found
+
+
+def choose(root: etree._Element, account: Account, wanted: str, summary: Summary) -> str:
+    """The configuration that is to be run, of those that the package offers; empty for none.
+
+    Raises `SubmitError` for one that is not there.
+    """
+    offered = [
+        element
+        for section in root.iter()
+        if local(section.tag) == "DeploymentOptionSection" or "DeploymentOption" in get(section, "type")
+        for element in children(section, "Configuration")
+    ]
+    default = next((element for element in offered if get(element, "default") in ("true", "1")), None)
+    names = [get(element, "id") for element in offered]
+    if wanted and wanted not in names:
+        raise SubmitError(
+            f"The package has no configuration {wanted!a}.", f"choose one of: {', '.join(names) or 'none'}."
+        )
+    if not offered:
+        return ""
+    chosen = wanted or get(offered[0] if default is None else default, "id")
+    for element in offered:
+        account.take_all(element)
+    summary.carry("", "the package's configuration", f"{chosen}, of {', '.join(names)} (--configuration)")
+    return chosen
+
+
+def amount(unit: str) -> int:
+    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
+    base, *factors = unit.lower().replace(" ", "").split("*")
+    product = _UNITS.get(base, 0)
+    for factor in factors:
+        number, power, exponent = factor.partition("^")
+        # A stranger's exponent of nine digits would be computed for hours.
+        if base not in ("byte", "bytes") or len(exponent) > 2 or (power and not digits(exponent)):
+            return 0
+        product *= digits(number) ** (digits(exponent) if power else 1)
+        if not 0 < product <= _LARGEST:
+            return 0
+    return product
+
+
+def digits(value: str) -> int:
+    """A whole number that makes sense, 0 for any other text."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 17 else 0

@@ -1,0 +1,169 @@
+"""The words of a virt-install command line as a job: virt-install itself says which domain they are.
+
+It is run as who types the command, and only prints (``--print-xml``). What it would do beside the VM, such as making
+an image or a drive for cloud-init, is done here, in the job's own way, or refused.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from lxml import etree
+
+from vmgahp.commands.submit import images, libvirt_xml
+from vmgahp.commands.submit.machine import Guest
+from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.xml_input import child, children, local, read
+from vmgahp.host.run import run
+from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
+
+PROGRAM = "virt-install"
+DEADLINE = 120.0
+"""Seconds for virt-install, whose libvirt may have to look at QEMU first, for a dozen of them."""
+
+_REFUSED = {
+    **dict.fromkeys(("--location", "-l", "--install"), "fetches a kernel and runs an installer of the network"),
+    "--unattended": "makes files for an installer",
+    "--initrd-inject": "makes files for an installer",
+}
+"""Options of which the printed domain has only names of files that are gone then."""
+_OWN = ("--autostart", "--transient", "--destroy-on-exit", "--noreboot", "--wait", "--autoconsole", "--noautoconsole")
+"""Options of how virt-install runs the VM."""
+_DEALT_WITH = (*_REFUSED, *_OWN, "--cloud-init", "--disk")
+_CLOUD_INIT = {"user-data": USER_DATA, "meta-data": META_DATA, "network-config": NETWORK_CONFIG}
+
+
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
+    """Have the words read. Raises `SubmitError`."""
+    words = _taken(options.file, made := Guest(""), summary)
+    domain, installs = _printed(words)
+    read_so = argparse.Namespace(**vars(options) | {"file": PROGRAM, "own": True})
+    sizes = _sizes(words)
+    if installs:
+        _boot_what_is_installed(domain, summary)
+    guest = libvirt_xml.of_domain(domain, read_so, summary)
+    guest.options |= made.options
+    guest.files += made.files
+    if not any("mac=" in word for word in words):
+        for nic in guest.nics:
+            nic.mac = ""  # made up for one VM, and the file may be for many
+    room = 0
+    for disk in guest.disks:
+        if _is_missing(disk.path):
+            size = sizes.pop(0) if sizes else 0
+            if not size or options.shared:
+                raise SubmitError(f"{disk.path} is not there.", "make it by qemu-img create, or bring it here.")
+            images.create(disk, size, options.dir, summary, force=options.force)
+            room += size
+    if room:  # what is said bounds all disks; HTCondor itself asks for what is transferred
+        room += sum(images.largest(disk) for disk in guest.disks if os.path.exists(disk.path))
+        guest.commands["request_disk"] = str(-(-room >> 10))
+        summary.carry("", "room for what is written to new disks", f"request_disk = {guest.commands['request_disk']}")
+    return guest
+
+
+def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
+    """The words for virt-install, without those that are dealt with here. Raises `SubmitError`."""
+    kept: list[str] = []
+    given = iter(words)
+    for word in given:
+        name, (_, equals, value) = _option(word), word.partition("=")
+        if name in _REFUSED:
+            raise SubmitError(
+                f"{name} {_REFUSED[name]}, which is no job.",
+                "start from an image that is installed (--import), or from an installer on a CD (--cdrom).",
+            )
+        if name == "--cloud-init":
+            _cloud_init(value if equals else next(given, ""), made, summary)
+            kept += [] if "--import" in words else ["--import"]
+            continue
+        if name in _OWN:
+            summary.settle(name, word, "HTCondor starts the VM, and waits for its end")
+        kept.append(word)
+    return kept
+
+
+def _option(word: str) -> str:
+    """The option that a word is, if it is one that is dealt with here; virt-install takes any beginning of its name."""
+    name = word.partition("=")[0]
+    if name in _DEALT_WITH or not name.startswith("--"):
+        return "-l" if name.startswith("-l") else name
+    return next((option for option in _DEALT_WITH if option.startswith(name)), name)
+
+
+def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
+    """What cloud-init gets, from the job's own files. Raises `SubmitError`."""
+    for part in filter(None, value.split(",")):
+        name, _, path = part.partition("=")
+        if name == "disable":
+            summary.settle("--cloud-init", part, "the drive is there at every start")
+            continue
+        if name not in _CLOUD_INIT or not os.path.isfile(path):
+            raise SubmitError(
+                f"--cloud-init {part}: {'there is no such file' if name in _CLOUD_INIT else 'it is for installing'}.",
+                "write what is wanted into a file for cloud-init, and say --cloud-init user-data=FILE.",
+            )
+        made.options[_CLOUD_INIT[name]] = os.path.basename(path)
+        made.files.append(os.path.abspath(path))
+    if USER_DATA not in made.options:
+        raise SubmitError("--cloud-init without user data makes a password of its own.", "add user-data=FILE.")
+
+
+def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
+    """The domain that virt-install would start first, and whether it would start another one after it."""
+    argv = [PROGRAM, *words, "--print-xml", "--dry-run"]
+    try:
+        done = run(argv, deadline=DEADLINE, environ={**os.environ, "LC_ALL": "C.UTF-8"}, directory=os.getcwd())
+    except OSError as error:
+        raise SubmitError(f"{PROGRAM} cannot be run ({error.strerror}).", "install the package virtinst.") from error
+    if done.status is None:
+        raise SubmitError(f"{PROGRAM} had not ended after {DEADLINE:g} s.", "try it with --print-xml --dry-run.")
+    if done.status != 0:
+        said = done.err.decode(errors="replace").rpartition("ERROR")[2].strip().partition("\n\n")[0]
+        problem = " ".join(said.split()) or f"nothing, and ends with {done.status}"
+        raise SubmitError(f"{PROGRAM} says: {problem}", "see virt-install --help.")
+    first, end, rest = done.out.partition(b"</domain>")
+    root = read(first + end, f"what {PROGRAM} prints")
+    if local(root.tag) != "domain":
+        raise SubmitError(f"{PROGRAM} prints no domain.", "leave out what makes it print something else.")
+    return root, bool(rest.strip())
+
+
+def _boot_what_is_installed(domain: etree._Element, summary: Summary) -> None:
+    """Let an installation boot from its new disk as soon as there is something on it."""
+    system, devices = child(domain, "os"), child(domain, "devices")
+    disks = [] if devices is None else list(children(devices, "disk"))
+    files = [str(disk.xpath("string(source/@file)")) for disk in disks if disk.get("device", "disk") == "disk"]
+    summary.advise("The job ends when the guest powers off, not when it reboots: let the installer power it off.")
+    if system is None or not files or not all(map(_is_missing, files)):
+        return
+    for boot in list(children(system, "boot")):
+        system.remove(boot)
+    summary.change("", "boot from the CD", "boot from the CD while the disk is empty", "reboots run what is installed")
+
+
+def _sizes(words: Sequence[str]) -> list[int]:
+    """How large the images shall be that are not there, in bytes, in the order of the words."""
+    given = [
+        word.partition("=")[2] if "=" in word else value
+        for word, value in pairwise([*words, ""])
+        if _option(word) == "--disk"
+    ]
+    sizes = []
+    for value in given:
+        path = re.match(r"(?:.*,)?path=([^,]*)|([^=,]+)(?:,|$)", value)
+        found = re.search(r"(?:^|,)size=(\d{1,6}(?:\.\d{1,3})?)(?:,|$)", value)
+        if found and (not path or _is_missing(path[1] or path[2])):
+            sizes.append(int(float(found[1]) * (1 << 30)))
+    return sizes
+
+
+def _is_missing(path: str) -> bool:
+    """Whether there is no such file for sure: one in a directory that is closed to us may well be there."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False

@@ -1,0 +1,256 @@
+"""What a domain's XML has of the machine or the screen that it was for: it is dropped.
+
+``virsh dumpxml`` and virt-manager write more of a VM than anybody asked for. A row says what such a thing looks like,
+and why by it nobody wishes anything of this machine. It is dropped whatever it says: none of it is looked at or handed
+on. What looks otherwise than its row is refused, as is all that is in no list.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from xml.etree import ElementTree as etree
+
+from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
+from vmgahp.domain.model import NUMBER, WORD
+from vmgahp.host.light import NamedTuple
+
+_ANY = r"(?s).*"
+_UUID = r"[0-9a-fA-F-]{32,36}"
+_LOOPBACK = r"127\.0\.0\.1|::1|localhost"
+_PTY = r"/dev/pts/[0-9]+|/dev/ptmx"
+_LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.config)/libvirt/qemu(?:/run)?"
+"""Where libvirt keeps the sockets of its VMs, its own and a user's."""
+_LAYERS = 16
+"""Of a chain of backing files."""
+
+_DISK = DOMAIN.children["devices"].children["disk"]
+
+
+def _shape(
+    attributes: Mapping[str, str] | None = None, children: Mapping[str, Allowed] | None = None, text: str | None = None
+) -> Allowed:
+    return Allowed(attributes or {}, children or {}, text, most=1 << 20)
+
+
+_TEXT = _shape(text=_ANY)
+_ALIAS = _shape({"name": _ANY})
+_PLACE = {"address": _DISK.children["address"], "boot": _DISK.children["boot"], "alias": _ALIAS}
+
+
+def _chain() -> Allowed:
+    """A backing store, with as many below it as a chain may have; the last one is empty."""
+    file, store = _shape({"file": _ANY, "index": NUMBER}), _shape()
+    for _ in range(_LAYERS):
+        parts = {"format": _shape({"type": WORD}), "source": file, "backingStore": store}
+        store = _shape({"type": r"file", "index": NUMBER}, parts)
+    return store
+
+
+_DRIVE = _shape(
+    {"type": r"file|block", "device": r"cdrom|floppy"},
+    _PLACE
+    | {name: _DISK.children[name] for name in ("driver", "readonly")}
+    # It has no source.
+    | {
+        "target": _shape(dict(_DISK.children["target"].attributes) | {"tray": r"open|closed"}),
+        "backingStore": _shape(),
+    },
+)
+
+_SPICE = _shape(
+    {"type": r"spice", "port": r"-1|[0-9]{1,5}", "tlsPort": r"-1|[0-9]{1,5}", "autoport": r"yes", "listen": _LOOPBACK}
+    | {"keymap": WORD, "defaultMode": r"any|secure|insecure"},
+    {"listen": _shape({"type": r"address|none", "address": _LOOPBACK}), "gl": _shape({"enable": r"no"})}
+    | {name: _shape({"compression": WORD}) for name in ("image", "jpeg", "zlib", "playback")}
+    | {"streaming": _shape({"mode": WORD}), "mouse": _shape({"mode": WORD})}
+    | {"clipboard": _shape({"copypaste": r"yes|no"}), "filetransfer": _shape({"enable": r"yes|no"})},
+)
+
+_SOUND = _PLACE | {"codec": _shape({"type": WORD}), "audio": _shape({"id": NUMBER})}
+
+
+class HostMade(NamedTuple):
+    """What looks so at a place, and why nobody wishes anything by it."""
+
+    looks: Allowed | str | None
+    """An element, by all that it may have, or an attribute, by its form; None: an element, whatever is in it."""
+    why: str
+    given: Callable[[etree.Element, etree.Element], bool] = lambda element, parent: True
+    """What the element, or the one with the attribute, and its parent must say as well."""
+
+
+def _says(*names: str) -> Callable[[etree.Element, etree.Element], bool]:
+    return lambda element, parent: all(name in element.attrib for name in names)
+
+
+def _below(name: str, value: str) -> Callable[[etree.Element, etree.Element], bool]:
+    return lambda element, parent: parent.get(name) == value
+
+
+def _has_formats(store: etree.Element, disk: etree.Element) -> bool:
+    """libvirt writes both, of what it has found in an image or been told."""
+    return all(
+        each.find("format") is not None for each in store.iter("backingStore") if each.find("source") is not None
+    )
+
+
+def _of_any_port(graphics: etree.Element, devices: etree.Element) -> bool:
+    ports = {graphics.get("port", "-1"), graphics.get("tlsPort", "-1")}
+    return "type" in graphics.attrib and (graphics.get("autoport") == "yes" or ports == {"-1"})
+
+
+def _secure(loader: etree.Element, system: etree.Element) -> bool:
+    """Whether a firmware that starts signed systems only is asked for in words, too."""
+    feature = "firmware/feature[@name='secure-boot'][@enabled='yes']"
+    return loader.get("secure") != "yes" or system.find(feature) is not None
+
+
+_NOTES = "notes of the programs that keep VMs, which libvirt itself does not read"
+_FIRMWARE = "the file that libvirt found for `<os firmware='efi'>`, by which the machine finds its own"
+_TERMINAL = "`/dev/pts/0` and the like, the pseudo terminal that it happened to have"
+_SCREEN = "SPICE or sound, for somebody who sits before the VM: jobs have VNC, and nobody hears them"
+
+ROWS: Mapping[str, HostMade] = {
+    "/domain/@id": HostMade(NUMBER, "the number of a VM that runs"),
+    "/domain/metadata": HostMade(None, _NOTES),
+    "/domain/genid": HostMade(_TEXT, "each start of a job is a new generation"),
+    "/domain/resource": HostMade(
+        _shape({}, {"partition": _shape(text=r"/machine")}), "`/machine`, where libvirt puts every VM"
+    ),
+    "/domain/vcpus": HostMade(
+        _shape({}, {"vcpu": _shape({"id": NUMBER, "enabled": r"yes", "hotpluggable": r"yes|no", "order": NUMBER})}),
+        "all CPUs one by one, and none of them is off",
+    ),
+    "/domain/seclabel": HostMade(
+        _shape({"type": r"dynamic", "model": WORD, "relabel": r"yes"}, {"label": _TEXT, "imagelabel": _TEXT}),
+        "a dynamic label, which libvirt had found for it",
+        _says("type"),
+    ),
+    "/domain/os/type/@arch": HostMade(
+        r"i686", "i686: an x86_64 machine runs all that it runs", lambda element, parent: os.uname().machine == "x86_64"
+    ),
+    "/domain/os/smbios": HostMade(_shape({"mode": r"emulate"}), "emulated, as any VM's is"),
+    "/domain/os/loader": HostMade(
+        _shape(
+            {"readonly": r"yes|no", "type": r"pflash|rom", "secure": r"yes|no", "stateless": r"no", "format": WORD},
+            text=_ANY,
+        ),
+        _FIRMWARE,
+        lambda loader, system: "firmware" in system.attrib and _secure(loader, system),
+    ),
+    "/domain/os/nvram": HostMade(
+        _shape(
+            {"template": _ANY, "templateFormat": WORD, "format": WORD, "type": r"file"},
+            {"source": _shape({"file": _ANY, "index": NUMBER})},
+            _ANY,
+        ),
+        "of `<os firmware='efi'>`: the firmware's variables are made with the VM",
+        _below("firmware", "efi"),
+    ),
+    "/domain/os/varstore": HostMade(
+        _shape({"template": _ANY, "path": _ANY}),
+        "of `<os firmware='efi'>`: the firmware's variables are made with the VM",
+        _below("firmware", "efi"),
+    ),
+    "/domain/devices/emulator": HostMade(_TEXT, "which program runs the VM is the machine's to say"),
+    "/domain/devices/*/alias": HostMade(_ALIAS, "a name for the hypervisor's monitor"),
+    "/domain/devices/disk": HostMade(_DRIVE, "a drive with nothing in it, of which a job has no use", _says("device")),
+    "/domain/devices/disk/backingStore": HostMade(
+        _chain(), "the backing file of an image is found in the image", _has_formats
+    ),
+    "/domain/devices/disk/source/@index": HostMade(NUMBER, "a number for the hypervisor's monitor"),
+    "/domain/devices/disk/target/@tray": HostMade(r"open|closed", "how the drive was left"),
+    "/domain/devices/interface/target": HostMade(
+        _shape({"dev": r"vnet[0-9]+"}), "`vnet0` and the like, the tap device that it happened to have"
+    ),
+    "/domain/devices/interface/source/@portid": HostMade(_UUID, "the port that it happened to have"),
+    "/domain/devices/interface/source/@bridge": HostMade(
+        WORD, "of a network, which it names as well", lambda source, parent: "network" in source.attrib
+    ),
+    "/domain/devices/interface/backend": HostMade(
+        _shape({"type": r"passt"}), "passt, which user networking is where the machine has it", _below("type", "user")
+    ),
+    "/domain/devices/serial/source": HostMade(_shape({"path": _PTY}), _TERMINAL, _below("type", "pty")),
+    "/domain/devices/console/source": HostMade(_shape({"path": _PTY}), _TERMINAL, _below("type", "pty")),
+    "/domain/devices/console/@tty": HostMade(_PTY, _TERMINAL),
+    "/domain/devices/channel/source": HostMade(
+        _shape({"mode": r"bind", "path": _LIBVIRTS + r"/channel(?:/target)?(?:/(?!\.\.?/)[^/]+){1,2}"}),
+        "the socket that libvirt had made for it",
+        _below("type", "unix"),
+    ),
+    "/domain/devices/channel/target/@state": HostMade(r"connected|disconnected", "how it was at that time"),
+    "/domain/devices/channel": HostMade(
+        _shape(
+            {"type": r"spicevmc|spiceport|qemu-vdagent"},
+            _PLACE
+            | {
+                "target": _shape({"type": r"virtio", "name": WORD, "state": WORD}),
+                "source": _shape({"channel": WORD}, {name: _SPICE.children[name] for name in ("clipboard", "mouse")}),
+            },
+        ),
+        _SCREEN,
+        _says("type"),
+    ),
+    "/domain/devices/graphics": HostMade(_SPICE, _SCREEN, _of_any_port),
+    "/domain/devices/graphics/@port": HostMade(
+        r"[0-9]{1,5}", "the port that it happened to have", lambda graphics, parent: graphics.get("autoport") == "yes"
+    ),
+    "/domain/devices/graphics/@keymap": HostMade(WORD, "the keyboard of who sits before it"),
+    "/domain/devices/graphics/audio": HostMade(_shape({"id": NUMBER}), _SCREEN),
+    "/domain/devices/redirdev": HostMade(_shape({"bus": r"usb", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("type")),
+    "/domain/redirfilter": HostMade(None, _SCREEN),
+    "/domain/devices/redirfilter": HostMade(None, _SCREEN),
+    "/domain/devices/smartcard": HostMade(
+        _shape({"mode": r"passthrough", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("mode", "type")
+    ),
+    "/domain/devices/sound": HostMade(
+        _shape({"model": WORD, "multichannel": r"yes|no", "streams": NUMBER}, _SOUND), _SCREEN
+    ),
+    "/domain/devices/audio": HostMade(_shape({"id": NUMBER, "type": r"spice"}), _SCREEN, _says("type")),
+    "/domain/devices/video/model/acceleration": HostMade(_shape({"accel2d": r"no", "accel3d": r"no"}), "none"),
+    "/domain/devices/tpm/backend/profile": HostMade(_shape({"name": WORD}), "what its TPM had turned out to be"),
+}
+"""By place in the domain; a star stands for any device."""
+
+
+def name_firmware(domain: etree.Element) -> None:
+    """Say that a VM boots by UEFI which libvirt prints, while it runs, with the two files of its firmware alone."""
+    system = domain.find("os")
+    if system is None or "firmware" in system.attrib or system.find("nvram") is None:
+        return
+    if system.find("loader[@type='pflash'][@readonly='yes']") is not None:
+        system.set("firmware", "efi")
+
+
+_NUMBERS = re.compile(r"\[[0-9]+\]")
+_DEVICE = re.compile(r"^/domain/devices/[^/]+/")
+
+
+def why(path: str, element: etree.Element, parent: etree.Element | None) -> str:
+    """Why an element, or that attribute of it with which the path ends, may be dropped; empty where it may not.
+
+    The path may have the numbers of elements in it.
+    """
+    place = _NUMBERS.sub("", path)
+    row = ROWS.get(place) or ROWS.get(_DEVICE.sub("/domain/devices/*/", place))
+    if row is None or not row.given(element, element if parent is None else parent):
+        return ""
+    if isinstance(row.looks, str):
+        fits = bool(re.fullmatch(row.looks, element.get(place.rpartition("@")[2], ""), re.ASCII))
+    else:
+        fits = row.looks is None or _fits(element, row.looks)
+    return row.why if fits else ""
+
+
+def _fits(element: etree.Element, shape: Allowed) -> bool:
+    """Whether an element has nothing that is not in the shape."""
+    texts = [element.text, *(child.tail for child in element)]
+    text = "".join(filter(None, texts)).strip()
+    return (
+        all(
+            name in shape.attributes and re.fullmatch(shape.attributes[name], value, re.ASCII)
+            for name, value in element.items()
+        )
+        and re.fullmatch(shape.text or "", text, re.ASCII) is not None
+        and all(child.tag in shape.children and _fits(child, shape.children[child.tag]) for child in element)
+    )

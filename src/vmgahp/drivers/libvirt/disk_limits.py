@@ -1,0 +1,141 @@
+"""Keeps a VM's disks to what its job has asked for, and from the last of EXECUTE.
+
+What counts is what is occupied, for a hole is nobody's room. The process that has the VM looks at the open files of the
+disks, which are what QEMU writes to whatever becomes of their names. A look asks nobody and takes microseconds, and the
+next one comes before a guest can have written what is left.
+"""
+
+import os
+from _collections_abc import Iterable, Sequence
+
+from vmgahp import errors
+from vmgahp.host import threads
+from vmgahp.job.exit_code import DISK_LIMIT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.running import RunningMachine
+    from vmgahp.host.job_user import Identity
+
+SHORTEST, LONGEST = 1.0, 30.0
+"""Seconds between two looks."""
+
+RATE = 2 << 30
+"""Bytes that a guest is thought to write in a second at most."""
+
+AGAIN = 5.0
+"""Seconds after which a guest is ended again whose end has failed."""
+
+SLACK = 8
+"""One part in so many of what is kept free must be free beyond it before a guest that was paused for it runs again."""
+
+
+def allowed(asked: int) -> int:
+    """What disks may occupy of a job that has asked for so many bytes, which are the guest's: images have tables."""
+    return asked + asked // 32 + (1 << 20)
+
+
+def occupied(files: Iterable[int]) -> int:
+    """Bytes of the file system that open files occupy; one that is open twice counts once."""
+    found = {(status.st_dev, status.st_ino): status.st_blocks << 9 for status in map(os.fstat, files)}
+    return sum(found.values())
+
+
+def begin(
+    _identity: "Identity", _log: "Logger", machine: "RunningMachine", asked: int, kept_free: int, groups: str
+) -> None:
+    """Look after the disks of a VM that runs, until its end.
+
+    `asked` is what the job has asked for, `kept_free` what is to stay free of the file system, both in bytes, and 0 for
+    no limit; `groups` are those of the machine's files that count. Raises `errors.MachineFault` and OSError.
+    """
+    files = machine.disk_files()
+    limits = DiskLimits(machine, [os.dup(files[group]) for group in groups.split()], asked, kept_free)
+    machine.resources.at_end.append(limits.end)
+    threads.start(f"disks-{machine.name}", limits.run)
+
+
+class DiskLimits:
+    """Looks after the disks of one VM."""
+
+    def __init__(self, machine: "RunningMachine", files: Sequence[int], asked: int, kept_free: int) -> None:
+        """The descriptors `files` are closed when the VM is over."""
+        self._machine = machine
+        self._files = files
+        self._asked = asked
+        self._kept_free = kept_free
+        self._occupied = occupied(files)
+        self._over = threads.Flag()
+        machine.io_errors.has_room = self._has_room
+
+    def run(self) -> None:
+        """Look until the VM is over."""
+        wait, problem = SHORTEST, ""
+        while not self._over.wait(wait):
+            try:
+                wait, problem = self.look(), ""
+            except OSError as error:
+                wait, before, problem = LONGEST, problem, str(error)
+                if problem != before:
+                    self._machine.log(f"nobody knows what the disks of {self._machine.name} occupy: {problem}")
+        for file in self._files:
+            os.close(file)
+
+    def end(self) -> None:
+        """The VM is over."""
+        self._over.set()
+
+    def look(self) -> float:
+        """See what is occupied, and do what has to be done about it; seconds until the next look."""
+        before, self._occupied = self._occupied, occupied(self._files)
+        room = allowed(self._asked) - self._occupied if self._asked else LONGEST * RATE
+        if room < 0:
+            return self._give_up()
+        if self._kept_free:
+            left = self._free() - self._kept_free
+            if left < 0 and self._occupied > before:
+                self._wait_for_room()
+            room = min(room, left)
+        return min(max(room / RATE, SHORTEST), LONGEST)
+
+    def _free(self) -> int:
+        found = os.fstatvfs(self._files[0])
+        return found.f_bavail * found.f_frsize
+
+    def _has_room(self) -> bool:
+        try:
+            return self._free() >= self._kept_free + self._kept_free // SLACK
+        except OSError:
+            return False
+
+    def _give_up(self) -> float:
+        """It has more than its share, and gives nothing back: it ends."""
+        why = (
+            f"the disks of the VM occupy {self._occupied >> 20} MiB, and request_disk is {self._asked >> 20} MiB: "
+            "raise it in the submit file, or have the guest write less"
+        )
+        machine = self._machine
+        # A guest that was done meanwhile ended well, or as it did.
+        if self._stop(why) and not machine.guest.watch.gone.is_set():
+            machine.screenshot()
+            try:
+                machine.give_up(DISK_LIMIT, why)
+                self.end()
+            except errors.Fault as fault:
+                machine.log(f"{machine.name} cannot be ended for its disks: {fault.problem}")
+        return AGAIN
+
+    def _wait_for_room(self) -> None:
+        """The machine's room is used up, by whomever: it waits, as it would if there were none at all."""
+        if self._stop(f"a file system of which the last {self._kept_free >> 20} MiB are kept free"):
+            self._machine.io_errors.seen()
+
+    def _stop(self, why: str) -> bool:
+        """Pause the guest at once; False where an operation has it stand still: it is looked at again when it runs."""
+        machine = self._machine
+        try:
+            return machine.io_errors.stop(why)
+        except errors.Fault as fault:
+            machine.log(f"{machine.name} cannot be paused for its disks: {fault.problem}")
+            return True

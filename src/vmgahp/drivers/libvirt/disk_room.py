@@ -1,0 +1,108 @@
+"""What the disks of a VM may take of its machine, as its START knows it.
+
+What becomes of it `vmgahp.drivers.libvirt.disk_limits` says.
+A job that says request_disk has its disks in the scratch directory bounded by it. HTCondor fills RequestDisk in where
+the submit file does not say it, with what the job's input takes up: that bounds nothing.
+"""
+
+import os
+from contextlib import suppress
+from fcntl import F_GETFL, fcntl
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import disk_limits
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
+from vmgahp.drivers.resources import Later
+from vmgahp.errors import JobFault
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.images.still import OpenImage
+from vmgahp.job.spec import JobSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.libvirt.machine import LibvirtMachine
+
+LEAST_KEPT, LEAST_SHARE = 64 << 20, 64
+"""What is kept free of EXECUTE where RESERVED_DISK does not say it: so many bytes, or one part in so many of it all."""
+
+
+def kept_free(settings: Settings, directory: str) -> int:
+    """The bytes that VMs leave free of the file system of EXECUTE; 0 for a scratch directory on one of its own."""
+    execute = settings.string("EXECUTE") or os.path.dirname(os.path.normpath(directory))
+    try:
+        room = os.statvfs(execute)
+        if os.stat(directory).st_dev != os.stat(execute).st_dev:
+            return 0
+    except OSError:
+        return 0  # whoever needs it says why
+    reserved = settings.integer("RESERVED_DISK") << 20
+    return reserved or min(LEAST_KEPT, room.f_blocks * room.f_frsize // LEAST_SHARE)
+
+
+def require(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
+    """Make sure that a VM's disks are not too large before it has written anything. Raises `JobFault`."""
+    limit, found = limit_of(spec, settings), 0
+    if limit:
+        with suppress(OSError):  # a file system of the job's own, which fails, is no business of the machine's
+            found = disk_limits.occupied(image.descriptor for image in files.in_scratch().values())
+    if found > disk_limits.allowed(limit):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The VM's disks occupy {found >> 20} MiB already, and the job has asked for {limit >> 20} MiB "
+            "(RequestDisk).",
+            f"set request_disk = {(found >> 20) + 1}MB at least, with room for what the guest writes.",
+        )
+
+
+def look_after(machine: "LibvirtMachine", spec: JobSpec, settings: Settings, identity: Identity) -> None:
+    """Have whoever serves a VM that runs look after its disks, and say what they may come to."""
+    images = machine.guest.files.in_scratch() if machine.guest.files is not None else {}
+    limit, kept = limit_of(spec, settings), kept_free(settings, spec.working_dir)
+    if not images or not (limit or kept):
+        return
+    begin = Later(disk_limits.begin, identity, machine.log, limit, kept, " ".join(images))
+    machine.resources.while_running.append(begin)
+    try:
+        largest = sum(map(_most, images.values())) if limit else 0
+    except OSError:  # as above
+        return
+    saved = largest + (0 if machine.why_not_saved() else spec.memory_mib << 20)
+    if largest > disk_limits.allowed(limit):
+        machine.log(
+            f"{machine.name}: its disks may come to {largest >> 20} MiB, and it ends where they occupy more than the "
+            f"{limit >> 20} MiB that the job has asked for"
+        )
+    elif limit and saved > disk_limits.allowed(limit):
+        machine.log(
+            f"{machine.name}: its disks and its memory, where that is saved, may come to {saved >> 20} MiB, and the "
+            f"job has asked for {limit >> 20} MiB (request_disk): HTCondor counts both"
+        )
+
+
+def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
+    """The bytes that the outputs of a program may have, packed: what is asked for, and what can be. Raises `Fault`."""
+    from vmgahp.drivers.libvirt.run_ports import OUTPUTS_FILE
+
+    left = max(execute.free(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
+    left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
+    return min(limit_of(spec, settings) or left, left)
+
+
+def limit_of(spec: JobSpec, settings: Settings) -> int:
+    """The bytes that the job's submit file asks for; 0 where it does not say, or where they bound nothing."""
+    slot = spec.slot
+    is_limit = slot.disk_is_asked and settings.boolean("VM_DISK_LIMIT")
+    return max(slot.disk_kib or 0, 0) << 10 if is_limit else 0
+
+
+def _most(image: OpenImage) -> int:
+    """What an image can occupy, as far as its header tells."""
+    now = disk_limits.occupied([image.descriptor])
+    if fcntl(image.descriptor, F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return now
+    if image.format == "raw":
+        return os.fstat(image.descriptor).st_size
+    # The guest's size is at a fixed place there.
+    return int.from_bytes(os.pread(image.descriptor, 8, 24)) if image.format == "qcow2" else now

@@ -1,0 +1,112 @@
+"""Leads connections from ports of this machine to a guest that it alone reaches, by its address.
+
+socat does it, as the job's user in a session of its own: it can reach what any job of his can. It begins when the
+address is known, begins anew where that changes, and ends with the server at the latest; what it has connected ends
+when the guest does not answer any more.
+"""
+
+import os
+from _collections_abc import Sequence
+
+from vmgahp.host import run
+from vmgahp.host.light import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.running import RunningMachine
+    from vmgahp.host.job_user import Identity
+
+PROGRAM = "socat"
+HINT = "apt-get install socat (Debian), or dnf install socat (Enterprise Linux)"
+
+MOST_AT_ONCE = 64
+"""Connections to one port."""
+
+_PATIENT = "connect-timeout=10,keepalive,keepidle=30,keepintvl=10,keepcnt=3"
+"""A guest that has gone is noticed within a minute."""
+
+
+def begin(identity: "Identity", log: "Logger", machine: "RunningMachine", address: str, ports: str) -> None:
+    """Relay for a VM from now on; `ports` are the guest's and ours, as in ``22:22001 80:22002``."""
+    pairs = [(int(guests), int(ours)) for guests, _, ours in (each.partition(":") for each in ports.split())]
+    relay = Relay(identity, log, machine.name, address, pairs)
+    machine.has_address = relay.lead_to
+    machine.resources.at_end.append(relay.end)
+
+
+class Relay:
+    """The relays of one guest, a process for each port."""
+
+    def __init__(
+        self, identity: "Identity", log: "Logger", name: str, address: str, ports: Sequence[tuple[int, int]]
+    ) -> None:
+        self._identity = identity
+        self._log = log
+        self._name = name
+        self._address = address
+        self._ports = ports
+        self._guest = ""
+        self._failed = False
+        self._running: dict[int, int] = {}
+
+    def lead_to(self, guest: str) -> None:
+        """The guest has this address now; called with each STATUS. Raises nothing."""
+        if self._guest == guest and (self._failed or self._all_run()):
+            return
+        self.end()
+        self._guest, self._failed = guest, False
+        try:
+            if why := self._why_not(guest):
+                raise OSError(0, why)
+            for guests, ours in self._ports:
+                self._running[ours] = self._run(guests, ours)
+        except OSError as error:
+            self._failed = True  # until it has another address
+            self._log(f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({HINT})")
+            self.end()
+
+    def end(self) -> None:
+        """End them, with all that they have connected. Raises nothing."""
+        for pid in self._running.values():
+            try:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except OSError:
+                pass  # it is gone
+        self._running.clear()
+
+    def _all_run(self) -> bool:
+        try:
+            return all(os.waitpid(pid, os.WNOHANG) == (0, 0) for pid in self._running.values())
+        except OSError:
+            return False
+
+    @staticmethod
+    def _why_not(guest: str) -> str:
+        """Why nothing is to lead there; empty where it may. What a guest says of its address need not be its own."""
+        import _socket as socket
+
+        family = socket.AF_INET6 if ":" in guest else socket.AF_INET
+        number = socket.inet_pton(family, guest)
+        first = number[0]
+        if first in (0, 127) or first >= 224 or number[:2] in (b"\xa9\xfe", b"\xfe\x80"):
+            return "that is no address of a guest"
+        trial = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            trial.bind((guest, 0))
+        except OSError:
+            return ""
+        finally:
+            trial.close()
+        return "that is this machine itself"
+
+    def _run(self, guests: int, ours: int) -> int:
+        here, there = (f"[{each}]" if ":" in each else each for each in (self._address, self._guest))
+        listen = f"TCP{_version(here)}-LISTEN:{ours},bind={here},reuseaddr,fork,max-children={MOST_AT_ONCE},keepalive"
+        connect = f"TCP{_version(there)}:{there}:{guests},{_PATIENT}"
+        return run.begin([PROGRAM, listen, connect], self._identity)
+
+
+def _version(address: str) -> int:
+    return 6 if address.startswith("[") else 4

@@ -1,0 +1,66 @@
+"""The ports by which a guest says how its program is getting on, and sends what comes of it."""
+
+import os
+from _collections_abc import Sequence
+
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.resources import Resources
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.host.line_port import LinePort
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.job.run import Run
+
+CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
+PREFIX = "org.vmgahp."
+"""With it in front these are the ports' names in the guest."""
+OUTPUTS_FILE = "vm_outputs.tar"
+"""What has come of the outputs so far: it travels with a checkpoint."""
+
+MOST_PRINTED = 1 << 30
+"""Bytes of the program's output, and of its errors."""
+
+Plain = tuple[str, str, int, int, int]
+"""A port's name, path, limit, and the places of its descriptors, as another process takes it over."""
+
+
+def make(
+    run: "Run", directory: str, most: int, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
+) -> None:
+    """Listen on all of them, for the QEMU of `owner`; `most` is what the outputs may have. Raises `errors.Fault`."""
+
+    def opened(name: str) -> int:
+        try:
+            return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise execute.unwritable(name, error, directory, identity) from error
+
+    ports, room = resources.run_ports, runtime_dir()
+    ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
+    for name, file, limit in (
+        (OUT, run.stdout, MOST_PRINTED),
+        (ERR, run.stderr, MOST_PRINTED),
+        (OUTPUTS, OUTPUTS_FILE, most),
+    ):
+        ports[name] = ConsoleCapture(os.path.join(room, name), lambda file=file: opened(file), limit, log, owner=owner)  # type: ignore[misc]
+
+
+def begin_afresh(resources: Resources) -> None:
+    """What an earlier run of the job has left in the files is of none that goes on. Raises OSError."""
+    for name in (OUT, ERR, OUTPUTS):
+        if name in resources.run_ports:
+            resources.run_ports[name].empty()
+
+
+def taken_over(plain: list[Plain], descriptors: Sequence[int], log: Logger) -> dict[str, ConsoleCapture]:
+    """What another process listens on. Raises `MachineFault`."""
+    return {
+        name: (LinePort if name == CONTROL else ConsoleCapture).taken_over(
+            path, limit, log, descriptors[output], descriptors[listener]
+        )
+        for name, path, limit, output, listener in plain
+    }

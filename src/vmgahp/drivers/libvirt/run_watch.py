@@ -1,0 +1,435 @@
+"""Follows a guest that runs a program, by what it says at its port, until its outputs are here.
+
+What a guest says is a stranger's word. It is believed of the guest's own program, how that has ended; what it says out
+of its turn is not heard. Each time limit counts while the guest runs, and not while it stands still.
+"""
+
+from _queue import Empty
+from time import monotonic, time
+
+from vmgahp import errors, lifecycle
+from vmgahp.drivers.libvirt.run_outputs import RunOutputs
+from vmgahp.drivers.libvirt.run_ports import CONTROL, OUTPUTS, OUTPUTS_FILE
+from vmgahp.drivers.resources import Later
+from vmgahp.host import threads
+from vmgahp.host.light import NamedTuple
+from vmgahp.host.line_port import LinePort
+from vmgahp.job import exit_code
+from vmgahp.job.exit_code import NOT_READY, RUN_FAILED, Ending
+from vmgahp.job.travel import DIRECTORY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vmgahp.drivers.base import Logger
+    from vmgahp.drivers.libvirt.machine import LibvirtMachine
+    from vmgahp.drivers.libvirt.running import RunningMachine
+    from vmgahp.host.job_user import Identity
+    from vmgahp.job.spec import JobSpec
+
+BOOTING, READY, STARTED, ENDED, TAKEN = STAGES = ("booting", "ready", "started", "ended", "taken")
+EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
+"""How a program ends."""
+
+STATE_FILE = "vm_run_state.txt"
+"""How far the guest is, for a server that goes on with it from a checkpoint."""
+
+TICK, OFTEN = 5.0, 0.25
+"""Seconds between two looks at the time, and at outputs that are on their way."""
+BEYOND_LIMIT = 120.0
+"""Seconds after which a guest is ended that does not end a program whose time is over."""
+OUTPUTS_SECONDS = 3600.0
+"""For a guest to collect its outputs, and for each piece of them."""
+QUIET_SECONDS = 20.0
+"""After which outputs that are not whole are asked for once more."""
+MOST_TRIES = 3
+OFF_SECONDS = 120.0
+"""For a guest whose work is done to power off."""
+END_SECONDS = 30.0
+"""At a VM's end, for outputs that are being unpacked."""
+
+_CONSOLE = "vm_console.log has what it printed"
+_BEGINS = {
+    "drive": "the guest cannot read its run drive",
+    "inputs": "the inputs cannot be unpacked in the guest",
+    "room": "there is no room in the guest",
+    "user": "the guest cannot run the program as it is to",
+    "outputs": "the outputs are not complete",
+}
+
+
+class RunProgress(NamedTuple):
+    """How far a guest is."""
+
+    stage: str = BOOTING
+    how: str = ""
+    """How the program has ended; empty before."""
+    number: int = 0
+    """Its exit code, or its signal."""
+
+    def written(self) -> bytes:
+        return f"{self.stage} {self.how or '-'} {self.number}\n".encode()
+
+
+def read(text: bytes) -> RunProgress:
+    """What `RunProgress.written` says. A file of the job's may say anything: the program runs then."""
+    match text.decode("ascii", "replace").split():
+        case [stage, how, number] if stage in STAGES and number.isdigit() and len(number) <= 3:
+            ended = stage in (ENDED, TAKEN)
+            if _is_end(how, int(number)) if ended else how == "-":
+                return RunProgress(stage, how if ended else "", int(number) if ended else 0)
+    return RunProgress(STARTED)
+
+
+def _is_end(how: str, number: int) -> bool:
+    """Whether a program can have ended so."""
+    return how == LIMIT or (how == EXIT and number <= 255) or (how == SIGNAL and 1 <= number <= 64)
+
+
+def later(spec: "JobSpec", machine: "LibvirtMachine", identity: "Identity") -> Later:
+    """Has whoever serves the VM follow its guest."""
+    run = spec.devices.run
+    assert run is not None
+    goes_on, alone = int(machine.order.restart is not None), int(spec.sent[1] is None)
+    limits = run.boot_timeout, run.time_limit
+    return Later(begin, identity, machine.log, spec.working_dir, goes_on, alone, *limits)
+
+
+def begin(
+    identity: "Identity",
+    _log: "Logger",
+    machine: "RunningMachine",
+    directory: str,
+    goes_on: int,
+    alone: int,
+    boot_timeout: int,
+    time_limit: int,
+) -> None:
+    """Follow the guest of a VM that runs, until its end.
+
+    `goes_on` says that it is one of a checkpoint, `alone` that HTCondor sends no directory of outputs home. Raises
+    `errors.Fault` and OSError.
+    """
+    progress = RunProgress()
+    if goes_on:
+        try:
+            progress = read(identity.read_scratch(directory, STATE_FILE, 100))
+        except (OSError, errors.Fault):
+            progress = RunProgress(STARTED)
+    watch = RunWatch(machine, identity, directory, progress, boot_timeout, time_limit)
+    watch.is_alone = bool(alone)
+    record = machine.resources.exit
+    assert record is not None
+    record.program = watch.ending
+    machine.resources.at_end.append(watch.end)
+    machine.resources.when_over.insert(0, watch.forget)
+    try:
+        watch.begin()
+    except errors.MachineFault as fault:
+        machine.report_lost(f"Nobody can follow the program of {machine.name}: {fault.problem}", fault.hint)
+        machine.end_guest()
+
+
+class RunWatch:
+    """Follows one guest, in a thread of its own."""
+
+    def __init__(
+        self,
+        machine: "RunningMachine",
+        identity: "Identity",
+        directory: str,
+        progress: RunProgress,
+        boot_timeout: float,
+        time_limit: float,
+    ) -> None:
+        self.progress = progress
+        self.failure = "", ""
+        """The word and the sentence, where it came to nothing."""
+        self.is_alone = False
+        """Whether the outputs go home as they came, since no directory does."""
+        self._machine = machine
+        self._identity = identity
+        self._directory = directory
+        self._boot_timeout = boot_timeout
+        self._time_limit = time_limit
+        control = machine.resources.run_ports[CONTROL]
+        assert isinstance(control, LinePort)
+        self._control = control
+        self._outputs = machine.resources.run_ports[OUTPUTS]
+        self._files = RunOutputs(directory, identity, lambda line: machine.log(f"{machine.name}: {line}"))
+        self._last_line = ""
+        self._elapsed = 0.0
+        """Seconds that the guest has run since it was last heard of."""
+        self._wanted: int | None = None
+        """Bytes that the outputs have, by the guest's word, of which all are not here yet."""
+        self._here = -1
+        self._tries = 0
+        self._is_shot = False
+        self._is_given_up = False
+        self._thread: threads.Thread | None = None
+
+    def begin(self) -> None:
+        """Raises `errors.MachineFault`."""
+        self._keep()
+        self._thread = threads.start(f"run-{self._machine.name}", self._run)
+
+    def end(self) -> None:
+        """The VM is gone, and its ports are closed: hear what waits."""
+        self._control.lines.put(None)
+        if self._thread is not None:
+            self._thread.join(END_SECONDS)
+
+    def forget(self) -> None:
+        """The job is over."""
+        self._remove(STATE_FILE)
+        self._remove(f"{DIRECTORY}/{STATE_FILE}")  # of a checkpoint, where the state is another since
+        self._files.bring_home(as_files=not self.is_alone)
+        if not self.is_alone or self.progress.stage != TAKEN:
+            self._remove(OUTPUTS_FILE)
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._identity.unlink_scratch(self._directory, name)
+        except (OSError, errors.Fault) as error:
+            self._machine.log(f"{name} stays: {error}")
+
+    def ending(self, ending: Ending) -> Ending:
+        """The VM's end, with what the guest has said of its program."""
+        if ending.how not in exit_code.BY_ITSELF:
+            return ending
+        stage, how, number = self.progress
+        if how == EXIT:
+            ending = ending._replace(exit_code=number, source="program")
+        elif how:
+            ending = ending._replace(exit_code=None, source="program", signal=number if how == SIGNAL else 0)
+        word, reason = self.failure
+        if word:
+            if ending.how in (exit_code.POWERED_OFF, exit_code.GONE, exit_code.CRASHED):
+                ending = ending._replace(how=word, reason=reason)
+        elif not how:
+            came = "crashed" if ending.how == exit_code.CRASHED else "powered off, or rebooted,"
+            what = "ended" if stage == STARTED else "begun"
+            reason = f"the guest {came} before the program had {what}: {_CONSOLE}"
+            ending = ending._replace(exit_code=None, source="", reason=ending.reason or reason)
+        elif stage != TAKEN and not ending.reason:
+            ending = ending._replace(how=RUN_FAILED, reason=f"the guest ended before its outputs were here: {_CONSOLE}")
+        elif how == LIMIT and not ending.reason:
+            ending = ending._replace(reason=f"the program was ended after the {self._time_limit} s of its time limit")
+        return ending
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._follow()
+                return
+            except Exception as error:  # noqa: BLE001 - a bug must not leave a guest that nobody follows
+                self._fail(RUN_FAILED, f"it cannot be followed: an unexpected {type(error).__name__}: {error}")
+
+    def _follow(self) -> None:
+        if self.progress.stage == TAKEN and self._outputs.written:
+            self._unpack()  # of a checkpoint, which has the archive alone
+        last, line = monotonic(), ""
+        while True:
+            try:
+                line = self._control.lines.get(True, self._wait()) or ""
+                if not line:
+                    return
+            except Empty:
+                line = ""
+            now = monotonic()
+            if self._runs():
+                self._elapsed += min(now - last, 2 * TICK)  # of more nobody knows whether the guest ran
+            last = now
+            if line:
+                self.hear(line)
+            self.look()
+
+    def _wait(self) -> float | None:
+        """Seconds until the next look, though nothing is said."""
+        if self._wanted is not None:
+            return OFTEN
+        return TICK if self._limit() or self.failure[0] else None
+
+    def _limit(self) -> float:
+        """Seconds after which the guest must have said more; 0 for none."""
+        match self.progress.stage:
+            case "started":
+                return self._time_limit and self._time_limit + BEYOND_LIMIT
+            case "ended":
+                return OUTPUTS_SECONDS
+            case "taken":
+                return max(OFF_SECONDS, self._machine.deadlines.stop)
+            case _:
+                return self._boot_timeout
+
+    def _runs(self) -> bool:
+        return self._machine.state is lifecycle.RUNNING and not self._machine.io_errors.under_way
+
+    def hear(self, line: str) -> None:
+        """What the guest says."""
+        stage = self.progress.stage
+        words = line.split()
+        match words:
+            case ["hello", *_] if stage == BOOTING:
+                self._to(RunProgress(READY))
+            case ["inputs", *_] if stage == READY:
+                self._elapsed = 0.0
+            case ["started"] if stage in (BOOTING, READY):
+                self._to(RunProgress(STARTED))
+                self._machine.news.say("The program runs in the VM")
+            case ["ended", how, *number] if stage in (BOOTING, READY, STARTED):
+                self._hear_end(how, number)
+            case ["outputs", size] if size.isdigit() and len(size) <= 15:
+                self._hear_outputs(int(size))
+            case ["failed", what, *text]:
+                self._hear_failure(what, " ".join(text))
+            case ["off"]:
+                pass
+            case _:
+                return
+        self._last_line = line[:200]
+
+    def _hear_end(self, how: str, number: list[str]) -> None:
+        match how, number:
+            case (("exit" | "signal"), [digits]) if digits.isdigit() and len(digits) <= 3:
+                ended = RunProgress(ENDED, how, int(digits))
+            case "limit", []:
+                ended = RunProgress(ENDED, LIMIT)
+            case _:
+                return
+        if not _is_end(how, ended.number):
+            return
+        self._to(ended)
+        said = f"with exit code {ended.number}" if how == EXIT else f"by signal {ended.number}"
+        self._machine.news.say(f"The program has ended {'at its time limit' if how == LIMIT else said}")
+
+    def _hear_outputs(self, size: int) -> None:
+        if self.progress.stage == TAKEN:
+            self._control.say("taken")
+        elif self.progress.stage == ENDED and self._wanted != size:
+            self._wanted, self._here, self._elapsed = size, -1, 0.0
+
+    def _hear_failure(self, what: str, text: str) -> None:
+        begins = _BEGINS.get(what, "the guest cannot run the program")
+        self._fail(RUN_FAILED, f"{begins}: {text[:400] or what[:40]}")
+
+    def look(self) -> None:
+        """See what is here, and whether the time is over."""
+        if self._machine.guest.watch.gone.is_set():
+            if self._wanted is not None and self._outputs.written == self._wanted:
+                self._take()
+            return
+        if self.failure[0] and self.progress.stage != TAKEN:
+            self._give_up()
+        elif self._wanted is not None:
+            self._look_at_outputs(self._wanted)
+        elif (limit := self._limit()) and self._elapsed > limit and self._runs():
+            self._too_late(limit)
+
+    def _too_late(self, limit: float) -> None:
+        seconds = f"{limit:g} s"
+        match self.progress.stage:
+            case "booting":
+                self._fail(
+                    NOT_READY,
+                    f"the guest has not begun the program within {seconds}: it has no cloud-init (or agent), or it "
+                    f"does not boot; {_CONSOLE}",
+                )
+            case "ready":
+                self._fail(
+                    NOT_READY,
+                    f"the guest has not started the program within {seconds}: the last that it said was "
+                    f"'{self._last_line}'; {_CONSOLE}",
+                )
+            case "started":
+                self._fail(RUN_FAILED, f"the program has a time limit of {self._time_limit} s, which the guest ignores")
+            case "ended":
+                self._fail(RUN_FAILED, f"the guest has not sent the outputs within {seconds}; {_CONSOLE}")
+            case _:
+                self._machine.log(f"{self._machine.name}: its work is done, and it does not power off: it is ended")
+                self._end_it(exit_code.POWERED_OFF, "")
+
+    # Outputs
+
+    def _look_at_outputs(self, wanted: int) -> None:
+        here = self._outputs.written
+        if wanted == 0 or here == wanted:
+            self._take()
+        elif self._outputs.is_cut:
+            limit = self._outputs.limit >> 20
+            self._fail(
+                RUN_FAILED, f"the outputs have more than {limit} MiB, for which there is room: raise request_disk"
+            )
+        elif here != self._here and here < wanted:
+            self._here, self._elapsed = here, 0.0
+        elif here > wanted or self._elapsed > QUIET_SECONDS:
+            self._tries += 1
+            if self._tries > MOST_TRIES:
+                self._fail(RUN_FAILED, f"of the outputs, {wanted} bytes, no more than {here} bytes could be received")
+                return
+            self._wanted, self._elapsed = None, 0.0
+            try:
+                self._outputs.empty()
+            except OSError as error:
+                self._machine.log(f"{self._machine.name}: {OUTPUTS_FILE} cannot be emptied: {error}")
+            self._control.say("again")
+
+    def _take(self) -> None:
+        """All of the outputs is here: unpack it, and let the guest power off."""
+        wanted, self._wanted = self._wanted, None
+        if wanted:
+            self._unpack()
+        self._to(self.progress._replace(stage=TAKEN))
+        self._control.say("taken")
+
+    def _unpack(self) -> None:
+        self._files.unpack(self._outputs.limit)
+        if self._files.problem:
+            home = "" if self.is_alone else f"; {OUTPUTS_FILE} has them as they came"
+            self.failure = RUN_FAILED, f"the outputs cannot be unpacked: {self._files.problem}{home}"
+        elif self.is_alone:
+            self._machine.news.say(
+                f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
+            )
+
+    # What comes of it
+
+    def _to(self, progress: RunProgress) -> None:
+        self.progress = progress
+        self._elapsed = 0.0
+        self._machine.log(f"{self._machine.name}: its program: {' '.join(filter(None, map(str, progress)))}")
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            self._identity.write_scratch(self._directory, STATE_FILE, self.progress.written())
+        except (OSError, errors.Fault) as error:
+            self._machine.log(f"{STATE_FILE} cannot be written: {error}")
+
+    def _fail(self, how: str, why: str) -> None:
+        """It has come to nothing: the VM is to end."""
+        if not self.failure[0]:
+            self.failure = how, why
+        self._wanted = None
+
+    def _give_up(self) -> None:
+        if not self._is_shot:
+            self._is_shot = True
+            self._machine.screenshot()
+        self._end_it(*self.failure)
+
+    def _end_it(self, how: str, why: str) -> None:
+        """End the guest, unless an operation has it stand still: then it is ended when it runs."""
+        machine = self._machine
+        try:
+            if self._is_given_up or not machine.io_errors.stop(why or "its end"):
+                return
+            if why:
+                machine.give_up(how, why)
+            else:
+                machine.resources.ended(how, time())
+                machine.end_guest()
+            self._is_given_up = True
+        except errors.Fault as fault:
+            machine.log(f"{machine.name} cannot be ended: {fault.problem}")

@@ -1,0 +1,151 @@
+"""virtiofsd for the directories that a guest can mount, as the job's user and on sockets of ours.
+
+libvirt's own would run as root. QEMU connects to this one as its VM starts, and virtiofsd ends with that connection;
+what it may do is in `vmgahp.host.file_server`. A VM that has one cannot be saved, so none is ever begun anew.
+"""
+
+import os
+import sys
+
+from vmgahp import errors
+from vmgahp.host import beside, proof
+from vmgahp.host.file_server import RUST, C
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import plain_environment, run
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.job.share_dirs import Share
+
+PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
+"""Where distributions have it: on no PATH."""
+
+HINT = "To have it here: apt-get install virtiofsd (Debian; qemu-system-common before 13), or dnf install virtiofsd."
+USER_NAMESPACES = "let unprivileged users make user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor)."
+
+SOCKET = "fs"
+"""In the room of a directory."""
+
+TRIAL_WAIT = 5.0
+"""Seconds for it to answer; it takes a tenth of one."""
+
+_GET_FEATURES = b"".join(number.to_bytes(4, sys.byteorder) for number in (1, 1, 0))
+"""What QEMU asks first (``docs/interop/vhost-user.rst`` in its source)."""
+_ANSWER = 20
+"""Bytes of what it is told then."""
+
+
+def program() -> str:
+    """The full path of virtiofsd; empty where there is none."""
+    return next((path for path in PLACES if os.access(path, os.X_OK)), "")
+
+
+def proved(identity: Identity, seconds: float) -> proof.Proof:
+    """Whether virtiofsd answers as this user."""
+    path = program()
+    if not path:
+        return proof.Proof("virtiofsd is not installed")
+    user = identity.uid, identity.gid
+    return proof.asked(proof.VIRTIOFS, path, user, lambda: trouble(identity, seconds))
+
+
+def trouble(identity: Identity, seconds: float) -> str:
+    """Have one serve a directory for nobody, and ask what QEMU would: what is wrong. Raises nothing."""
+    import socket
+
+    room = ""
+    try:
+        room = runtime_dir()
+        begin(identity, room, Share("trial", "/usr", "", writable=False), (os.geteuid(), os.getegid()), seconds)
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(max(0.05, seconds))
+            control.connect(socket_in(room))
+            control.sendall(_GET_FEATURES)
+            answered = b""
+            while len(answered) < _ANSWER:  # its head and the rest come one after the other
+                more = control.recv(_ANSWER)
+                if not more:
+                    return "virtiofsd ends where it is asked for its features"
+                answered += more
+            return ""
+    except errors.Fault as fault:
+        return fault.problem.removesuffix(".")
+    except OSError as error:
+        return f"virtiofsd does not answer: {error.strerror or error}"
+    finally:
+        if room:
+            beside.over(identity, lambda _line: None, room, SOCKET)
+
+
+def socket_in(room: str) -> str:
+    """The socket that QEMU connects to."""
+    return f"{room}/{SOCKET}"
+
+
+def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], seconds: float = TRIAL_WAIT) -> None:
+    """Have virtiofsd wait for the QEMU of this user and group. Raises `errors.Fault`."""
+    import select
+    import socket
+    import subprocess
+
+    path = program()
+    if not path:
+        raise errors.MachineFault("virtiofsd is not installed.", HINT)
+    said, status = os.pipe()
+    # Only virtiofsd keeps the listener: where that ends, QEMU hears so at once and does not wait for an answer.
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            beside.listen(listener, socket_in(room), owner)
+            passed = (listener.fileno(), status)
+            server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
+            server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]
+            process = subprocess.Popen(
+                [*server, _kind(path), path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=plain_environment(),
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        os.close(status)
+        status = -1
+        beside.remember(process, room)
+        poll = select.poll()
+        poll.register(said, select.POLLIN)
+        words = os.read(said, 4096).decode("utf-8", "replace") if poll.poll(max(seconds, 0.05) * 1000) else ""
+    except OSError as error:
+        raise errors.MachineFault(
+            f"virtiofsd cannot be run for {share.directory}: {error.strerror}.", "see that /run has room."
+        ) from error
+    finally:
+        os.close(said)
+        if status >= 0:
+            os.close(status)
+    if words != "ok":
+        raise _refused(share, words)
+
+
+def _kind(path: str) -> str:
+    """Which of the two programs it is: QEMU's says no version to a user in several groups. Raises OSError."""
+    said = run([path, "--version"], deadline=TRIAL_WAIT)
+    return RUST if said.status == 0 and b"virtiofsd version" not in said.out else C
+
+
+def _refused(share: Share, words: str) -> errors.Fault:
+    """Whose fault it is that a directory cannot be served."""
+    what, _, reason = words.partition("\n")
+    problem = f"{share.directory} cannot be served by virtiofsd: {what}: {reason or 'it does not begin'}."
+    if what == share.directory and share.setting and reason == "Permission denied":
+        return errors.JobFault(
+            errors.MISMATCHED,
+            f"This machine's directory {share.tag} ({share.setting}) cannot be read by the job's user.",
+            "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine to open it to that user.",
+        )
+    if what == share.directory and not share.setting:
+        hint = "see what the job's files, or its user's processes, make of that directory."
+        return errors.JobFault(errors.MISMATCHED, problem, hint)
+    if what == share.directory:
+        return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
+    # It was seen to work as this user (`proved`): what keeps it from it now may be that user's other processes.
+    hint = f"see what the processes of the job's user do, or require another machine; of this one, {USER_NAMESPACES}"
+    return errors.JobFault(errors.MISMATCHED, problem, hint)

@@ -1,0 +1,39 @@
+"""Which control groups limit the processes of this machine: version 1, version 2, or both."""
+
+import os
+
+from vmgahp.host.mounts import mounts
+
+LIMITS = ("cpu", "memory")
+"""Controllers that a limit on a VM stands on."""
+
+
+def version(controller: str, pid: int | str = "self") -> int:
+    """Of the control groups that are mounted and have a controller for a process: 1 or 2; 0 where none has."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            lines = file.read(1 << 16).decode(errors="replace").splitlines()
+    except OSError:
+        return 0
+    if any(controller in line.split(":", 2)[1].split(",") for line in lines if line.count(":") >= 2):
+        try:
+            if any(mount.kind == "cgroup" and controller in mount.options for mount in mounts()):
+                return 1
+        except OSError:
+            return 0
+    return 2 if any(line.startswith("0::") for line in lines) and controller in _unified() else 0
+
+
+def controllers() -> list[str]:
+    """Of `LIMITS`, those that this process sees mounted."""
+    return [controller for controller in LIMITS if version(controller)]
+
+
+def _unified() -> list[str]:
+    """The controllers of version 2."""
+    try:
+        place = next((mount.place for mount in mounts() if mount.kind == "cgroup2"), "")
+        with open(os.path.join(place, "cgroup.controllers"), "rb") as file:
+            return file.read(4096).decode(errors="replace").split() if place else []
+    except OSError:
+        return []

@@ -1,0 +1,188 @@
+"""A program that a job's guest is to run (``VMPARAM_vm_Run``), as the job says it.
+
+The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.run_drive`), and says by a
+port how it is getting on.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+
+import vmgahp
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.light import NamedTuple
+from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.disks import DiskRequest, made_drive
+from vmgahp.job.options import (
+    RUN,
+    RUN_AS_ROOT,
+    RUN_BOOT,
+    RUN_BOOT_TIMEOUT,
+    RUN_INPUTS,
+    RUN_OUTPUTS,
+    RUN_TIME_LIMIT,
+    Options,
+)
+from vmgahp.job.scratch_names import is_reserved
+from vmgahp.job.travel import ON_THEIR_OWN
+from vmgahp.text import has_control
+
+CLOUD_INIT, READY = "cloud-init", "ready"
+BOOTS = (CLOUD_INIT, READY)
+
+DRIVE_FILE = "vm_run.tar"
+"""The drive with the program in the scratch directory; it is made of what is there, and is not sent back."""
+RECORD = "vm_run.json"
+"""Beside it: what came with the job. It travels with a checkpoint."""
+
+STDOUT, STDERR = "vm_stdout", "vm_stderr"
+"""The files of the program's output and errors in the scratch directory, where the job names none."""
+NOWHERE = "/dev/null"
+
+LONGEST = 100_000
+"""Bytes of the command line, and of the environment: a Linux guest takes 131072 of one argument."""
+LONGEST_TIME = 10**8
+"""Seconds; three years."""
+MOST_NAMES = 1000
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class Run(NamedTuple):
+    """What the guest is to run, and how."""
+
+    command: str
+    """A command line for the guest's shell."""
+    inputs: tuple[str, ...] | None
+    """Names in the scratch directory; None for all that came with the job."""
+    outputs: tuple[str, ...] | None
+    """Names and patterns in the working directory; None for all that is new or has changed."""
+    as_root: bool
+    time_limit: int
+    """Seconds that it may run; 0 for as long as it takes."""
+    boot_timeout: int
+    """Seconds that the guest may run until it is ready for the program, and as many until that has started."""
+    boot: str
+    """Who begins it in the guest: cloud-init, or an agent that the image has ready."""
+    environment: tuple[tuple[str, str], ...]
+    """Name and value of each variable, those that the job names twice once."""
+    stdout: str
+    """The file in the scratch directory that gets what the program prints; it may be the same as `stderr`."""
+    stderr: str
+    job: str
+    """By what name the pool knows the job: the same at every start of it, and never another's."""
+    when: int
+    """The time of everything on the drive, in seconds since 1970: the same at every start of the job."""
+
+    @property
+    def by_cloud_init(self) -> bool:
+        """Whether the guest's cloud-init begins it."""
+        return self.boot == CLOUD_INIT
+
+
+def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
+    """What the job wants to be run. Raises `JobFault`."""
+    command = options.string(RUN)
+    if not command:
+        raise options.refused(RUN, "it names no program", f'write +{PREFIX}{RUN} = "python3 fit.py".')
+    if len(command.encode(errors="replace")) > LONGEST or "\0" in command:
+        problem = f"it is longer than {LONGEST} bytes, or no text"
+        raise options.refused(RUN, problem, "put it into a script, and transfer that.")
+    boot = (options.string(RUN_BOOT) or CLOUD_INIT).lower()
+    if boot not in BOOTS:
+        raise options.refused(RUN_BOOT, "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
+    limit = "VM_RUN_BOOT_TIMEOUT"
+    return Run(
+        command=command,
+        inputs=_names(options, RUN_INPUTS),
+        outputs=_names(options, RUN_OUTPUTS),
+        as_root=options.boolean(RUN_AS_ROOT),
+        time_limit=options.integer(RUN_TIME_LIMIT, LONGEST_TIME),
+        boot_timeout=options.integer(RUN_BOOT_TIMEOUT, LONGEST_TIME) or settings.integer(limit),
+        boot=boot,
+        environment=_environment(options, ad),
+        stdout=_file(options, ad, "Out", STDOUT),
+        stderr=_file(options, ad, "Err", STDERR),
+        job=ad.string("GlobalJobId") or ad.vm_name(),
+        when=max(ad.integer("QDate") or 0, 0),
+    )
+
+
+def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
+    """The drive with the program, behind the job's `disks`. Raises `JobFault`."""
+    for disk in disks:
+        if is_reserved(disk.file) and not disk.made:
+            raise JobFault(
+                errors.INVALID_DISK_PARAM,
+                f"VMPARAM_vm_Disk: {disk.file[:100]!a} is a name of HTCondor's or of the server's.",
+                "give the image another name.",
+            )
+    return made_drive(disks, DRIVE_FILE, PREFIX + RUN)
+
+
+def guest_file(name: str) -> bytes:
+    """One of the files that run in guests. Raises `MachineFault`."""
+    path = os.path.join(os.path.dirname(vmgahp.__file__), "guest", name)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise MachineFault(
+            f"{path}, which guests are given, cannot be read: {error.strerror}.", "install vmgahp anew."
+        ) from error
+
+
+def require_run(options: Options) -> None:
+    """Options about a program are of no use without one. Raises `JobFault`."""
+    for option in (RUN_AS_ROOT, RUN_BOOT, RUN_BOOT_TIMEOUT, RUN_INPUTS, RUN_OUTPUTS, RUN_TIME_LIMIT):
+        if options.has(option):
+            name = options.attribute(RUN)
+            raise options.refused(option, f"it is of no use without {name}", f"set {name}, or remove it.")
+
+
+def _names(options: Options, option: str) -> tuple[str, ...] | None:
+    """Plain relative names, with commas between them; None where the job does not say."""
+    if not options.has(option):
+        return None
+    names = tuple(dict.fromkeys(name.strip().rstrip("/") for name in options.string(option).split(",") if name.strip()))
+    for name in names:
+        if has_control(name) or any(part in ("", ".", "..") for part in name.split("/")):
+            hint = "write names such as results/fit.csv, with commas between them, without a leading slash, . and .. ."
+            raise options.refused(option, f"{name[:100]!a} is not a plain relative name", hint)
+    if len(names) > MOST_NAMES:
+        raise options.refused(option, f"these are {len(names)} names", f"name {MOST_NAMES} at most, or a directory.")
+    return names
+
+
+def _environment(options: Options, ad: JobAd) -> tuple[tuple[str, str], ...]:
+    from vmgahp.job import environment
+
+    found = environment.read(ad)
+    for name in found:
+        if not _NAME.fullmatch(name):
+            raise options.refused(
+                RUN,
+                f"the guest's shell takes no environment variable of the name {name[:100]!a} (environment, getenv)",
+                "leave it out of environment; getenv can name the variables that are wanted.",
+            )
+    if sum(len(name) + len(value.encode(errors="replace")) for name, value in found.items()) > LONGEST:
+        raise options.refused(RUN, f"the environment has more than {LONGEST} bytes", "leave out what is not needed.")
+    return tuple(sorted(found.items()))
+
+
+def _file(options: Options, ad: JobAd, attribute: str, default: str) -> str:
+    """A file of the scratch directory for what the program prints."""
+    name = ad.string(attribute) or NOWHERE
+    if name == NOWHERE:
+        return default
+    ours = is_reserved(name) and name not in (STDOUT, STDERR, *ON_THEIR_OWN)
+    if ours or "/" in name or name in (".", "..") or has_control(name):
+        raise options.refused(
+            RUN,
+            f"what the program prints cannot be written to {attribute} = {name[:100]!a}",
+            f'write +{attribute} = "fit.txt", +Stream{attribute} = false and +Transfer{attribute} = true.',
+        )
+    return name

@@ -1,0 +1,49 @@
+"""Names in a job's scratch directory that are HTCondor's or this daemon's.
+
+What has one is no input and no output of the job's: no guest needs to see it, and none's word must replace it.
+"""
+
+_BEGINNINGS = (
+    *(".chirp", ".condor", ".docker", ".job", ".machine.ad", ".update.ad", "_condor_", "condor_exec", "docker_std"),
+    ".vm_",
+)
+"""Of HTCondor's files, and of ours before they have their names."""
+
+_OURS = frozenset(
+    (
+        "script_checkpoint.json",
+        "vm_access.json",
+        "vm_catalog.json",
+        "vm_checkpoint.json",
+        "vm_checkpoint.mem",
+        "vm_choice.json",
+        "vm_choice.vmx",
+        "vm_cidata.iso",
+        "vm_console.log",
+        "vm_data_files.iso",
+        "vm_error.txt",
+        "vm_exit.json",
+        "vm_metrics.jsonl",
+        "vm_outputs",
+        "vm_outputs.tar",
+        "vm_policy.txt",
+        "vm_run.json",
+        "vm_run.tar",
+        "vm_run_state.txt",
+        "vm_screenshot.png",
+        "vm_screenshot.ppm",
+        "vm_stderr",
+        "vm_stdout",
+        "vm_suspend.mem",
+        "vm_vnc.json",
+        "vm_vsphere_checkpoint.json",
+        "vmware_checkpoint.json",
+    )
+)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name at the top of a scratch directory is not the job's; what is below it is neither."""
+    top = name.partition("/")[0]
+    ours = ".".join(top.split(".")[:2])  # vm_checkpoint.json.refused-1 is as vm_checkpoint.json
+    return ours in _OURS or top.startswith(_BEGINNINGS) or top == "lost+found"

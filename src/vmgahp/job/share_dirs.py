@@ -1,0 +1,142 @@
+"""The directories that a guest can mount: one of its job's, and those of the administrator.
+
+The job asks for each by name, since a VM with a shared directory can be neither saved nor checkpointed: none is had
+unasked. What a job may have is the administrator's to say, by an expression over the job ad.
+"""
+
+import os
+import re
+
+from vmgahp.config import Settings
+from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.host.light import NamedTuple
+from vmgahp.job.ad import JobAd
+from vmgahp.job.kinds import NINEP, NO_SHARE, SHARES, VIRTIOFS
+from vmgahp.job.options import SHARE, Options
+from vmgahp.job.options import SHARE_DIRS as OPTION
+
+OWN_TAG = "share"
+"""By which the guest mounts the job's own directory; one of the administrator's it mounts by its name."""
+
+LONGEST_NAME = 31
+"""Bytes of a tag (9p's; virtiofs has 36)."""
+
+_DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_NAME = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST_NAME}}}", re.ASCII)
+_READ_ONLY, _WRITABLE = "ro", "rw"
+_WORDS = (_READ_ONLY, _WRITABLE, NINEP, VIRTIOFS)
+
+
+class Share(NamedTuple):
+    """A directory that the guest can mount."""
+
+    tag: str
+    directory: str
+    """Its full path."""
+    kind: str
+    """9p or virtiofs."""
+    writable: bool = True
+    setting: str = ""
+    """By which the administrator names it; empty for the job's own."""
+
+
+def own(options: Options, settings: Settings, working_dir: str) -> tuple[Share, ...]:
+    """The directory of the job's: true means all of the scratch directory, a name a directory in it."""
+    name = options.string(SHARE) if options.is_text(SHARE) else ""
+    if not name and not options.boolean(SHARE):
+        return ()
+    if name and not _DIRECTORY.fullmatch(name):
+        raise options.refused(
+            SHARE,
+            "it is not a name of a directory in the scratch directory",
+            'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".',
+        )
+    how = settings.string("VM_SHARE_SCRATCH").lower()
+    if how not in SHARES:
+        raise MachineFault(
+            f"VM_SHARE_SCRATCH = {how} ({settings.where('VM_SHARE_SCRATCH')}) is not {' or '.join(SHARES)}.",
+            f"set it to {NINEP} or {VIRTIOFS}, or to {NO_SHARE}.",
+        )
+    if how == NO_SHARE:
+        raise options.refused(
+            SHARE,
+            "this machine shares no directory with VMs (VM_SHARE_SCRATCH)",
+            "require a machine that does (VM_kvm_ATTR_share), or hand the files over on a disk.",
+        )
+    return (Share(OWN_TAG, os.path.join(working_dir, name) if name else working_dir, how),)
+
+
+def of_machine(options: Options, settings: Settings) -> tuple[Share, ...]:
+    """The administrator's directories that the job asks for, each once."""
+    asked = options.string(OPTION).replace(",", " ").split()
+    offered = {share.tag.lower(): share for share in named(settings)} if asked else {}
+    found: dict[str, Share] = {}
+    for name in asked:
+        share = offered.get(name.lower())
+        if share is None:
+            raise options.refused(
+                OPTION,
+                f"this machine has no directory {name[:100]!a} for VMs (VM_SHARE_DIRS)",
+                f'require a machine that has it: stringListIMember("{name}", VM_kvm_ATTR_share_dirs).'
+                if _NAME.fullmatch(name)
+                else f"such names are of at most {LONGEST_NAME} letters, digits and _.",
+            )
+        found[share.tag] = share
+    return tuple(found.values())
+
+
+def named(settings: Settings) -> list[Share]:
+    """All directories that the administrator names. Raises `MachineFault` for one that is not rightly set."""
+    found: dict[str, Share] = {}
+    for name in settings.strings(SHARE_DIRS):
+        setting = f"{SHARE_DIR}{name.upper()}"
+        upper = name.upper()
+        if not _NAME.fullmatch(name) or upper.endswith(CONDITION) or name.lower() == OWN_TAG:
+            raise MachineFault(
+                f"{SHARE_DIRS} ({settings.where(SHARE_DIRS)}) names {name[:100]!a}, which cannot be the name of one.",
+                f"use at most {LONGEST_NAME} letters, digits and _, not {OWN_TAG}, and no {CONDITION} at the end.",
+            )
+        path, _, said = settings.string(setting).partition(":")
+        words = [word.strip().lower() for word in said.replace(",", ":").split(":")] if said else []
+        if not path.startswith("/") or any(word not in _WORDS for word in words):
+            raise MachineFault(
+                f"{setting} = {settings.string(setting)} ({settings.where(setting)}) is not the full path of a "
+                f"directory, which {SHARE_DIRS} names, with {', '.join(_WORDS)} after a colon.",
+                f"write {setting} = /path, or /path:{_WRITABLE}, or take {name} out of {SHARE_DIRS}.",
+            )
+        kind = NINEP if NINEP in words and VIRTIOFS not in words else VIRTIOFS
+        found[upper] = Share(name, path, kind, _WRITABLE in words and _READ_ONLY not in words, setting)
+    return list(found.values())
+
+
+def require_allowed(settings: Settings, job: JobAd, shares: tuple[Share, ...]) -> None:
+    """May the job have the directories that it asks for? Raises `JobFault`, and `MachineFault` for a bad expression.
+
+    As in VM_POLICY_REQUIREMENTS, names in an expression mean the job's attributes, and only true is a yes.
+    """
+    conditions = [(share, f"{share.setting}{CONDITION}") for share in shares if share.setting]
+    conditions = [(share, name) for share, name in conditions if settings.string(name)]
+    if not conditions:
+        return
+    from vmgahp.job.folded import folded, meets
+
+    ad = folded(job, settings)
+    for share, name in conditions:
+        if not meets(ad, settings, name):
+            raise JobFault(
+                MISMATCHED,
+                f"This machine gives its directory {share.tag} to VM jobs only where {settings.string(name)} ({name}).",
+                "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine.",
+            )
+
+
+def inspect(settings: Settings) -> list[Share]:
+    """All directories that are named, with each condition read once. Raises `MachineFault`."""
+    found = named(settings)
+    for share in found:
+        try:
+            require_allowed(settings, JobAd(()), (share,))
+        except JobFault:
+            pass  # an ad with nothing in it need not meet it
+    return found

@@ -1,0 +1,167 @@
+"""What the job's slot has of the machine, and whether the VM keeps to it.
+
+HTCondor makes the slot as large as the job asks, or larger. What the job asks is in its ad; how much larger the slot is
+says the machine ad, a file beside the job's own, which counts only where no input file of the job can have replaced it.
+"""
+
+import os
+from _collections_abc import Mapping
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import Fault, JobFault
+from vmgahp.host import starter
+from vmgahp.host.job_user import Identity
+from vmgahp.host.light import NamedTuple
+from vmgahp.job.ad import JobAd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from vmgahp.job.vm_spec import VmSpec
+
+    AnySpec = TypeVar("AnySpec", bound=VmSpec)
+
+LEAST_MEMORY_MIB = 32
+"""A smaller VM gets this much, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
+
+MACHINE_AD = ".machine.ad"
+LARGEST = 1 << 20
+"""Bytes of the machine ad; it has some thousands."""
+THREADS = "OMP_NUM_THREADS"
+"""The starter puts the slot's CPUs here, for programs that count them (STARTER_NUM_THREADS_ENV_VARS)."""
+OF_A_STARTER = "_CONDOR_SLOT"
+"""What only a starter puts into the environment: a shell may have the other name of its own."""
+CORES = "_CONDOR_STARTD_ASSIGNED_AFFINITY"
+"""The startd puts the slot's cores here (ASSIGN_CPU_AFFINITY)."""
+MOST_CORES = 4096
+
+
+class Slot(NamedTuple):
+    """What a job has of its machine; None where nobody says."""
+
+    cpus: int | None = None
+    memory_mib: int | None = None
+    disk_kib: int | None = None
+    disk_is_asked: bool = False
+    """Whether the job's owner has asked for the disk, and not HTCondor for what the input files need."""
+    cores: tuple[int, ...] = ()
+    """The cores that the startd has given to the slot; empty where it leaves that to the kernel."""
+    is_doubtful: bool = False
+    """Whether the machine ad in the scratch directory may be another than the one that the starter has written."""
+
+
+def asked(ad: JobAd, environ: Mapping[str, str] = os.environ) -> Slot:
+    """What the job asks of a slot, and what the starter says of it in its environment; no file is looked at."""
+    threads = _number(environ.get(THREADS, "")) if OF_A_STARTER in environ else 0
+    cpus = [number for number in (_integer(ad, "RequestCpus"), threads or None) if number is not None]
+    disk = _integer(ad, "RequestDisk")  # which is a number in either case, as the starter sends it
+    return Slot(
+        max(cpus) if cpus else None,
+        _integer(ad, "RequestMemory"),
+        disk,
+        disk is not None and disk != _integer(ad, "DiskUsage"),
+        cores(environ),
+        _can_be_replaced(ad),
+    )
+
+
+def cores(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The cores that the startd has given to the slot, in order; empty for none, or where they make no sense."""
+    words = environ.get(CORES, "").replace(",", " ").split()
+    if not all(word.isascii() and word.isdecimal() and len(word) < 6 and int(word) < MOST_CORES for word in words):
+        return ()
+    return tuple(sorted(set(map(int, words))))
+
+
+def settle(spec: "AnySpec", settings: Settings, identity: Identity) -> "AnySpec":
+    """The same with all that can be known of its slot. Raises `JobFault` where the VM is larger than that."""
+    slot = spec.slot
+    if _lacks(slot.cpus, spec.vcpus) or _lacks(slot.memory_mib, spec.memory_mib):
+        slot = larger(slot, spec.working_dir, identity)
+    if not settings.boolean("VM_OVERCOMMIT"):
+        _require(spec, slot)
+    return spec._replace(slot=slot)
+
+
+def larger(slot: Slot, directory: str, identity: Identity) -> Slot:
+    """The same where the machine ad in the scratch directory says no more; else what that says."""
+    if slot.is_doubtful:
+        return slot
+    above, name = os.path.split(starter.places(directory).machine_ad)
+    try:
+        is_there = above == os.path.normpath(directory)
+        text = (
+            identity.read_scratch(directory, name, LARGEST)
+            if is_there
+            else identity.read_named(os.path.join(above, name), LARGEST)
+        )
+    except (OSError, Fault):
+        return slot
+    lines = text.decode("utf-8", "replace").splitlines()
+    found = JobAd(pair for line in lines if (pair := JobAd.parse_line(line)))
+
+    def more(number: int | None, name: str) -> int | None:
+        said = None if found.is_expression(name) else found.integer(name)
+        return said if said and said > (number or 0) else number
+
+    return slot._replace(cpus=more(slot.cpus, "Cpus"), memory_mib=more(slot.memory_mib, "Memory"))
+
+
+def _lacks(number: int | None, wanted: int) -> bool:
+    return number is None or number < wanted
+
+
+def _require(spec: "VmSpec", slot: Slot) -> None:
+    """Raises `JobFault`."""
+    if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The VM is to have {spec.vcpus} CPUs, and the job's slot has {slot.cpus} (RequestCpus).",
+            f"set request_cpus = {spec.vcpus} in the submit file, or lower vm_vcpus.",
+        )
+    if slot.memory_mib is not None and spec.memory_mib > max(slot.memory_mib, LEAST_MEMORY_MIB):
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"The VM is to have {spec.memory_mib} MiB of memory, and the job's slot has {slot.memory_mib} MiB "
+            "(RequestMemory).",
+            f"set request_memory = {spec.memory_mib} in the submit file, or leave it out, or lower vm_memory.",
+        )
+
+
+def _integer(ad: JobAd, name: str) -> int | None:
+    """A number of the ad; None also for an expression where this machine has nothing that evaluates one."""
+    try:
+        return ad.integer(name)
+    except JobFault as fault:
+        from vmgahp.job.engine import NoEngine  # of no use where all are literals
+
+        if isinstance(fault.__cause__, NoEngine):
+            return None
+        raise
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def _can_be_replaced(ad: JobAd) -> bool:
+    """Whether an input file of the job may have the machine ad's name.
+
+    What comes of a directory with a slash at its end, of a URL, or of an expression, nobody can tell beforehand.
+    """
+    for name in ad.names():
+        if name.lower() not in _SENT:
+            continue
+        files = ad.string(name)
+        if ad.is_expression(name) or files is None:
+            return True
+        last = {entry.rpartition("/")[2] for entry in files.replace(",", " ").split()}
+        if MACHINE_AD in files or "://" in files or last & {"", ".", ".."}:
+            return True
+    return False
+
+
+_SENT = ("transferinput", "x509userproxy", "publicinputfiles", "transferinputremaps", "cmd", "in")
+"""Attributes that name files to be put into the scratch directory."""

@@ -1,0 +1,119 @@
+"""What ``vmgahp image build`` refuses, and what it leaves of itself; `test_boot` boots what it makes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import REPOSITORY
+from tests.commands.image.support import Place, place
+from vmgahp.commands.image import build
+
+__all__ = ["place"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["debian-99"], "say which release it is by --suite"),
+        (["x", "--suite", "../x"], "no name of a release"),
+        (["debian-12", "--size", "1G"], "--size 1G"),
+        (["debian-12", "--size", "much"], "--size much"),
+        (["debian-12", "--mirror", "-"], "no URL"),
+        (["debian-12", "--packages", "a,--b"], "--b is no name of a Debian package"),
+        (["debian-12", "--copy", "/etc/passwd"], "not FILE:PATH"),
+        (["debian-12", "--copy", "/etc/passwd:/etc/../x"], "not FILE:PATH"),
+        (["debian-12", "--copy", "/nonexistent:/x"], "is not a file"),
+        (["a/b", "--suite", "bookworm"], "by -o"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_at_once(place: Place, words: list[str], complaint: str) -> None:
+    ended = place.image("build", *words)
+    assert ended.status == 1
+    assert complaint in ended.err
+
+
+def test_an_image_that_is_there_stays(place: Place, tmp_path: Path) -> None:
+    there = tmp_path / "a.qcow2"
+    there.write_text("mine")
+    assert "is there already" in place.image("build", "debian-12", "-o", str(there)).err
+    assert there.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_root_makes_none_where_others_could_lead_it_elsewhere(place: Place, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    ended = place.image("build", "debian-12", "-o", str(theirs / "a.qcow2"))
+    assert ended.status == 1
+    assert f"{theirs}, which belongs to user id 65534" in ended.err
+    assert list(theirs.iterdir()) == []
+
+
+def test_what_is_not_installed_is_named_with_its_packages(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "FILES", {"/nonexistent": "grub-pc-bin"})
+    ended = place.image("build", "debian-12", "-o", str(tmp_path / "a.qcow2"))
+    assert "apt-get install" in ended.err
+    for package in ("mmdebstrap", "mtools", "e2fsprogs", "qemu-utils", "grub-pc-bin"):
+        assert package in ended.err
+
+
+# What is called in place of the true one; each is a shell script.
+_FAILS = "echo 'E: no such suite' >&2; exit 25"
+_STAYS = 'touch "$TMPDIR/packages"; echo > "$READY"; exec sleep 600'
+
+
+def begin(directory: Path, mmdebstrap: str) -> "subprocess.Popen[str]":
+    """A build with that program in place of mmdebstrap."""
+    programs = directory / "bin"
+    programs.mkdir()
+    for name in (*build.PROGRAMS, "newuidmap"):
+        if name not in ("unshare", "tar"):
+            (programs / name).write_text(f"#!/bin/sh\n{mmdebstrap if name == 'mmdebstrap' else 'exit 1'}\n")
+            (programs / name).chmod(0o755)
+    rooms = directory / "rooms"
+    rooms.mkdir()
+    code = (
+        "import sys; from vmgahp.commands.image import build; build.FILES = {}; "
+        "from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, "build", "debian-12", "-o", str(directory / "out" / "a.qcow2")],
+        env={"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY / "src"), "TMPDIR": str(rooms)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def left(directory: Path) -> list[str]:
+    return [str(path) for name in ("out", "rooms") for path in (directory / name).rglob("*")]
+
+
+def test_what_failed_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    running = begin(tmp_path, _FAILS)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "mmdebstrap ended with 25: E: no such suite" in err
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_one_that_is_interrupted(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "out").mkdir()
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    running = begin(tmp_path, _STAYS.replace("$READY", str(ready)))
+    with ready.open():
+        pass
+    assert any(path.endswith("/packages") for path in left(tmp_path))
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    assert (running.returncode, left(tmp_path)) == (130, [])

@@ -1,0 +1,500 @@
+"""Images come into the catalog whole and as they should be, or not at all; and go when nobody uses them."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.commands.image.support import RAW, Place, Server, place, server, sha256
+
+__all__ = ["place", "server"]
+
+WRITTEN = """\
+# Ours since 2024.
+[old]  # by hand
+path = "old.raw"
+format = "raw"
+
+# The new ones follow.
+"""
+
+
+def entry(place: Place, name: str) -> dict[str, object]:
+    found: dict[str, object] = tomllib.loads(place.catalog.read_text())[name]
+    return found
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    path.chmod(0o644)
+    return path
+
+
+def qcow2(path: Path, *words: str) -> Path:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, str(path), "4M"], check=True, timeout=60)
+    path.chmod(0o644)
+    return path
+
+
+# --- a file
+
+
+def test_a_file_is_copied_with_its_digests_and_where_it_was(place: Place, tmp_path: Path) -> None:
+    write(place.catalog, WRITTEN.encode())
+    source = write(tmp_path / "mine.raw", RAW)
+    ended = place.image("add", "mine", str(source), "--description", 'a "good" one', "--min-memory", "64")
+    assert ended.status == 0, ended.err
+    found = entry(place, "mine")
+    added = str(found.pop("added"))
+    assert len(found.pop("sha512")) == 128  # type: ignore[arg-type]
+    assert found == {
+        "path": "mine.raw",
+        "format": "raw",
+        "description": 'a "good" one',
+        "min_memory": 64,
+        "sha256": sha256(RAW),
+        "source": str(source),
+    }
+    assert added.endswith("Z")
+    copy = place.directory / "mine.raw"
+    assert copy.read_bytes() == RAW
+    assert copy.stat().st_mode & 0o777 == 0o644
+    assert place.catalog.read_text().startswith(WRITTEN)
+    assert place.names() == ["catalog.toml", "mine.raw"]
+
+
+def test_a_catalog_that_is_not_there_yet_is_made(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "v1.2+x", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert entry(place, "v1.2+x")["path"] == "v1.2+x.raw"
+    assert place.catalog.stat().st_mode & 0o777 == 0o644
+    assert place.image("check").status == 0
+
+
+def test_zeros_take_no_room(place: Place, tmp_path: Path) -> None:
+    source = tmp_path / "sparse.raw"
+    with source.open("xb") as file:
+        file.truncate(64 << 20)
+    assert place.image("add", "sparse", str(source)).status == 0
+    copy = (place.directory / "sparse.raw").stat()
+    assert (copy.st_size, copy.st_blocks) == (64 << 20, 0)
+
+
+def test_a_name_that_is_there_is_refused(place: Place, tmp_path: Path) -> None:
+    source = str(write(tmp_path / "a.raw", RAW))
+    assert place.image("add", "a", source).status == 0
+    before = place.catalog.read_text()
+    ended = place.image("add", "a", source)
+    assert ended.status == 1
+    assert "none is ever changed in place" in ended.err
+    assert place.catalog.read_text() == before
+
+
+def test_a_file_that_is_there_stays(place: Place, tmp_path: Path) -> None:
+    write(place.directory / "a.raw", b"somebody's")
+    ended = place.image("add", "a", str(write(tmp_path / "a.raw", RAW)))
+    assert (ended.status, place.names()) == (1, ["a.raw"])
+    assert (place.directory / "a.raw").read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("option", ["--sha256", "--sha512"])
+def test_a_digest_that_is_given_counts(place: Place, tmp_path: Path, option: str) -> None:
+    source = str(write(tmp_path / "a.raw", RAW))
+    digits = 64 if option == "--sha256" else 128
+    ended = place.image("add", "a", source, option, "0" * digits)
+    assert ended.status == 1
+    assert "not what it should be" in ended.err
+    assert place.names() == []
+    assert "hexadecimal digits" in place.image("add", "a", source, option, "beef").err
+
+
+def test_no_digest_is_left_out_unseen(place: Place, tmp_path: Path) -> None:
+    source = str(write(tmp_path / "a.raw", RAW))
+    sha512 = hashlib.sha512(RAW).hexdigest()
+    ended = place.image("add", "a", source, "--sha512", sha512, "--sha256", "0" * 64)
+    assert (ended.status, place.names()) == (1, []), ended.err
+    assert "--sha256" in ended.err
+
+
+@pytest.mark.parametrize("name", ["../a", "", ".a", "a b", "a" * 65])
+def test_a_name_that_no_job_could_say_is_refused(place: Place, tmp_path: Path, name: str) -> None:
+    assert place.image("add", name, str(write(tmp_path / "a.raw", RAW))).status == 1
+    assert place.names() == []
+
+
+def test_an_image_on_another_is_refused(place: Place, tmp_path: Path) -> None:
+    qcow2(tmp_path / "base.qcow2")
+    above = qcow2(tmp_path / "above.qcow2", "-F", "qcow2", "-b", str(tmp_path / "base.qcow2"))
+    ended = place.image("add", "a", str(above))
+    assert ended.status == 1
+    assert "needs another image" in ended.err
+    assert place.names() == []
+
+
+def test_a_header_that_names_files_is_refused(place: Place, tmp_path: Path) -> None:
+    outside = f"data_file={tmp_path / 'data'},data_file_raw=on"
+    ended = place.image("add", "a", str(qcow2(tmp_path / "a.qcow2", "-o", outside)))
+    assert ended.status == 1
+    assert "keeps its data in another file" in ended.err
+    assert place.names() == []
+
+
+def test_what_is_no_image_of_its_format_is_refused(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "a", str(write(tmp_path / "a.qcow2", RAW))).status == 1
+    assert "--format" in place.image("add", "a", str(write(tmp_path / "a.img", RAW))).err
+    assert place.image("add", "a", str(tmp_path / "a.img"), "--format", "raw").status == 0
+
+
+def test_a_damaged_image_is_refused(place: Place, tmp_path: Path) -> None:
+    source = qcow2(tmp_path / "a.qcow2")
+    with source.open("r+b") as file:
+        file.seek(48)  # where its table of reference counts is
+        file.write(bytes(8))
+    assert place.image("add", "a", str(source)).status == 1
+    assert place.names() == []
+
+
+def test_a_directory_that_others_may_write_to_gets_no_image(place: Place, tmp_path: Path) -> None:
+    source = str(write(tmp_path / "a.raw", RAW))
+    place.directory.chmod(0o777)
+    assert "others may write" in place.image("add", "a", source).err
+    place.directory.chmod(0o1777)
+    assert "others may write" in place.image("add", "a", source).err
+    assert place.names() == []
+
+
+def test_a_fifo_is_not_waited_for(place: Place, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.raw")
+    assert place.image("add", "a", str(tmp_path / "a.raw")).status == 1
+
+
+def test_without_a_catalog_it_says_what_to_set(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_CONDOR_VM_CATALOG")
+    assert "VM_CATALOG is not set" in place.image("list").err
+
+
+# --- a URL
+
+
+def test_a_url_needs_a_checksum(place: Place, server: Server) -> None:
+    server.files["a.raw"] = RAW
+    assert "could be anybody's" in place.image("add", "a", server.url("a.raw")).err
+    assert server.asked == []
+    ended = place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW).upper())
+    assert ended.status == 0, ended.err
+    assert entry(place, "a")["source"] == server.url("a.raw")
+    assert (place.directory / "a.raw").read_bytes() == RAW
+
+
+def test_the_wrong_content_is_not_kept(place: Place, server: Server) -> None:
+    server.files["a.raw"] = RAW[:-1] + b"?"
+    ended = place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW))
+    assert (ended.status, place.names()) == (1, [])
+    assert sha256(RAW) in ended.err
+
+
+def test_a_download_that_is_cut_is_not_kept(place: Place, server: Server) -> None:
+    server.files["a.raw"], server.lengths["a.raw"] = RAW, len(RAW) + 5
+    ended = place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW))
+    assert (ended.status, place.names()) == (1, [])
+    assert "cut off" in ended.err
+
+
+def test_more_than_there_is_room_for_is_not_begun(place: Place, server: Server) -> None:
+    server.files["a.raw"], server.lengths["a.raw"] = RAW, 1 << 60
+    assert "free here" in place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).err
+    assert place.names() == []
+
+
+@pytest.mark.parametrize("where", ["file:///etc/passwd", "ftp://127.0.0.1/a.raw"])
+def test_nothing_but_http_is_led_to(place: Place, server: Server, where: str) -> None:
+    server.leads["a.raw"] = where
+    ended = place.image("add", "a", server.url("a.raw"), "--sha256", sha256(Path("/etc/passwd").read_bytes()))
+    assert (ended.status, place.names()) == (1, [])
+    assert "leads to" in ended.err or "is not allowed" in ended.err
+
+
+def test_a_redirect_is_followed(place: Place, server: Server) -> None:
+    server.leads["a.raw"], server.files["b"] = "/b", RAW
+    assert place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).status == 0
+
+
+def test_what_the_server_has_not(place: Place, server: Server) -> None:
+    assert "404" in place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).err
+    assert "is not fetched" in place.image("add", "a", "ftp://127.0.0.1/a.raw", "--sha256", sha256(RAW)).err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_one_that_is_interrupted(place: Place, server: Server, number: signal.Signals) -> None:
+    server.files["endless"] = RAW
+    running = place.begin("add", "a", server.url("endless"), "--sha256", sha256(RAW), "--format", "raw")
+    assert server.waiting.wait(60)
+    assert [name for name in place.names() if name.startswith(".unfinished-")]
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    assert (running.returncode, place.names()) == (130, [])
+
+
+def test_two_at_once_are_one_image(place: Place, server: Server) -> None:
+    """Both have fetched it; the second finds the name taken."""
+    server.files["endless"] = server.files["a.raw"] = RAW
+    slow = place.begin("add", "a", server.url("endless"), "--sha256", sha256(RAW), "--format", "raw")
+    assert server.waiting.wait(60)
+    assert place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).status == 0
+    before = place.catalog.read_text()
+    server.lengths["endless"] = len(RAW) // 2
+    server.go_on.set()
+    slow.communicate(timeout=60)
+    assert slow.returncode == 1
+    assert (place.names(), place.catalog.read_text()) == (["a.raw", "catalog.toml"], before)
+
+
+# --- signatures
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Path:
+    """A directory with a file, its signature, and the key; by GnuPG."""
+    if not shutil.which("gpg") or not shutil.which("gpgv"):
+        pytest.skip("gpg and gpgv are not installed")
+    home = tmp_path / "gnupg"
+    home.mkdir(mode=0o700)
+
+    def gpg(*words: str) -> None:
+        command = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--passphrase", "", "--no-tty", *words]
+        subprocess.run(command, check=True, timeout=60, cwd=tmp_path, capture_output=True)
+
+    write(tmp_path / "a.raw", RAW)
+    gpg("--quick-generate-key", "maker@example.org", "ed25519", "sign", "never")
+    gpg("--armor", "--output", "key.asc", "--export")
+    gpg("--output", "key.gpg", "--export")
+    gpg("--output", "a.sig", "--detach-sign", "a.raw")
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], timeout=60, check=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("key", ["key.asc", "key.gpg"])
+def test_a_signature_will_do(place: Place, signer: Path, server: Server, key: str) -> None:
+    server.files["a.raw"] = RAW
+    words = ["--signature", str(signer / "a.sig"), "--key", str(signer / key)]
+    ended = place.image("add", "a", server.url("a.raw"), *words)
+    assert ended.status == 0, ended.err
+    server.files["b.raw"] = RAW + b"!"
+    ended = place.image("add", "b", server.url("b.raw"), *words)
+    assert ended.status == 1
+    assert "signature is not good" in ended.err
+    assert place.names() == ["a.raw", "catalog.toml"]
+
+
+def test_a_signature_needs_its_key(place: Place, signer: Path) -> None:
+    assert place.image("add", "a", str(signer / "a.raw"), "--signature", str(signer / "a.sig")).status == 1
+
+
+def test_a_key_that_comes_by_the_way_of_the_image_vouches_for_nothing(
+    place: Place, signer: Path, server: Server
+) -> None:
+    for name in ("a.raw", "a.sig", "key.gpg"):
+        server.files[name] = (signer / name).read_bytes()
+    words = ["--signature", server.url("a.sig"), "--key", server.url("key.gpg")]
+    ended = place.image("add", "a", server.url("a.raw"), *words)
+    assert (ended.status, place.names()) == (1, []), ended.err
+    assert "name a file" in ended.err
+    assert "key.gpg" not in server.asked
+
+
+# --- releases
+
+
+def releases(place: Place, server: Server, signer: Path, **more: str) -> None:
+    about = {
+        "image": server.url("dist/a.qcow2"),
+        "sums": server.url("dist/SUMS"),
+        "algorithm": "sha256",
+        "format": "qcow2",
+        "signature": server.url("dist/SUMS.sig"),
+        "key": str(signer / "key.gpg"),
+    }
+    text = "".join(f'{key} = "{value}"\n' for key, value in (about | more).items() if value)
+    write(place.directory / "cloud-images.toml", f"[ours-1]\nmin_memory = 64\n{text}".encode())
+
+
+def publish(server: Server, signer: Path, image: Path) -> None:
+    data = image.read_bytes()
+    sums = f"{'0' * 64}  other\n{sha256(data)} *a.qcow2\n".encode()
+    write(signer / "SUMS", sums)
+    (signer / "SUMS.sig").unlink(missing_ok=True)
+    command = ["gpg", "--homedir", str(signer / "gnupg"), "--batch", "--quiet", "--output", "SUMS.sig"]
+    subprocess.run([*command, "--detach-sign", "SUMS"], check=True, timeout=60, cwd=signer)
+    server.files |= {"dist/a.qcow2": data, "dist/SUMS": sums, "dist/SUMS.sig": (signer / "SUMS.sig").read_bytes()}
+
+
+def test_a_release_comes_by_its_name_and_again_under_a_new_one(place: Place, server: Server, signer: Path) -> None:
+    releases(place, server, signer)
+    publish(server, signer, qcow2(signer / "one.qcow2"))
+    ended = place.image("add", "ours-1", "ours-1")
+    assert ended.status == 0, ended.err
+    assert entry(place, "ours-1")["min_memory"] == 64
+
+    ended = place.image("update", "ours-1")
+    assert ended.status == 0
+    assert "newest" in ended.err
+    assert server.asked.count("dist/a.qcow2") == 1
+
+    publish(server, signer, qcow2(signer / "two.qcow2", "-o", "cluster_size=4k"))
+    before = (place.directory / "ours-1.qcow2").read_bytes()
+    ended = place.image("update", "ours-1")
+    assert ended.status == 0, ended.err
+    (name,) = set(tomllib.loads(place.catalog.read_text())) - {"ours-1"}
+    assert name.startswith("ours-1-20")
+    assert f"catalog:{name}" in ended.err
+    assert (place.directory / "ours-1.qcow2").read_bytes() == before
+    assert "newest" in place.image("update", name).err
+
+    publish(server, signer, qcow2(signer / "three.qcow2", "-o", "cluster_size=8k"))
+    assert place.image("update", name).status == 0
+    assert f"{name}.2" in tomllib.loads(place.catalog.read_text())
+    subprocess.run(["gpgconf", "--homedir", str(signer / "gnupg"), "--kill", "all"], timeout=60, check=False)
+
+
+def test_a_release_takes_no_proof_of_anybody_else(place: Place, server: Server, signer: Path) -> None:
+    releases(place, server, signer)
+    for words in (["--sha256", "0" * 64], ["--signature", "/s", "--key", "/k"], ["--format", "raw"]):
+        ended = place.image("add", "ours-1", "ours-1", *words)
+        assert ended.status == 1
+        assert "is a release" in ended.err
+    assert server.asked == []
+
+
+def test_a_list_of_checksums_that_nobody_signed_has_to_come_by_https(
+    place: Place, server: Server, signer: Path
+) -> None:
+    releases(place, server, signer, signature="", key="")
+    publish(server, signer, qcow2(signer / "one.qcow2"))
+    assert "https" in place.image("add", "ours-1", "ours-1").err
+    releases(place, server, signer, key=str(signer / "a.raw"))
+    assert "signature is not good" in place.image("add", "ours-1", "ours-1").err
+    assert place.names() == ["cloud-images.toml"]
+
+
+def test_a_table_of_releases_that_others_may_write_is_not_read(place: Place, server: Server, signer: Path) -> None:
+    releases(place, server, signer)
+    (place.directory / "cloud-images.toml").chmod(0o666)
+    assert place.image("add", "ours-1", "ours-1").status == 1
+
+
+def test_the_table_of_ours_is_whole(place: Place) -> None:
+    assert "debian-12, debian-13, ubuntu-22.04" in place.image("add", "a", "nothing-of-it").err
+
+
+# --- looking
+
+
+def test_what_was_changed_is_seen(place: Place, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert place.image("add", name, str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("check").status == 0
+    with (place.directory / "a.raw").open("r+b") as file:
+        file.write(b"!")
+    ended = place.image("check")
+    assert ended.status == 1
+    assert "not what came in" in " ".join(ended.out.split())
+    assert (place.image("check", "a").status, place.image("check", "b").status) == (1, 0)
+    (place.directory / "b.raw").chmod(0o666)
+    assert place.image("check", "b").status == 1
+    assert place.image("check", "c").status == 1
+
+
+def test_the_list_has_what_is_wrong(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW)), "--description", "one").status == 0
+    with place.catalog.open("a") as file:
+        file.write('[gone]\npath = "gone"\nformat = "raw"\n[wrong]\npath = "x"\n')
+    found = {each["name"]: each for each in json.loads(place.image("list", "--json").out)["images"]}
+    assert (found["a"]["sha256"], "wrong" in found["a"]) == (sha256(RAW), False)
+    assert "wrong" in found["gone"]
+    assert "wrong" in found["wrong"]
+    assert "one" in place.image("list").out
+
+
+# --- going
+
+
+def test_what_nobody_uses_goes(place: Place, tmp_path: Path) -> None:
+    write(place.catalog, WRITTEN.encode())
+    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("remove", "a").status == 0
+    assert place.names() == ["catalog.toml"]
+    assert place.catalog.read_text().rstrip() == WRITTEN.rstrip()
+    assert place.image("remove", "a").status == 1
+
+
+def test_an_image_that_is_open_stays(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    with (place.directory / "a.raw").open("rb") as file:
+        guest = subprocess.Popen(["sleep", "600"], stdin=file)
+    try:
+        ended = place.image("remove", "a")
+        assert ended.status == 1
+        assert f"process {guest.pid} (sleep)" in ended.err
+        assert place.names() == ["a.raw", "catalog.toml"]
+        assert "a" in tomllib.loads(place.catalog.read_text())
+    finally:
+        guest.kill()
+        guest.wait()
+    assert place.image("remove", "a").status == 0
+
+
+def test_an_image_below_another_stays(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "a", str(qcow2(tmp_path / "a.qcow2"))).status == 0
+    qcow2(place.directory / "b.qcow2", "-F", "qcow2", "-b", str(place.directory / "a.qcow2"))
+    with place.catalog.open("a") as file:
+        file.write('[b]\npath = "b.qcow2"\nformat = "qcow2"\n')
+    assert "the image b is laid on it" in place.image("remove", "a").err
+    assert place.image("check").status == 0
+    assert place.image("remove", "b").status == 0
+    assert place.image("remove", "a").status == 0
+
+
+def test_an_image_of_a_jobs_overlay_stays(place: Place, tmp_path: Path) -> None:
+    """The VM does not run yet, or no longer; what names the image is the job's own, and may be anything."""
+    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    scratch = Path(place.environ["_CONDOR_EXECUTE"]) / "dir_1"
+    scratch.mkdir(parents=True)
+    record = scratch / "vm_catalog.json"
+    record.symlink_to("/etc/passwd")
+    record.unlink()
+    record.write_text(json.dumps({"layers": [{"file": "vda-a.qcow2", "image": "a", "base": []}]}))
+    assert str(record) in place.image("remove", "a").err
+    record.write_text("[" * 100000)
+    assert place.image("remove", "a").status == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_an_image_of_a_jobs_overlay_one_directory_further_down_stays(place: Place, tmp_path: Path) -> None:
+    """HTCondor has scratch directories in directories of its own (STARTER_NESTED_SCRATCH)."""
+    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    scratch = Path(place.environ["_CONDOR_EXECUTE"]) / "dir_1/scratch"
+    scratch.mkdir(parents=True)
+    os.chown(scratch, 65534, 65534)
+    record = write(scratch / "vm_catalog.json", b'{"layers": [{"image": "a"}]}')
+    assert str(record) in place.image("remove", "a").err
+
+
+def test_a_file_that_is_elsewhere_or_of_two_images_stays(place: Place, tmp_path: Path) -> None:
+    write(place.directory / "x.raw", RAW)
+    outside = write(tmp_path / "y.raw", RAW)
+    tables = "".join(
+        f'[{name}]\npath = "{path}"\nformat = "raw"\n'
+        for name, path in (("one", "x.raw"), ("two", "x.raw"), ("far", outside))
+    )
+    write(place.catalog, tables.encode())
+    assert place.image("remove", "far").status == 0
+    assert place.image("remove", "one").status == 0
+    assert outside.exists()
+    assert (place.directory / "x.raw").exists()
+    assert place.image("remove", "two").status == 0
+    assert place.names() == ["catalog.toml"]

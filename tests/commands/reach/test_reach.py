@@ -1,0 +1,169 @@
+"""``vmgahp ssh``, ``view`` and ``attach``, with stand-ins for HTCondor's programs and for ssh."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmgahp.commands.reach import ways
+from vmgahp.errors import ClientFault
+
+AD = """JobStatus = 2
+RemoteHost = "slot1_2@node7.example"
+GlobalJobId = "submit.example#12.0#1700000000"
+"""
+SAYS = """#!{python}
+import json, sys
+json.dump(sys.argv, open({place!r} + "/" + sys.argv[0].rpartition("/")[2] + ".argv", "w"))
+"""
+
+
+class Site:
+    """A submit machine: a directory of programs, and what they were called with."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.environ = {"PATH": f"{place}:/usr/bin:/bin", "HOME": str(place)}
+
+    def program(self, name: str, text: str = "") -> None:
+        path = self.place / name
+        path.write_text(SAYS.format(python=sys.executable, place=str(self.place)) + text)
+        path.chmod(0o755)
+
+    def queue(self, *lines: str) -> None:
+        self.program("condor_q", f"print({AD + chr(10).join(lines)!r})")
+
+    def node(self, **files: object) -> None:
+        """condor_ssh_to_job, by which these files are read."""
+        texts = {f"{name}.json": json.dumps(value) for name, value in files.items()}
+        self.program("condor_ssh_to_job", f"print('Welcome'); print({texts!r}.get(sys.argv[-1], ''))")
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))", *words]
+        return subprocess.run(
+            command, env=os.environ | self.environ, capture_output=True, text=True, timeout=60, check=False, input="\n"
+        )
+
+    def called(self, name: str) -> list[str]:
+        words = json.loads((self.place / f"{name}.argv").read_text())
+        assert isinstance(words, list)
+        return words[1:]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path)
+    made.program("ssh")
+    made.node()
+    made.queue('ChirpVMSSH = "22=127.0.0.1:22017 8080=0.0.0.0:22018 9=198.51.100.7:22019 7=[::1]:22020"')
+    return made
+
+
+ALIAS = ["-o", "HostKeyAlias=vm-submit.example-12.0-1700000000", "-o", "CheckHostIP=no"]
+
+
+def proxy(place: str) -> list[str]:
+    return ["-o", f"ProxyCommand=condor_ssh_to_job -ssh 'ssh -W {place}' 12.0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["12.0"], [*ALIAS, *proxy("127.0.0.1:22017"), "-p", "22017", "--", "127.0.0.1"]),
+        (
+            ["-l", "debian", "12.0", "ls", "-l"],
+            [*ALIAS, *proxy("127.0.0.1:22017"), "-p", "22017", "-l", "debian", "--", "127.0.0.1", "ls", "-l"],
+        ),
+        (["-p", "8080", "12.0"], [*ALIAS, "-p", "22018", "--", "node7.example"]),
+        (["-p", "9", "12.0"], [*ALIAS, "-p", "22019", "--", "198.51.100.7"]),
+        (["-p", "9", "--by-node", "12.0"], [*ALIAS, *proxy("198.51.100.7:22019"), "-p", "22019", "--", "198.51.100.7"]),
+        (["-p", "7", "12.0"], [*ALIAS, *proxy("[::1]:22020"), "-p", "22020", "--", "::1"]),
+    ],
+    ids=["loopback", "command", "all-addresses", "an-address", "by-node", "ipv6"],
+)
+def test_ssh_gets_in_by_the_job_ad(site: Site, words: list[str], expected: list[str]) -> None:
+    ended = site.run("ssh", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert site.called("condor_q") == ["-l", "12.0"]
+    assert site.called("ssh") == expected
+
+
+def test_where_the_ad_does_not_say_the_machine_is_asked(site: Site) -> None:
+    site.queue()
+    site.node(vm_access={"ssh": [{"guest_port": 22, "address": "127.0.0.1", "port": 22017}]})
+    ended = site.run("ssh", "12.0")
+    assert ended.returncode == 0, ended.stderr
+    assert site.called("condor_ssh_to_job") == ["12.0", "cat", "vm_access.json"]
+    assert site.called("ssh")[-3:] == ["22017", "--", "127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '22=-oProxyCommand=id:22',
+        "22=127.0.0.1:0",
+        "22=127.0.0.1:99999",
+        "22=127.0.0.1;id:22",
+        "22=::::::1:22",
+        "x",
+    ],
+)  # fmt: skip
+def test_an_ad_that_says_nonsense_is_no_option_of_ssh(said: str) -> None:
+    assert ways._of_text(said) == {}
+
+
+@pytest.mark.parametrize("said", [None, [], {"ssh": 3}, {"ssh": [{"guest_port": 22}]}, {"ssh": [{"port": "-o"}]}])
+def test_a_file_that_says_nonsense_is_a_sentence(site: Site, said: object) -> None:
+    site.queue()
+    site.node(vm_access=said)
+    ended = site.run("ssh", "12.0")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("vmgahp ssh: vm_access.json of job 12.0 ")
+
+
+@pytest.mark.parametrize("job", ["-oProxyCommand=id", "12.0;id", "x", ""])
+def test_only_a_job_id_is_one(job: str) -> None:
+    with pytest.raises(ClientFault, match="not a job id"):
+        ways.on_node(job, "cat", "x")
+
+
+def test_the_console_is_followed(site: Site) -> None:
+    assert site.run("attach", "12.0").returncode == 0
+    assert site.called("condor_ssh_to_job") == ["12.0", "tail", "-n", "+1", "-F", "vm_console.log"]
+
+
+TUNNEL = """
+import socket, time
+if "-ssh" in sys.argv:
+    words = sys.argv[sys.argv.index("-ssh") + 1]
+    server = socket.create_server(("127.0.0.1", int(words.split("127.0.0.1:")[1].partition(":")[0])))
+    time.sleep(60)
+print(json.dumps({"host": "127.0.0.1", "port": 5901, "password": "secret12"}))
+"""
+
+
+@pytest.mark.parametrize("viewer", ["remote-viewer", "vncviewer"])
+def test_a_viewer_shows_the_display_and_no_command_line_has_the_password(site: Site, viewer: str) -> None:
+    site.program("condor_ssh_to_job", TUNNEL)
+    site.program(
+        viewer,
+        "import os; said = os.environ.get('VNC_PASSWORD') or open(sys.argv[1]).read()\n"
+        f"open({str(site.place)!r} + '/said', 'w').write(said)",
+    )
+    ended = site.run("view", "12.0")
+    assert ended.returncode == 0, ended.stderr
+    assert "secret12" in (site.place / "said").read_text()
+    assert not [word for word in site.called(viewer) if "secret12" in word]
+    tunnel = site.called("condor_ssh_to_job")
+    assert tunnel[0] == "-ssh"
+    assert tunnel[1].endswith(":127.0.0.1:5901")
+    assert tunnel[2] == "12.0"
+
+
+def test_a_job_without_a_display_is_a_sentence(site: Site) -> None:
+    ended = site.run("view", "12.0")
+    assert (ended.returncode, ended.stderr.partition(":")[0]) == (1, "vmgahp view")
+    assert "Hint: " in ended.stderr

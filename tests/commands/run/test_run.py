@@ -1,0 +1,436 @@
+"""`vmgahp run`: the submit file of a program, which HTCondor's own reader has back, and what is refused before."""
+
+import argparse
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import htcondor2
+import pytest
+
+from tests.commands.run.support import AWKWARD
+from tests.commands.support import absent
+from vmgahp.cli import main
+from vmgahp.commands import run
+from vmgahp.commands.run import words
+from vmgahp.commands.submit.lines import attribute
+from vmgahp.job import environment
+from vmgahp.job.ad import JobAd, literal, quote
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a script and data."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("VM_CATALOG", "_CONDOR_VM_CATALOG"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "fit.py").write_text("print(1)\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.csv").write_text("1,2\n")
+    return tmp_path
+
+
+def told(*given: str, program: tuple[str, ...] = ("python3", "fit.py", "17")) -> list[str]:
+    """The command line, with the image and its memory."""
+    image = () if "--image" in given else ("--image", "catalog:debian-12", "--memory", "1G")
+    return ["vmgahp", "run", *image, *given, "--", *program]
+
+
+@pytest.fixture
+def dry(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., htcondor2.Submit]:
+    """Runs the command dry: the submit file as HTCondor's own reader has it."""
+
+    def run(*given: str, **program: tuple[str, ...]) -> htcondor2.Submit:
+        before = sorted(os.listdir())
+        status = main(told("--dry-run", *given, **program))
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        assert sorted(os.listdir()) == before
+        return htcondor2.Submit(out)
+
+    return run
+
+
+@pytest.fixture
+def refused(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command, of which nothing comes: what it says."""
+
+    def run(*given: str, **program: tuple[str, ...]) -> str:
+        before = sorted(os.listdir())
+        try:
+            status: object = main(told(*given, **program))
+        except SystemExit as end:
+            status = end.code
+        out, err = capsys.readouterr()
+        assert status in (1, 2), out
+        assert sorted(os.listdir()) == before
+        return err
+
+    return run
+
+
+# --- the words
+
+
+def bytes_of(line: str) -> list[bytes]:
+    """What a program gets whose words begin with printf and its format."""
+    done = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.PIPE, check=True, timeout=60)
+    return done.stdout.split(b"\0")[:-1]
+
+
+def test_words_arrive_byte_for_byte() -> None:
+    """Through the submit file, as HTCondor reads it, the ad, as the server reads it, and the shell."""
+    line = words.shell_line(["printf", "%s\\0", *AWKWARD])
+    read = htcondor2.Submit(attribute("VMPARAM_vm_Run", line) + "\nqueue\n")
+    said = literal(read.expand("MY.VMPARAM_vm_Run"))
+    assert said == line
+    assert bytes_of(line) == [os.fsencode(word) for word in AWKWARD]
+
+
+@pytest.mark.parametrize("word", AWKWARD)
+def test_no_language_on_the_way_finds_its_own_in_a_word(word: str) -> None:
+    line = words.shell_line([word])
+    assert line.isprintable()
+    assert "$(" not in line
+    assert "$$" not in line
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+def test_a_variable_arrives_byte_for_byte(dry: Callable[..., htcondor2.Submit], value: str) -> None:
+    """By HTCondor's own environment, where that can have it, and else by the command line."""
+    read = dry("--env", f"VALUE={value}", program=("sh", "-c", 'printf %s "$VALUE"'))
+    line = literal(read.expand("MY.VMPARAM_vm_Run"))
+    assert isinstance(line, str)
+    variables = dict(os.environ)
+    if "environment" in read:  # which gets into the ad without the quotes around it
+        raw = read.expand("environment")[1:-1].replace('""', '"')
+        assert "$$" not in raw
+        variables |= environment.read(JobAd([("Environment", quote(raw))]))
+    done = subprocess.run(["/bin/sh", "-c", line], env=variables, stdout=subprocess.PIPE, check=True, timeout=60)
+    assert done.stdout == os.fsencode(value)
+
+
+def test_a_variable_may_be_that_of_here(dry, monkeypatch) -> None:
+    monkeypatch.setenv("SEED", "4 2")
+    assert dry("--env", "SEED").expand("environment") == "\"SEED='4 2'\""
+
+
+def test_with_macros_the_process_is_htcondors(dry) -> None:
+    read = dry("--macros", "--queue", "3", "--env", "N=$(Process)", program=("fit", "a b$(Process)", "$(not one"))
+    assert "b$(Process)'" in read["MY.VMPARAM_vm_Run"]
+    assert "N='$(Process)'" in read["environment"]
+    assert "$(DOLLAR)''(not one" in read["MY.VMPARAM_vm_Run"]
+
+
+# --- the job
+
+
+def test_the_whole_job(dry) -> None:
+    read = dry("--cpus", "2", "--input", "data/", "--input", "fit.py", "--output", "results/")
+    wanted = {
+        "universe": "vm",
+        "executable": "fit",
+        "vm_type": "kvm",
+        "vm_memory": "1024",
+        "request_cpus": "2",
+        "vm_disk": "catalog:debian-12:vda:w",
+        "vm_networking": "false",
+        # Without a slash HTCondor sends the directory, and not what is in it.
+        "transfer_input_files": "data, fit.py",
+        "transfer_output_files": "vm_outputs/",
+        "when_to_transfer_output": "ON_EXIT",
+        "MY.VMPARAM_vm_Run": '"python3 fit.py 17"',
+        "MY.VMPARAM_vm_Run_Outputs": '"results"',
+        "MY.Out": '"fit.out"',
+        "MY.StreamOut": "false",
+        "MY.TransferOut": "true",
+        "MY.Err": '"fit.err"',
+        "log": "fit.log",
+    }
+    assert {name: read.expand(name) for name in wanted} == wanted
+    assert "debian-12" in read["requirements"]
+    assert "ExitBySignal == False" in read["on_exit_remove"]
+    assert read["on_exit_hold"] == "ChirpVMHoldReason isnt undefined"
+    assert {name for name in read if name.startswith("MY.VMPARAM")} <= set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        (("--time-limit", "2h"), "Run_Time_Limit", "7200"),
+        (("--time-limit", "90"), "Run_Time_Limit", "90"),
+        (("--boot-timeout", "10m"), "Run_Boot_Timeout", "600"),
+        (("--as-root",), "Run_As_Root", "true"),
+        (("--boot", "ready"), "Run_Boot", '"ready"'),
+        (("--disk", "20G"), "Disk_Size", '"20G"'),
+        (("--firmware", "uefi"), "Firmware", '"uefi"'),
+        (("--output", ""), "Run_Outputs", '""'),
+        (("--output", "./a/", "--output", "*.png"), "Run_Outputs", '"a, *.png"'),
+    ],
+)
+def test_an_option_is_the_jobs(dry, given: tuple[str, ...], name: str, value: str) -> None:
+    assert dry(*given).expand(f"MY.VMPARAM_vm_{name}") == value
+
+
+def test_a_guest_has_a_gibibyte_where_nobody_says_more(home, capsys) -> None:
+    assert main(["vmgahp", "run", "--image", "catalog:d", "--", "true"]) == 0
+    assert "1024 MiB of memory; --memory" in capsys.readouterr().err
+    assert "\nvm_memory = 1024\n" in (home / "true.sub").read_text()
+
+
+def test_the_catalog_of_this_machine_may_ask_for_more(home, capsys, monkeypatch) -> None:
+    entry = SimpleNamespace(kind="disk", min_memory=1500)
+    monkeypatch.setattr("vmgahp.images.catalog.read", lambda _settings: SimpleNamespace(entries={"d": entry}, path="c"))
+    assert main(["vmgahp", "run", "--image", "catalog:d", "--", "true"]) == 0
+    assert "1500 MiB of memory" in capsys.readouterr().err
+
+
+def test_a_disk_that_grows_has_room_beside_the_inputs(home, dry) -> None:
+    with (home / "data/large").open("wb") as file:
+        file.truncate(100 << 20)
+    assert dry("--disk", "2G", "--input", "data/", "--input", "fit.py")["request_disk"] == f"{2048 + 200 + 64}MB"
+    assert "request_disk" not in dry("--input", "data/")
+
+
+def test_a_blank_before_a_name_is_not_lost_in_the_list(home, dry) -> None:
+    (home / " lead").write_text("x")
+    assert dry("--input", "data", "--input", " lead")["transfer_input_files"] == f"data, {home}/ lead"
+    assert dry("--input", " lead")["transfer_input_files"] == f"{home}/ lead"
+
+
+def test_what_is_elsewhere_has_its_full_path(home, dry, monkeypatch) -> None:
+    (home / "sub").mkdir()
+    assert dry("--input", "data", "-o", "sub/fit.sub")["transfer_input_files"] == f"{home}/data"
+    assert dry("--input", ".")["transfer_input_files"] == str(home), "which is sent under its name"
+    monkeypatch.chdir(home / "sub")
+    assert dry("--input", "../data", "--input", "../fit.py")["transfer_input_files"] == f"{home}/data, {home}/fit.py"
+
+
+def test_a_daemon_that_is_killed_again_and_again_ends_a_job(dry) -> None:
+    """Where Chirp is turned off, nothing else tells it from a program that was killed."""
+    assert dry()["on_exit_remove"].endswith(" || NumJobStarts >= 3")
+
+
+def test_a_program_that_fails_is_run_again_by_htcondors_own_words(dry) -> None:
+    """`on_exit_remove` must not be true for a program that has failed: max_retries adds to it."""
+    read = dry("--retries", "3")
+    assert (read["max_retries"], read["on_exit_remove"]) == ("3", "False")
+
+
+def test_a_job_with_checkpoints(dry) -> None:
+    read = dry("--checkpoint", "--network", "nat")
+    assert (read["vm_checkpoint"], read["when_to_transfer_output"]) == ("true", "ON_EXIT_OR_EVICT")
+    assert (read["vm_networking"], read["vm_networking_type"]) == ("true", "nat")
+
+
+def test_an_image_by_a_url_of_htcondors(dry) -> None:
+    read = dry("--image", "https://images.example.org/d/debian.qcow2", "--memory", "1G")
+    assert read["vm_disk"] == "debian.qcow2:vda:w:qcow2"
+    assert read["transfer_input_files"] == "https://images.example.org/d/debian.qcow2"
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+def test_an_image_that_is_a_file(home, dry) -> None:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "debian.img", "1M"], check=True, timeout=60)
+    read = dry("--image", "debian.img", "--memory", "1G", "--input", "fit.py")
+    assert read["vm_disk"] == "debian.img:vda:w:qcow2"
+    assert read["transfer_input_files"] == f"{home}/debian.img, fit.py"
+
+
+def test_user_data_go_with_the_job(home, dry) -> None:
+    (home / "more.yaml").write_text("#cloud-config\npackages: [r-base]\n")
+    read = dry("--user-data", "more.yaml")
+    assert read.expand("MY.VMPARAM_vm_User_Data") == '"more.yaml"'
+    assert read["transfer_input_files"] == f"{home}/more.yaml"
+
+
+@pytest.mark.parametrize(
+    ("given", "program", "name"),
+    [
+        (("--input", "fit.py"), ("python3", "fit.py"), "fit"),
+        ((), ("/usr/bin/Rscript", "x.R"), "Rscript"),
+        (("--name", "n"), ("a",), "n"),
+        ((), ("./a b!",), "a_b"),
+    ],
+)
+def test_the_name_of_a_job(dry, given: tuple[str, ...], program: tuple[str, ...], name: str) -> None:
+    assert dry(*given, program=program)["executable"] == name
+
+
+def test_a_dry_run_shows_what_cloud_init_is_told(home, capsys) -> None:
+    """Behind the submit file, as comments, so that the whole is a submit file."""
+    (home / "more.yaml").write_text("#cloud-config\npackages: [r-base]\x1b\n")
+    assert main(told("--dry-run", "--user-data", "more.yaml")) == 0
+    text, _, data = capsys.readouterr().out.partition("\nqueue\n")
+    assert "universe = vm" in text
+    assert all(line.startswith("#") for line in data.splitlines() if line)
+    own, ours = data.index("\n# packages: [r-base]?\n"), data.index("\n# #!/bin/sh\n")
+    assert own < ours
+    assert main(told("--dry-run", "--boot", "ready")) == 0
+    assert capsys.readouterr().out.endswith("\nqueue\n"), "cloud-init is told nothing"
+
+
+# --- what is written, and submitted
+
+
+def test_a_file_is_written_and_the_next_command_said(home, capsys) -> None:
+    assert main(told("--input", "fit.py")) == 0
+    assert absent(capsys.readouterr().err, "Written: fit.sub", "condor_submit fit.sub") == []
+    assert main(told("--input", "fit.py")) == 1
+    assert absent(capsys.readouterr().err, "fit.sub is there already", "--force") == []
+    assert main(told("--input", "fit.py", "--force")) == 0
+
+
+def test_each_of_many_jobs_has_a_directory(home) -> None:
+    """Or one would overwrite what another brings home."""
+    (home / "part-0").write_text("0")
+    (home / "part-1").write_text("1")
+    given = ("--queue", "2", "--macros", "--input", "part-$(Process)", "--input", "fit.py")
+    assert main(told(*given)) == 0
+    text = (home / "fit.sub").read_text()
+    read = htcondor2.Submit(text)
+    assert read["initialdir"] == "fit.$(Process)"
+    assert read["log"] == f"{home}/fit.log"
+    assert f"{home}/part-$(Process)" in read["transfer_input_files"]
+    assert text.endswith("\nqueue 2\n")
+    assert (home / "fit.0").is_dir()
+    assert (home / "fit.1").is_dir()
+
+
+class FakeSchedd:
+    """What the bindings have of one, and what was submitted."""
+
+    taken: list[htcondor2.Submit] = []
+
+    def submit(self, what: htcondor2.Submit) -> SimpleNamespace:
+        """The first of all jobs."""
+        self.taken.append(what)
+        return SimpleNamespace(cluster=lambda: 12)
+
+
+def test_a_job_is_submitted_by_the_bindings(home, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
+    monkeypatch.setattr(FakeSchedd, "taken", [])
+    assert main(told("--submit", "--input", "fit.py")) == 0
+    out, err = capsys.readouterr()
+    assert out == "12.0\n"
+    assert absent(err, "condor_tail -f 12.0", "condor_wait fit.log", "condor_history 12.0") == []
+    [submitted] = FakeSchedd.taken
+    assert submitted["executable"] == "fit"
+    assert main(told("--submit", "--queue", "2", "--force", "--input", "fit.py")) == 0
+    assert capsys.readouterr().out == "12\n"
+
+
+def test_a_schedd_that_refuses_is_quoted(home, capsys, monkeypatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Unable to locate\nlocal daemon\x1b\n")
+
+    monkeypatch.setattr(htcondor2, "Schedd", refuse)
+    assert main(told("--submit")) == 1
+    err = capsys.readouterr().err
+    assert absent(err, "Unable to locate local daemon", "condor_submit python3.sub") == []
+    assert "\x1b" not in err
+    assert (home / "python3.sub").exists(), "what was written is as good as before"
+
+
+def test_an_image_that_was_unpacked_stays_with_its_submit_file(home, capsys, monkeypatch) -> None:
+    """Whatever becomes of the job that was submitted then."""
+    monkeypatch.setitem(sys.modules, "htcondor2", None)
+    (home / "disk.raw.gz").write_bytes(gzip.compress(bytes(1 << 20)))
+    assert main(told("--submit", "--image", "disk.raw.gz")) == 1
+    assert (home / "disk.raw").exists(), capsys.readouterr().err
+
+
+def test_without_the_bindings_the_next_command_is_said(home, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "htcondor2", None)
+    assert main(told("--submit")) == 1
+    assert absent(capsys.readouterr().err, "bindings", "condor_submit python3.sub") == []
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--memory", "much"), ["--memory", "'much'", "4G"]),
+        (("--cpus", "0"), ["--cpus", "'0'"]),
+        (("--time-limit", "2 hours"), ["--time-limit", "'2 hours'", "2h"]),
+        (("--boot-timeout", "0"), ["--boot-timeout", "'0'"]),
+        (("--disk", "20"), ["--disk", "'20'", "20G"]),
+        (("--retries", "-1"), ["--retries"]),
+        (("--queue", "0"), ["--queue", "'0'"]),
+        (("--input", "none.csv"), ["--input 'none.csv'", "No such file"]),
+        (("--input", "data", "--input", "sub/data"), ["--input 'sub/data'", "two files of the job are called data"]),
+        (("--input", "/"), ["--input '/'", "name what is in it"]),
+        (("--input", "pipe"), ["--input 'pipe'", "neither a file nor a directory"]),
+        (("--input", "a,b"), ["--input 'a,b'", "rename it"]),
+        (("--input", "vm_run.json"), ["--input 'vm_run.json'", "rename it"]),
+        (("--input", "_condor_stdout"), ["_condor_stdout", "rename it"]),
+        (("--input", "http://h/"), ["--input 'http://h/'", "no URL of a file"]),
+        (("--input", "http://h/a b"), ["--input 'http://h/a b'", "%20"]),
+        (("--output", "/tmp/x"), ["--output '/tmp/x'", "not in the directory"]),
+        (("--output", "a/../../x"), ["--output 'a/../../x'", "not in the directory"]),
+        (("--output", ".."), ["--output '..'", "not in the directory"]),
+        (("--output", "a,b"), ["--output 'a,b'", "pattern"]),
+        (("--output", "$(Process)"), ["--output '$(Process)'"]),
+        (("--env", "1A=2"), ["--env '1A=2'", "NAME=VALUE"]),
+        (("--env", "NOT_THERE_AT_ALL"), ["--env NOT_THERE_AT_ALL", "NOT_THERE_AT_ALL=VALUE"]),
+        (("--user-data", "none"), ["--user-data 'none'", "No such file"]),
+        (("--user-data", "fit.py"), ["fit.py", "#cloud-config"]),
+        (("--image", "none.qcow2"), ["--image 'none.qcow2'", "No such file", "catalog:NAME"]),
+        (("--image", "data"), ["--image 'data'", "directory", "catalog:NAME"]),
+        (("--image", "https://h/x"), ["https://h/x", "image.qcow2"]),
+        (("--type", "vmrun"), ["VMPARAM_vm_"]),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(home, refused, given: tuple[str, ...], said: list[str]) -> None:
+    (home / "sub/data").mkdir(parents=True)
+    (home / "a,b").write_text("")
+    (home / "vm_run.json").write_text("")
+    (home / "_condor_stdout").write_text("")
+    os.mkfifo(home / "pipe")
+    (home / "fit.py").write_text("")
+    assert absent(refused(*given), *said) == []
+
+
+def test_a_program_must_be_there(refused) -> None:
+    assert "WORD" in refused(program=())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all")
+def test_an_input_that_cannot_be_read_is_refused(home, refused) -> None:
+    (home / "data").chmod(0o300)
+    assert "cannot be read by you" in refused("--input", "data")
+
+
+def test_what_would_hold_the_job_later_is_refused_now(home, refused) -> None:
+    """A link to a directory, and what is no file at all, wherever it lies in a directory."""
+    (home / "data/sub").mkdir()
+    (home / "data/sub/more").symlink_to("..")
+    assert absent(refused("--input", "data"), "data/sub/more", "link to a directory") == []
+    (home / "data/sub/more").unlink()
+    os.mkfifo(home / "data/sub/pipe")
+    assert absent(refused("--input", "data"), "data/sub/pipe", "neither a file nor a directory") == []
+
+
+def test_links_to_files_go_and_links_to_nothing_do_not(home, capsys) -> None:
+    (home / "data/here").symlink_to("x.csv")
+    (home / "data/nowhere").symlink_to("gone")
+    assert main(told("--input", "data")) == 0
+    said = capsys.readouterr().err
+    assert absent(said, "data/nowhere", "leads nowhere") == []
+    assert "data/here" not in said
+
+
+def test_the_help_has_an_option_of_each_kind() -> None:
+    """And argparse takes every word of it."""
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    assert absent(parser.format_help(), "--image", "--input", "--output", "--submit") == []

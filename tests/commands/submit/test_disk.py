@@ -1,0 +1,203 @@
+"""`vmgahp submit disk`: images of any format alone, compressed ones, and those of the machines' catalog."""
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.commands.submit import samples
+from tests.commands.submit.samples import changed, part
+from vmgahp.commands.submit.summary import Outcome
+
+pytestmark = pytest.mark.qemu
+
+MEMORY = ("--memory", "1G")
+CONTENT = b"\1" * 65536 + bytes(1 << 20)
+"""What the images have that `samples.image` makes with options."""
+
+
+@pytest.fixture
+def disk(submit):
+    """Runs the command with images, of which nothing may be left out: the value of vm_disk, and what was said."""
+
+    def run(*words, memory=MEMORY):
+        read, said = submit("disk", *words, *memory, lax=False)
+        return read["vm_disk"], said
+
+    return run
+
+
+def make(path: Path, form: str, *options: str) -> None:
+    samples.image(path, form, *(options or ("-o", "size=1114112")))
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "taken"),
+    [
+        ("qcow2", ["compat=1.1"], "qcow2"),
+        ("qcow2", ["compat=0.10"], "qcow2"),
+        ("qcow", [], "qcow"),
+        ("qed", [], "qed"),
+        ("vdi", [], "vdi"),
+        ("vpc", ["subformat=dynamic"], "vpc"),
+        ("vpc", ["subformat=fixed"], "vpc"),
+        ("vmdk", ["subformat=monolithicSparse"], "vmdk"),
+        ("vmdk", ["subformat=streamOptimized"], ""),
+        ("vmdk", ["subformat=monolithicFlat"], ""),
+        ("vmdk", ["subformat=twoGbMaxExtentSparse"], ""),
+        ("vhdx", [], ""),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else value,
+)
+@pytest.mark.parametrize("name", ["image.img", "image", "image.vmdk"])
+def test_a_format_is_seen_in_the_content(home, disk, form, options, taken, name):
+    """Whatever the name says; what the daemon does not take is converted, and told of."""
+    samples.image(home / name, form, "-o", ",".join(options) or "size=1114112")
+    entry, said = disk(name)
+    if taken:
+        assert entry == f"{name}:vda:w:{taken}"
+    else:
+        assert entry == "image.qcow2:vda:w:qcow2"
+        assert name in changed(said)
+        compare = ["qemu-img", "compare", "-f", "raw", "-F", "qcow2", "image.empty", "image.qcow2"]
+        assert subprocess.run(compare, capture_output=True, check=False).returncode == 0
+
+
+def test_without_a_mark_an_image_is_raw(home, disk):
+    for name in ("image.img", "image.raw", "image"):
+        (home / name).write_bytes(CONTENT)
+        assert disk(name)[0] == f"{name}:vda:w:raw"
+
+
+def test_a_cdrom_is_seen_in_its_name_or_content(home, disk):
+    (home / "cd.img").write_bytes(bytes(32769) + b"CD001" + bytes(4096))
+    entry, said = disk("disk.qcow2", "cd.img", "seed.iso")
+    assert entry == "disk.qcow2:vda:w:qcow2,cd.img:sda:r:iso,seed.iso:sdb:r:iso"
+    assert "iso by its content" in part(said, Outcome.CARRIED)
+
+
+@pytest.mark.parametrize("name", ["image.raw", "image.iso"])
+def test_a_name_that_says_raw_of_what_begins_otherwise_is_asked_about(home, disk, refused, name):
+    shutil.copy("disk.qcow2", name)
+    assert "--format qcow2" in refused("disk", name, *MEMORY)
+    assert disk(name, "--format", "qcow2")[0].endswith(":qcow2")
+    entry, said = disk(name, "--format", "raw")
+    assert (entry, "begins like qcow2" in said) == (f"{name}:vda:w:raw", True)
+
+
+def test_a_name_that_says_more_than_the_content_is_asked_about(home, disk, refused):
+    (home / "image-flat.vmdk").write_bytes(CONTENT)
+    assert "--format raw" in refused("disk", "image-flat.vmdk", *MEMORY)
+    assert disk("image-flat.vmdk", "--format", "raw")[0] == "image-flat.vmdk:vda:w:raw"
+
+
+def test_what_only_its_content_calls_qcow2_names_no_other_file(home, disk, refused):
+    """A guest may have written it into a raw image."""
+    make_overlay = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", f"{home}/disk.qcow2", "-F", "qcow2"]
+    for name in ("top.img", "top.qcow2"):
+        subprocess.run([*make_overlay, name], check=True)
+    assert "overlay of" in refused("disk", "top.img", *MEMORY)
+    assert disk("top.img", "--format", "qcow2")[0] == disk("top.qcow2")[0].replace("top.qcow2", "top.img")
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize("name", ["image.qcow2", "image.raw", "image.img"])
+def test_a_compressed_download_is_unpacked(home, disk, ending, pack, name):
+    data = (home / "disk.qcow2").read_bytes() if name != "image.raw" else CONTENT
+    (home / f"{name}{ending}").write_bytes(pack(data[:5000]) + pack(data[5000:]))
+    entry, said = disk(f"{name}{ending}")
+    assert entry == f"{name}:vda:w:{'raw' if name == 'image.raw' else 'qcow2'}"
+    assert (home / name).read_bytes() == data
+    assert f"unpacked to {home}/{name}" in said
+
+
+def test_what_begins_like_a_compressed_file_and_is_said_to_be_raw_stays(home, disk):
+    """Its guest may have written that."""
+    (home / "image.img").write_bytes(gzip.compress(b"x") + CONTENT)
+    assert disk("image.img", "--format", "raw")[0] == "image.img:vda:w:raw"
+
+
+def test_zstd_is_unpacked_by_its_program(home, disk, refused, monkeypatch):
+    if shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed")
+    (home / "random.raw").write_bytes(os.urandom(1 << 20))  # more than is read to know it by
+    subprocess.run(["zstd", "-q", "random.raw", "-o", "image.raw.zst"], check=True)
+    assert disk("image.raw.zst")[0] == "image.raw:vda:w:raw"
+    assert (home / "image.raw").read_bytes() == (home / "random.raw").read_bytes()
+    subprocess.run(["zstd", "-q", "disk.qcow2", "-o", "image.qcow2.zst"], check=True)
+    assert disk("image.qcow2.zst")[0] == "image.qcow2:vda:w:qcow2"
+    assert (home / "image.qcow2").read_bytes() == (home / "disk.qcow2").read_bytes()
+    (home / "image.qcow2").unlink()
+    data = (home / "image.qcow2.zst").read_bytes()
+    (home / "image.qcow2.zst").write_bytes(data[:-4])
+    assert "zstd" in refused("disk", "image.qcow2.zst", *MEMORY)
+    assert not list(home.glob("image.qcow2")) + list(home.glob("*.new"))
+    (home / "image.qcow2.zst").write_bytes(data)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "install zstd" in refused("disk", "image.qcow2.zst", *MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("x.zip", b"PK\3\4" + bytes(600), "is an archive"),
+        ("x.ova", bytes(257) + b"ustar" + bytes(600), "vmgahp submit ovf"),
+        ("x.tar.gz", gzip.compress(b"x", mtime=0), "is a compressed archive"),
+        ("x.img.gz", gzip.compress(b"x" * 9000, mtime=0)[:-9], "x.img.gz"),
+        ("x.qcow2", CONTENT, "begins like no format"),
+    ],
+)
+def test_what_is_no_image_is_refused(home, refused, name, data, said):
+    (home / name).write_bytes(data)
+    before = sorted(home.iterdir())
+    assert said in refused("disk", name, *MEMORY)
+    assert sorted(home.iterdir()) == before
+
+
+def test_nothing_is_written_over_by_unpacking(home, refused):
+    (home / "seed.iso.gz").write_bytes(gzip.compress(b"x"))
+    assert "is there already" in refused("disk", "seed.iso.gz", *MEMORY)
+    os.mkfifo("fifo.img")
+    assert "cannot be opened" in refused("disk", "fifo.img", *MEMORY)
+
+
+def test_an_image_that_is_elsewhere_is_shared(home, disk, refused):
+    assert "say --shared" in refused("disk", "far.qcow2", *MEMORY)
+    assert disk("far.qcow2", "--shared")[0] == f"{home}/far.qcow2:vda:w:qcow2"
+    assert "--format" in refused("disk", "far.img", "--shared", *MEMORY)
+
+
+# --- the machines' catalog
+
+
+def test_an_image_of_the_catalog(home, submit, refused):
+    read, said = submit("disk", "catalog:debian-12", "disk.qcow2", *MEMORY, lax=False)
+    assert read["vm_disk"] == "catalog:debian-12:vda:w,disk.qcow2:vdb:w:qcow2"
+    assert read["executable"] == "debian-12"
+    assert read["transfer_input_files"] == f"{home}/disk.qcow2"
+    assert read["requirements"] == 'stringListMember("debian-12", TARGET.VM_Images)'
+    assert "an overlay of the machine's image" in part(said, Outcome.CARRIED)
+    assert "cannot be the name" in refused("disk", "catalog:../x", *MEMORY)
+    read, _ = submit("disk", "catalog:debian-12", "catalog:debian-12", *MEMORY, lax=False)
+    assert read["vm_disk"] == "catalog:debian-12:vda:w,catalog:debian-12:vdb:w"
+
+
+def test_what_the_catalog_of_this_machine_says(home, submit, refused, monkeypatch):
+    """It may be one of those where the job runs."""
+    catalog = home / "catalog.toml"
+    catalog.write_text(
+        '[debian]\npath = "d.qcow2"\nformat = "qcow2"\nmin_memory = 512\n[tools]\npath = "t"\nformat = "iso"\n'
+    )
+    monkeypatch.setenv("VMGAHP_CONFIG", str(home / "vmgahp.conf"))
+    (home / "vmgahp.conf").write_text(f"VM_CATALOG = {catalog}\n")
+    monkeypatch.setattr("vmgahp.images.catalog.require_trustworthy", lambda *_, **__: None)
+    read, said = submit("disk", "catalog:debian", "catalog:tools", "catalog:other", lax=False)
+    assert read["vm_memory"] == "512"
+    assert read["vm_disk"] == "catalog:debian:vda:w,catalog:tools:sda:r,catalog:other:vdb:w"
+    assert "has no other" in said
+    assert "--memory 512" in refused("disk", "catalog:debian", "--memory", "256")

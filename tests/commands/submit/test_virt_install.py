@@ -1,0 +1,251 @@
+"""`vmgahp submit virt-install`: a command line of virt-install's as a job."""
+
+import json
+import shutil
+from pathlib import Path
+
+import htcondor2
+import pytest
+
+from tests.commands.support import absent
+from vmgahp.cli import main
+from vmgahp.commands.submit import virt_install
+from vmgahp.commands.submit.summary import SubmitError
+
+pytestmark = pytest.mark.qemu
+
+DOMAIN = """\
+<domain type="kvm">
+  <name>made</name>
+  <memory>2097152</memory>
+  <vcpu>2</vcpu>
+  <os>
+    <type arch="x86_64" machine="q35">hvm</type>
+    BOOT
+  </os>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    DISKS
+    <interface type="network">
+      <source network="default"/>
+      <mac address="52:54:00:12:34:56"/>
+      <model type="virtio"/>
+    </interface>
+    <graphics type="spice" port="-1" autoport="yes"><image compression="off"/></graphics>
+    <sound model="ich9"/>
+  </devices>
+</domain>
+"""
+DISK = """<disk type="file" device="disk"><driver name="qemu" type="qcow2" discard="unmap"/>
+  <source file="{}"/><target dev="{}" bus="virtio"/></disk>"""
+CD = """<disk type="file" device="cdrom"><driver name="qemu" type="raw"/>
+  <source file="{}/seed.iso"/><target dev="sda" bus="sata"/><readonly/></disk>"""
+
+
+@pytest.fixture
+def program(home, monkeypatch):
+    """A virt-install that prints what it is told to, and writes down with which words it was called."""
+    (home / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{home}/bin", prepend=":")
+
+    def stand_in(*domains, text=""):
+        (home / "printed").write_text("".join(domains))
+        path = home / "bin/virt-install"
+        path.write_text(text or f'#!/bin/sh\nfor word; do echo "$word"; done > {home}/words\nexec cat {home}/printed\n')
+        path.chmod(0o755)
+
+    stand_in(domain(DISK.format(home / "disk.qcow2", "vda")))
+    return stand_in
+
+
+def domain(disks, boot="<boot dev='hd'/>"):
+    return DOMAIN.replace("DISKS", disks).replace("BOOT", boot)
+
+
+@pytest.fixture
+def install(home, capsys):
+    """Runs the command with words for virt-install: the submit file (None for none) and what was said."""
+
+    def run(*words, options=(), status=0):
+        got = main(["vmgahp", "submit", "virt-install", "-o", "-", *options, "--", *words])
+        out, err = capsys.readouterr()
+        assert got == status, err
+        return (htcondor2.Submit(out) if out else None), err
+
+    return run
+
+
+def test_virt_install_is_asked_what_the_words_mean(home, program, install):
+    words = ["--name", "made", "--import", "--disk", "disk.qcow2", "--description", "$(touch x); a b"]
+    read, _ = install(*words)
+    assert (home / "words").read_text().splitlines() == [*words, "--print-xml", "--dry-run"]
+    assert (read["vm_memory"], read["vm_vcpus"], read["vm_disk"]) == ("2048", "2", "disk.qcow2:vda:w:qcow2")
+    assert "request_disk" not in read
+    assert not (home / "x").exists()
+
+
+@pytest.mark.parametrize(("word", "mac"), [("network=default", ""), ("mac=52:54:00:12:34:56", "52:54:00:12:34:56")])
+def test_a_mac_address_that_is_made_up_is_not_that_of_many_jobs(program, install, word, mac):
+    assert install("--network", word)[0].get("vm_macaddr", "") == mac
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        ["--disk", "size=0.5"],
+        ["--dis", "size=0.5"],
+        ["--disk=path=new.qcow2,size=0.5"],
+        ["--disk", "new.qcow2,size=0.5"],
+    ],
+)
+def test_a_disk_that_is_to_be_made_is_made_empty(home, program, install, disk):
+    there, new = DISK.format(home / "disk.qcow2", "vda"), DISK.format("/nonexistent/new.qcow2", "vdb")
+    program(domain(there + new))
+    read, said = install("--disk", "disk.qcow2,size=7", *disk)
+    assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2,new.qcow2:vdb:w:qcow2"
+    assert (home / "new.qcow2").read_bytes()[24:32] == (1 << 29).to_bytes(8)
+    assert "0.5 GiB" in said
+    assert (1 << 20) < int(read["request_disk"]) < 1.01 * (1 << 20), "for both: what is said bounds them all"
+
+
+def test_a_disk_of_which_nobody_says_the_size_is_not_made(home, program, install):
+    program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))
+    read, said = install("--disk", "new.qcow2", status=1)
+    assert (read, absent(said, "is not there", "qemu-img create")) == (None, [])
+    assert "is not there" in install("--disk", "new.qcow2,size=1", options=["--shared"], status=1)[1]
+
+
+def test_a_disk_that_cannot_be_seen_is_not_made_anew(home, program, install):
+    program(domain(DISK.format(home / "seed.iso" / "new.qcow2", "vda")))  # as in a directory that is closed
+    assert "cannot be opened" in install("--disk", "new.qcow2,size=1", status=1)[1]
+    assert not (home / "new.qcow2").exists()
+
+
+def test_nothing_is_left_of_a_disk_where_no_job_comes_of_it(home, program, install):
+    program(domain(DISK.format("/nonexistent/new.qcow2", "vda") + "<hostdev mode='subsystem' type='pci'/>"))
+    install("--disk", "size=1", status=1)
+    assert not (home / "new.qcow2").exists()
+
+
+def test_an_installation_boots_what_it_has_installed(home, program, install):
+    disks = DISK.format("/nonexistent/new.qcow2", "vda") + CD.format(home)
+    program(domain(disks, "<boot dev='cdrom'/><boot dev='hd'/>"), domain(disks))
+    read, said = install("--cdrom", "seed.iso", "--disk", "size=1")
+    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == ["vda", "sda"]
+    assert absent(said, "while the disk is empty", "powers off") == []
+
+
+def test_an_installation_onto_a_disk_that_has_something_boots_the_cd(home, program, install):
+    disks = DISK.format(home / "disk.qcow2", "vda") + CD.format(home)
+    program(domain(disks, "<boot dev='cdrom'/><boot dev='hd'/>"), domain(disks))
+    read, _ = install("--cdrom", "seed.iso", "--disk", "disk.qcow2")
+    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == ["sda", "vda"]
+
+
+def test_cloud_init_gets_the_files_of_the_job(home, program, install):
+    (home / "ud").write_text("#cloud-config\n{}\n")
+    (home / "md").write_text("instance-id: x\n")
+    read, _ = install("--import", "--disk", "disk.qcow2", "--cloud-init", "user-data=ud,meta-data=md")
+    assert (read["MY.VMPARAM_vm_User_Data"], read["MY.VMPARAM_vm_Meta_Data"]) == ('"ud"', '"md"')
+    assert absent(read["transfer_input_files"], f"{home}/ud", f"{home}/md") == []
+    assert "cloud" not in (home / "words").read_text()
+
+
+def test_an_option_may_be_abbreviated_as_virt_install_has_it(home, program, install):
+    (home / "ud").write_text("#cloud-config\n{}\n")
+    read, _ = install("--impo", "--disk", "disk.qcow2", "--cloud", "user-data=ud")
+    assert read["MY.VMPARAM_vm_User_Data"] == '"ud"'
+
+
+@pytest.mark.parametrize("value", ["", "root-password-generate=on", "user-data=nowhere", "ssh-key=ud", "meta-data=ud"])
+def test_cloud_init_gets_nothing_else(home, program, install, value):
+    (home / "ud").write_text("#cloud-config\n{}\n")
+    assert "cloud-init" in install("--disk", "disk.qcow2", "--cloud-init", value, status=1)[1]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--location", "-l", "--location=http://example.org/", "--install", "--unattended"),
+        *("--loca", "-lhttp://example.org/", "--unatt=profile=desktop"),
+    ],
+)
+def test_what_would_be_fetched_is_not(home, program, install, word):
+    assert "--import" in install("--name", "x", word, status=1)[1]
+    assert not (home / "words").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("#!/bin/sh\necho 'ERROR    --os-variant is required' >&2\nexit 1\n", ["--os-variant is required"]),
+        ("#!/bin/sh\nprintf 'x\\n\\nERROR    \\nno\\nOS\\n\\nThis is fatal.\\n' >&2\nexit 1\n", ["says: no OS\n"]),
+        ("#!/bin/sh\nexit 3\n", ["says: nothing, and ends with 3"]),
+        ("#!/bin/sh\necho hello\n", ["not XML"]),
+        ("#!/bin/sh\necho '<network/>'\n", ["no domain"]),
+        ("#!/nonexistent\n", ["virt-install"]),
+    ],
+)
+def test_what_virt_install_complains_of_is_said(program, install, text, words):
+    program(text=text)
+    assert absent(install("--name", "x", status=1)[1], *words) == []
+
+
+def test_virt_install_that_is_not_there_is_told(home, program, install, monkeypatch):
+    (home / "bin/virt-install").unlink()
+    monkeypatch.setenv("PATH", f"{home}/bin")
+    assert "virtinst" in install("--name", "x", status=1)[1]
+
+
+def test_virt_install_does_not_hang(program, install, monkeypatch):
+    monkeypatch.setattr(virt_install, "DEADLINE", 0.3)
+    program(text="#!/bin/sh\nsleep 60\n")
+    assert "had not ended" in install("--name", "x", status=1)[1]
+
+
+def test_the_report_for_programs_has_it_too(home, program, capsys):
+    words = ["--json", "-o", "x.sub", "--", "--noautoconsole", "--disk", "disk.qcow2"]
+    assert main(["vmgahp", "submit", "virt-install", *words]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kind"], report["would_run"]) == ("virt-install", True)
+    assert "--noautoconsole" in [entry["what"] for entry in report["entries"]]
+    assert Path("x.sub").exists()
+
+
+# --- virt-install itself, whose libvirt here has nothing but memory
+
+
+@pytest.fixture
+def real(home, monkeypatch):
+    """Asks virt-install itself, which keeps a log."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setenv("HOME", str(home))
+    if shutil.which("virt-install") is None:
+        pytest.skip("virt-install is not installed")
+    common = ["--connect", "test:///default", "--name", "x", "--memory", "512", "--osinfo", "generic"]
+    return lambda *words: virt_install._printed([*common, *words])
+
+
+def test_virt_install_prints_a_domain(real, home):
+    root, installs = real("--import", "--disk", "disk.qcow2", "--vcpus", "3")
+    assert (root.findtext("name"), root.findtext("vcpu"), installs) == ("x", "3", False)
+    assert root.xpath("string(devices/disk/source/@file)") == str(home / "disk.qcow2")
+
+
+def test_virt_install_prints_two_for_an_installation_and_makes_nothing(real, home):
+    root, installs = real("--cdrom", "seed.iso", "--disk", f"{home}/new.qcow2,size=1")
+    assert ([boot.get("dev") for boot in root.iterfind("os/boot")], installs) == (["cdrom", "hd"], True)
+    assert not (home / "new.qcow2").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--surprise"], "unrecognized arguments: --surprise"),
+        (["--osinfo", "surprise"], "surprise"),
+        (["--osinfo", "require=on,detect=off"], "OS name is required"),
+    ],
+)
+def test_virt_install_says_what_is_wrong(real, words, problem):
+    with pytest.raises(SubmitError, match=problem):
+        real("--import", "--disk", "disk.qcow2", *words)

@@ -1,0 +1,317 @@
+"""`vmgahp submit vmx`: the boot order, the drives that are none, encryption, and the report of every entry."""
+
+import json
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.commands.submit import samples
+from tests.commands.support import absent
+from tests.conftest import examples
+from vmgahp.cli import main
+from vmgahp.job.vmx import Vmx
+
+pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
+
+HEAD = {".encoding": "UTF-8", "memsize": "64", "displayName": "m"}
+ESXI = HEAD | {
+    "config.version": "8",
+    "virtualHW.version": "17",
+    "nvram": "machine.nvram",
+    "floppy0.startConnected": "FALSE",
+    "floppy0.clientDevice": "TRUE",
+    "floppy0.fileName": "vmware-null-remote-floppy",
+    "scsi0.virtualDev": "pvscsi",
+    "scsi0.present": "TRUE",
+    "scsi0:0.deviceType": "scsi-hardDisk",
+    "scsi0:0.fileName": "machine.vmdk",
+    "scsi0:0.present": "TRUE",
+    "ide1:0.deviceType": "cdrom-image",
+    "ide1:0.fileName": "/vmfs/volumes/624d796f-52b87554/iso/install.iso",
+    "ide1:0.startConnected": "FALSE",
+    "ide1:0.present": "TRUE",
+    "ethernet0.virtualDev": "vmxnet3",
+    "ethernet0.networkName": "VM Network",
+    "ethernet0.addressType": "vpx",
+    "ethernet0.generatedAddress": "00:50:56:8a:01:02",
+    "ethernet0.present": "TRUE",
+    "usb_xhci.present": "TRUE",
+    "sound.present": "TRUE",
+    "svga.present": "TRUE",
+    "serial0.present": "TRUE",
+    "serial0.fileType": "thinprint",
+    "sched.swap.derivedName": "/vmfs/volumes/624d796f-52b87554/m/m-1.vswp",
+    "bios.bootRetry.delay": "10",
+    "guestOS": "rhel8-64",
+}
+"""A VM of ESXi's, of which nothing is lost on anybody."""
+
+
+def drive(place: str, file: str, **more: str) -> dict[str, str]:
+    return {f"{place}.{name}": value for name, value in {"present": "TRUE", "fileName": file, **more}.items()}
+
+
+CDROM = drive("ide1:0", "seed.iso", deviceType="cdrom-image")
+FLOPPY = drive("floppy0", "boot.flp", fileType="file")
+
+
+@pytest.fixture
+def of(home, submit):
+    """Runs the command on a .vmx of these entries, whose images are made: what is read, and what was said."""
+
+    def run(entries, *words, status=0, lax=False):
+        vmx = Vmx(entries)
+        for name, value in vmx.items():
+            path = home / value
+            if name.lower().endswith(".filename") and value and not {"/", "\\"} & set(value) and not path.exists():
+                if value.endswith(".vmdk"):
+                    samples.image(path, "vmdk")
+                elif value.endswith((".iso", ".flp")):
+                    path.write_bytes(bytes(4096))
+        (home / "m.vmx").write_bytes(vmx.encode())
+        return submit("vmx", "m.vmx", *words, status=status, lax=lax)
+
+    return run
+
+
+def files(read):
+    return [entry.partition(":")[0] for entry in read["vm_disk"].split(",")]
+
+
+def test_a_vmx_as_attributes(submit):
+    read, said = submit("vmx", "machine.vmx")
+    assert (read["executable"], read["vm_memory"], read["vm_vcpus"]) == ("my_machine", "2048", "4")
+    assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
+    assert read["MY.VMPARAM_vm_NICs"] == '"nat:00:50:56:01:02:03:e1000e"'
+    assert read["MY.VMPARAM_vm_Topology"] == '"sockets=2,cores=2,threads=1"'
+    assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
+    assert absent(samples.lost(said), "pciPassthru0.present = TRUE", "serial0 to pipe /tmp/console") == []
+    assert "sound" not in samples.lost(said)
+    assert "vmxnet3" not in said  # of a NIC that is not there
+
+
+def test_a_vm_of_esxi_becomes_a_job_without_further_words(of):
+    read, said = of(ESXI)
+    assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
+    assert "left out" not in said.lower()
+    assert (
+        absent(
+            said,
+            "a drive of the machine with the console [floppy0.fileName]",
+            "not connected when the VM starts [ide1:0.fileName]",
+            "jobs have no controller pvscsi, the disk is on SATA",
+            "no program in the guest misses it [sound.present]",
+        )
+        == []
+    )
+
+
+def test_every_entry_of_a_vmx_is_told_or_used(submit):
+    """An entry that nobody knows is lost, and not in silence."""
+    with open("machine.vmx", "a") as file:
+        file.write('something.new = "1"\nsata0:2.present = "TRUE"\nsata0:2.deviceType = "atapi-cdrom"\n')
+        file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru1.present = "TRUE"\nscsi0.present = "TRUE"\n')
+        file.write('scsi0.sharedBus = "virtual"\nusb.autoConnect.device0 = "0x0529:0x0001"\n')
+        file.write('guestinfo.userdata = "I2Nsb3VkLWNvbmZpZwo="\nguestinfo.detailed.data = "x"\n')
+    _, said = submit("vmx", "machine.vmx")
+    assert "guestinfo.detailed" not in samples.lost(said)
+    wanted = (
+        "guestinfo.userdata",
+        "something.new = 1",
+        "/dev/sr0",
+        "pciPassthru1.present = TRUE",
+        "scsi0.sharedBus",
+        "usb.autoConnect",
+    )
+    assert absent(samples.lost(said), *wanted) == []
+    assert "scsi0.present" in said
+
+
+@pytest.mark.parametrize(
+    ("entries", "order"),
+    [
+        (FLOPPY | CDROM | drive("scsi0:0", "a.vmdk"), ["a.vmdk", "seed.iso", "boot.flp"]),
+        (
+            drive("scsi0:10", "ten.vmdk") | drive("scsi1:0", "one.vmdk") | drive("scsi0:2", "two.vmdk"),
+            ["two.vmdk", "ten.vmdk", "one.vmdk"],
+        ),
+        (
+            drive("nvme0:0", "n.vmdk") | drive("sata0:0", "s.vmdk") | drive("ide0:0", "i.vmdk"),
+            ["i.vmdk", "s.vmdk", "n.vmdk"],
+        ),
+        (CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": "CDROM,hdd"}, ["seed.iso", "a.vmdk"]),
+        (
+            FLOPPY | CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": " floppy , cdrom"},
+            ["boot.flp", "seed.iso", "a.vmdk"],
+        ),
+        (
+            drive("scsi0:0", "a.vmdk") | drive("sata0:1", "b.vmdk") | {"bios.hddOrder": "sata0:1,scsi0:0"},
+            ["b.vmdk", "a.vmdk"],
+        ),
+        (
+            CDROM
+            | drive("scsi0:0", "a.vmdk")
+            | drive("scsi0:1", "b.vmdk")
+            | {"bios.bootOrder": "cdrom,hdd", "bios.hddOrder": "scsi0:1"},
+            ["seed.iso", "b.vmdk", "a.vmdk"],
+        ),
+        (CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": "hdd,ethernet0,cdrom"}, ["a.vmdk", "seed.iso"]),
+    ],
+)
+def test_the_order_of_booting(of, entries, order):
+    read, said = of(HEAD | entries)
+    assert files(read) == order
+    assert "left out" not in said.lower()
+
+
+def test_the_guest_keeps_the_names_of_its_disks_whatever_boots_first(of):
+    entries = drive("scsi0:0", "a.vmdk") | drive("scsi0:1", "b.vmdk") | {"bios.hddOrder": "scsi0:1"}
+    assert of(HEAD | entries)[0]["vm_disk"] == "b.vmdk:sdb:w:vmdk,a.vmdk:sda:w:vmdk"
+
+
+def test_what_no_job_boots_from_is_left_out(of):
+    entries = HEAD | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": "ethernet0,hdd"}
+    _, said = of(entries, status=1)
+    assert "boot from ethernet0 at place 1" in samples.lost(said)
+    assert files(of(entries, lax=True)[0]) == ["a.vmdk"]
+
+
+def test_disks_on_several_kinds_of_controllers_are_pointed_out(of):
+    entries = HEAD | drive("scsi0:0", "a.vmdk") | drive("ide0:0", "b.vmdk")
+    assert "more than one kind of controller" in of(entries)[1]
+    assert "more than one kind of controller" not in of(entries | {"bios.hddOrder": "scsi0:0"})[1]
+
+
+@pytest.mark.parametrize("words", [[], ["--as-is"]])
+def test_an_encrypted_vm_is_called_that(of, words):
+    _, said = of(
+        {".encoding": "UTF-8", "encryption.keySafe": "vmware:key/list/x", "encryption.data": "abc="}, *words, status=1
+    )
+    assert "m.vmx is encrypted" in said
+    assert "take the encryption away" in said
+
+
+@pytest.mark.parametrize(
+    ("entries", "wanted"),
+    [
+        ({"firmware": "efi", "uefi.secureBoot.enabled": "TRUE", "nvram": "m.nvram"}, ("Firmware", '"uefi-secure"')),
+        ({"managedVM.autoAddVTPM": "software", "firmware": "efi"}, ("TPM", "true")),
+        ({"guestOS": "arm-debian12-64", "firmware": "efi"}, ("Arch", '"aarch64"')),
+    ],
+)
+def test_what_is_of_no_device(of, entries, wanted):
+    read, said = of(HEAD | drive("sata0:0", "a.vmdk") | entries)
+    assert read[f"MY.VMPARAM_vm_{wanted[0]}"] == wanted[1]
+    assert ("new UEFI variables" in said) is ("nvram" in entries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [
+        ({"ethernet0.connectionType": "custom", "ethernet0.vnet": "/dev/vmnet8"}, "nat"),
+        ({"ethernet0.connectionType": "custom", "ethernet0.vnet": "VMnet0"}, "bridge"),
+        ({"ethernet0.connectionType": "BRIDGED"}, "bridge"),
+    ],
+)
+def test_the_networks_of_workstation(of, entries, kind):
+    read, _ = of(HEAD | drive("sata0:0", "a.vmdk") | {"ethernet0.present": "TRUE"} | entries)
+    assert read["vm_networking_type"] == kind
+
+
+@pytest.mark.parametrize("name", [r"C:\VMs\mine\machine.vmdk", "/vmfs/volumes/624d796f/mine/machine.vmdk"])
+def test_a_disk_that_another_machine_had_elsewhere_may_be_beside_the_vmx(home, of, name):
+    assert of(HEAD | drive("sata0:0", name))[0]["transfer_input_files"] == f"{home}/machine.vmdk"
+    (home / "machine.vmdk").rename(home / "other.vmdk")
+    of(HEAD | drive("sata0:0", name), status=1)
+
+
+def test_a_vm_of_ones_own_with_snapshots_is_converted_to_one_disk(home, of):
+    command = ["qemu-img", "create", "-q", "-f", "vmdk", "-F", "vmdk", "-b", "machine.vmdk", "machine-000001.vmdk"]
+    subprocess.run(command, check=True)
+    entries = HEAD | drive("sata0:0", "machine-000001.vmdk")
+    assert "say --own --convert" in of(entries, status=1)[1]
+    read, _ = of(entries, "--own", "--convert")
+    assert read["vm_disk"] == "machine-000001.qcow2:sda:w:qcow2"
+
+
+def test_names_and_values_are_as_vmware_reads_them(home, submit):
+    text = '#!/usr/bin/vmware\r\n.ENCODING = "windows-1252"\r\nMEMSIZE=64\r\nDisplayName = "caf\xe9 |22x|22"\r\n'
+    text += 'SATA0:0.PRESENT = "true"\r\nSata0:0.FileName = machine.vmdk # mine\r\n'
+    (home / "odd.vmx").write_bytes(text.encode("cp1252"))
+    read, _ = submit("vmx", "odd.vmx", lax=False)
+    assert (read["vm_memory"], read["vm_disk"], read["executable"]) == ("64", "machine.vmdk:sda:w:vmdk", "caf_x")
+
+
+PLACES = st.sampled_from(
+    ["scsi0:0", "scsi0:2", "scsi0:10", "scsi1:0", "sata0:3", "ide0:0", "ide1:1", "nvme0:1", "floppy0"]
+)
+KINDS = st.sampled_from(["", "scsi-hardDisk", "cdrom-image", "cdrom-raw", "atapi-cdrom", "file", "device"])
+FLAGS = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("startConnected", "clientDevice", "autodetect"), st.sampled_from(["TRUE", "FALSE"]))
+)
+
+
+@given(st.dictionaries(PLACES, st.tuples(KINDS, FLAGS), max_size=6))
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_every_drive_is_told_of_once(home, capsys, found):
+    entries = {}
+    for place, (kind, flags) in found.items():
+        word = "fileType" if place.startswith("floppy") else "deviceType"
+        entries |= drive(place, "machine.vmdk", **flags) | ({f"{place}.{word}": kind} if kind else {})
+    (home / "any.vmx").write_bytes(Vmx(HEAD | entries).encode())
+    main(["vmgahp", "submit", "vmx", "any.vmx", "--json", "--lax", "--shared", "--force"])
+    told = json.loads(capsys.readouterr().out)
+    if not told["would_run"]:
+        return
+    places = [entry["place"] for entry in told["entries"] if entry["place"].endswith(".fileName")]
+    assert sorted(places) == sorted(f"{place}.fileName" for place in found)
+
+
+# --- as it is
+
+
+def test_a_vmx_as_it_is(home, submit):
+    read, _ = submit("vmx", "machine.vmx", "--as-is")
+    assert (read["vm_type"], read["MY.VMPARAM_VMware_VMX_File"]) == ("vmrun", '"machine.vmx"')
+    assert read["MY.VMPARAM_VMware_VMDK_Files"] == '"machine.vmdk"'
+    assert read["transfer_input_files"] == f"{home}/machine.vmx, {home}/machine.vmdk"
+    assert "vm_disk" not in read
+    read, _ = submit("vmx", "machine.vmx", "--as-is", "--shared", "--type", "vsphere")
+    assert (read["vm_type"], read["MY.VMPARAM_VMware_Transfer"]) == ("vsphere", "false")
+    assert read["transfer_input_files"] == f"{home}/machine.vmx"
+
+
+def test_the_nvram_goes_with_a_vmx_as_it_is(home, of):
+    (home / "machine.nvram").write_bytes(b"MRVN")
+    read, said = of(ESXI, "--as-is")
+    assert read["transfer_input_files"] == f"{home}/m.vmx, {home}/machine.vmdk, {home}/machine.nvram"
+    assert "nvram = machine.nvram: goes with the job" in said
+    (home / "machine.nvram").unlink()
+    assert "VMware makes a new one" in of(ESXI, "--as-is")[1]
+    (home.parent / "mine.nvram").write_bytes(b"mine")
+    assert "and would go with the job" in of(ESXI | {"nvram": "../mine.nvram"}, "--as-is", status=1)[1]
+
+
+def test_what_a_vm_of_vmwares_has_of_it_is_told(of):
+    ports = {"serial0.fileType": "file", "serial0.fileName": "out.txt", "cpuid.coresPerSocket": "2", "numvcpus": "4"}
+    _, said = of(ESXI | ports | {"firmware": "efi", "ethernet0.virtualDev": "e1000e"}, "--as-is")
+    wanted = ("serial0 to file out.txt: the file comes back", "Topology: sockets=2,cores=2,threads=1", "Firmware: uefi")
+    assert absent(said, *wanted, "NIC bridged (VM Network), e1000e: bridge [ethernet0]") == []
+    _, said = of(ESXI | {"vtpm.present": "TRUE"}, "--as-is", status=1)
+    assert "a vTPM" in samples.lost(said)
+
+
+@pytest.mark.parametrize("vm_type", ["vmrun", "vsphere"])
+def test_what_no_machine_with_vmware_would_run_is_not_written(home, of, vm_type):
+    words = ("--as-is", "--type", vm_type)
+    raw = drive("scsi0:0", "machine.vmdk", deviceType="rawDisk")
+    _, said = of(HEAD | raw, *words, status=1, lax=True)
+    assert "The execute machine would hold the job" in said
+    assert of(ESXI, *words)[0]["vm_type"] == vm_type
+
+
+def test_an_invalid_vmx_is_refused(home, refused):
+    (home / "bad.vmx").write_text('memsize = "64\n')
+    assert "line 1" in refused("vmx", "bad.vmx")

@@ -1,0 +1,416 @@
+"""What a VM's disks may occupy: what the job has asked for, and never the last of EXECUTE."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import jobs
+from tests.drivers.libvirt.support import Job, done, mounted, refused, running, until
+from tests.lab import guest
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import disk_limits, disk_room
+from vmgahp.drivers.libvirt.connection import Watch
+from vmgahp.drivers.libvirt.disk_limits import AGAIN, LONGEST, SHORTEST, DiskLimits, allowed, occupied
+from vmgahp.drivers.libvirt.io_error import IoErrors
+from vmgahp.drivers.resources import Resources
+from vmgahp.host.job_user import Identity
+from vmgahp.images.still import OpenImage
+from vmgahp.job.exit_code import DISK_LIMIT
+from vmgahp.job.slot import Slot
+
+MIB = 1 << 20
+
+
+class Machine:
+    """One that runs, with one disk; it stands in for its guest, too."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk = disk
+        self.name = "vm"
+        self.said: list[str] = []
+        self.log = self.said.append
+        self.did: list[str] = []
+        self.resources = Resources(self.log)
+        self.watch = Watch("vm")
+        self.guest: object = self
+        self.io_errors = IoErrors(self, self.give_up_waiting, self.log)  # type: ignore[arg-type]
+        self.fails: set[str] = set()
+
+    def operate(self, doing: str, _function: object) -> None:
+        self._do(doing)
+
+    def screenshot(self) -> None:
+        self._do("screenshot")
+
+    def give_up(self, how: str, why: str) -> None:
+        self._do(f"{how}: {why}")
+
+    def give_up_waiting(self, why: str) -> None:
+        self._do(f"waiting: {why}")
+
+    def _do(self, what: str) -> None:
+        self.did.append(what)
+        if what.split(":")[0] in self.fails:
+            raise errors.HypervisorFault(f"{what} fails.")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(b"")
+    os.truncate(disk, 1 << 40)
+    made = Machine(disk)
+    yield made
+    made.io_errors.end()
+
+
+@pytest.fixture
+def limits(machine: Machine) -> Iterator[Callable[..., DiskLimits]]:
+    opened: list[int] = []
+
+    def limits_of(asked: int = 0, kept_free: int = 0) -> DiskLimits:
+        opened.append(os.open(machine.disk, os.O_RDWR))
+        return DiskLimits(machine, opened[-1:], asked, kept_free)  # type: ignore[arg-type]
+
+    yield limits_of
+    for each in opened:
+        os.close(each)
+
+
+def write(disk: Path, mib: int, at: int = 0) -> None:
+    with open(disk, "r+b") as file:
+        file.seek(at * MIB)
+        for _ in range(mib):
+            file.write(os.urandom(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def test_a_hole_is_nobodys_room(machine: Machine, limits: Callable[..., DiskLimits]) -> None:
+    watch = limits(4 * MIB)
+    assert watch.look() == SHORTEST
+    write(machine.disk, 4, at=1000)
+    watch.look()
+    assert machine.did == []
+    os.truncate(machine.disk, 0)
+    write(machine.disk, 4)
+    watch.look()
+    assert machine.did == [], "what the guest has discarded is free again"
+
+
+def test_who_passes_it_is_paused_and_ends_with_both_numbers(
+    machine: Machine, limits: Callable[..., DiskLimits]
+) -> None:
+    watch = limits(4 * MIB)
+    write(machine.disk, 8, at=1 << 19)
+    watch.look()
+    assert machine.did == [
+        "pausing",
+        "screenshot",
+        f"{DISK_LIMIT}: the disks of the VM occupy 8 MiB, and request_disk is 4 MiB: raise it in the submit file, or "
+        "have the guest write less",
+    ]
+    assert watch._over.is_set(), "there is nothing more to be looked at"
+
+
+def test_a_guest_that_has_powered_off_before_it_is_paused_is_no_failure(
+    machine: Machine, limits: Callable[..., DiskLimits]
+) -> None:
+    watch = limits(MIB)
+    write(machine.disk, 4)
+    machine.fails = {"pausing"}
+    machine.watch.gone.set()
+    assert watch.look() == AGAIN
+    assert machine.did == ["pausing"]
+
+
+@pytest.mark.parametrize("what", ["pausing", DISK_LIMIT])
+def test_what_fails_is_tried_again_and_no_pause_is_waited_for(
+    machine: Machine, limits: Callable[..., DiskLimits], what: str
+) -> None:
+    watch = limits(MIB)
+    write(machine.disk, 4)
+    machine.fails = {what}
+    assert watch.look() == AGAIN
+    assert machine.did[-1].startswith(DISK_LIMIT)
+    assert watch._over.is_set() == (what == "pausing")
+    machine.fails.clear()
+    watch.look()
+    assert watch._over.is_set()
+
+
+def test_one_that_stands_still_is_looked_at_again_when_it_runs(
+    machine: Machine, limits: Callable[..., DiskLimits]
+) -> None:
+    watch = limits(MIB)
+    with machine.io_errors.held():  # such as for a save
+        write(machine.disk, 4)
+        assert watch.look() == AGAIN
+        assert machine.did == []
+    machine.io_errors.let_go()
+    watch.look()
+    assert machine.did[-1].startswith(DISK_LIMIT)
+
+
+def test_images_have_tables_beside_what_the_guest_writes() -> None:
+    for size in (MIB, 1 << 30, 1 << 40):
+        assert size < allowed(size) < size * 1.04 + 2 * MIB
+
+
+def test_the_less_room_there_is_the_sooner_comes_the_next_look(limits: Callable[..., DiskLimits]) -> None:
+    assert limits(1 << 40).look() == LONGEST
+    assert SHORTEST < limits(8 << 30).look() < LONGEST
+    assert limits(MIB).look() == SHORTEST
+    assert limits().look() == LONGEST
+
+
+def test_a_file_that_is_two_disks_is_there_once(machine: Machine, tmp_path: Path) -> None:
+    write(machine.disk, 2)
+    link = tmp_path / "link"
+    os.link(machine.disk, link)
+    files = [os.open(each, os.O_RDONLY) for each in (machine.disk, link, machine.disk)]
+    try:
+        assert 2 * MIB <= occupied(files) < 3 * MIB
+    finally:
+        for each in files:
+            os.close(each)
+
+
+def test_who_grows_into_what_is_kept_free_waits_until_there_is_room(
+    machine: Machine, limits: Callable[..., DiskLimits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.io_errors, "seen", lambda: machine.did.append("waits"))
+    watch = limits(kept_free=16 * MIB)
+    free = 15 * MIB
+    monkeypatch.setattr(watch, "_free", lambda: free)
+    assert watch.look() == SHORTEST
+    assert machine.did == [], "another has used it up"
+    write(machine.disk, 1)
+    watch.look()
+    assert machine.did == ["pausing", "waits"]
+    assert machine.io_errors.under_way, "to HTCondor it runs"
+    assert not machine.io_errors.has_room()
+    free = 17 * MIB
+    assert not machine.io_errors.has_room(), "it would be paused again at once"
+    free = 18 * MIB
+    assert machine.io_errors.has_room()
+    watch.look()
+    assert machine.did == ["pausing", "waits"]
+
+
+def test_a_file_that_cannot_be_looked_at_is_said_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = os.open(machine.disk, os.O_RDONLY)
+    watch = DiskLimits(machine, [file], MIB, 0)  # type: ignore[arg-type]
+    left = [True, True, True]
+
+    def fail() -> float:
+        if not left:
+            watch.end()
+            return 0
+        left.pop()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(watch, "look", fail)
+    monkeypatch.setattr(disk_limits, "SHORTEST", 0)
+    monkeypatch.setattr(disk_limits, "LONGEST", 0)
+    watch.run()
+    assert machine.said == ["nobody knows what the disks of vm occupy: [Errno 5] Input/output error"]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+# What is granted
+
+
+def test_what_is_kept_free_is_reserved_disk_or_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(total: int, **settings: str) -> int:
+        found = SimpleNamespace(f_blocks=total >> 12, f_frsize=4096)
+        monkeypatch.setattr(disk_room.os, "statvfs", lambda _: found)
+        return disk_room.kept_free(Settings(settings), str(tmp_path))
+
+    assert of(1 << 40) == 64 * MIB
+    assert of(1 << 30) == 16 * MIB
+    assert of(1 << 40, RESERVED_DISK="1000") == 1000 * MIB
+    assert of(1 << 40, EXECUTE="/nowhere") == 0
+
+
+class Started(Machine):
+    """One whose disk is `image`."""
+
+    def __init__(self, disk: Path, image: OpenImage, cannot_save: str = "") -> None:
+        super().__init__(disk)
+        self.guest = SimpleNamespace(files=self)
+        self.in_scratch = lambda: {"disk0": image}
+        self.why_not_saved = lambda: cannot_save
+
+
+def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
+    slot = Slot(disk_kib=asked_mib << 10, disk_is_asked=True)
+    return SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cannot", "said"),
+    [
+        (20, "", "its disks may come to 32 MiB, and it ends where they occupy more than the 20 MiB"),
+        (50, "", "its disks and its memory, where that is saved, may come to 96 MiB, and the job has asked for 50 MiB"),
+        (50, "it has a share", ""),
+        (200, "", ""),
+    ],
+)
+def test_what_a_vm_may_come_to_is_said_when_it_starts(
+    tmp_path: Path, user: Identity, asked: int, cannot: str, said: str
+) -> None:
+    disk = tmp_path / "disk.raw"
+    with open(disk, "w+b") as file:
+        file.truncate(32 * MIB)
+        machine = Started(disk, OpenImage(str(disk), "raw", file.fileno()), cannot)
+        disk_room.look_after(machine, spec_of(tmp_path, asked), Settings(), user)  # type: ignore[arg-type]
+    assert len(machine.resources.while_running) == 1
+    assert [said in line for line in machine.said] == [True] * bool(said)
+
+
+def test_outputs_that_have_come_with_a_checkpoint_are_within_their_limit(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = jobs.owner(scratch)
+    monkeypatch.setattr(disk_room.execute, "free", lambda *_: 3 * MIB)
+    monkeypatch.setattr(disk_room, "kept_free", lambda *_: MIB)
+    spec = spec_of(scratch, 0)
+    before = disk_room.most_outputs(spec, Settings(), user)  # type: ignore[arg-type]
+    (scratch / "vm_outputs.tar").write_bytes(b"x" * 4 * MIB)
+    jobs.own(scratch, scratch / "vm_outputs.tar")
+    after = disk_room.most_outputs(spec, Settings(), user)  # type: ignore[arg-type]
+    assert before == 2 * MIB
+    assert 6 * MIB <= after < 7 * MIB
+
+
+def test_a_file_system_of_the_jobs_own_that_fails_is_no_fault_of_the_machines(tmp_path: Path, user: Identity) -> None:
+    file = os.open(tmp_path, os.O_RDONLY)
+    os.close(file)  # such as one that lets root in nowhere
+    machine = Started(tmp_path, OpenImage("disk.qcow2", "qcow2", file))
+    disk_room.require(spec_of(tmp_path, 1), machine, Settings())  # type: ignore[arg-type]
+    disk_room.look_after(machine, spec_of(tmp_path, 1), Settings(), user)  # type: ignore[arg-type]
+    assert machine.said == []
+
+
+# Real guests
+
+
+def growing(job: Job, mib: int) -> None:
+    """Have the job's guest write that much."""
+    with open(job.disk, "wb") as disk:
+        disk.write(guest.growing_sector(mib))
+        disk.truncate(1 << 30)
+    job.own(job.disk)
+
+
+@pytest.mark.libvirt
+def test_a_vm_that_passes_what_its_job_asks_for_ends(job: Job) -> None:
+    growing(job, 12)
+    with running(job, "RequestDisk = 4096", "DiskUsage = 1000") as peer:
+        until(lambda: job.domain() is None, "it is ended")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        found = job.exit_file()
+        assert found["ended_by"] == DISK_LIMIT
+        assert "and request_disk is 4 MiB: raise it" in str(found["reason"])
+        log = peer.quit(status=1)
+    assert str(found["reason"]) in log
+    assert "its disks may come to 1024 MiB, and it ends where they occupy more than the 4 MiB" in log
+    assert job.disk.stat().st_blocks << 9 > 4 * MIB, "what it has written comes home"
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    "more", [{"ad": ()}, {"ad": ("RequestDisk = 70000",)}, {"ad": ("RequestDisk = 4096",), "VM_DISK_LIMIT": False}]
+)
+def test_any_other_writes_what_it_wants(job: Job, more: dict[str, object]) -> None:
+    growing(job, 12)
+    ad = more.pop("ad")
+    assert isinstance(ad, tuple)
+    with running(job, *ad, **more) as peer:
+        until(lambda: guest.DONE in job.console(), "it has written all")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        done(peer, "STOP")
+        peer.quit()
+
+
+@pytest.mark.libvirt
+def test_disks_that_are_too_large_already_are_refused_with_both_numbers(job: Job) -> None:
+    write(job.disk, 4)
+    said = refused(job, errors.MISMATCHED, "RequestDisk = 2048")
+    assert "disks occupy 4 MiB already, and the job has asked for 2 MiB (RequestDisk)" in said
+    assert "request_disk = 5MB" in said
+
+
+@pytest.mark.libvirt
+def test_a_disk_elsewhere_is_not_the_slots(job: Job) -> None:
+    growing(job, 12)
+    other = job.scratch.parent / "elsewhere.img"
+    job.disk.rename(other)
+    disk = f'VMPARAM_vm_Disk = "{other}:hda:w:raw"'
+    with running(job, disk, "RequestDisk = 4096") as peer:
+        until(lambda: guest.DONE in job.console(), "it has written all")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        done(peer, "STOP")
+        peer.quit()
+
+
+@pytest.fixture
+def small(job: Job) -> Iterator[Path]:
+    """An EXECUTE of 64 MiB with the job's scratch directory in it, and 24 MiB that somebody else has."""
+    if os.getuid() != 0:
+        pytest.skip("only root can make a file system")
+    with mounted(job.scratch.parent / "execute", "size=64m,mode=755") as execute:
+        scratch = execute / "dir_1"
+        scratch.mkdir()
+        jobs.own(job.scratch, scratch)
+        shutil.move(job.disk, scratch)
+        job.scratch, job.disk = scratch, scratch / job.disk.name
+        write_anew(execute / "ballast", 24)
+        yield execute
+
+
+def write_anew(path: Path, mib: int) -> None:
+    path.touch()
+    write(path, mib)
+
+
+@pytest.mark.libvirt
+def test_the_last_of_execute_is_left_alone_and_the_guest_waits(job: Job, small: Path) -> None:
+    growing(job, 12)
+    with running(job, RESERVED_DISK=32, EXECUTE=small) as peer:
+
+        def is_paused() -> bool:
+            domain = job.domain()
+            return domain is not None and domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED
+
+        until(is_paused, "it waits")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running", "HTCondor has suspended nothing"
+        (small / "ballast").unlink()
+        until(lambda: not is_paused() and guest.DONE in job.console(), "it goes on")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        done(peer, "STOP")
+        log = peer.quit()
+    assert "paused by a file system of which the last 32 MiB are kept free" in log
+    assert job.exit_file()["reason"] is None
+
+
+@pytest.mark.libvirt
+def test_a_guest_for_which_no_room_comes_ends_as_with_a_full_disk(job: Job, small: Path) -> None:
+    growing(job, 12)
+    with running(job, RESERVED_DISK=32, EXECUTE=small, VM_IO_ERROR_TIMEOUT=2) as peer:
+        until(lambda: job.domain() is None, "it is given up")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit(status=1)
+    found = job.exit_file()
+    assert found["ended_by"] == "disk error"
+    assert found["reason"] == (
+        "a file system of which the last 32 MiB are kept free has kept the guest from running for 2 s"
+    )

@@ -1,0 +1,287 @@
+"""The way into a guest: ports of the machine that lead to ports of the guest's, and what becomes of them."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import libvirt
+import pytest
+
+from tests.domain.support import host, spec
+from tests.drivers.libvirt.support import (
+    LINUX,
+    NETWORK_NAME,
+    ON_VIRTIO,
+    USER_DATA,
+    USER_NETWORK,
+    Job,
+    done,
+    driver_for,
+    refused,
+    running,
+    until,
+)
+from tests.drivers.support import WHO
+from tests.lab import linux_guest
+from vmgahp.config import Settings
+from vmgahp.domain import build
+from vmgahp.drivers.libvirt import reach
+from vmgahp.drivers.libvirt.relay import Relay
+from vmgahp.drivers.resources import PASST, RELAY, WayIn
+from vmgahp.errors import MISMATCHED, MachineFault
+from vmgahp.findings import OFF, OK
+from vmgahp.job.nics import Nic
+
+LISTENS = """#!/bin/sh
+cat >/tmp.sh <<'END'
+[ "$1" = bound ] || exit
+ip addr add $ip/$mask dev $interface
+ip route add default via $router
+END
+chmod 755 /tmp.sh
+ip link set lo up
+ip link set eth0 up
+udhcpc -i eth0 -n -q -s /tmp.sh
+nc -ll -p 22 -e echo inside &
+echo listens at 22
+while :; do sleep 1; done
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def way(job: Job) -> dict[str, object]:
+    """The one that the job's owner is told of."""
+    path = job.scratch / reach.ACCESS_FILE
+    assert path.stat().st_uid == job.scratch.stat().st_uid
+    assert path.stat().st_mode & 0o077 == 0
+    [found] = json.loads(path.read_text())["ssh"]
+    assert isinstance(found, dict)
+    return found
+
+
+def heard(port: int) -> str:
+    """What whoever connects there reads."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connected:
+            return connected.recv(100).decode()
+    except OSError:
+        return ""
+
+
+def listening(linux: Job, nic: str) -> tuple[str, ...]:
+    """The lines of a job whose guest listens."""
+    for path in linux_guest.make(linux.scratch, nic):
+        linux.own(path)
+    (linux.scratch / "user-data").write_text(LISTENS)
+    linux.own(linux.scratch / "user-data")
+    return (*LINUX, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", "VMPARAM_vm_SSH = true")
+
+
+@pytest.mark.libvirt
+def test_a_port_of_the_machine_leads_into_a_guest_of_user_networking_also_after_a_suspend(linux: Job) -> None:
+    lines, port = listening(linux, "<interface type='user'/>"), free_port()
+    with running(linux, *lines, **USER_NETWORK, VM_SSH_PORTS=port) as peer:
+        assert way(linux) == {"guest_port": 22, "address": "127.0.0.1", "port": port}
+        until(lambda: "listens at 22" in linux.console(), "the guest listens")
+        until(lambda: heard(port) == "inside\n", "the way to be open")
+        done(peer, "SUSPEND")
+        assert heard(port) == ""
+        done(peer, "RESUME")
+        until(lambda: heard(port) == "inside\n", "the way to be open again")
+        done(peer, "STOP")
+        assert heard(port) == ""
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+def test_a_relay_of_the_jobs_user_leads_into_a_guest_with_nat(linux: Job, network: "libvirt.virNetwork") -> None:
+    lines, port = listening(linux, "<interface type='network'/>"), free_port()
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+    with running(linux, *lines, **settings, VM_SSH_PORTS=port) as peer:
+        until(lambda: "listens at 22" in linux.console(), "the guest listens")
+        until(lambda: any(word.startswith("IP=") for word in peer.run("STATUS", 1)) or relays(port), "its address")
+        until(lambda: heard(port) == "inside\n", "the way to be open")
+        [pid] = [each for each in relays(port) if os.getsid(each) == each]
+        assert Path(f"/proc/{pid}").stat().st_uid == linux.scratch.stat().st_uid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: peer.run("STATUS", 1) and heard(port) == "inside\n", "another relay")
+        done(peer, "STOP")
+        assert not relays(port)
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+def test_a_relay_does_not_outlive_a_server_that_is_killed(linux: Job, network: "libvirt.virNetwork") -> None:
+    lines, port = listening(linux, "<interface type='network'/>"), free_port()
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+    with running(linux, *lines, **settings, VM_SSH_PORTS=port) as peer:
+        until(lambda: peer.run("STATUS", 1) and relays(port), "the relay")
+        peer.process.kill()
+        until(lambda: not relays(port), "the relay to end")
+        peer.process.wait()
+        until(lambda: linux.domain() is None, "the guardian to end the VM")
+
+
+def relays(port: int) -> list[int]:
+    """The processes of relays of a port."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"LISTEN:{port},".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.libvirt
+def test_without_the_administrator_no_way_leads_in(job: Job) -> None:
+    said = refused(job, MISMATCHED, "JobVMNetworking = true", "VMPARAM_vm_SSH = true", **USER_NETWORK)
+    assert "VM_SSH_PORTS" in said
+
+
+@pytest.mark.libvirt
+def test_a_guest_runs_without_a_way_in_where_all_ports_are_taken(job: Job) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        with running(job, "JobVMNetworking = true", "VMPARAM_vm_SSH = true", **USER_NETWORK, VM_SSH_PORTS=port):
+            assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
+
+
+@pytest.mark.libvirt
+def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "is_free", lambda *_: True)
+    log: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        lines = "JobVMNetworking = true", "VMPARAM_vm_SSH = true"
+        driver, ad = driver_for(job, log, ad=lines, **USER_NETWORK, VM_SSH_PORTS=stranger.getsockname()[1])
+        try:
+            driver.start(ad).destroy()
+        finally:
+            driver.close()
+    assert any("no way leads from port" in line for line in log)
+    assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
+
+
+# Which ports
+
+
+def test_the_probe_says_whether_jobs_can_have_a_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reach.judge(Settings({"VM_MEMORY": "64"}), ["user"]) is None
+    good = reach.judge(settings_of("22000-22009"), ["user"])
+    assert good
+    assert (good.verdict, good.seen) == (OK, "10 ports at 127.0.0.1 lead to those of guests")
+    monkeypatch.setenv("PATH", "/nowhere")
+    for settings, networks, why in (
+        (settings_of("x"), ["user"], "VM_SSH_PORTS"),
+        (settings_of("22000", "198.51.100.7"), ["user"], "no address of this machine"),
+        (settings_of("22000"), [], "no network"),
+        (settings_of("22000"), ["nat", "user"], "socat is not installed"),
+    ):
+        bad = reach.judge(settings, networks)
+        assert bad
+        assert bad.verdict == OFF
+        assert why in bad.seen
+
+
+def settings_of(ports: str, address: str = "127.0.0.1") -> Settings:
+    return Settings({"VM_MEMORY": "64", "VM_SSH_PORTS": ports, "VM_SSH_ADDRESS": address})
+
+
+def test_ports_are_those_of_the_setting_in_its_order() -> None:
+    assert reach.ports_of(settings_of("2201-2203, 22000 2202")) == [2201, 2202, 2203, 22000]
+
+
+@pytest.mark.parametrize("ports", ["ssh", "0", "1-", "-9", "70000", "9-8", "22,٣٣"])
+def test_what_is_no_list_of_ports_is_the_administrators_fault(ports: str) -> None:
+    with pytest.raises(MachineFault, match="VM_SSH_PORTS"):
+        reach.ports_of(settings_of(ports))
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1,fork", "::%lo"])
+def test_what_is_no_address_is_the_administrators_fault(address: str) -> None:
+    with pytest.raises(MachineFault, match="VM_SSH_ADDRESS"):
+        reach.address_of(settings_of("22000", address))
+
+
+def test_no_port_is_given_twice_and_each_is_free_again_at_the_end() -> None:
+    log: list[str] = []
+    port = free_port()
+    settings = settings_of(str(port))
+    first = reach.claim(settings, (22,), RELAY, log.append)
+    try:
+        assert first.ports == ((22, port),)
+        second = reach.claim(settings, (22, 80), RELAY, log.append)
+        reach.release(WHO, log.append, second.room)
+        assert second.ports == ()
+        assert "22, 80" in log[0]
+    finally:
+        reach.release(WHO, log.append, first.room)
+    third = reach.claim(settings, (22,), RELAY, log.append)
+    reach.release(WHO, log.append, third.room)
+    assert third.ports == first.ports
+
+
+def test_the_words_for_others() -> None:
+    assert WayIn(RELAY, "127.0.0.1", ((22, 2201), (80, 2202))).words == "22=127.0.0.1:2201 80=127.0.0.1:2202"
+    assert WayIn(RELAY, "::", ((22, 2201),)).words == "22=[::]:2201"
+
+
+# How
+
+
+def test_passt_is_told_by_the_first_interface_alone() -> None:
+    forwards = host(passt=True, ssh_address="127.0.0.1", ssh_ports=((22, 2201), (80, 2202)))
+    made = etree.fromstring(build.build(spec(nics=(Nic("user"), Nic("user"))), forwards))
+    first, second = made.findall("devices/interface")
+    found = [(each.attrib, each.find("range").attrib) for each in first.findall("portForward")]
+    assert found == [
+        ({"proto": "tcp", "address": "127.0.0.1"}, {"start": "2201", "to": "22"}),
+        ({"proto": "tcp", "address": "127.0.0.1"}, {"start": "2202", "to": "80"}),
+    ]
+    assert second.find("portForward") is None
+
+
+def test_a_guest_that_is_restored_is_not_kept_by_who_has_taken_its_port() -> None:
+    log: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken, free = stranger.getsockname()[1], free_port()
+        forwards = "".join(
+            f"<portForward proto='tcp' address='127.0.0.1'><range start='{port}' to='22'/></portForward>"
+            for port in (taken, free)
+        )
+        xml = f"<domain><name>vm</name><devices><interface type='user'>{forwards}</interface></devices></domain>"
+        left = etree.fromstring(reach.without_taken(xml, log.append))
+        ways = WayIn(PASST, "127.0.0.1", ((22, taken), (80, free)), "")
+        assert reach.as_free(ways).ports == ((80, free),), "and nobody is told of the other"
+    assert [each.get("start") for each in left.iter("range")] == [str(free)]
+    assert str(taken) in log[0]
+    assert reach.without_taken(xml, log.append) is xml, "the stranger has gone"
+
+
+@pytest.fixture
+def relay() -> Iterator[tuple[Relay, list[str]]]:
+    log: list[str] = []
+    made = Relay(WHO, log.append, "vm", "127.0.0.1", [(22, free_port())])
+    yield made, log
+    made.end()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "169.254.169.254", "::1", "fe80::1", "x,fork"]
+)
+def test_a_guest_cannot_have_others_led_to_this_machine(relay: tuple[Relay, list[str]], address: str) -> None:
+    made, log = relay
+    made.lead_to(address)
+    made.lead_to(address)
+    assert len(log) == 1, "it is said once"
+    assert not made._running

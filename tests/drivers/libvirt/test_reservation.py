@@ -1,0 +1,189 @@
+"""IP addresses of VM_MAC_HOOK: how they reach the guest, and that they are given back whatever dies."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from xml.etree import ElementTree as etree
+
+import libvirt
+import pytest
+
+from tests.drivers.libvirt.support import (
+    ADDRESSES,
+    BRIDGE,
+    CRITICAL,
+    MAC,
+    NETWORK_NAME,
+    ON_VIRTIO,
+    USER_DATA,
+    Job,
+    done,
+    driver_for,
+    greeted,
+    refused_cleanly,
+    running,
+    until,
+)
+from vmgahp.drivers.libvirt import reservation
+from vmgahp.errors import MISMATCHED
+from vmgahp.host.runtime_dir import GIVEN
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")]
+
+FREE = str(ADDRESSES + 6)
+NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+BRIDGED = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
+
+
+class Hook:
+    """A hook that gives one address, and keeps what it was asked."""
+
+    def __init__(self, place: Path, answer: str, more: str = "") -> None:
+        self._calls = place / "calls"
+        self.path = place / "hook"
+        self.path.write_text(
+            f'#!/bin/sh\necho "$VMGAHP_VM_NAME:$@{more}" >>{self._calls}\n[ "$3" ] || echo "{answer}"\n'
+        )
+        self.path.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that nobody else can write to."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def reserved(network: "libvirt.virNetwork") -> list[tuple[str | None, str | None]]:
+    hosts = etree.fromstring(network.XMLDesc()).iterfind("ip/dhcp/host")
+    return [(host.get("mac"), host.get("ip")) for host in hosts]
+
+
+def notes(hook: Hook) -> list[str]:
+    """The notes of this hook's addresses: others start VMs at the same time, and a note of theirs may go while read."""
+    found = []
+    for name in os.listdir(GIVEN) if os.path.isdir(GIVEN) else []:
+        with suppress(FileNotFoundError):
+            found += [name] if str(hook.path) in (Path(GIVEN) / name).read_text() else []
+    return found
+
+
+def test_an_address_is_reserved_for_as_long_as_the_vm_lives(
+    job: Job, network: "libvirt.virNetwork", place: Path
+) -> None:
+    hook = Hook(place, f"{MAC} {FREE}")
+    with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
+        assert reserved(network) == [(MAC, FREE)]
+        done(peer, "STOP")
+        assert reserved(network) == []
+        assert hook.calls() == [f"{job.name}:0 ", f"{job.name}:0 {MAC} release"]
+        assert f"{FREE} is given back" in peer.quit()
+
+
+def test_an_address_is_given_back_where_the_server_was_killed(
+    job: Job, network: "libvirt.virNetwork", place: Path
+) -> None:
+    hook = Hook(place, f"{MAC} {FREE}")
+    with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
+        assert reserved(network) == [(MAC, FREE)]
+        assert notes(hook)
+        peer.process.kill()
+        until(lambda: reserved(network) == [], "the address to be free")
+        until(lambda: f"{job.name}:0 {MAC} release" in hook.calls(), "the hook to know")
+        peer.process.wait()
+        until(lambda: not notes(hook), "its note to be gone")
+
+
+def test_a_note_stays_until_the_hook_knows(place: Path) -> None:
+    note, hook = place / "note", place / "hook"
+    hook.write_text(f'#!/bin/sh\n[ -e {note} ] && echo "$@" >>{place}/told\n')
+    hook.chmod(0o755)
+    for line in (f"vm\n1\n{MAC}\n10.0.0.7\n\ntest:///default\n{hook}\n10", "vm\n1"):
+        note.write_text(line)
+        reservation.main([str(note)])
+        assert not note.exists()
+    assert (place / "told").read_text() == f"1 {MAC} release\n"
+
+
+def test_all_addresses_of_a_vm_are_given_back_at_one_go(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+    hook = Hook(place, "52:54:00:77:00:0$1 10.9.8.$1/24", " $PPID")
+    with running(job, 'VMPARAM_vm_NICs = "bridge, bridge"', VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
+        done(peer, "STOP")
+    released = [call.split() for call in hook.calls() if "release" in call]
+    assert [call[0] for call in released] == [f"{job.name}:0", f"{job.name}:1"]
+    assert len({call[-1] for call in released}) == 1, "by one process, which has one deadline"
+
+
+OUTSIDE = {
+    "the host's": ADDRESSES + 1,
+    "the last": ADDRESSES + 7,
+    "another network's": ADDRESSES + 9,
+    "far": "10.1.2.3",
+}
+
+
+@pytest.mark.parametrize("whose", OUTSIDE)
+def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(
+    job: Job, network: "libvirt.virNetwork", place: Path, whose: str
+) -> None:
+    address = OUTSIDE[whose]
+    hook = Hook(place, f"{MAC} {address}")
+    with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
+        assert f"gives {MAC} the address {address}" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+    assert hook.calls()[-1].endswith("release")
+    assert reserved(network) == []
+
+
+def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+    network.update(3, 4, -1, f"<host mac='52:54:00:00:00:01' ip='{FREE}'/>", 1)
+    hook = Hook(place, f"{MAC} {FREE}")
+    with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
+        assert "VM_MAC_HOOK" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+    assert reserved(network) == [("52:54:00:00:00:01", FREE)]
+
+
+def test_a_job_that_takes_the_mac_address_of_a_suspended_vm_is_held(
+    job: Job, network: "libvirt.virNetwork", place: Path
+) -> None:
+    network.update(3, 4, -1, f"<host mac='{MAC}' ip='{FREE}'/>", 1)
+    hook = Hook(place, f"{MAC} {ADDRESSES + 5}")
+    settings = {"VM_MAC_HOOK": hook.path, "VM_MAC_HOOK_ALWAYS": True, **NAT}
+    with greeted(job, **settings) as peer:
+        said = refused_cleanly(peer, job, MISMATCHED, "JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
+    assert f"JobVM_MACADDR = {MAC} is the address of another VM" in said
+    assert reserved(network) == [(MAC, FREE)]
+
+
+def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+    hook = Hook(place, f"{MAC} {FREE}")
+    driver, ad = driver_for(job, [], ad=("JobVMNetworking = true",), VM_MAC_HOOK=hook.path, **NAT)
+    try:
+        assert MAC in driver.describe(ad)
+    finally:
+        driver.close()
+    assert reserved(network) == []
+    assert hook.calls() == [f"{job.name}:0 "]
+
+
+def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+    hook = Hook(place, f"{MAC} 10.9.8.7/24 10.9.8.1 10.9.8.2")
+    (job.scratch / "user-data").write_text("#cloud-config\n")
+    job.own(job.scratch / "user-data")
+    with running(job, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
+        seed = (job.scratch / "vm_cidata.iso").read_bytes()
+        assert (
+            f'{{"version": 2, "ethernets": {{"nic0": {{"match": {{"macaddress": "{MAC}"}}, "dhcp4": false, '
+            '"addresses": ["10.9.8.7/24"], "routes": [{"to": "0.0.0.0/0", "via": "10.9.8.1"}], '
+            '"nameservers": {"addresses": ["10.9.8.2"]}}}}'
+        ).encode() in seed
+        done(peer, "STOP")
+    assert hook.calls()[-1].endswith("release")
+
+
+def test_where_nothing_can_tell_the_guest_the_log_says_so(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+    hook = Hook(place, f"{MAC} 10.9.8.7/24")
+    with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
+        assert "nothing tells the guest the address 10.9.8.7/24" in peer.quit()

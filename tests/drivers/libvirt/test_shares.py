@@ -1,0 +1,277 @@
+"""Directories that guests mount by virtiofs: the job's own and the machine's, and what goes through."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import JOB_UID
+from tests.drivers.libvirt.support import (
+    LINUX,
+    ON_VIRTIO,
+    USER_DATA,
+    Job,
+    done,
+    refused,
+    run_to_its_end,
+    running,
+    until,
+)
+from vmgahp import errors
+from vmgahp.drivers.libvirt import virtiofs
+from vmgahp.host import beside, file_server
+from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.job.share_dirs import Share
+
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(not virtiofs.program(), reason="there is no virtiofsd")]
+
+MISMATCHED = errors.MISMATCHED
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes the job's user")
+BY_VIRTIOFS = {"VM_SHARE_SCRATCH": "virtiofs"}
+
+SCRIPT = """#!/bin/sh
+set -x
+for tag in {tags}; do
+    mkdir -p /mnt/$tag
+    mount -t virtiofs $tag /mnt/$tag && echo "mounted $tag"
+done
+{more}
+echo "all done"
+"""
+
+
+def guest(linux: Job, more: str, *tags: str) -> None:
+    path = linux.scratch / "user-data"
+    path.write_text(SCRIPT.format(tags=" ".join(tags), more=more))
+    linux.own(path)
+
+
+def servers(linux: Job) -> list[int]:
+    """The virtiofsd of this VM: they are the job's user, and have its directories in their command lines."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"/virtiofsd\0" in words and os.fsencode(linux.scratch.parent) in words:
+            found.append(int(place.name))
+    return found
+
+
+@pytest.fixture
+def machine(linux: Job) -> Path:
+    """A directory of the machine's, which everybody may write to."""
+    made = linux.scratch.parent / "of the machine"
+    made.mkdir()
+    made.chmod(0o777)
+    (made / "table").write_text("of reference\n")
+    (made / "link").symlink_to("table")
+    return made
+
+
+def test_what_a_guest_writes_to_its_share_comes_home_and_no_link_does(linux: Job) -> None:
+    guest(
+        linux,
+        """cd /mnt/share
+cat word
+echo made > result
+mkdir below && echo deep > below/deeper
+ln -s /etc/passwd stolen || echo "no symbolic link"
+mkfifo pipe || echo "no pipe"
+mknod disk b 8 0 || echo "no device"
+ln result twin && echo "a second name"
+chmod 4755 result || echo "no set-user-id"
+chmod 700 result && echo "a mode"
+ls -ln""",
+        "share",
+    )
+    inbox = linux.scratch / "inbox"
+    inbox.mkdir()
+    (inbox / "word").write_text("a word from the job\n")
+    linux.own(inbox)
+    linux.own(inbox / "word")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, 'VMPARAM_vm_Share = "inbox"', **BY_VIRTIOFS) as peer:
+        assert servers(linux)
+        run_to_its_end(peer, linux)
+    console = linux.console()
+    for said in (
+        "a word from the job",
+        "no symbolic link",
+        "no pipe",
+        "no device",
+        "a second name",
+        "no set-user-id",
+        "a mode",
+        "all done",
+    ):
+        assert said in console, console
+    assert {path.name for path in inbox.iterdir()} == {"word", "result", "below", "twin"}
+    assert (inbox / "below" / "deeper").read_text() == "deep\n"
+    for path in inbox.rglob("*"):
+        assert not path.is_symlink()
+        assert path.stat().st_uid == linux.scratch.stat().st_uid
+    assert not servers(linux)
+
+
+def test_the_machines_directories_are_read_and_written_as_the_administrator_says(linux: Job, machine: Path) -> None:
+    other = machine.parent / "to write"
+    other.mkdir()
+    other.chmod(0o777)
+    guest(
+        linux,
+        """cat /mnt/ref/link
+echo no > /mnt/ref/table || echo "ref is not written"
+rm /mnt/ref/table || echo "ref keeps it"
+echo yes > /mnt/Data/told""",
+        "ref",
+        "Data",
+    )
+    settings = {
+        "VM_SHARE_DIRS": "ref, Data",
+        "VM_SHARE_DIR_REF": machine,
+        "VM_SHARE_DIR_DATA": f"{other}:rw",
+        "VM_SHARE_DIR_DATA_IF": 'TARGET.Owner == "alice"',
+    }
+    asks = (*LINUX, ON_VIRTIO, USER_DATA, 'VMPARAM_vm_Share_Dirs = "REF, data, ref"')
+    with running(linux, *asks, 'Owner = "alice"', **settings) as peer:
+        run_to_its_end(peer, linux)
+    console = linux.console()
+    for said in ("of reference", "ref is not written", "ref keeps it", "all done"):
+        assert said in console, console
+    assert (machine / "table").read_text() == "of reference\n"
+    assert (other / "told").read_text() == "yes\n"
+    assert (other / "told").stat().st_uid == linux.scratch.stat().st_uid
+    said = refused(linux, MISMATCHED, *asks, 'Owner = "bob"', **settings)
+    assert 'This machine gives its directory Data to VM jobs only where TARGET.Owner == "alice"' in said
+
+
+def test_a_vm_that_shares_can_be_paused_and_not_saved(linux: Job) -> None:
+    guest(linux, "echo ready; cat", "share")
+    asks = (*LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true")
+    said = refused(linux, MISMATCHED, *asks, "JobVMCheckpoint = true", **BY_VIRTIOFS)
+    assert "JobVMCheckpoint" in said
+    with running(linux, *asks, **BY_VIRTIOFS) as peer:
+        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+        assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
+        done(peer, "SOFT_SUSPEND", "RESUME", "STOP")
+        log = peer.quit()
+    assert "its guest can mount a directory" in log
+    assert not servers(linux)
+
+
+def test_a_server_that_dies_leaves_no_virtiofsd(linux: Job) -> None:
+    guest(linux, "echo ready; cat", "share")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true", **BY_VIRTIOFS) as peer:
+        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+        assert servers(linux)
+        peer.end_by(signal.SIGKILL)
+        until(lambda: linux.domain() is None, "the guardian ends the VM", 30)
+        until(lambda: not servers(linux), "virtiofsd ends with QEMU", 10)
+
+
+def test_a_virtiofsd_that_dies_takes_no_vm_with_it(linux: Job) -> None:
+    guest(linux, "echo ready; cat", "share")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true", **BY_VIRTIOFS) as peer:
+        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+        for pid in servers(linux):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not servers(linux), "virtiofsd is gone", 10)
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        done(peer, "STOP")
+        peer.quit()
+
+
+# virtiofsd itself
+
+
+@pytest.fixture
+def user() -> Identity:
+    return Identity(JOB_UID, JOB_UID) if os.geteuid() == 0 else Identity(os.getuid(), os.getgid())
+
+
+def test_it_answers_here(user: Identity) -> None:
+    assert virtiofs.trouble(user, 10) == ""
+
+
+def test_one_that_nobody_connects_to_goes_with_its_room(user: Identity, tmp_path: Path) -> None:
+    room = runtime_dir()
+    virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", writable=False), (os.getuid(), os.getgid()))
+    pid = int(Path(room, "pid").read_text())
+    beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+    assert not Path(room).exists()
+    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_whom_it_blames_for_a_directory(user: Identity, tmp_path: Path) -> None:
+    def begin(directory: Path | str) -> None:
+        room = runtime_dir()
+        try:
+            virtiofs.begin(user, room, Share("x", str(directory), "virtiofs", setting="VM_SHARE_DIR_X"), (0, 0))
+        finally:
+            beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+
+    with pytest.raises(errors.MachineFault, match="No such file"):
+        begin("/nonexistent")
+    with pytest.raises(errors.MachineFault, match="Not a directory"):
+        begin("/etc/passwd")
+
+
+@pytest.mark.parametrize("setting", ["", "VM_SHARE_DIR_X"])
+def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(
+    setting: str, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other process of the job's user can do that."""
+    remember = beside.remember
+
+    def killed(process: subprocess.Popen[bytes], room: str) -> None:
+        process.kill()
+        remember(process, room)
+
+    monkeypatch.setattr(beside, "remember", killed)
+    room = runtime_dir()
+    try:
+        with pytest.raises(errors.JobFault, match="it does not begin"):
+            virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", setting=setting), (0, 0))
+    finally:
+        beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+
+
+@as_root
+def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity, tmp_path: Path) -> None:
+    room = runtime_dir()
+    closed = Share("x", "/root", "virtiofs", setting="VM_SHARE_DIR_X")
+    try:
+        with pytest.raises(errors.JobFault, match="cannot be read by the job's user"):
+            virtiofs.begin(user, room, closed, (0, 0))
+    finally:
+        beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+
+
+def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    beside.end(str(tmp_path), "/nobody/says/this")
+
+
+def test_where_there_is_none_the_job_is_told(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtiofs, "PLACES", ("/nonexistent",))
+    assert virtiofs.proved(user, 1).reason == "virtiofsd is not installed"
+
+
+def test_the_calls_that_are_refused_are_those_of_the_kernels_headers() -> None:
+    """By their numbers in the header that this machine has."""
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if os.uname().machine != "x86_64" or not header.exists():
+        pytest.skip("no such header here")
+    numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
+    calls = file_server.CALLS["x86_64"]
+    refused_names = ("symlink", "symlinkat", "mknod", "mknodat", "io_uring_setup", "openat2")
+    assert calls.refused == tuple(int(numbers[name]) for name in refused_names)
+    pretended_names = ("setresuid", "setresgid", "setgroups")
+    assert calls.pretended == tuple(int(numbers[name]) for name in pretended_names)
+    of_modes = ("open", "creat", "chmod", "fchmod", "openat", "fchmodat")
+    assert tuple(number for number, _ in calls.modes[:-1]) == tuple(int(numbers[name]) for name in of_modes)

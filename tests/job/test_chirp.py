@@ -1,0 +1,301 @@
+"""What a starter is told by chirp, and who is not spoken to."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs import own
+from tests.lab.starter import ANY, FakeStarter, elsewhere, unescaped
+from vmgahp.host.job_user import Identity
+from vmgahp.job import chirp, published
+from vmgahp.job.ad import JobAd
+from vmgahp.job.published import NAMES, News, expression
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def starter(scratch: Path) -> Iterator[FakeStarter]:
+    with FakeStarter(scratch) as made:
+        yield made
+
+
+def news_of(**values: published.Value) -> News:
+    news = News()
+    for name in NAMES:
+        if name.attribute in values:
+            news.publish(name, values[name.attribute])
+    return news
+
+
+def tell(news: News, scratch: Path, user: Identity, seconds: float = SECONDS) -> str:
+    return chirp.tell(news, str(scratch), user, seconds)
+
+
+def test_what_is_new_is_told_once(scratch: Path, user: Identity, starter: FakeStarter) -> None:
+    news = news_of(ChirpVMState="Running", ChirpVMMemory=1234, ChirpVMCPU=1.5)
+    assert tell(news, scratch, user) == ""
+    assert starter.ad() == {"ChirpVMState": '"Running"', "ChirpVMMemory": "1234", "ChirpVMCPU": "1.5"}
+    news.publish(published.STATE, "Running")
+    news.publish(published.MEMORY, 1235)
+    assert news.unsaid() == [(published.MEMORY, 1235)]
+    tell(news, scratch, user)
+    assert starter.told[3:] == [["set_job_attr_delayed", "ChirpVMMemory", "1235"]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_is_the_jobs_user_who_connects(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners: list[int] = []
+    ask = chirp.Starter.ask
+
+    def asked(self: chirp.Starter, *words: str) -> int:
+        owners.append(os.fstat(self._socket.fileno()).st_uid)
+        return ask(self, *words)
+
+    monkeypatch.setattr(chirp.Starter, "ask", asked)
+    with FakeStarter(scratch):
+        tell(news_of(ChirpVMState="Running"), scratch, user)
+    assert set(owners) == {user.uid}
+
+
+def test_the_environment_says_where_the_starter_writes(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = elsewhere(scratch) / ".chirp.config"
+    monkeypatch.setenv("_CONDOR_SCRATCH_DIR", str(scratch))
+    monkeypatch.setenv("_CONDOR_CHIRP_CONFIG", str(config))
+    with FakeStarter(scratch, config=config) as starter:
+        assert tell(news_of(ChirpVMState="Running"), scratch, user) == ""
+    assert starter.ad() == {"ChirpVMState": '"Running"'}
+
+
+def test_what_is_refused_is_said_once_and_not_again(scratch: Path, user: Identity, starter: FakeStarter) -> None:
+    starter.allowed = ()
+    news = news_of(ChirpVMState="Running", ChirpVMMemory=1)
+    assert tell(news, scratch, user) == "the starter does not take ChirpVMState into the job ad"
+    assert not news.unsaid()
+
+
+def test_a_line_goes_to_the_jobs_log_where_the_job_may(scratch: Path, user: Identity, starter: FakeStarter) -> None:
+    news = news_of(ChirpVMVNC="127.0.0.1:5900")
+    assert tell(news, scratch, user) == chirp.NO_LINES
+    starter.allowed = ANY
+    news.say("a line of\nits own")
+    assert tell(news, scratch, user) == ""
+    assert starter.log()[-1] == "a line of?its own"
+    assert starter.log()[0] == "The VM's display is at 127.0.0.1:5900 of its machine"
+
+
+def test_a_vm_fills_no_log(scratch: Path, user: Identity) -> None:
+    news = News()
+    for number in range(1000):
+        news.publish(published.ADDRESSES, f"10.0.0.{number}")
+    with FakeStarter(scratch, ANY) as starter:
+        tell(news, scratch, user)
+    assert len(starter.log()) == published.MOST_LINES
+    assert starter.ad() == {"ChirpVMAddresses": '"10.0.0.999"'}
+
+
+# The file, which is in the job's hands
+
+
+def configured(scratch: Path, text: bytes) -> None:
+    path = scratch / ".chirp.config"
+    path.write_bytes(text)
+    own(scratch, path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"10.0.0.1 80 abc\n", b"127.evil.example 80 abc\n", b"localhost 80 abc\n", b"127.0.0 80 abc\n", b""),
+        *(b"127.0.0.1 80\n", b"127.0.0.1 80 abc def\n", b"127.0.0.1 80 " + b"x" * 5000 + b"\n", b"127.0.0.999 8 a\n"),
+        *(b"127.0.0.1 80 abc\n10.0.0.1 80 abc\n", b"\x00\xff", b"::2 80 abc\n", b"127.0.0.1 0 abc\n"),
+        *(b"127.0.0.1 65536 abc\n", b"127.0.0.1 80 a\\nb\n", b"0127.0.0.1 80 abc\n", "127.0.0.1 8٣ abc\n".encode()),
+    ],
+)
+def test_nobody_but_the_starter_of_this_machine_is_spoken_to(scratch: Path, user: Identity, text: bytes) -> None:
+    configured(scratch, text)
+    with pytest.raises(chirp.Unheard, match="is not as a starter writes it"):
+        tell(news_of(ChirpVMState="Running"), scratch, user)
+
+
+@given(st.binary(max_size=300) | st.binary(max_size=30).map(lambda end: b"127.0.0.1 1234 " + end))
+def test_whatever_the_file_says_it_is_a_loopback_address_or_nothing(text: bytes) -> None:
+    if found := chirp.parse(text):
+        address, port, password = found
+        assert address == "::1" or socket.inet_aton(address)[0] == 127
+        assert 0 < port < 65536
+        assert password.isalnum()
+
+
+def test_without_a_starter_that_is_said(scratch: Path, user: Identity) -> None:
+    with pytest.raises(chirp.Unheard) as error:
+        tell(News(), scratch, user)
+    assert str(error.value) == chirp.missing(str(scratch)) == f"{chirp.NO_STARTER}: there is no {scratch}/.chirp.config"
+    with FakeStarter(scratch):
+        assert chirp.missing(str(scratch)) == ""
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "fifo"])
+def test_no_link_is_followed_to_the_file(scratch: Path, user: Identity, kind: str) -> None:
+    path = scratch / ".chirp.config"
+    if kind == "link":
+        (scratch / "other").write_text("127.0.0.1 80 abc\n")
+        path.symlink_to("other")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    own(scratch)
+    with pytest.raises(chirp.Unheard):
+        tell(News(), scratch, user)
+
+
+# A starter that is none
+
+
+@pytest.mark.parametrize("answer", [b"0" * 5000, b"no\n", b"\n", b"0\n0\n", b"-\n", "٣\n".encode(), b"\xff\n"])
+def test_an_answer_is_a_short_number(scratch: Path, user: Identity, starter: FakeStarter, answer: bytes) -> None:
+    starter.answer = answer
+    news = news_of(ChirpVMState="Running")
+    with pytest.raises(chirp.Unheard, match="does not answer by a number"):
+        tell(news, scratch, user)
+    assert news.unsaid()
+
+
+def test_one_that_never_answers_is_not_waited_for(scratch: Path, user: Identity, starter: FakeStarter) -> None:
+    starter.answer = b""
+    with pytest.raises(chirp.Unheard, match="has not answered in time"):
+        tell(news_of(ChirpVMState="Running"), scratch, user, 0.2)
+
+
+def test_one_that_takes_nobody_up_is_not_waited_for(scratch: Path, user: Identity) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address):  # no more are kept waiting
+            configured(scratch, f"127.0.0.1 {address[1]} abc\n".encode())
+            with pytest.raises(chirp.Unheard, match="has not answered in time"):
+                tell(news_of(ChirpVMState="Running"), scratch, user, 0.2)
+
+
+def test_one_that_is_gone_is_said_to_be(scratch: Path, user: Identity) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    configured(scratch, f"127.0.0.1 {port} abc\n".encode())
+    with pytest.raises(chirp.Unheard, match="refused"):
+        tell(news_of(ChirpVMState="Running"), scratch, user)
+
+
+def test_nothing_is_told_one_that_knows_another_password(scratch: Path, user: Identity, starter: FakeStarter) -> None:
+    path = scratch / ".chirp.config"
+    path.write_text(path.read_text().replace("abcdefghij", "guessed"))
+    with pytest.raises(chirp.Unheard, match="does not take the password"):
+        tell(news_of(ChirpVMState="Running"), scratch, user)
+    assert starter.told == []
+
+
+def test_a_round_that_the_end_overtakes_says_nothing_more(
+    scratch: Path, user: Identity, starter: FakeStarter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = news_of(ChirpVMState="Running", ChirpVMMemory=1)
+    ask = chirp.Starter.ask
+    ends: list[threading.Thread] = []
+
+    def end() -> None:
+        news.is_over()
+        news.publish(published.STATE, "Stopped")
+        chirp.tell_end(news, str(scratch), user, 3)
+
+    def asked(self: chirp.Starter, *words: str) -> int:
+        if words[-1] == '"Running"':
+            ends.append(threading.Thread(target=end))
+            ends[0].start()
+            while not news.over:
+                time.sleep(0.001)
+        return ask(self, *words)
+
+    monkeypatch.setattr(chirp.Starter, "ask", asked)
+    with news.turn:
+        assert tell(news, scratch, user) == ""
+    ends[0].join(SECONDS)
+    assert [words[-1] for words in starter.told] == ['"Running"', "3", '"Stopped"', "1"]
+
+
+def test_the_end_raises_nothing_and_says_each_problem_once(scratch: Path, user: Identity) -> None:
+    news = News()
+    assert "no starter can be reached" in chirp.tell_end(news, str(scratch), user, 3)
+    assert chirp.tell_end(news, str(scratch), user, 3) == ""
+
+
+# Words
+
+
+def test_all_names_are_for_delayed_updates_and_differ() -> None:
+    assert all(name.attribute.startswith("ChirpVM") for name in NAMES)
+    assert len({name.attribute.lower() for name in NAMES}) == len(NAMES) < 90, "a starter takes 100 of a job"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "undefined"),
+        (True, "true"),
+        (7, "7"),
+        (0.5, "0.5"),
+        ("plain", '"plain"'),
+        ('a "b" \\', '"a \\"b\\" \\\\"'),
+        ("Grüße ☃", '"Grüße ☃"'),
+        ("\x1b[31mred\n", '"?[31mred?"'),
+        ("\u2028\u202e", '"??"'),
+    ],
+)
+def test_a_value_is_an_expression_on_one_line(value: published.Value, text: str) -> None:
+    assert expression(value) == text
+
+
+@given(st.text(max_size=3000) | st.text(alphabet='"\\ü', min_size=900, max_size=1100))
+def test_whatever_is_said_is_one_string_that_a_starter_takes(text: str) -> None:
+    made = expression(text)
+    assert len(made.encode()) <= published.LONGEST_VALUE
+    body = made[1:-1].replace("\\\\", "")
+    assert made[0] == made[-1] == '"'
+    assert body.count('"') == body.count('\\"')
+    assert body.count("\\") == body.count('\\"')
+    assert unescaped(chirp.escaped(made)) == [made]
+
+
+def test_what_an_earlier_run_has_left_becomes_undefined() -> None:
+    ad = JobAd([("chirpvmvnc", '"127.0.0.1:5900"'), ("ChirpVMOfAnother", "1"), ("ClusterId", "1")])
+    news = news_of(ChirpVMState="Running")
+    news.forget(ad.names("ChirpVM"))
+    assert news.unsaid() == [(published.STATE, "Running"), (published.VNC, None)]
+
+
+def test_what_is_of_use_while_it_runs_is_undefined_afterwards() -> None:
+    news = news_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200", ChirpVMMemoryPeak=7)
+    news.is_over()
+    assert dict(news.unsaid()) == {published.STATE: "Running", published.SSH: None, published.MEMORY_PEAK: 7}
+
+
+def test_another_process_takes_over_what_was_published() -> None:
+    news, other = news_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200"), News()
+    other.take_over(news.plain())
+    assert other.unsaid() == news.unsaid()
+    assert (news.take_lines(), other.take_lines()) == ([], ["The VM is reached by 127.0.0.1:2200"])
+
+
+def test_what_another_process_says_anew_is_one_line_in_the_log() -> None:
+    news = news_of(ChirpVMVNC="127.0.0.1:5900")
+    assert len(news.take_lines()) == 1
+    for port, lines in ((5900, 0), (5901, 1)):
+        news.take_over(news_of(ChirpVMVNC=f"127.0.0.1:{port}").plain())
+        assert len(news.take_lines()) == lines
+    assert news.unsaid() == [(published.VNC, "127.0.0.1:5901")]

@@ -1,0 +1,202 @@
+"""Submit files as pools have had them since long before this daemon: what HTCondor's own server runs, runs.
+
+By the shapes of those in HTCondor's manual and tests, of test suites that boot images, and of clouds on top of it.
+HTCondor's own reader reads the lines; what libvirt's QEMU driver would refuse is refused here too, with a reason.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests import jobs
+from tests.commands.submit import oracle
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.domain.build import Host, build
+from vmgahp.job.look import look
+from vmgahp.job.spec import JobSpec
+from vmgahp.job.xen import XenBoot
+
+HOST = Host("00000000-0000-4000-8000-000000000000", "qemu", "", nat_network="default", bridge="br0")
+COMMON = "universe = vm\nexecutable = a machine\nlog = machine.log\n"
+TRANSFER = "should_transfer_files = YES\nwhen_to_transfer_output = ON_EXIT\n"
+NETWORKS = {"VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, bridge"}
+BRIDGED = NETWORKS | {"VM_NETWORKING_BRIDGE_INTERFACE": "br0"}
+
+
+class Pool(NamedTuple):
+    """A submit file, and what the guest is to have."""
+
+    lines: str
+    drives: tuple[tuple[str, str, str], ...]
+    """File, device and format."""
+    memory_mib: int
+    vcpus: int = 1
+    networks: tuple[str, ...] = ()
+    files: tuple[str, ...] = ("system.img", "data.img")
+    settings: dict[str, str] = {}
+
+
+RUN = {
+    "an image of a system, and a disk that brings the work and takes the results back": Pool(
+        """vm_type = kvm
+        vm_memory = 2048
+        vm_networking = true
+        vm_no_output_vm = false
+        vm_vnc = true
+        vm_disk = system.img:vda:w:raw,data.img:vdb:w:raw
+        request_disk = 5.5GB
+        transfer_output_files = data.img
+        transfer_output_remaps = "data.img = results-$(CLUSTER).img"
+        """,
+        (("system.img", "vda", "raw"), ("data.img", "vdb", "raw")),
+        2048,
+        networks=("nat",),
+        settings=NETWORKS,
+    ),
+    "IDE disks, whose formats are said": Pool(
+        """vm_type = kvm
+        vm_memory = 128
+        vm_networking = false
+        vm_disk = system.qcow2:hda:w:qcow2,data.img:hdb:w:raw
+        """,
+        (("system.qcow2", "hda", "qcow2"), ("data.img", "hdb", "raw")),
+        128,
+        files=("system.qcow2", "data.img"),
+    ),
+    "capitals, blanks and a comma at the end": Pool(
+        """Vm_Type = KVM
+        VM_MEMORY = 512
+        vm_disk = system.img : VDA : W : RAW , data.img:vdb:rw,
+        """,
+        (("system.img", "vda", "raw"), ("data.img", "vdb", "raw")),
+        512,
+    ),
+    "a path of the submit machine, of a file that is transferred": Pool(
+        """vm_type = kvm
+        vm_memory = 256
+        request_cpus = 2
+        vm_vcpus = 2
+        vm_disk = /home/alice/images/system.img:vda:w
+        """,
+        (("system.img", "vda", "raw"),),
+        256,
+        2,
+    ),
+    "NAT by its name in capitals, a MAC address and a checkpoint": Pool(
+        """vm_type = kvm
+        vm_memory = 256
+        vm_networking = true
+        vm_networking_type = NAT
+        vm_macaddr = 02:16:3E:00:00:01
+        vm_checkpoint = true
+        vm_disk = system.img:vda:w
+        """,
+        (("system.img", "vda", "raw"),),
+        256,
+        networks=("nat",),
+        settings=NETWORKS,
+    ),
+    "a bridge": Pool(
+        """vm_type = kvm
+        vm_memory = 256
+        vm_networking = true
+        vm_networking_type = bridge
+        vm_disk = system.img:sda:w
+        """,
+        (("system.img", "sda", "raw"),),
+        256,
+        networks=("bridge",),
+        settings=BRIDGED,
+    ),
+    "attributes for others than the VM": Pool(
+        """vm_type = kvm
+        vm_memory = 256
+        vm_disk = system.img:vda:w
+        periodic_release = (HoldReasonCode == 6) && regexp("VMGAHP_ERR_INTERNAL", HoldReason)
+        priority = 5
+        +vm_ipaddr = "192.0.2.9"
+        +VM_XML = "<domain type='kvm'><name>{NAME}</name></domain>"
+        """,
+        (("system.img", "vda", "raw"),),
+        256,
+    ),
+}
+
+
+def read(lines: str, scratch: Path, files: tuple[str, ...], **settings: str) -> tuple[JobSpec, Settings]:
+    for name in files:
+        (scratch / name).write_bytes(b"QFI\xfb" + bytes(1 << 16) if name.endswith("qcow2") else bytes(1 << 16))
+        jobs.own(scratch, scratch / name)
+    text = COMMON + TRANSFER + (f"transfer_input_files = {','.join(files)}\n" if files else "") + lines
+    ad = oracle.ad_of("\n".join(line.strip() for line in text.splitlines()), scratch)
+    made = Settings({"VM_MEMORY": "4096", "VM_HARDWARE_VT": "true"} | settings)
+    spec = JobSpec.parse(ad, made)
+    return (spec._replace(xen=XenBoot.parse(ad, made)) if ad.vm_type() == "xen" else spec), made
+
+
+@pytest.mark.parametrize("pool", RUN.values(), ids=list(RUN))
+def test_it_runs(pool: Pool, scratch: Path) -> None:
+    spec, settings = read(pool.lines, scratch, pool.files, **pool.settings)
+    # Whether an image is what its job says is seen elsewhere, with real ones.
+    there = look(
+        spec._replace(requests=tuple(one._replace(format="raw") for one in spec.requests)),
+        settings,
+        jobs.owner(scratch),
+    )
+    forms = {one.device: one.format for one in spec.requests}
+    made = oracle.seen(build(spec._replace(disks=tuple(d._replace(format=forms[d.device]) for d in there.disks)), HOST))
+    assert tuple((drive.file, drive.device, drive.form) for drive in made.drives) == pool.drives
+    assert (made.memory_mib, made.vcpus) == (pool.memory_mib, pool.vcpus)
+    assert tuple(card.network for card in made.cards) == pool.networks
+
+
+def test_one_vm_on_partitions_of_one_disk_is_xens(scratch: Path) -> None:
+    lines = """vm_type = xen
+    vm_memory = 128
+    xen_kernel = /boot/vmlinuz-of-the-guest
+    xen_initrd = /boot/initrd-of-the-guest
+    xen_root = /dev/sda1
+    xen_kernel_params = "3 console=hvc0"
+    vm_disk = system.img:sda1:w,data.img:sda2:w
+    """
+    spec, settings = read(lines, scratch, ("system.img", "data.img"))
+    found = look(spec._replace(xen=None), settings, jobs.owner(scratch)).disks
+    assert [(disk.device, disk.partition) for disk in found] == [("sda", "1"), ("sda", "2")]
+    assert spec.xen is not None
+    assert spec.xen.kernel is not None
+    assert spec.xen.kernel.path == "/boot/vmlinuz-of-the-guest"
+    assert spec.xen.command_line == "root=/dev/sda1 3 console=hvc0"
+
+
+REFUSED = {
+    "a partition, under QEMU": ("system.img:sda1:w", "names the partition sda1, and only Xen has such disks"),
+    "an IDE disk that cannot be written": ("system.img:vda:w,data.img:hdc:r", "read-only as hdc, and an IDE disk"),
+    "a file that nobody brings": ("other.img:vda:w", "'other.img' is not in the job's scratch directory"),
+    "a fifth IDE disk": ("system.img:hde:w", "'hde' is not a device that a VM can have"),
+}
+
+
+@pytest.mark.parametrize(("disks", "sentence"), REFUSED.values(), ids=list(REFUSED))
+def test_what_libvirt_refuses_is_refused_with_a_reason(disks: str, sentence: str, scratch: Path) -> None:
+    def described() -> str:
+        lines = f"vm_type = kvm\nvm_memory = 128\nvm_disk = {disks}\n"
+        spec, settings = read(lines, scratch, ("system.img", "data.img"))
+        return build(look(spec, settings, jobs.owner(scratch)), HOST)
+
+    with pytest.raises(errors.JobFault) as raised:
+        described()
+    assert sentence in raised.value.problem
+
+
+def test_a_cloud_whose_script_describes_the_vm(scratch: Path) -> None:
+    """Its jobs name no disk that is one, and say to the script what they like."""
+    lines = """vm_type = kvm
+    vm_memory = 512
+    vm_disk = /dev/null:null:null
+    +VMPARAM_vm_Image = "debian"
+    +VM_XML = "<domain type='kvm'><name>{NAME}</name></domain>"
+    """
+    spec, settings = read(lines, scratch, (), LIBVIRT_XML_SCRIPT="/etc/condor/make-xml")
+    assert look(spec, settings, jobs.owner(scratch)).disks == ()

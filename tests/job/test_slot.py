@@ -1,0 +1,217 @@
+"""What a job's slot has of its machine: who is believed, and the VM that is larger than that."""
+
+import os
+
+import pytest
+
+from tests import jobs
+from tests.jobs import Files, ad, owner
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.errors import JobFault
+from vmgahp.job import slot, vm_spec
+from vmgahp.job.ad import JobAd
+from vmgahp.job.look import find
+from vmgahp.job.slot import Slot
+from vmgahp.job.spec import JobSpec
+
+MACHINE = Settings({"VM_MEMORY": "4096"})
+OVERCOMMIT = Settings({"VM_MEMORY": "4096", "VM_OVERCOMMIT": "true"})
+STARTER = {"_CONDOR_SLOT": "slot1_1@node"}
+
+
+def settled(settings=MACHINE, user=None, **changes):
+    return slot.settle(vm_spec.parse(ad(jobs.BASE, **changes), settings), settings, user or Files())
+
+
+def write(scratch, *lines, name=slot.MACHINE_AD):
+    (scratch / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+# --- what the ad and the environment say
+
+
+@pytest.mark.parametrize(
+    ("said", "environ", "cpus"),
+    [
+        ({"RequestCpus": "2"}, {}, 2),
+        ({"RequestCpus": "1 + 1"}, {}, 2),
+        ({}, {}, None),
+        ({"RequestCpus": "0"}, {}, 0),
+        ({"RequestCpus": "-2"}, {}, -2),
+        ({"RequestCpus": "2"}, {**STARTER, "OMP_NUM_THREADS": "8"}, 8),
+        ({"RequestCpus": "8"}, {**STARTER, "OMP_NUM_THREADS": "2"}, 8),
+        ({}, {**STARTER, "OMP_NUM_THREADS": "4"}, 4),
+        ({"RequestCpus": "2"}, {"OMP_NUM_THREADS": "8"}, 2),
+        ({"RequestCpus": "2"}, {**STARTER, "OMP_NUM_THREADS": "8,4"}, 2),
+        ({"RequestCpus": "2"}, {**STARTER, "OMP_NUM_THREADS": "-8"}, 2),
+        ({"RequestCpus": "2"}, {**STARTER, "OMP_NUM_THREADS": "9" * 5000}, 2),
+    ],
+)
+def test_cpus(said, environ, cpus):
+    assert slot.asked(ad(**said), environ).cpus == cpus
+
+
+@pytest.mark.parametrize(
+    ("said", "disk", "asked"),
+    [
+        ({}, None, False),
+        ({"RequestDisk": "75000", "DiskUsage": "75000"}, 75000, False),
+        ({"RequestDisk": "DiskUsage", "DiskUsage": "75000"}, 75000, False),
+        ({"RequestDisk": "1048576", "DiskUsage": "75000"}, 1048576, True),
+    ],
+)
+def test_disk(said, disk, asked):
+    found = slot.asked(ad(**said), {})
+    assert (found.disk_kib, found.disk_is_asked) == (disk, asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("0 , 1", (0, 1)), ("3", (3,)), ("2,0 2", (0, 2)), ("", ()), ("a", ()), ("-1", ()), ("99999", ()), ("0-3", ())],
+)
+def test_cores(text, cores):
+    assert slot.cores({slot.CORES: text}) == cores
+
+
+# --- the check
+
+
+def test_a_vm_as_large_as_its_slot_or_smaller_is_fine():
+    whole = {"RequestCpus": "2", "RequestMemory": "64", "RequestDisk": "100", "DiskUsage": "75"}
+    assert settled(JobVM_VCPUS="2", **whole).slot == Slot(2, 64, 100, True)
+    assert settled(**whole).vcpus == 2
+    assert settled(JobVM_VCPUS="1", JobVMMemory="32", **whole).memory_mib == 32
+
+
+def test_without_any_word_of_a_slot_nothing_is_checked():
+    assert settled(JobVM_VCPUS="200", JobVMMemory="4000").vcpus == 200
+
+
+def test_more_cpus_than_the_slot_has_hold_the_job():
+    with pytest.raises(JobFault) as caught:
+        settled(JobVM_VCPUS="8", RequestCpus="1")
+    assert caught.value.code == errors.MISMATCHED
+    assert caught.value.problem == "The VM is to have 8 CPUs, and the job's slot has 1 (RequestCpus)."
+    assert "request_cpus = 8" in caught.value.hint
+    assert settled(OVERCOMMIT, JobVM_VCPUS="8", RequestCpus="1").vcpus == 8
+
+
+def test_more_memory_than_the_slot_has_holds_the_job():
+    with pytest.raises(JobFault) as caught:
+        settled(JobVMMemory="200", RequestMemory="64")
+    assert caught.value.code == errors.NO_MEMORY_PARAM
+    assert "200 MiB" in caught.value.problem
+    assert "64 MiB" in caught.value.problem
+    assert "request_memory = 200" in caught.value.hint
+    assert settled(OVERCOMMIT, JobVMMemory="200", RequestMemory="64").memory_mib == 200
+
+
+def test_the_least_memory_of_a_vm_is_nobodys_overcommitment():
+    assert settled(JobVMMemory="16", RequestMemory="16").memory_mib == 32
+    with pytest.raises(JobFault):
+        settled(JobVMMemory="33", RequestMemory="16")
+    assert settled(JobVM_VCPUS="1", RequestCpus="0").vcpus == 1
+    with pytest.raises(JobFault, match="slot has 0"):
+        settled(JobVM_VCPUS="2", RequestCpus="0")
+
+
+def test_a_vm_of_libvirts_is_checked_with_its_files():
+    said = ad(**jobs.DISK, JobVM_VCPUS="8", RequestCpus="1")
+    with pytest.raises(JobFault, match="slot has 1"):
+        find(JobSpec.parse(said, MACHINE), MACHINE, Files())
+    assert find(JobSpec.parse(said, OVERCOMMIT), OVERCOMMIT, Files()).vcpus == 8
+
+
+# --- the machine ad
+
+
+def test_the_machine_ad_says_that_the_slot_is_larger(scratch):
+    write(scratch, "Cpus = 4", "Memory = 2048")
+    jobs.own(scratch)
+    there = {"scratch": scratch, "user": None}
+    said = {"RequestCpus": "1", "RequestMemory": "64", "RequestDisk": "100", "TransferInput": '"a.img,sub/b.img"'}
+    wanted = vm_spec.parse(ad(jobs.BASE, there["scratch"], JobVM_VCPUS="4", JobVMMemory="2048", **said), MACHINE)
+    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[:2] == (4, 2048)
+
+
+def test_the_disk_that_the_job_has_asked_for_is_what_bounds_it_whatever_its_slot_has(scratch):
+    write(scratch, "Cpus = 4", "Disk = 5000000")
+    jobs.own(scratch)
+    said = {"RequestCpus": "1", "RequestDisk": "100", "DiskUsage": "75"}
+    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", **said), MACHINE)
+    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[2:4] == (100, True)
+
+
+def test_the_machine_ad_is_the_slot_where_the_job_has_asked_for_none(scratch):
+    write(scratch, "Cpus = 2", "Memory = 128")
+    jobs.own(scratch)
+    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4"), MACHINE)
+    with pytest.raises(JobFault, match="slot has 2"):
+        slot.settle(wanted, MACHINE, owner(scratch))
+
+
+def test_the_machine_ad_never_makes_a_slot_smaller(scratch):
+    write(scratch, "Cpus = 1", "Memory = 2048")
+    jobs.own(scratch)
+    wanted = vm_spec.parse(ad(jobs.BASE, scratch, RequestCpus="2", RequestMemory="32"), MACHINE)
+    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[:2] == (2, 2048)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"TransferInput": '"guest.img, .machine.ad"'},
+        {"TransferInput": '"guest.img,/home/alice/.machine.ad"'},
+        {"TransferInput": '"inputs/"'},
+        {"TransferInput": '"."'},
+        {"TransferInput": '"inputs/."'},
+        {"TransferInput": '"https://example.org/all.tar?pack=auto"'},
+        {"TransferInput": 'strcat("guest", ".img")'},
+        {"TransferInput": "17"},
+        {"TransferInputRemaps": '"guest.img=.machine.ad"'},
+        {"x509userproxy": '"/tmp/.machine.ad"'},
+    ],
+)
+def test_a_machine_ad_that_the_job_may_have_sent_is_not_believed(scratch, said):
+    write(scratch, "Cpus = 64", "Memory = 2048")
+    jobs.own(scratch)
+    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1", **said), MACHINE)
+    with pytest.raises(JobFault, match="slot has 1"):
+        slot.settle(wanted, MACHINE, owner(scratch))
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "huge", "binary", "expressions", "negative"])
+def test_a_machine_ad_that_is_none(scratch, kind):
+    place = scratch / slot.MACHINE_AD
+    match kind:
+        case "link":
+            write(scratch, "Cpus = 64", name="other")
+            place.symlink_to("other")
+        case "fifo":
+            os.mkfifo(place)
+        case "directory":
+            place.mkdir()
+        case "huge":
+            place.write_bytes(b"A" * (slot.LARGEST + 5) + b"\nCpus = 64\n")
+        case "binary":
+            place.write_bytes(bytes(range(256)) * 16)
+        case "expressions":
+            write(scratch, "Cpus = 60 + 4", 'Memory = "2048"')
+        case "negative":
+            write(scratch, "Cpus = -64", "Memory = undefined")
+    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1"), MACHINE)
+    with pytest.raises(JobFault, match="slot has 1"):
+        slot.settle(wanted, MACHINE, owner(scratch))
+
+
+def test_an_ad_that_has_been_told_to_another_process_keeps_what_was_no_literal():
+    made = ad(TransferInput='strcat("a", "b")', RequestCpus="1")
+    made.string("TransferInput")
+    again = JobAd.of_plain(made.plain(), owner_of_nothing())
+    assert [each.is_expression("transferinput") for each in (made, again)] == [True, True]
+    assert again.is_expression("RequestCpus") is False
+
+
+def owner_of_nothing():
+    return Files()

@@ -1,0 +1,140 @@
+"""What goes home with a job's outputs, or with its checkpoint, where HTCondor is to send the outputs alone."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.job.support import spec
+from tests.jobs import ad
+from vmgahp.errors import Fault
+from vmgahp.host.job_user import Identity
+from vmgahp.job import travel
+from vmgahp.job.travel import DIRECTORY, Luggage
+
+PROTECTED = Path("/proc/sys/fs/protected_hardlinks")
+OUTPUTS = {"TransferOutput": '"vm_outputs/"'}
+
+
+def owned(path: Path, user: Identity, text: str = "") -> Path:
+    path.write_text(text or path.name)
+    if os.geteuid() == 0:
+        os.chown(path, user.uid, user.gid)
+    return path
+
+
+@pytest.fixture
+def pack(scratch: Path, user: Identity) -> Callable[..., Luggage]:
+    """What makes the luggage of the job's scratch directory, and logs to a list of its own."""
+
+    def made(*left: str) -> Luggage:
+        return Luggage(str(scratch), left, user, logged.append)
+
+    logged: list[str] = []
+    made.logged = logged  # type: ignore[attr-defined]
+    return made
+
+
+def names(scratch: Path) -> list[str]:
+    return sorted(os.listdir(scratch / DIRECTORY))
+
+
+@pytest.mark.parametrize("outputs", ['"vm_outputs/"', '"vm_outputs"', '"results.raw, vm_outputs/"'])
+def test_a_job_says_by_its_outputs_what_is_left_behind(outputs: str) -> None:
+    brought = '"disk.raw, /home/alice/data, fit.py, http://there/base.iso"'
+    disks = '"disk.raw:vda:w:raw, catalog:debian-12:vdb:w"'
+    left = travel.left_behind(ad(TransferOutput=outputs, TransferInput=brought, VMPARAM_vm_Disk=disks))
+    assert left is not None
+    assert set(left) == {"_condor_stdout", "_condor_stderr", "data", "fit.py", "base.iso", *travel.MADE_ANEW}
+
+
+def test_a_job_whose_disks_are_not_known_leaves_none_behind() -> None:
+    job = ad(**OUTPUTS, TransferInput='"vm.vmx, vm.vmdk"', VMPARAM_vm_Disk=None)
+    assert travel.left_behind(job) == (*travel.ON_THEIR_OWN, *travel.MADE_ANEW)
+
+
+@pytest.mark.parametrize("outputs", [None, '""', '"vm_outputs.tar"', '"results/vm_outputs"'])
+def test_other_jobs_are_sent_as_ever(outputs: str | None) -> None:
+    assert travel.left_behind(ad(TransferOutput=outputs)) is None
+    assert spec(TransferOutput=outputs).sent == (False, None)
+
+
+def test_the_directory_is_there_from_the_start(scratch: Path, user: Identity, pack: Callable[..., Luggage]) -> None:
+    """HTCondor holds a job that names what is not there."""
+    pack()
+    assert (scratch / DIRECTORY).stat().st_uid == user.uid
+    assert names(scratch) == []
+    pack()  # a restart may find it
+
+
+def test_a_link_in_its_place_is_refused(scratch: Path, pack: Callable[..., Luggage]) -> None:
+    (scratch / DIRECTORY).symlink_to("/tmp")
+    with pytest.raises(Fault):
+        pack()
+
+
+def test_what_the_server_has_written_goes_home_with_the_outputs(
+    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+) -> None:
+    luggage = pack("fit.py")
+    for name in ("vm_exit.json", "vm_console.log", "fit.py", "disk.raw", "vm_checkpoint.mem"):
+        owned(scratch / name, user)
+    output = owned(scratch / DIRECTORY / "vm_console.log", user, "an output")
+    luggage.at_end()
+    assert names(scratch) == ["vm_console.log", "vm_exit.json"]
+    assert output.read_text() == "an output"
+    assert pack.logged == []  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_travels_whole_and_without_what_comes_anew(
+    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+) -> None:
+    luggage = pack("_condor_stdout", "fit.py")
+    for name in ("vm_checkpoint.json", "vm_checkpoint.mem", "disk.raw", "fit.py", "_condor_stdout", ".job.ad"):
+        owned(scratch / name, user)
+    (scratch / "leads.out").symlink_to("/etc/hostname")
+    (scratch / "data").mkdir()
+    os.mkfifo(scratch / "fifo")
+    owned(scratch / DIRECTORY / "vm_checkpoint.json", user, "an output that is no checkpoint")
+    luggage.with_checkpoint()
+    assert names(scratch) == ["disk.raw", "vm_checkpoint.json", "vm_checkpoint.mem"]
+    assert (scratch / DIRECTORY / "vm_checkpoint.json").read_text() == "vm_checkpoint.json"
+
+
+def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(
+    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+) -> None:
+    luggage = pack()
+    memory = owned(scratch / "vm_checkpoint.mem", user)
+    luggage.with_checkpoint()
+    assert memory.stat().st_nlink == 2
+    owned(scratch / DIRECTORY / "results.txt", user)
+    luggage.without_checkpoint()
+    assert names(scratch) == ["results.txt"]
+    assert memory.stat().st_nlink == 1
+    assert pack.logged == []  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, pack: Callable[..., Luggage]) -> None:
+    luggage = pack()
+    owned(scratch / "vm_checkpoint.mem", user)
+    (scratch / DIRECTORY).rmdir()
+    (scratch / DIRECTORY).symlink_to("/tmp")
+    with pytest.raises(Fault):
+        luggage.with_checkpoint()
+    luggage.without_checkpoint()
+    luggage.at_end()
+    assert len(pack.logged) == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own what the job's user may not read")
+def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..., Luggage]) -> None:
+    if PROTECTED.read_text() == "0\n":
+        pytest.skip("this machine lets anybody link anything")
+    luggage = pack()
+    (scratch / "vm_exit.json").write_text("roots")
+    (scratch / "vm_exit.json").chmod(0o600)
+    with pytest.raises(Fault):
+        luggage.with_checkpoint()
+    assert names(scratch) == []

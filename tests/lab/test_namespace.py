@@ -1,0 +1,26 @@
+"""The machines of namespaces: what of this one can be seen there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab import namespace
+from tests.lab.namespace import Namespace, why_not
+
+pytestmark = pytest.mark.libvirt
+
+
+def test_a_clone_below_tmp_is_seen_where_this_systems_own_root_is_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := why_not(pool=False):
+        pytest.skip(reason)
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "pyproject.toml").write_text("[project]\n")
+    monkeypatch.setattr(namespace, "REPOSITORY", clone)
+    with Namespace(tmp_path / "exchange", root="/") as made:
+        assert made.run("cat", str(clone / "pyproject.toml")).stdout == "[project]\n"
+        assert made.run("touch", str(clone / "written"), check=False).returncode != 0

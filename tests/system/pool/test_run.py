@@ -1,0 +1,391 @@
+"""A program in a guest as a job in a real pool: its files, its end, and what befalls it on the way.
+
+The guest is a small Linux that boots in seconds and has the agent, from the machine's catalog; all jobs run side by
+side on that one image.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.lab import cloud_image, linux_guest
+from tests.lab.namespace import LAB, REPOSITORY
+from tests.lab.pool import JOBS, USER, Job, Pool
+from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own, settle
+
+pytestmark = pytest.mark.pool
+
+SECONDS = 100
+"""How long those programs count that something befalls: a starter does not listen in the first 40."""
+TEN = 10
+
+CATALOG = """\
+[small]
+path = "small.raw"
+format = "raw"
+
+[silent]
+path = "silent.raw"
+format = "raw"
+
+[debian-12]
+path = "debian-12.qcow2"
+format = "qcow2"
+"""
+
+SETTINGS = f"""
+VM_CATALOG = {LAB}/images/catalog.toml
+NUM_CPUS = 30
+MEMORY = 16384
+VM_MEMORY = 8192
+VM_NETWORKING = True
+VM_NETWORKING_TYPE = nat
+"""
+
+SUBMIT = """\
+universe = vm
+executable = {name}
+vm_type = kvm
+vm_memory = 192
+vm_networking = false
+vm_disk = catalog:small:vda:w
++VMPARAM_vm_Run_Boot = "ready"
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+transfer_output_files = vm_outputs/
++Out = "{name}.out"
++StreamOut = false
++TransferOut = true
++Err = "{name}.err"
++StreamErr = false
++TransferErr = true
+log = job.log
+"""
+
+FIRMWARE = ("/usr/share/OVMF", "/usr/share/qemu/firmware")
+"""Debian's ovmf."""
+
+INIT = (
+    linux_guest.BEGIN
+    + """mkdir -p /run /etc /root /tmp /var/lib
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+echo root:x:0:0:root:/root:/bin/sh >/etc/passwd
+echo root:x:0: >/etc/group
+# By this signal busybox's poweroff asks the first process.
+trap 'poweroff -f' USR2
+sh /agent start &
+wait
+poweroff -f
+"""
+)
+
+FIT = """\
+#!/bin/sh
+# fit WORD: copies its data to results, and says what it has been given.
+mkdir -p results/deep/er results/empty
+cat data/sub/noise >results/deep/er/copy
+echo "$1 in $(pwd | sed 's,.*/,,') as $(id -un): $WORDS"
+echo "a word of warning" >&2
+ls -l data >results/list
+chmod 755 results/list
+echo changed >>notes
+"""
+
+COUNT = """\
+i=0
+while [ $i -lt {seconds} ]; do
+    i=$((i + 1))
+    echo $i
+    sleep 1
+done
+mkdir results
+echo counted to $i >results/sum
+"""
+
+NOISE = random.Random(1).randbytes(3_000_001)
+
+
+def runs(command: str) -> str:
+    """The line of a submit file."""
+    return f'+VMPARAM_vm_Run = "{command}"\n'
+
+
+def prepare(pool: Pool) -> None:
+    images = pool.directory / "images"
+    images.mkdir()
+    agent = (REPOSITORY / "src/vmgahp/guest/agent").read_bytes()
+    linux_guest.make_disk(images / "small.raw", INIT, {"agent": agent})
+    linux_guest.make_disk(images / "silent.raw", linux_guest.BEGIN + "while sleep 1000; do :; done\n")
+    shutil.copy(cloud_image.IMAGE, images / "debian-12.qcow2")
+    (images / "catalog.toml").write_text(CATALOG)
+    pool.namespace.virsh("net-start", "default")
+    # The pool's root has no firmware but a BIOS.
+    for place in FIRMWARE:
+        shutil.copytree(place, pool.namespace.path(place), dirs_exist_ok=True, symlinks=True)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    if reason := linux_guest.why_no_disk() or cloud_image.why_none():
+        pytest.skip(reason)
+    with pool_of_its_own(tmp_path_factory, "run", SETTINGS, prepare) as made:
+        yield made
+
+
+def with_files(directory: Path) -> None:
+    """What a program is given."""
+    (directory / "data" / "sub").mkdir(parents=True)
+    (directory / "data" / "sub" / "noise").write_bytes(NOISE)
+    (directory / "data" / "a b,c").write_text("blanks\n")
+    (directory / "fit").write_text(FIT)
+    (directory / "fit").chmod(0o755)
+    (directory / "notes").write_text("old\n")
+
+
+def counting(directory: Path) -> None:
+    (directory / "count").write_text(COUNT.format(seconds=SECONDS))
+
+
+def has_counted(pool: Pool, job: Job) -> bool:
+    """Whether its program has printed anything so far."""
+    printed = pool.namespace.path(f"{pool.scratch(job)}/_condor_stdout")
+    return printed.exists() and printed.stat().st_size > 0
+
+
+def nothing(_directory: Path) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def jobs(pool: Pool) -> Mapping[str, Job]:
+    """All of them, submitted at once, and what befalls some."""
+    pool.offering()
+
+    def submit(name: str, commands: str, files: Callable[[Path], None] = nothing) -> Job:
+        return pool.submit(name, files, commands, template=SUBMIT)
+
+    given = "transfer_input_files = data, fit, notes\nenvironment = \"WORDS='two words' OTHER='it''s'\"\n"
+    outputs = '+VMPARAM_vm_Run_Outputs = "results/deep, no*"\n'
+    count = runs("sh count") + "transfer_input_files = count\n"
+    made = {
+        "fit": submit("fit", runs("./fit 17") + given, with_files),
+        "named": submit("named", runs("./fit 18") + given + outputs, with_files),
+        "code": submit("code", runs("echo no; exit 3")),
+        "signal": submit("signal", runs("kill -SEGV $$")),
+        "limit": submit("limit", runs("echo begun; sleep 1000") + "+VMPARAM_vm_Run_Time_Limit = 5\n"),
+        "lost": submit("lost", runs("true") + '+VMPARAM_vm_Run_Inputs = "nowhere"\n'),
+        "off": submit("off", runs("/bin/busybox poweroff -f") + "+VMPARAM_vm_Run_As_Root = true\n"),
+        "silent": submit(
+            "silent", runs("true") + "vm_disk = catalog:silent:vda:w\n+VMPARAM_vm_Run_Boot_Timeout = 20\n"
+        ),
+        "suspended": submit("suspended", count, counting),
+        "vacated": submit("vacated", count + CHECKPOINT, counting),
+        "evicted": submit("evicted", count, counting),
+    }
+    for name, command in {"suspended": "suspend", "vacated": "vacate_job", "evicted": "vacate_job"}.items():
+        settle(pool, made[name])
+        pool.wait_until(f"the program of {name}", lambda job=made[name]: has_counted(pool, job), START)
+        made[name].command(f"condor_{command}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def ten(pool: Pool, jobs: Mapping[str, Job]) -> Path:
+    """Jobs of one submit file, on one image."""
+    home = pool.directory / "jobs" / "ten"
+    home.mkdir()
+    lines = SUBMIT.format(name="ten").replace("ten.", "$(Process).")
+    lines += runs("echo $(Process) >result.$(Process); exit $(Process)")
+    (home / "ten.sub").write_text(f"{lines}queue {TEN}\n")
+    pool.run("chown", "-R", USER, f"{JOBS}/ten")
+    pool.run("condor_submit", "ten.sub", user=USER, cwd=f"{JOBS}/ten")
+    return home
+
+
+@pytest.fixture(scope="module")
+def by_command(pool: Pool, jobs: Mapping[str, Job]) -> Job:
+    """The job that `vmgahp run` has submitted."""
+    home = pool.directory / "jobs" / "command"
+    home.mkdir()
+    with_files(home)
+    (home / "job.log").symlink_to("command.log")
+    pool.run("chown", "-R", USER, f"{JOBS}/command")
+    options = "--image catalog:small --memory 192 --boot ready --input data --input fit --input notes --output results"
+    words = ["--env", "WORDS=it's $(all) $$(one)", "--name", "command", "--submit", "--", "./fit", "a  b"]
+    done = pool.run("/opt/vmgahp/bin/vmgahp", "run", *options.split(), *words, user=USER, cwd=f"{JOBS}/command")
+    return Job(pool, int(done.stdout.split(".")[0]), home)
+
+
+@pytest.fixture(scope="module")
+def debian(pool: Pool, jobs: Mapping[str, Job]) -> Mapping[str, Job]:
+    """Jobs of a real image, whose cloud-init begins the program."""
+    made = {}
+    for name, options in DEBIAN.items():
+        home = pool.directory / "jobs" / name
+        home.mkdir()
+        with_files(home)
+        (home / "job.log").symlink_to(f"{name}.log")
+        pool.run("chown", "-R", USER, f"{JOBS}/{name}")
+        words = (
+            f"--image catalog:debian-12 --memory {cloud_image.MEMORY_MIB} --input data --input fit {options}".split()
+        )
+        command = ["/opt/vmgahp/bin/vmgahp", "run", *words, "--env", "WORDS=real", "--name", name, "--submit"]
+        done = pool.run(*command, "--", "sh", "-c", LOOK, user=USER, cwd=f"{JOBS}/{name}")
+        made[name] = Job(pool, int(done.stdout.split(".")[0]), home)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_of_them(jobs: Mapping[str, Job], ten: Path, by_command: Job, debian: Mapping[str, Job]) -> None:
+    """They run at the same time, whichever of them the first test is about."""
+
+
+DEBIAN = {"bios": "--network nat", "uefi": "--network none --firmware uefi"}
+"""By the options of each."""
+LOOK = "./fit 12; . /etc/os-release; echo $ID; ls -d /sys/firmware/efi /sys/class/net/*/device; exit 4"
+
+
+def ended(job: Job) -> dict[str, object]:
+    """A job's ad after its end."""
+    job.wait_for_event("terminated", END)
+    return job.ad()
+
+
+def counted(job: Job) -> list[int]:
+    name = job.directory.name
+    return [int(line) for line in (job.directory / f"{name}.out").read_text().split()]
+
+
+def test_a_program_has_its_files_and_its_outputs_come_home(jobs: Mapping[str, Job]) -> None:
+    job = jobs["fit"]
+    ad = ended(job)
+    home = job.directory
+    assert (ad["ExitCode"], ad["ExitBySignal"]) == (0, False)
+    assert (home / "results/deep/er/copy").read_bytes() == NOISE
+    assert (home / "results/list").stat().st_mode & 0o777 == 0o755
+    assert "a b,c" in (home / "results/list").read_text()
+    assert (home / "results/empty").is_dir()
+    assert (home / "notes").read_text() == "old\nchanged\n"
+    assert (home / "fit.out").read_text() == "17 in inputs as job: two words\n"
+    assert (home / "fit.err").read_text() == "a word of warning\n"
+    assert json.loads((home / "vm_exit.json").read_text())["exit_code"] == 0
+    came = {path.name for path in home.iterdir()}
+    assert came - {"fit", "data", "notes", "results", "fit.out", "fit.err", "job.sub", "job.log"} == {
+        "vm_exit.json",
+        "vm_console.log",
+        "vm_metrics.jsonl",
+    }
+
+
+def test_outputs_that_are_named_come_home_and_no_others(jobs: Mapping[str, Job]) -> None:
+    job = jobs["named"]
+    ended(job)
+    assert (job.directory / "results/deep/er/copy").read_bytes() == NOISE
+    assert not (job.directory / "results/list").exists()
+    assert (job.directory / "notes").read_text() == "old\nchanged\n"
+
+
+def test_the_programs_exit_code_is_the_jobs(jobs: Mapping[str, Job]) -> None:
+    ad = ended(jobs["code"])
+    assert (ad["ExitCode"], ad["ExitBySignal"], ad["NumJobStarts"]) == (3, False, 1)
+    assert (jobs["code"].directory / "code.out").read_text() == "no\n"
+
+
+def test_the_programs_signal_is_the_jobs(jobs: Mapping[str, Job]) -> None:
+    ad = ended(jobs["signal"])
+    assert (ad["ExitBySignal"], ad["ExitSignal"], ad["NumJobStarts"]) == (True, 11, 1)
+    assert "Abnormal termination (signal 11)" in (jobs["signal"].directory / "job.log").read_text()
+
+
+def test_a_time_limit_ends_the_program(jobs: Mapping[str, Job]) -> None:
+    ad = ended(jobs["limit"])
+    assert ad["ExitCode"] == 1
+    assert "5 s" in str(ad["ChirpVMExitReason"])
+    assert (jobs["limit"].directory / "limit.out").read_text() == "begun\n"
+
+
+def test_an_input_that_is_lost_holds_the_job_at_once(jobs: Mapping[str, Job]) -> None:
+    job = jobs["lost"]
+    job.wait_for_event("held", END)
+    assert job.ad()["HoldReasonCode"] == 6
+
+
+def test_a_guest_that_powers_off_under_its_program_has_failed(jobs: Mapping[str, Job]) -> None:
+    ad = ended(jobs["off"])
+    assert ad["ExitCode"] == 1
+    assert "before the program had ended" in str(ad["ChirpVMExitReason"])
+
+
+def test_a_guest_that_never_begins_is_given_up(jobs: Mapping[str, Job]) -> None:
+    ad = ended(jobs["silent"])
+    assert ad["ExitCode"] == 1
+    assert "20 s" in str(ad["ChirpVMExitReason"])
+
+
+def test_a_running_programs_output_is_seen(pool: Pool, jobs: Mapping[str, Job]) -> None:
+    """While it is suspended it says no more."""
+    job = jobs["suspended"]
+    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
+    seen = str(pool.run("condor_tail", str(job.cluster), user=USER).stdout)
+    numbers = [int(line) for line in seen.split()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert 0 < len(numbers) < SECONDS
+
+
+def test_a_suspended_program_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
+    job = jobs["suspended"]
+    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
+    job.command("condor_continue")
+    assert ended(job)["ExitCode"] == 0
+    assert counted(job) == list(range(1, SECONDS + 1))
+
+
+def test_a_vacated_program_goes_on_from_its_checkpoint(jobs: Mapping[str, Job]) -> None:
+    job = jobs["vacated"]
+    ad = ended(job)
+    assert (ad["ExitCode"], job.events().count("executing")) == (0, 2)
+    assert counted(job) == list(range(1, SECONDS + 1))
+    assert (job.directory / "results/sum").read_text() == f"counted to {SECONDS}\n"
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count(linux_guest.UP) == 1, "it was resumed, and not booted again"
+    assert not list(job.directory.glob("vm_checkpoint*"))
+
+
+def test_an_evicted_program_begins_anew(jobs: Mapping[str, Job]) -> None:
+    job = jobs["evicted"]
+    ad = ended(job)
+    assert (ad["ExitCode"], job.events().count("executing")) == (0, 2)
+    assert counted(job) == list(range(1, SECONDS + 1))
+
+
+def test_ten_jobs_run_on_one_image(pool: Pool, ten: Path) -> None:
+    log = ten / "job.log"
+    pool.wait_until("their ends", lambda: log.exists() and log.read_text().count("\n005 (") == TEN, START + END)
+    for process in range(TEN):
+        assert (ten / f"result.{process}").read_text() == f"{process}\n"
+        assert f"return value {process})" in log.read_text()
+
+
+def test_a_job_of_vmgahp_run_is_one_of_them(by_command: Job) -> None:
+    assert ended(by_command)["ExitCode"] == 0
+    home = by_command.directory
+    assert (home / "command.out").read_text() == "a  b in inputs as job: it's $(all) $$(one)\n"
+    assert (home / "results/deep/er/copy").read_bytes() == NOISE
+
+
+@pytest.mark.parametrize("name", DEBIAN)
+def test_debian_runs_the_program_when_cloud_init_is_done(debian: Mapping[str, Job], name: str) -> None:
+    job = debian[name]
+    job.wait_for_event("terminated", cloud_image.BOOT + END)
+    assert job.ad()["ExitCode"] == 4
+    assert (job.directory / "results/deep/er/copy").read_bytes() == NOISE
+    words = (job.directory / f"{name}.out").read_text().split()
+    assert words[:7] == ["12", "in", "inputs", "as", "job:", "real", "debian"]
+    assert ("/sys/firmware/efi" in words) == (name == "uefi")
+    assert any(word.startswith("/sys/class/net/") for word in words) == (name == "bios")

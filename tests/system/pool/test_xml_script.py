@@ -1,0 +1,66 @@
+"""LIBVIRT_XML_SCRIPT in a real pool: a script of the shape that pools have, and the submit files that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.lab.guest import make_guest, read_count
+from tests.lab.namespace import LAB
+from tests.lab.pool import Pool
+from tests.system.pool.outcomes import END, assert_held, pool_of_its_own
+
+pytestmark = pytest.mark.pool
+
+SCRIPT = r"""#!/usr/bin/awk -f
+{ name = $1; sub(/^[^=]*= /, ""); gsub(/\\?"/, ""); ad[name] = $0 }
+function disk(file, device) {
+    print "<disk type='file'><source file='" file "'/><target dev='" device "'/></disk>"
+}
+END {
+    print "<domain type='qemu'><name>" ad["VMPARAM_VM_NAME"] "</name><title>" ad["Note"] "</title>"
+    print "<memory>" ad["JobVMMemory"] * 1024 "</memory><vcpu>1</vcpu><os><type>hvm</type></os>"
+    print "<features><acpi/><apic/><pae/></features><on_poweroff>destroy</on_poweroff><devices>"
+    print "<console type='pty'><source path='/dev/ptmx'/></console>"
+    split(ad["VMPARAM_vm_Disk"], field, ":")
+    if (field[1] == "/dev/null") disk("/lab/images/" ad["Image"], "hda")
+    else disk(ad["VM_WORKING_DIR"] "/" field[1], field[2])
+    print "</devices></domain>"
+}
+"""
+"""The ad's words in between tags; an image of the administrator's for a job that brings none."""
+
+NO_DISK = 'vm_disk = /dev/null:null:null\ntransfer_input_files =\n+Image = "site.img"\n'
+
+
+def prepare(pool: Pool) -> None:
+    script = pool.directory / "make-xml"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    (pool.directory / "images").mkdir()
+    make_guest(pool.directory / "images" / "site.img", 1)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    settings = f"LIBVIRT_XML_SCRIPT = {LAB}/make-xml\n"
+    with pool_of_its_own(tmp_path_factory, "xml-script", settings, prepare) as made:
+        yield made
+
+
+def brings_a_disk(directory: Path) -> None:
+    make_guest(directory / "guest.img", 1)
+
+
+def test_a_pools_own_script_and_its_submit_files_work(pool: Pool) -> None:
+    pool.offering()
+    evil = pool.submit("evil", brings_a_disk, '+Note = "</title><description/><title>"\n')
+    own = pool.submit("own", brings_a_disk, '+Note = "Alice, at the lab"\n')
+    sites = pool.submit("sites", lambda _home: None, NO_DISK)
+    assert_held(pool, evil)
+    own.wait_for_event("terminated", END)
+    sites.wait_for_event("terminated", END)
+    assert read_count(own.directory / "guest.img") == 1
+    assert read_count(pool.directory / "images" / "site.img") == 1
+    assert pool.machine()["HasVM"] is True
