@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 
 import classad2
 import pytest
 
 from tests.commands.run.support import AWKWARD
-from tests.lab.namespace import LAB, Namespace, why_not
+from tests.lab.namespace import LAB, Namespace
 from vmgahp.cli import main
 from vmgahp.job import environment
 from vmgahp.job.ad import JobAd
 
 pytestmark = pytest.mark.pool
-
-
-@pytest.fixture(scope="module")
-def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with Namespace(tmp_path_factory.mktemp("exchange")) as made:
-        yield made
 
 
 def ads(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[JobAd]:

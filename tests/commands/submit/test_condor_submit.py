@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import classad2
 import pytest
 
 from tests.commands.submit import oracle, samples
-from tests.lab.namespace import LAB, Namespace, why_not
+from tests.lab.namespace import LAB, Namespace
 from vmgahp.cli import main
 
 pytestmark = pytest.mark.pool
-
-
-@pytest.fixture(scope="module")
-def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with Namespace(tmp_path_factory.mktemp("exchange")) as made:
-        yield made
 
 
 def ad_of(namespace: Namespace, text: str) -> classad2.ClassAd:

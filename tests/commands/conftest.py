@@ -1,0 +1,16 @@
+"""What the tests of several commands stand in."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.namespace import Namespace, why_not
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """The pool's root, with HTCondor's own tools, for a module's tests."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Namespace(tmp_path_factory.mktemp("exchange")) as made:
+        yield made
