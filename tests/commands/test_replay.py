@@ -297,6 +297,8 @@ def test_a_server_that_dies_is_told_with_what_was_left(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["{missing}", "--", "true"], "No such file"),
+        (["{directory}", "--", "true"], "Is a directory"),
+        (["{file}", "--", "{directory}"], "Permission denied"),
         (["{file}", "--", "/nonexistent"], "/nonexistent: No such file"),
         (["{file}"], "COMMAND"),
         (["--as-server", "{file}"], "--as-server is gone"),
@@ -307,9 +309,44 @@ def test_a_server_that_dies_is_told_with_what_was_left(tmp_path: Path) -> None:
 def test_what_cannot_be_tried_is_no_difference(tmp_path: Path, words: list[str], problem: str) -> None:
     (tmp_path / "file").write_text(JOB)
     (tmp_path / "bad").write_text(">A\n")
-    names = {name: tmp_path / name for name in ("file", "bad", "missing")}
+    (tmp_path / "directory").mkdir()
+    names = {name: tmp_path / name for name in ("file", "bad", "missing", "directory")}
     done = vmgahp("replay", *(word.format(**names) for word in words))
     assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            b"root:x:0:0:root:/root:/bin/bash\nbin:x:1:1::/:/bin/sh\n",
+            "line 1: 'root:x:0:0:root:/root:/bin/bash' is no line",
+        ),
+        (b"", "is empty"),
+        (b"\n", "has no line of a conversation"),
+        (b"# 2026-11-20T16:45:12Z pid 7: /nonexistent\n# it cannot be started\n", "has no line of a conversation"),
+        (b"\x7fELF\x02\x01\x01\0\xff\n\0\n", "line 1: '\\x7fELF"),
+        (b"> quoted of a mail\n\nand the answer\n", "line 3: 'and the answer' is no line"),
+        (b"<html>\n", "line 1: after '<' comes a space"),
+        (b"< hello\n> QUIT\n< S\nexit 0\n< hello\n", "line 5 comes after the server's exit"),
+        (b"< hello\n> CLASSAD\n< S\n> VM_WORKI", "is cut off in its last line"),
+    ],
+)
+def test_what_is_no_transcript_is_refused_and_nothing_is_started(tmp_path: Path, made: bytes, problem: str) -> None:
+    (tmp_path / "file").write_bytes(made)
+    done = vmgahp("replay", tmp_path / "file", "--", "touch", tmp_path / "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr
+    assert f"vmgahp replay: {tmp_path}/file" in done.stderr
+    assert "Hint: " in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_recording_that_has_no_end_is_played_with_a_word_on_that(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("< hello\n")
+    done = vmgahp("replay", tmp_path / "file", "--", "echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "does not say how the server ended" in done.stderr
 
 
 def test_our_server_says_what_the_references_recording_says(scratch: Path) -> None:

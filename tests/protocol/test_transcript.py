@@ -24,9 +24,8 @@ def test_parse_and_render_are_inverse_and_spaces_that_were_sent_are_kept() -> No
     assert transcript.parse(TEXT).sent() == ["A", "  B", ""]
 
 
-def test_a_transcript_of_old_is_read_as_ever() -> None:
-    """Comments anywhere, tabs and backslashes as they are."""
-    read = transcript.parse("a comment\n> CONDOR\tVM\\ \n\n# < no\n< S\n  > no\nexit 3")
+def test_comments_and_empty_lines_are_left_out_and_tabs_and_backslashes_are_as_they_are() -> None:
+    read = transcript.parse("# a comment\n> CONDOR\tVM\\ \n\n# < no\n< S\n \r\nexit 3")
     assert (read.sent(), read.received(), read.exit_status) == (["CONDOR\tVM\\ "], ["S"], 3)
 
 
@@ -52,9 +51,13 @@ def test_the_end_and_other_bytes_are_seen_in_quotes() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [">VERSION", '>"VERSION', '<"a"b"', '<"\\q"', '<"\\x1"', '<"\\', '<"', "@ soon", "exit x"]
+    "row",
+    [
+        *(">VERSION", '>"VERSION', '<"a"b"', '<"\\q"', '<"\\x1"', '<"\\', '<"', "@ soon", "exit x"),
+        *("root:x:0:0:root:/root:/bin/bash", "  > VERSION", "exit", "\0\0", "x" * 5000),
+    ],
 )
-def test_what_has_a_mark_and_cannot_be_read_is_refused_by_its_number(row: str) -> None:
+def test_what_cannot_be_read_is_refused_by_its_number(row: str) -> None:
     with pytest.raises(TranscriptError, match=r"^line 2: "):
         transcript.parse(f"> A\n{row}\n")
 

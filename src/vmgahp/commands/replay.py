@@ -69,6 +69,8 @@ def _main(options: argparse.Namespace) -> int:
             attributes[name.strip()] = value.strip()
         if not options.command:
             raise ValueError("it takes a COMMAND, after --")
+        if recorded.exit_status is None:
+            _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
         recorded = transcript.adapted(recorded, attributes, options.vm_type)
         return run(recorded, options.command, options.timeout or DEADLINE)
     except (OSError, TranscriptError, ValueError) as error:

@@ -4,8 +4,8 @@ A line each: ``> `` and what the client sent, ``< `` and what the server wrote, 
 on standard error, without the usual end of such a line (CR LF from the client, LF from the server). Bytes
 that are no plain text, or that end otherwise, stand in quotes right after the mark, their end included:
 ``>"VERSION\n"``. ``@ 1.250`` says when the lines after it went by, in seconds; ``exit N`` is the server's exit
-status, negative for a signal. Lines of any other form are comments. The first line of the server is the
-greeting.
+status, negative for a signal, after which nothing is said. A line that begins with ``#`` is a comment, an empty one
+is nothing, and any other shows that this is no transcript. The first line of the server is the greeting.
 
 Two servers that mean the same do not say the same: an ``R`` comes when it comes, RESULTS finds what is ready,
 a STATUS has figures in it. So a recording is compared by what the protocol makes of it (`steps`), and without what
@@ -24,6 +24,11 @@ CLIENT, SERVER, STDERR = ">", "<", "!"
 
 USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
 """How a line of each kind ends unless it stands in quotes."""
+
+HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
+
+LONGEST_SHOWN = 60
+"""Characters of a wrong line that a message shows."""
 
 MAX_LINE = 1 << 20
 """Bytes of one line that are kept while its end is waited for."""
@@ -45,7 +50,7 @@ _NAMES = {number: letter for letter, number in _ESCAPES.items()}
 
 
 class TranscriptError(ValueError):
-    """A line of a transcript cannot be read; the message names it."""
+    """What should be a transcript is none, or a line of it cannot be read; the message names it."""
 
 
 @dataclass
@@ -81,12 +86,14 @@ class Transcript:
 
 
 def parse(text: str) -> Transcript:
-    """Read a transcript. Raises `TranscriptError` for a line that has a mark and cannot be one."""
+    """Read a transcript. Raises `TranscriptError` for the first line that cannot be one of it."""
     transcript = Transcript()
     at: float | None = None
     for number, row in enumerate(text.split("\n"), 1):
         mark, rest = row[:1], row[1:].removesuffix("\r")
         if mark in USUAL_END:
+            if transcript.exit_status is not None:
+                raise TranscriptError(f"line {number} comes after the server's exit: a transcript has one conversation")
             transcript.lines.append(Line(mark, _read(mark, rest, number), at, number))
         elif mark == "@":
             try:
@@ -98,16 +105,29 @@ def parse(text: str) -> Transcript:
                 transcript.exit_status = int(rest[4:])
             except ValueError:
                 raise TranscriptError(f"line {number}: {row!r} is not an exit status") from None
+        elif mark != "#" and row.strip():
+            shown = row if len(row) <= LONGEST_SHOWN else f"{row[:LONGEST_SHOWN]}..."
+            raise TranscriptError(f"line {number}: {shown!r} is no line of a transcript")
     return transcript
 
 
 def load(path: str) -> Transcript:
-    """Read the transcript in a file. Raises OSError and `TranscriptError`."""
+    """Read the transcript in a file. Raises OSError, and `TranscriptError` for what no `Writer` has written whole."""
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         text = file.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise TranscriptError(f"{path} has more than {LARGEST >> 20} MiB: it is no conversation that one would play")
-    return parse(text)
+    if not text:
+        raise TranscriptError(f"{path} is empty. {HINT}")
+    try:
+        transcript = parse(text)
+    except TranscriptError as error:
+        raise TranscriptError(f"{path}, {error}. {HINT}") from None
+    if not transcript.lines:
+        raise TranscriptError(f"{path} has no line of a conversation in it. {HINT}")
+    if not text.endswith("\n"):
+        raise TranscriptError(f"{path} is cut off in its last line. Hint: take that line out, to use the rest.")
+    return transcript
 
 
 def _read(mark: str, rest: str, number: int) -> bytes:
