@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.commands.support import absent
 from vmgahp import errors, lifecycle
 from vmgahp.commands.console import commands, job_ad, launch, prompt, render
-from vmgahp.commands.console.conversation import Conversation, Typed
+from vmgahp.commands.console.conversation import FAILED, PATIENCE, WRONG, Conversation, Typed
 from vmgahp.commands.console.repl import Interpreter
 from vmgahp.commands.queue import ask_condor_q
 from vmgahp.errors import ClientFault
@@ -72,7 +72,7 @@ class Rig:
         self.world = World()
         self.interpreter = Interpreter(self.world, self.now, asks=asks, patient=patient)
         self.conversation = self.interpreter.conversation
-        self.server = server("kvm", lambda _: None, lambda _: None)
+        self.server = server("kvm", self.conversation.logged, lambda _: None)
         self.sent: list[str] = []
         self.shown: list[render.Shown] = []
         self.calls: list[Call] = []
@@ -118,6 +118,8 @@ class Rig:
         self.step()
         if work:
             self.work()
+            self.conversation.tell_all()
+            self.step()
         return "\n".join(line.text for line in self.shown[before:])
 
 
@@ -145,7 +147,7 @@ def test_the_life_of_a_vm_in_short_forms(rig: Rig) -> None:
     rig.type("checkpoint")
     rig.type("stop")
     assert "No VM was started here" in rig.type("vms")
-    assert rig.conversation.failures == 0
+    assert rig.conversation.status == 0
     requests = [line for line in rig.sent if line.startswith("CONDOR_VM_")]
     assert [line.split()[1] for line in requests] == [str(n + 1) for n in range(len(requests))]
 
@@ -203,15 +205,18 @@ def test_the_job_ad_goes_out_whole_and_is_shown_in_one_line(rig: Rig) -> None:
 def test_what_a_server_left_about_a_failed_start_is_shown_with_what_becomes_of_the_job(rig: Rig) -> None:
     rig.fault = errors.JobFault(errors.BAD_IMAGE, "It is damaged.", "fix it.")
     rig.world.left = "BAD_IMAGE: It is damaged.\x1b[2J Hint: mend it.\n"
-    said = rig.type("start job.ad")
-    assert "#1 START failed: VMGAHP_ERR_BAD_IMAGE: A disk image is damaged" in said
-    assert "puts the job on hold" in said
-    assert "It left this: BAD_IMAGE: It is damaged.\\x1b[2J Hint" in said
+    said = rig.type("start job.ad").splitlines()
+    at = next(number for number, line in enumerate(said) if line.startswith("#1 START failed"))
+    assert said[at].startswith("#1 START failed: BAD_IMAGE: It is damaged.\\x1b[2J Hint: mend it.   (")
+    assert said[at + 1].startswith("  VMGAHP_ERR_BAD_IMAGE: A disk image is damaged")
+    assert "puts the job on hold" in said[at + 2]
+    rig.world.left = ""
+    assert "#2 START failed: It is damaged. Hint: fix it. (job's owner)   (" in rig.type("start job.ad")
     rig.fault = errors.MachineFault("No room.")
     assert "takes the whole machine out" in rig.type("start job.ad")
     rig.fault = errors.Fault("NULL", "Nobody knows.")  # as HTCondor's own server answers
     assert "takes the whole machine out" in rig.type("start job.ad")
-    assert rig.conversation.failures == 3
+    assert rig.conversation.status == 1
 
 
 def test_a_start_whose_ad_is_refused_is_not_sent() -> None:
@@ -225,6 +230,15 @@ class Deaf(session.Session):
     """A server that refuses everything."""
 
     def receive(self, data: bytes, now: float) -> None:
+        self._output += b"E\n"
+
+
+class Other(session.Session):
+    """A server that says in its own way why it refuses everything."""
+
+    def receive(self, data: bytes, now: float) -> None:
+        self._log(f"11/22/26 12:00:00 Cannot do {data.decode().strip()}")
+        self._log("11/22/26 12:00:00 waiting")
         self._output += b"E\n"
 
 
@@ -265,28 +279,65 @@ def test_a_raw_request_is_followed_too(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "said", "status"),
     [
-        ("BOGUS", "BOGUS was refused"),
-        ("statsu", "There is no command statsu: did you mean status?"),
-        ("status", "No VM was started here"),
-        ("stop x", "x is not the number of a VM"),
-        ("stop 1 2", "stop takes the number of one VM"),
-        ("stop 7", "#1 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: "),
-        ("start", "start takes"),
-        ("start a b c", "start takes"),
-        ("start missing", "missing cannot be read. Hint: write one."),
-        ("wait x", "wait takes"),
-        ("log x", "log takes"),
-        ("wire", "wire is on or off"),
-        ("async 1", "async is on or off"),
-        ("version 1", "version takes nothing after it"),
-        ("help BADIMAGE", "Did you mean BAD_IMAGE?"),
+        ("BOGUS", "BOGUS was refused: an unknown command of 5 bytes", FAILED),
+        ("statsu", "There is no command statsu: did you mean status?", WRONG),
+        ("status", "No VM was started here", WRONG),
+        ("stop x", "x is not the number of a VM", WRONG),
+        ("stop 1 2", "stop takes the number of one VM", WRONG),
+        ("stop 7", "#1 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: ", FAILED),
+        ("start", "start takes", WRONG),
+        ("start a b c", "start takes", WRONG),
+        ("start missing", "missing cannot be read. Hint: write one.", FAILED),
+        ("wait x", "wait takes", WRONG),
+        ("log x", "log takes", WRONG),
+        ("wire", "wire is on or off", WRONG),
+        ("async 1", "async is on or off", WRONG),
+        ("version 1", "version takes nothing after it", WRONG),
+        ("help BADIMAGE", "Did you mean BAD_IMAGE?", WRONG),
     ],
 )
-def test_an_error_is_explained_and_counted(line: str, said: str, rig: Rig) -> None:
+def test_an_error_is_explained_and_is_the_exit_status(line: str, said: str, status: int, rig: Rig) -> None:
     assert said in rig.type(line)
-    assert rig.conversation.failures == 1
+    assert rig.conversation.status == status
+    rig.type("version")
+    assert rig.conversation.status == status
+
+
+def test_the_servers_own_sentence_is_waited_for_a_moment() -> None:
+    """Its log may begin after its first answers: the words of the protocol alone stand in for it then."""
+    for logged in (True, False):
+        conversation = Conversation(0.0, lambda: "")
+        conversation.received("$VMGahpVersion 0.0.1 $", 0.0)
+        conversation.push([Typed("CONDOR_VM_STOP 1 x")], 1.0)
+        conversation.received("E", 2.0)
+        assert not conversation.settled()
+        assert conversation.next_deadline() == 2.0 + PATIENCE
+        if logged:
+            conversation.logged("refused STOP: the VM id is not a number")
+        else:
+            conversation.tick(2.0 + PATIENCE)
+        assert conversation.settled()
+        said = conversation.take_shown()[-1].text
+        assert said.startswith(
+            "CONDOR_VM_STOP was refused: the VM id" if logged else "CONDOR_VM_STOP was refused: an unkn"
+        )
+
+
+def test_a_sentence_of_an_earlier_failure_is_not_taken_for_that_of_a_later_one(rig: Rig) -> None:
+    rig.type("start job.ad")
+    rig.fault = errors.HypervisorFault("The disk is full.")
+    assert "#2 SUSPEND of VM 1 failed: The disk is full." in rig.type("suspend")
+    assert "#3 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: There" in rig.type("stop 7")
+    rig.conversation.logged("11/22/26 12:00:00 libvirt: Cannot allocate memory")
+    assert "#4 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: There" in rig.type("stop 7")
+
+
+def test_the_log_of_another_server_is_quoted_too() -> None:
+    rig = Rig(server=Other)
+    said = rig.type("BOGUS")
+    assert "BOGUS was refused: 11/22/26 12:00:00 Cannot do BOGUS" in said
 
 
 def test_a_result_that_never_comes_is_waited_for_as_long_as_the_starter_waits(rig: Rig) -> None:

@@ -15,8 +15,8 @@ from vmgahp.commands.console.render import Screen
 from vmgahp.commands.console.repl import Console
 from vmgahp.protocol.transcript import Writer
 
-LOST, REFUSED, STRICT = 1, 2, 1
-"""Exit statuses: the server could not be started or did not last; a wrong command line; an error with --strict."""
+LOST, REFUSED = 1, 2
+"""Exit statuses: the server could not be started or did not last; a wrong command line."""
 
 NO_TOOLKIT = (
     "On a terminal the console needs the Python package prompt_toolkit. Hint: pip install 'vmgahp[front-ends]', "
@@ -29,7 +29,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
-        "a pipe. The exit status is 1 where the server did not last, or with --strict where anything failed."
+        "a pipe. The exit status is that of the last failure: 1 where a request failed or the server did not last, 2 "
+        "where a line was no command."
     )
     command.add_argument("--type", "--vmtype", default="kvm", metavar="VM_TYPE", help="the server's (default: kvm)")
     command.add_argument(
@@ -43,9 +44,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="a setting for the server, such as VM_ALLOW_EMULATION=True; may be given several times",
     )
     command.add_argument("--record", default="", metavar="FILE", help="write the conversation into a new file")
-    command.add_argument(
-        "--strict", action="store_true", help="exit with 1 if anything failed, or was refused by the server"
-    )
     command.add_argument("--plain", action="store_true", help="lines only: no editing, completion and history")
     command.add_argument(
         "server",
@@ -162,7 +160,7 @@ def _converse(
                 writer.exit(status)
     if not good:
         return LOST
-    return STRICT if options.strict and interpreter.conversation.failures else 0
+    return interpreter.conversation.status
 
 
 def _interrupted(_number: int, _frame: object) -> None:

@@ -5,6 +5,7 @@ Lines from the server go in with `received`, what to send comes out of `take_sen
 RESULTS follow. `vmgahp.protocol.requests` says what each line is.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -18,8 +19,24 @@ from vmgahp.text import redact
 FETCH_INTERVAL = 0.5
 """Seconds between two RESULTS while somebody waits and the server is told to say no R."""
 
+PATIENCE = 0.5
+"""Seconds that the server's own sentence on a failure is waited for: its log may begin after its first answers."""
+
 LOG_LINES = 1000
 """Lines of the server's standard error that are kept."""
+
+FAILED, WRONG = 1, 2
+"""Exit statuses: a request that failed or was refused, and a line that is no command."""
+
+_OF_THIS_PACKAGE = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
+"""How the log of `vmgahp.protocol.session` says why a request failed."""
+
+_OF_ANY = (
+    re.compile("VMGAHP_ERR_"),
+    re.compile(r"^\S+: "),  # a program's name, or an exception's
+    re.compile("fail|error|can(?:not|'t)|could not|unable|denied|refuse|invalid", re.IGNORECASE),
+)
+"""What a line has in it that says why, of any server, the surest first."""
 
 REFUSED = (
     "was refused: an unknown command, a wrong number of words, a request id that is used or no positive number, an "
@@ -34,6 +51,8 @@ class Typed(Request):
         super().__init__(line)
         self.group = group
         """Lines of one number belong together: when one is refused, the rest is not sent."""
+        self.logged = 0
+        """How many lines the server had logged when this was sent."""
         self.shown = f"> {clean(redact(line))}" if shown is None else shown
         """What is shown in its place; empty for nothing."""
 
@@ -47,8 +66,8 @@ class Conversation:
         """QUIT was sent."""
         self.broken = ""
         """Why this server cannot be talked to any longer; empty while it can."""
-        self.failures = 0
-        """Answers that were errors, and lines that could not be sent."""
+        self.status = 0
+        """The exit status of the last failure: an answer that was an error, a line that could not be sent."""
         self.wire = True
         self.live_log = False
         self.in_ad = False
@@ -58,6 +77,10 @@ class Conversation:
         self.waited_for: set[int] = set()
         """The requests whose results come before anything else that was typed."""
         self.log: deque[str] = deque(maxlen=LOG_LINES)
+        self.logged_lines = 0
+        """How many there have been."""
+        self._untold: list[tuple[float, Request, Callable[[str], None]]] = []
+        """Failures without a sentence of the server's so far: how long it is waited for, what failed, who tells it."""
         self._explain = explain
         self._began = self._fetched = now
         self._outgoing: deque[Typed] = deque()
@@ -79,9 +102,9 @@ class Conversation:
     def show(self, kind: str, text: str) -> None:
         self._shown.append(Shown(kind, text))
 
-    def fail(self, text: str) -> None:
-        """Show what went wrong, and count it."""
-        self.failures += 1
+    def fail(self, text: str, status: int = FAILED) -> None:
+        """Show what went wrong, and remember that something did."""
+        self.status = status
         self.show(BAD, text)
 
     def push(self, typed: Iterable[Typed], now: float) -> None:
@@ -92,14 +115,18 @@ class Conversation:
     def settled(self) -> bool:
         """Whether the next typed line may be taken: everything is answered, and nothing is waited for."""
         asked = self.requests
-        return asked.greeted and not (self._outgoing or asked.unanswered or asked.results_left or self.waited_for)
+        expected = asked.unanswered or asked.results_left or self.waited_for or self._untold
+        return asked.greeted and not (self._outgoing or expected)
 
     def logged(self, line: str) -> None:
         """A line of the server's standard error."""
         text = clean(redact(line))
-        self.log.append(text)
+        if text.strip():
+            self.log.append(text)
+            self.logged_lines += 1
         if self.live_log:
             self.show(LOG, f"| {text}")
+        self._tell()
 
     def received(self, line: str, now: float) -> None:
         """A line of the server."""
@@ -121,10 +148,10 @@ class Conversation:
                 if not any(typed.command == "RESULTS" for typed in fetching):
                     self._outgoing.appendleft(Typed("RESULTS"))
             case Kind.REPLY if isinstance(request, Typed):
-                self._reply(request)
+                self._reply(request, now)
             case Kind.RESULT if request is not None:
                 self.waited_for.discard(request.number or 0)
-                self._result(request, self._took(request.sent, now))
+                self._result(request, now)
             case Kind.RESULT:
                 self.show(NOTE, f"No request waits for this result: {clean(line)}")
             case Kind.UNASKED:
@@ -133,14 +160,16 @@ class Conversation:
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest, or None."""
-        due = self.requests.next_deadline()
-        if not self._polls():
-            return due
-        fetch = self._fetched + FETCH_INTERVAL
-        return fetch if due is None else min(due, fetch)
+        dues = [due for due, _, _ in self._untold]
+        if (due := self.requests.next_deadline()) is not None:
+            dues.append(due)
+        if self._polls():
+            dues.append(self._fetched + FETCH_INTERVAL)
+        return min(dues, default=None)
 
     def tick(self, now: float) -> None:
         """Notice what has taken too long, and fetch results where no R announces them."""
+        self._tell(now)
         self.broken = self.broken or clean(self.requests.broken(now))
         for request in self.requests.overdue(now):
             self.waited_for.discard(request.number or 0)
@@ -158,6 +187,7 @@ class Conversation:
         asked = self.requests
         while asked.greeted and self._outgoing and not (asked.unanswered or asked.results_left):
             typed = self._outgoing.popleft()
+            typed.logged = self.logged_lines
             self._sends.append(typed.line)
             if typed.shown and self.wire:
                 self.show(SENT, typed.shown)
@@ -169,7 +199,7 @@ class Conversation:
 
     # Replies
 
-    def _reply(self, asked: Typed) -> None:
+    def _reply(self, asked: Typed, now: float) -> None:
         if asked.state is not RequestState.REFUSED:
             self._accepted(asked)
             return
@@ -179,14 +209,54 @@ class Conversation:
         self.waited_for -= {typed.number for typed in dropped if typed.number is not None}
         what = clean(asked.command) or "An empty line"
         reply = asked.reply or ""
+        said = " ".join(map(render.error, asked.words())) or "no reason was given"
         match wire.words(reply)[0]:
             case "E":
-                self.fail(f"{what} {REFUSED}")
+                self._fail(
+                    asked, now, lambda why: self.fail(f"{what} was refused: {why}" if why else f"{what} {REFUSED}")
+                )
             case "F":
-                said = " ".join(map(render.error, asked.words())) or "no reason was given"
-                self.fail(f"{what} failed: {said}")
+                self._fail(asked, now, lambda why: self._say(f"{what} failed", why, said))
             case _:
                 self.fail(f"{what} was answered with an invalid reply: {clean(reply)}")
+
+    # Failures
+
+    def _fail(self, asked: Request, now: float, tell: Callable[[str], None]) -> None:
+        """Have a failure told with the server's sentence on it, or without one after a moment."""
+        self._untold.append((now + PATIENCE, asked, tell))
+        self._tell()
+
+    def _tell(self, now: float = 0.0) -> None:
+        untold, self._untold = self._untold, []
+        for due, asked, tell in untold:
+            if (why := self.reason(asked)) or now >= due:
+                tell(why)
+            else:
+                self._untold.append((due, asked, tell))
+
+    def tell_all(self) -> None:
+        """Tell what is still to be told: the server says no more."""
+        self._tell(float("inf"))
+
+    def _say(self, what: str, why: str, word: str, took: str = "") -> None:
+        """The sentence first, then what the word of the protocol means."""
+        self.fail(f"{what}: {why or word}{took}")
+        if why:
+            self.show(NOTE, f"  {word}")
+
+    def reason(self, asked: Request | None = None) -> str:
+        """The server's own sentence on why something failed, from its log; empty where there is none.
+
+        What was logged since `asked` was sent is looked at, the newest first; without it all that is kept.
+        """
+        lines = list(reversed(self.log))
+        if not isinstance(asked, Typed):
+            return _telling(lines) or (lines[0] if lines else "")
+        of_it = re.compile(_OF_THIS_PACKAGE.format(re.escape(asked.operation or asked.command)))
+        lines = lines[: self.logged_lines - asked.logged]
+        own = next(filter(None, map(of_it.search, lines)), None)
+        return own[1] if own else _telling(lines)
 
     def _accepted(self, asked: Typed) -> None:
         words = [clean(word) for word in asked.words()]
@@ -212,17 +282,22 @@ class Conversation:
 
     # Results
 
-    def _result(self, request: Request, took: str) -> None:
+    def _result(self, request: Request, now: float) -> None:
+        took = self._took(request.sent, now)
         success, *words = (*request.result, "") if len(request.result) == 1 else request.result
         if success == "0":
             self.show(GOOD, f"{request}: {self._success(request, words)}{took}")
-            return
-        self.fail(f"{request} failed: {render.error(words[0])}{took}")
-        if request.operation == lifecycle.START:
-            if error_words.meaning(words[0]):
-                self.show(NOTE, f"  {error_words.fate(words[0])}")
-            for said in self._explain().splitlines():
-                self.show(NOTE, f"  It left this: {clean(said)}")
+        elif request.operation == lifecycle.START and (left := self._explain()):
+            self._failed(request, words[0], took, *map(clean, left.splitlines()))
+        else:
+            self._fail(request, now, lambda why: self._failed(request, words[0], took, why))
+
+    def _failed(self, request: Request, code: str, took: str, why: str, *more: str) -> None:
+        self._say(f"{request} failed", why.removeprefix(f"{code}: "), render.error(code), took)
+        if request.operation == lifecycle.START and error_words.meaning(code):
+            self.show(NOTE, f"  {error_words.fate(code)}")
+        for line in more:
+            self.show(NOTE, f"  It left this: {line}")
 
     def _success(self, request: Request, words: list[str]) -> str:
         target = digits(request.argument)
@@ -248,3 +323,8 @@ class Conversation:
             self.vms[vm] = lifecycle.TRANSITIONS.get((state, request.operation), state)
         said = "" if words[0] in ("", error_words.NOTHING) else f", {clean(' '.join(words))}"
         return f"done{said}"
+
+
+def _telling(lines: list[str]) -> str:
+    """The line that says best why something failed; empty where none does."""
+    return next((line for form in _OF_ANY for line in filter(form.search, lines)), "")

@@ -14,7 +14,7 @@ from time import monotonic
 
 from vmgahp import lifecycle
 from vmgahp.commands.console import commands, render
-from vmgahp.commands.console.conversation import Conversation, Typed
+from vmgahp.commands.console.conversation import WRONG, Conversation, Typed
 from vmgahp.commands.console.job_ad import Ad
 from vmgahp.commands.console.launch import Place
 from vmgahp.commands.console.render import BAD, LOG, NOTE, PLAIN, Screen, Shown, clean
@@ -89,7 +89,7 @@ class Interpreter:
         elif hasattr(self, f"do_{word}"):
             getattr(self, f"do_{word}")(rest)
         elif rest:
-            self.conversation.fail(f"{word} takes nothing after it.")
+            self._wrong(f"{word} takes nothing after it.")
         else:
             self._push(Typed(own.other))
 
@@ -124,7 +124,7 @@ class Interpreter:
         if not ((word.isupper() and word[0].isalpha()) or ("_" in word and commands.protocol(word))):
             near = commands.nearest(word)
             hint = f"did you mean {near}?" if near else "help lists all there is."
-            self.conversation.fail(f"There is no command {clean(word)}: {hint}")
+            self._wrong(f"There is no command {clean(word)}: {hint}")
         elif typed.command == "QUIT":
             self.do_quit([])
         else:
@@ -134,6 +134,9 @@ class Interpreter:
         ends = line.strip().upper() == "CLASSAD_END"
         self.conversation.in_ad = not ends
         self._push(Typed("CLASSAD_END" if ends else line))
+
+    def _wrong(self, text: str) -> None:
+        self.conversation.fail(text, WRONG)
 
     # Commands of the console's own, each with the words after it
 
@@ -149,7 +152,7 @@ class Interpreter:
         rest = words[1:] if live else words
         if not 0 < len(rest) <= 2:
             usage = "start takes the file of a job ad, or job and its id, and then a VM type if need be."
-            self.conversation.fail(usage)
+            self._wrong(usage)
             return
         vm_type = rest[1].lower() if len(rest) == 2 else ""
         ad = self._ad_of(self._place.ad_of_job if live else self._place.ad_of_file, rest[0], vm_type)
@@ -188,7 +191,7 @@ class Interpreter:
             why = "The VM has not started yet; wait waits for it."
         else:
             why = "No VM was started here: start one, or say a number."
-        self.conversation.fail(why)
+        self._wrong(why)
         return None
 
     def _starting(self) -> list[Request]:
@@ -212,7 +215,7 @@ class Interpreter:
         if not words:
             conversation.waited_for |= set(pending)
         elif number is None:
-            conversation.fail("wait takes the number of a request, or nothing.")
+            self._wrong("wait takes the number of a request, or nothing.")
         elif number in pending:
             conversation.waited_for.add(number)
         else:
@@ -237,7 +240,7 @@ class Interpreter:
         if len(words) == 1 and words[0] in ("on", "off"):
             conversation.live_log = words[0] == "on"
         elif len(words) > 1 or lines is None:
-            conversation.fail("log takes a number of lines, on or off.")
+            self._wrong("log takes a number of lines, on or off.")
         else:
             for line in list(conversation.log)[max(0, len(conversation.log) - lines) :]:
                 conversation.show(LOG, f"| {line}")
@@ -246,13 +249,13 @@ class Interpreter:
 
     def do_wire(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
-            self.conversation.fail("wire is on or off.")
+            self._wrong("wire is on or off.")
         else:
             self.conversation.wire = words == ["on"]
 
     def do_async(self, words: list[str]) -> None:
         if words not in (["on"], ["off"]):
-            self.conversation.fail("async is on or off.")
+            self._wrong("async is on or off.")
         else:
             self._push(Typed(f"ASYNC_MODE_{words[0].upper()}"))
 
@@ -260,7 +263,8 @@ class Interpreter:
         lines = commands.about(" ".join(words)) if words else commands.overview()
         for line in lines:
             self.conversation.show(line.kind, line.text)
-        self.conversation.failures += lines[0].kind == BAD
+        if lines[0].kind == BAD:
+            self.conversation.status = WRONG
 
     def do_quit(self, _: list[str]) -> None:
         conversation = self.conversation
@@ -381,14 +385,18 @@ class Console:
         except ProtocolError as error:
             killed = True
             self._lose(error)
+        self.conversation.tell_all()
         self.flush()
         status = self.client.process.poll()
         if not self.lost and not status:
             return True
+        said = list(self.conversation.log)[-LAST_WORDS:]
+        if said:
+            self.screen.show(Shown(BAD, f"The server says: {self.conversation.reason()}"))
         why = self.lost or "it has ended"
         ended = "" if status is None or killed else f" Its {_exit(status)}."
         self.screen.show(Shown(BAD, f"The server is lost: {clean(why)}.{ended}"))
-        for line in list(self.conversation.log)[-LAST_WORDS:]:
+        for line in said if len(said) > 1 else ():
             self.screen.show(Shown(NOTE, f"| {line}"))
         return False
 
