@@ -59,15 +59,20 @@ def why_not(*, pool: bool = True, newer: bool = False) -> str:
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
 
 
+PATIENCE = 4
+"""How many times the seconds that are ample on a machine with nothing else to do are waited on one that is busy: eight
+pools begin at once. Who does not fail does not wait that long."""
+
+
 def wait_until(what: str, condition: Callable[[], T | None], timeout: float, interval: float = 0.5) -> T:
-    """Ask `condition` until its answer is true and return that; `LabError` when time is up."""
-    deadline = time.monotonic() + timeout
+    """Ask `condition` until its answer is true and return that; `LabError` when `PATIENCE` times that time is up."""
+    deadline = time.monotonic() + PATIENCE * timeout
     while True:
         answer = condition()
         if answer:
             return answer
         if time.monotonic() > deadline:
-            raise LabError(f"waited {timeout:.0f} s in vain for {what}")
+            raise LabError(f"waited {PATIENCE * timeout:.0f} s in vain for {what}")
         time.sleep(interval)
 
 
@@ -148,7 +153,7 @@ class Namespace:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout,
+            timeout=PATIENCE * timeout,
             env=self.environment(),
         )
         if check and done.returncode:

@@ -18,7 +18,7 @@ from vmgahp.vm_types import HTCONDORS
 
 T = TypeVar("T")
 
-DEADLINE = 60.0
+DEADLINE = 240.0
 """Seconds that anything of the hypervisor's may take before the test fails."""
 
 POLL = 0.05

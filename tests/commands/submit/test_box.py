@@ -206,7 +206,6 @@ def test_a_part_that_is_not_in_the_box_is_no_file_of_mine(home, refused, place):
         assert os.listdir(place) == []
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("provider", "name"), [("libvirt", "metadata.json"), ("virtualbox", "box.ovf")])
 def test_nothing_waits_for_a_pipe_in_a_directory(home, refused, place, provider, name):
     (home / "box").mkdir()

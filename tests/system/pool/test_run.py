@@ -266,7 +266,7 @@ def test_a_program_has_its_files_and_its_outputs_come_home(jobs: Mapping[str, Jo
     job = jobs["fit"]
     ad = ended(job)
     home = job.directory
-    assert (ad["ExitCode"], ad["ExitBySignal"]) == (0, False)
+    assert (ad["ExitCode"], ad["ExitBySignal"]) == (0, False), (home / "fit.err").read_text()
     assert (home / "results/deep/er/copy").read_bytes() == NOISE
     assert (home / "results/list").stat().st_mode & 0o777 == 0o755
     assert "a b,c" in (home / "results/list").read_text()

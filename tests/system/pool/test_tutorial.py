@@ -11,7 +11,7 @@ from tests.lab import cloud_image
 from tests.lab.pool import USER, Pool
 from tests.system.pool.outcomes import pool_of_its_own
 
-pytestmark = [pytest.mark.pool, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.pool, pytest.mark.timeout(4500)]
 
 PAGE = REPOSITORY / "docs/tutorial/your-program.md"
 HOME = "/home/tutorial"
