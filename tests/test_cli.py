@@ -73,25 +73,6 @@ def test_serving_needs_its_environment(missing: str, scratch: Path) -> None:
     assert missing in ended.stderr
 
 
-def test_people_get_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["vmgahp", "--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    for command in ("serve", "probe", "kill", "version"):
-        assert command in shown
-
-
-@pytest.mark.parametrize("word", [word for word, _, _ in cli.COMMANDS])
-def test_a_command_has_the_arguments_that_the_manual_has(word: str) -> None:
-    """Only the chosen command's arguments are added, as they are where all are."""
-    chosen, everything = (
-        next(iter(parser._subparsers._group_actions)).choices[word].format_help()  # type: ignore[union-attr,index]
-        for parser in (cli.main_parser(word), cli.main_parser())
-    )
-    assert chosen == everything
-
-
 def loaded(code: str) -> list[str]:
     """What a fresh interpreter prints of the modules that some code loads."""
     command = [sys.executable, "-P", "-c", "import sys; " + code]
@@ -102,16 +83,6 @@ def beside_ours(modules: list[str]) -> list[str]:
     """Those that are neither ours nor in the interpreter itself."""
     others = [name for name in modules if name not in sys.builtin_module_names]
     return [name for name in others if not name.startswith(("vmgahp", "pyexpat."))]
-
-
-def test_a_command_loads_no_other() -> None:
-    found = loaded("from vmgahp.cli import main; main(['vmgahp', 'version']); print(*sys.modules)")
-    assert not [name for name in found if name.startswith("vmgahp.commands")]
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["vmgahp", "version"]) == 0
-    assert capsys.readouterr().out.startswith("vmgahp ")
 
 
 def test_the_greeting_needs_no_heavy_module(scratch: Path) -> None:

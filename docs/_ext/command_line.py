@@ -2,7 +2,7 @@
 
 import argparse
 
-from vmgahp.cli import main_parser
+from vmgahp.commands.tool import tool_parser
 
 
 def _sub_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -42,5 +42,5 @@ def _describe(parser: argparse.ArgumentParser, lines: list[str]) -> None:
 def commands() -> str:
     """All commands with their arguments and options."""
     lines: list[str] = []
-    _describe(main_parser(), lines)
+    _describe(tool_parser(), lines)
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""From argv to a mode: the daemon's ``-M 0|1|3|4`` as HTCondor calls it, and the command-line tools.
+"""From argv to a mode of the daemon, ``-M 0|1|3|4``, as HTCondor calls it.
 
 The daemon's road to the greeting is paved by hand: argparse alone costs more than all that is needed here.
 """
@@ -10,7 +10,6 @@ from vmgahp import GREETING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
@@ -153,140 +152,17 @@ def _say(text: str) -> None:
         pass
 
 
-# fmt: off
-COMMANDS = (
-    ("serve", "vmgahp.cli:serve_arguments", "speak the GAHP protocol on standard input and output"),
-    ("probe", "vmgahp.cli:probe_arguments", "print what this machine would advertise, or why it would not"),
-    ("doctor", "vmgahp.commands.doctor:add_arguments",
-        "say why condor_status -vm is empty, or a VM job stays idle, on this machine"),
-    ("config", "vmgahp.commands.config:add_arguments",
-        "print the settings as they count here, and where each comes from"),
-    ("kill", "vmgahp.cli:kill_arguments", "destroy a leftover VM by its name"),
-    ("run", "vmgahp.commands.run:add_arguments",
-        "run a program in a virtual machine as a job: its files, its output and its exit code"),
-    ("submit", "vmgahp.commands.submit:add_arguments",
-        "write a submit file for a VM that exists: libvirt XML, OVF, .vmx, a Vagrant box, a disk"),
-    ("image", "vmgahp.commands.image:add_arguments", "keep the images that jobs name in the catalog, and make some"),
-    ("report", "vmgahp.commands.report:add_arguments",
-        "make a page of what a VM used and what happened to it"),
-    ("top", "vmgahp.commands.top:add_arguments", "show the VMs of this machine, live"),
-    ("ssh", "vmgahp.commands.reach:add_ssh", "get into the guest of a job by ssh"),
-    ("view", "vmgahp.commands.reach:add_view", "show the display of a job's guest"),
-    ("attach", "vmgahp.commands.reach:add_attach", "follow the serial console of a job's guest"),
-    ("console", "vmgahp.commands.console:add_arguments",
-        "talk to a daemon by hand: job ads, requests, results in words"),
-    ("record", "vmgahp.commands.record:add_arguments", "run a server and write its conversation into a file"),
-    ("replay", "vmgahp.commands.replay:add_arguments",
-        "play a recorded conversation to a server, and show the differences"),
-    ("version", "vmgahp.cli:version_arguments", "print the version"),
-)
-# fmt: on
-"""Word, ``module:function`` that adds the arguments and what to run, help."""
-
-
 def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
     _keep_absolute_places()
     os.environ.setdefault("VMGAHP_SIMULATED", "1")  # no HTCondor calls this one
-    options = main_parser(argv[1] if len(argv) > 1 else "-").parse_args(argv[1:])
-    try:
-        status: int = options.run(options)
-    except KeyboardInterrupt:
-        return 130
-    return status
+    from vmgahp.commands import tool
 
-
-def main_parser(chosen: str = "") -> "argparse.ArgumentParser":
-    """The command line of ``vmgahp``, with the arguments of the chosen command, or of all for the manual page."""
-    import argparse
-    from importlib import import_module
-
-    parser = argparse.ArgumentParser(
-        prog="vmgahp",
-        description="Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
-        "this is the command-line tool beside it.",
-    )
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for word, place, text in COMMANDS:
-        command = commands.add_parser(word, help=text)
-        if chosen in (word, ""):
-            module, _, function = place.partition(":")
-            getattr(import_module(module), function)(command)
-    return parser
-
-
-def serve_arguments(command: "argparse.ArgumentParser") -> None:
-    """The arguments of ``vmgahp serve``."""
-    command.description = (
-        "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
-        "Without root the VMs run under your own libvirt (qemu:///session)."
-    )
-    _add_type(command)
-    command.add_argument("--dir", default=".", help="the scratch directory of the job (default: here)")
-    command.set_defaults(run=_serve_by_hand)
-
-
-def probe_arguments(command: "argparse.ArgumentParser") -> None:
-    """The arguments of ``vmgahp probe``."""
-    command.description = (
-        "Run the probe of the startd and print the attributes that it would publish. The reason "
-        "why a machine is not VM-capable goes to standard error, with exit status 1."
-    )
-    _add_type(command)
-    command.add_argument(
-        "--json", action="store_true", help="print everything that was looked at, with the reasons, as JSON"
-    )
-    command.set_defaults(run=_probe_by_hand)
-
-
-def kill_arguments(command: "argparse.ArgumentParser") -> None:
-    """The arguments of ``vmgahp kill``."""
-    command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
-    _add_type(command)
-    command.add_argument("name", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0")
-    command.set_defaults(run=_kill_by_hand)
-
-
-def version_arguments(command: "argparse.ArgumentParser") -> None:
-    """``vmgahp version`` has none."""
-    command.set_defaults(run=lambda _options: _version())
-
-
-def _add_type(command: "argparse.ArgumentParser") -> None:
-    command.add_argument(
-        "--type", default="kvm", metavar="VM_TYPE", help="kvm or qemu, or the type of a driver (default: kvm)"
-    )
-
-
-def _serve_by_hand(options: "argparse.Namespace") -> int:
-    environ = dict(os.environ)
-    environ["VMGAHP_VMTYPE"] = environ["_CONDOR_VM_TYPE"] = options.type
-    environ["VMGAHP_WORKING_DIR"] = os.path.abspath(options.dir)
-    return _serve(environ, to_stderr=True)
-
-
-def _probe_by_hand(options: "argparse.Namespace") -> int:
-    from vmgahp.daemon import probe
-
-    return probe.run(options.type.lower(), _with_user(), to_stderr=True, as_json=options.json)
-
-
-def _kill_by_hand(options: "argparse.Namespace") -> int:
-    from vmgahp.daemon.kill import kill
-
-    return kill(options.type.lower(), options.name, "", _with_user(), to_stderr=True)
-
-
-def _with_user() -> dict[str, str]:
-    """The environment, with a user for the modes that run no job: as root somebody must be named."""
-    environ = dict(os.environ)
-    if os.getuid() == 0:
-        environ.setdefault("VMGAHP_USER_UID", "65534")
-    return environ
+    return tool.run(argv)
 
 
 def _version() -> int:
-    from vmgahp import __version__
+    from vmgahp.commands.by_hand import version_line
 
-    sys.stdout.write(f"vmgahp {__version__} (VM GAHP protocol 0.0.1)\n")
+    sys.stdout.write(version_line() + "\n")
     return 0

@@ -1,7 +1,6 @@
 """``vmgahp config``: each setting's value, where it comes from, and what it means."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -11,6 +10,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from vmgahp import config, errors
+from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.page import Page, page_of_stdout, render
 from vmgahp.config import check, htcondor, sources
 from vmgahp.config.table import FOLDED, SHARE_DIRS, Setting, of_share_dirs, setting_of
@@ -105,17 +105,40 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp config``."""
     command.description = (
         "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
-        "wrong: invalid values, misspelled names, retired names. The exit status is 1 where "
-        "that keeps jobs from running, 2 for a name that is no setting."
+        "wrong: invalid values, misspelled names, retired names."
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
     command.add_argument("--changed", action="store_true", help="only those that are set")
-    command.add_argument("--type", default="", metavar="VM_TYPE", help="only those that VMs of this type come to read")
+    add_type(command, "", "only those that VMs of this type come to read")
     command.add_argument(
         "--verbose", action="store_true", help="with the default, the type, who reads it, and the whole meaning"
     )
-    command.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(command)
     command.set_defaults(run=run)
+    tell(
+        command,
+        examples=[
+            ("vmgahp config --changed", "what is set on this machine, and where"),
+            ("vmgahp config VM_MEMORY 'VSPHERE_*'", "one setting, and all of a name"),
+        ],
+        statuses={
+            GOOD: "No setting keeps jobs from running.",
+            WRONG: "One does, or the settings cannot be read.",
+            NO_SUCH_NAME: "Wrong arguments, or a name that is no setting.",
+        },
+        keys={
+            "settings[].name": "the setting",
+            "settings[].value": "what counts, as text; secrets are not shown",
+            "settings[].default": "what counts where it is not set",
+            "settings[].changed": "whether it is set",
+            "settings[].from": "file and line, or whatever else it comes from",
+            "settings[].type": "boolean, integer, string and the like",
+            "settings[].unit": "of a figure",
+            "settings[].read_by": "the daemons that read it",
+            "settings[].meaning": "what it does",
+            **FINDINGS,
+        },
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -150,8 +173,8 @@ def run(options: argparse.Namespace) -> int:
     for complaint in complaints:
         sys.stderr.write(f"vmgahp config: {escape(complaint)}\n")
     if options.json:
-        document = {"settings": [row.document() for row in found], "findings": [finding._asdict() for finding in wrong]}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        settled = [row.document() for row in found]
+        print_json({"settings": settled, "findings": [finding._asdict() for finding in wrong]})
     else:
         _print(found, wrong if not wanted else [], options.verbose, environ)
     if complaints:

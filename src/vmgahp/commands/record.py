@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import IO
 
 from vmgahp import errors
+from vmgahp.commands.arguments import tell
 from vmgahp.protocol import transcript, transcript_file
 from vmgahp.text import escape
 
@@ -36,8 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
         "exit status. The conversation is written into a new file, with the time, and without the secrets of the "
-        "job ad. To record what HTCondor says, let VM_GAHP_SERVER be a script that ends with: "
-        'exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"'
+        "job ad."
     )
     command.add_argument(
         "-o",
@@ -47,8 +47,23 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="a new file, or a directory, where each conversation gets a file of its own (default: here)",
     )
     command.add_argument("--stderr", action="store_true", help="write down what goes to standard error too")
-    command.add_argument("command", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")
-    command.set_defaults(run=lambda options: run(options.command, options.output, stderr=options.stderr))
+    command.add_argument("words", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")
+    command.set_defaults(run=lambda options: run(options.words, options.output, stderr=options.stderr))
+    tell(
+        command,
+        examples=[
+            ("vmgahp record -o talk.txt -- condor_vm-gahp -f -t -M 3", "what is typed, and what it answers"),
+            (
+                'exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"',
+                "the end of a script that VM_GAHP_SERVER names: what HTCondor says",
+            ),
+        ],
+        statuses={
+            0: "The command's own: it is handed on, whatever it is.",
+            CANNOT_EXECUTE: "The command cannot be executed.",
+            NOT_FOUND: "There is no such command.",
+        },
+    )
 
 
 def run(command: list[str], output: str, *, stderr: bool = False) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from vmgahp.commands.arguments import add_type, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
@@ -32,13 +33,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp replay``."""
     command.description = (
         "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
-        "Figures, pids, addresses and the order in which results come are not compared. The exit status is 0 only "
-        "if nothing differs, 1 if something does, 2 if it could not be tried."
+        "Figures, pids, addresses and the order in which results come are not compared."
     )
     command.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
-    command.add_argument("command", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
-    for retired in ("--as-server", "--exact", "--paced"):
-        command.add_argument(retired, action="store_true", help=argparse.SUPPRESS)
+    command.add_argument("words", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
     command.add_argument(
         "--timeout", type=float, default=0.0, metavar="SECONDS", help="how long an answer may take (default: 60)"
     )
@@ -49,17 +47,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="replace an attribute of the job ad, such as VM_WORKING_DIR='\"/tmp/here\"'; may be given again",
     )
-    command.add_argument("--vm-type", default="", metavar="VM_TYPE", help="ask for VMs of this type instead")
+    add_type(command, "", "ask for VMs of this type, in place of the recorded one")
     command.set_defaults(run=_main)
+    tell(
+        command,
+        examples=[("vmgahp replay talk.txt -- condor_vm-gahp -f -t -M 3", "where that server answers otherwise")],
+        statuses={SAME: "Nothing differs.", DIFFERENT: "Something does.", TROUBLE: "It could not be tried."},
+    )
 
 
 def _main(options: argparse.Namespace) -> int:
     try:
-        if options.as_server:
-            raise ValueError("--as-server is gone, and nothing was played. Hint: only a client can be played now.")
-        for name in ("exact", "paced"):
-            if getattr(options, name):
-                _complain(f"--{name} is gone and is ignored.")
         recorded = transcript.load(options.file)
         attributes = {}
         for setting in options.set:
@@ -67,12 +65,12 @@ def _main(options: argparse.Namespace) -> int:
             if not equals or not name.strip():
                 raise ValueError(f"--set {setting}: it takes NAME=VALUE")
             attributes[name.strip()] = value.strip()
-        if not options.command:
+        if not options.words:
             raise ValueError("it takes a COMMAND, after --")
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
-        recorded = transcript.adapted(recorded, attributes, options.vm_type)
-        return run(recorded, options.command, options.timeout or DEADLINE)
+        recorded = transcript.adapted(recorded, attributes, options.type)
+        return run(recorded, options.words, options.timeout or DEADLINE)
     except (OSError, TranscriptError, ValueError) as error:
         _complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         return TROUBLE

@@ -21,7 +21,7 @@ def ads(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, *words: str) -> l
     """What condor_submit would send to a schedd of what the command writes: one ad, and what others have else."""
     monkeypatch.chdir(namespace.exchange)
     (namespace.exchange / "fit.py").touch()
-    assert main(["vmgahp", "run", "--force", "-o", "job.sub", "--image", "catalog:d", *words]) == 0
+    assert main(["vmgahp", "run", "--force", "--submit-file", "job.sub", "--image", "catalog:d", *words]) == 0
     namespace.run("condor_submit", "-dry-run", "ad", "job.sub", cwd=LAB)
     parts = (namespace.exchange / "ad").read_text().strip().split("\n\n")
     return [JobAd(filter(None, map(JobAd.parse_line, part.splitlines()))) for part in parts]

@@ -1,6 +1,5 @@
 """`vmgahp run`: the submit file of a program, which HTCondor's own reader has back, and what is refused before."""
 
-import argparse
 import gzip
 import os
 import shutil
@@ -17,6 +16,7 @@ from tests.commands.run.support import AWKWARD
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands import run
+from vmgahp.commands.arguments import Parser
 from vmgahp.commands.run import words
 from vmgahp.commands.submit.lines import attribute
 from vmgahp.job import environment
@@ -205,7 +205,7 @@ def test_a_blank_before_a_name_is_not_lost_in_the_list(home, dry) -> None:
 
 def test_what_is_elsewhere_has_its_full_path(home, dry, monkeypatch) -> None:
     (home / "sub").mkdir()
-    assert dry("--input", "data", "-o", "sub/fit.sub")["transfer_input_files"] == f"{home}/data"
+    assert dry("--input", "data", "--submit-file", "sub/fit.sub")["transfer_input_files"] == f"{home}/data"
     assert dry("--input", ".")["transfer_input_files"] == str(home), "which is sent under its name"
     monkeypatch.chdir(home / "sub")
     assert dry("--input", "../data", "--input", "../fit.py")["transfer_input_files"] == f"{home}/data, {home}/fit.py"
@@ -431,6 +431,6 @@ def test_links_to_files_go_and_links_to_nothing_do_not(home, capsys) -> None:
 
 def test_the_help_has_an_option_of_each_kind() -> None:
     """And argparse takes every word of it."""
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     run.add_arguments(parser)
     assert absent(parser.format_help(), "--image", "--input", "--output", "--submit") == []

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 
+from vmgahp.commands.arguments import add_type, tell
 from vmgahp.commands.console.launch import Place
 from vmgahp.commands.console.render import Screen
 from vmgahp.commands.console.repl import Console
@@ -29,12 +30,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
-        "a pipe. The exit status is that of the last failure: 1 where a request failed or the server did not last, 2 "
-        "where a line was no command."
+        "a pipe."
     )
-    command.add_argument("--type", "--vmtype", default="kvm", metavar="VM_TYPE", help="the server's (default: kvm)")
+    add_type(command)
     command.add_argument(
-        "--dir", "--working-dir", default="", help="the scratch directory (default: a new one, removed at the end)"
+        "--dir", default="", metavar="DIR", help="the scratch directory (default: a new one, removed at the end)"
     )
     command.add_argument(
         "--set",
@@ -52,6 +52,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="after --: another server, such as /usr/sbin/condor_vm-gahp -f -t -M 3",
     )
     command.set_defaults(run=run)
+    tell(
+        command,
+        examples=[
+            ("vmgahp console", "the server of this package, in a scratch directory of its own"),
+            ("vmgahp console -- /usr/sbin/condor_vm-gahp -f -t -M 3", "HTCondor's server"),
+        ],
+        statuses={
+            0: "The last request did not fail.",
+            1: "It did, or the server did not last.",
+            2: "Wrong arguments, or the last line that failed was no command.",
+        },
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from vmgahp import errors, findings
 from vmgahp.commands import page
+from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
 from vmgahp.commands.doctor.context import NOBODY, Context
 from vmgahp.commands.doctor.dry_run import Trial
@@ -204,11 +205,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp doctor``."""
     command.description = (
         "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
-        "failures, and say of each thing what was seen and what to type. Nothing is changed. The exit status is "
-        "0 only if a job could run, 1 if none could, and 3 if that could not be found out (run it as root)."
+        "failures, and say of each thing what was seen and what to type. Nothing is changed."
     )
-    command.add_argument("--type", default="", metavar="VM_TYPE", help="the VM type (default: that of VM_TYPE)")
-    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_type(command, "")
+    add_json(command, "print the findings as one JSON object")
     command.add_argument(
         "--job",
         default="",
@@ -218,15 +218,37 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(
         run=lambda options: run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
     )
+    tell(
+        command,
+        examples=[
+            ("vmgahp doctor", "why no VM job comes to this machine"),
+            ("vmgahp doctor --job job.ad", "whether this job could run here, of condor_q -l 12.0 >job.ad"),
+            ("vmgahp doctor --json >doctor.json", "everything, for a report of an error"),
+        ],
+        statuses={
+            FIT: "A job could run.",
+            UNFIT: "None could.",
+            UNSURE: "That could not be found out; as root it often can.",
+        },
+        keys={
+            "vm_type": "the VM type",
+            "could_run": "whether a job could run",
+            "verdict": "what it comes to, in a sentence or two",
+            "findings[].section": "the heading that it stands under",
+            **FINDINGS,
+            "job.ad": "with --job: the file of the ad",
+            "job.findings": "with --job: what keeps that job from running, in the form of findings",
+            "job.policy": "with --job: what the administrator's policy says of it, by lines",
+            "job.description": "with --job: what the hypervisor would be told",
+        },
+    )
 
 
 def run(environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = "") -> int:
     """Examine and print; the exit status is `FIT` only where a job could run."""
     done = examine(environ, vm_type, job, root)
     if as_json:
-        import json
-
-        sys.stdout.write(json.dumps(done.document(), indent=2) + "\n")
+        print_json(done.document())
         return done.status
     out = page.page_of_stdout(environ)
     sections: list[tuple[str, list[Finding]]] = list(done.sections)

@@ -11,10 +11,24 @@ import sys
 from types import FrameType
 
 from vmgahp import errors
+from vmgahp.commands.arguments import FINDINGS, add_json, tell
 from vmgahp.text import escape
 
 GOOD, WRONG = 0, 1
 """The exit status."""
+
+
+_LISTED = {
+    "catalog": "its file",
+    "images[].name": "what jobs say behind catalog:",
+    "images[].path": "the image",
+    "images[].format": "its format, iso for a CD",
+    "images[].description": "for people",
+    "images[].min_memory": "MiB that a job with it must have at least, 0 for any",
+    "images[].bytes": "that it occupies on its disk",
+    "images[].wrong": "why no job can have it; missing where one can",
+    "images[].added": "when it came, and the like: more of where it came from, as the catalog has it",
+}
 
 
 class NotDone(Exception):
@@ -56,6 +70,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="run it by the image's shell, as root, at last",
     )
     build.add_argument("--force", action="store_true", help="replace an image that is there")
+    tell(build, examples=[("vmgahp image build debian-12 --packages python3-numpy", "debian-12.qcow2, here")])
     command.set_defaults(run=run)
 
 
@@ -77,15 +92,29 @@ def _keep(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
     add.add_argument("--format", default="", help="where name and content do not say it")
     add.add_argument("--description", default="", metavar="TEXT", help="for those who look at the catalog")
     add.add_argument("--min-memory", type=int, default=0, metavar="MIB", help="what a job with it must have at least")
+    tell(
+        add,
+        examples=[
+            ("vmgahp image add debian-12 debian-12", "Debian's image for clouds, checked by Debian's own list"),
+            ("vmgahp image add tools ./tools.qcow2", "an image of your own"),
+        ],
+    )
     show = actions.add_parser("list", help="show what is in the catalog", description="Show what is in the catalog.")
-    show.add_argument("--json", action="store_true", help="all of it, as JSON")
+    add_json(show)
+    tell(show, keys=_LISTED)
     check = actions.add_parser(
         "check",
         help="see whether images are what they were when they came",
         description="Compare images with the digests in the catalog, look at their owners and modes and at their "
-        "backing files, and have qemu-img check them. The exit status is 1 where one is not as it was.",
+        "backing files, and have qemu-img check them.",
     )
     check.add_argument("names", nargs="*", metavar="NAME", help="these only")
+    add_json(check)
+    tell(
+        check,
+        statuses={0: "All are as they were.", 1: "One is not, or it cannot be told."},
+        keys={"catalog": "its file", **FINDINGS},
+    )
     update = actions.add_parser(
         "update",
         help="bring the newest version of a release, under a new name",
@@ -103,6 +132,8 @@ def _keep(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
         "that a VM, an overlay or another image on this machine uses stays.",
     )
     remove.add_argument("name", metavar="NAME", help="the image")
+    tell(update, examples=[("vmgahp image update debian-12", "debian-12-DATE comes beside debian-12")])
+    tell(remove, examples=[("vmgahp image remove debian-12", "jobs that name it are held from then on")])
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,11 +2,11 @@
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 
 from vmgahp import errors
+from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.image import NotDone, store
 from vmgahp.commands.page import Page, page_of_stdout, render
@@ -22,7 +22,7 @@ def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
     """``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
     _, found = store.settings_and_catalog(environ)
     if options.json:
-        sys.stdout.write(json.dumps({"catalog": found.path, "images": _documents(found)}, indent=2) + "\n")
+        print_json({"catalog": found.path, "images": _documents(found)})
         return
     page = page_of_stdout(environ)
     rows = [("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION")]
@@ -63,6 +63,9 @@ def check(options: argparse.Namespace, environ: dict[str, str]) -> bool:
     findings = []
     for name in options.names or [*found.entries, *found.broken]:
         findings.append(_judged(found, name))
+    if options.json:
+        print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})
+        return all(finding.verdict == OK for finding in findings)
     terminal = sys.stdout.isatty()
     sys.stdout.write(render(page_of_stdout(environ) if terminal else Page(), [(f"Images of {found.path}", findings)]))
     return all(finding.verdict == OK for finding in findings)

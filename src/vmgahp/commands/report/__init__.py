@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 
+from vmgahp.commands.arguments import tell
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp report``."""
@@ -36,6 +38,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="where to (default: report.html or report.svg here; - for standard output)",
     )
     command.set_defaults(run=lambda options: run(options.place, options.log, options.output, svg=options.svg))
+    tell(
+        command,
+        examples=[
+            ("vmgahp report", "report.html, of the vm_metrics.jsonl that is here"),
+            ("vmgahp report job-12 --svg -o - >life.svg", "the picture alone"),
+        ],
+    )
 
 
 def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:

@@ -6,6 +6,7 @@ It writes a submit file, in which nothing is that a person could not write; all 
 import argparse
 import re
 
+from vmgahp.commands.arguments import add_type, tell
 from vmgahp.commands.submit import cpus, memory
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -20,7 +21,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("words", nargs="+", metavar="WORD", help="behind --: the program and its arguments")
     add = command.add_argument
-    add("--image", required=True, help="catalog:NAME of the machines, a file, or a URL that they fetch")
+    add(
+        "--image", required=True, metavar="IMAGE", help="catalog:NAME of the machines, a file, or a URL that they fetch"
+    )
     add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G (default: 1G)")
     add("--cpus", type=cpus, default=1, metavar="N", help="the number of CPUs (default: 1)")
     add("--input", action="append", default=[], metavar="PATH", help="a file, a directory or a URL; repeatable")
@@ -39,20 +42,32 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--checkpoint", action="store_true", help="let the program go on elsewhere when the job has to leave a machine")
     add("--firmware", choices=("uefi", "uefi-secure"), default="", help="default: BIOS")
     add("--format", default="", help="the image's format, where name and content do not say it")
-    add("--type", default="", metavar="VM_TYPE", help="the machines' VM type (default: kvm)")
+    add_type(command, "", "the VM type of the machines (default: kvm)")
     add("--as-root", action="store_true", help="run the program as the guest's root, and not as an ordinary user")
     add("--boot", choices=("cloud-init", "ready"), default="cloud-init", help="ready: the image has the agent")
     add("--user-data", default="", metavar="FILE", help="cloud-init's user data, which is done before the program")
     add("--queue", type=number, default=1, metavar="N", help="as so many jobs, each with a directory NAME.PROCESS here")
     add("--macros", action="store_true", help="let HTCondor replace $(Process) and its like in what is said here")
     add("--append", action="append", default=[], metavar="'COMMAND = VALUE'", help="a line more for the submit file")
-    add("--name", default="", help="the job's name (default: of a word that is an input, or of the program)")
-    add("-o", dest="submit_file", default="", metavar="FILE", help="the submit file (default: NAME.sub, here)")
-    add("--dir", default="", help="where an image is written that has to be unpacked (default: here)")
+    add(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="the job's name (default: of a word that is an input, or of the program)",
+    )
+    add("--submit-file", default="", metavar="FILE", help="the file that is written (default: NAME.sub, here)")
+    add("--dir", default="", metavar="DIR", help="where an image is written that has to be unpacked (default: here)")
     add("--force", action="store_true", help="replace files that are there already")
     add("--dry-run", action="store_true", help="print the submit file and cloud-init's user data, and write nothing")
     add("--submit", action="store_true", help="submit it")
     command.set_defaults(run=run, module="run.job", convert=False, shared=False)
+    tell(
+        command,
+        examples=[
+            ("vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17", "write fit.sub"),
+            ("vmgahp run --image debian.qcow2 --output results/ --submit -- make all", "run it; results come home"),
+        ],
+    )
 
 
 def seconds(text: str) -> int:

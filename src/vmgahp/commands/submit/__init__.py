@@ -7,6 +7,8 @@ as root, or for anybody else than who types the command; but the files come from
 
 import argparse
 
+from vmgahp.commands.arguments import add_json, add_type, tell
+
 FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
     ("virt-install", "virt_install", "the words of a virt-install command line, behind --"),
@@ -21,13 +23,43 @@ FRONT_ENDS = (
 )
 """Word, module, and what it reads."""
 
+_EXAMPLES = {
+    "libvirt-xml": [("virsh dumpxml --inactive web >web.xml; vmgahp submit libvirt-xml web.xml", "a VM of libvirt's")],
+    "virt-install": [
+        ("vmgahp submit virt-install -- --memory 2048 --disk web.qcow2 --import", "as virt-install has it")
+    ],
+    "ovf": [("vmgahp submit ovf appliance.ova --memory 4G", "an appliance, with other memory than it says")],
+    "vmx": [("vmgahp submit vmx vm/vm.vmx --type kvm --convert", "VMware's VM, to run on KVM")],
+    "box": [("vmgahp submit box debian.box --submit", "a Vagrant box, submitted at once")],
+    "disk": [("vmgahp submit disk disk.qcow2 --memory 2G --network nat", "a disk that boots")],
+}
+
+_STATUSES = {
+    0: "The job would run as what was read.",
+    1: "It would not, and no file is written; or condor_submit's own.",
+}
+
+_KEYS = {
+    "kind": "what was read, such as ovf",
+    "file": "its name, or names, or words",
+    "submit_file": "the file that was written; empty where none was",
+    "would_run": "whether the job would run as what was read",
+    "problem": "why not, a sentence",
+    "hint": "what to do about it",
+    "entries[].place": "line and element, or the key, of what was read",
+    "entries[].what": "what stands there",
+    "entries[].became": "what it is in the submit file",
+    "entries[].why": "the reason, where it is another thing",
+    "entries[].outcome": "carried over, changed, left to the machine, or left out",
+    "notes": "what the machines must have, and what is good to know",
+}
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp submit``."""
     command.description = (
         "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
-        "what is changed or left out, and where that stands. The exit status is 0 where the job would run as "
-        "what was read, and 1, without a file, where it would not."
+        "what is changed or left out, and where that stands."
     )
     kinds = command.add_subparsers(title="what to read", dest="kind", metavar="KIND", required=True)
     for word, module, what in FRONT_ENDS:
@@ -56,6 +88,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
                 action="store_true",
                 help="the file is your own: its images may be in other directories than its own, and overlays",
             )
+        tell(kind, examples=_EXAMPLES[word], statuses=_STATUSES, keys=_KEYS)
         kind.set_defaults(run=run, module=f"submit.{module}")
 
 
@@ -67,10 +100,12 @@ def _common(kind: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the submit file; - for standard output (default: the VM's name with .sub, here)",
     )
-    kind.add_argument("--dir", default="", help="where images are written (default: beside the submit file)")
+    kind.add_argument(
+        "--dir", default="", metavar="DIR", help="where images are written (default: beside the submit file)"
+    )
     kind.add_argument("--force", action="store_true", help="replace files that are there already")
-    kind.add_argument("--name", default="", help="the job's name (default: the VM's)")
-    kind.add_argument("--type", default="", metavar="VM_TYPE", help="the machines' VM type (default: kvm)")
+    kind.add_argument("--name", default="", metavar="NAME", help="the job's name (default: the VM's)")
+    add_type(kind, "", "the VM type of the machines: kvm, qemu, xen, vmware, ... (default: what fits, kvm mostly)")
     kind.add_argument("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G")
     kind.add_argument("--cpus", type=cpus, default=0, metavar="N", help="the number of CPUs")
     kind.add_argument(
@@ -86,7 +121,7 @@ def _common(kind: argparse.ArgumentParser) -> None:
         help="leave the disks where they are: the execute machines have them at the same path",
     )
     kind.add_argument("--lax", action="store_true", help="write the submit file even where things are left out")
-    kind.add_argument("--json", action="store_true", help="the report as one JSON object on standard output")
+    add_json(kind, "the report as one JSON object on standard output")
     kind.add_argument(
         "--append",
         action="append",

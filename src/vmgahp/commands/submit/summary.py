@@ -110,9 +110,9 @@ class Summary:
         out.write("".join(f"{line}\n" for line in lines))
 
     def as_json(self, **others: object) -> str:
-        """The same for programs, with what else there is to say; in ASCII, on one line."""
+        """The same for programs, with what else there is to say; in ASCII."""
         entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
-        return json.dumps({**others, "entries": entries, "notes": self.notes})
+        return json.dumps({**others, "entries": entries, "notes": self.notes}, indent=2)
 
 
 def _folded(lines: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from vmgahp.commands.arguments import add_json, print_json, tell
 from vmgahp.commands.top.node import Node
 
 BETWEEN = 1.0
@@ -20,7 +21,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table."
     )
     command.add_argument("--once", action="store_true", help="print one table")
-    command.add_argument("--json", action="store_true", help="print one look as JSON")
+    add_json(command, "print one look as one JSON object")
     command.add_argument(
         "--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
     )
@@ -28,13 +29,40 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)"
     )
     command.set_defaults(run=run)
+    tell(
+        command,
+        examples=[("vmgahp top --once", "one table"), ("vmgahp top --json", "one look, for a program")],
+        statuses={0: "It was looked at, whether there are VMs or not.", 1: "Nothing could be looked at."},
+        keys={
+            "time": "when it was looked, in seconds since 1970",
+            "vms[].name": "the VM's name in the hypervisor",
+            "vms[].source": "who told: libvirt, or metrics for a vm_metrics.jsonl",
+            "vms[].scratch": "the job's scratch directory",
+            "vms[].owner": "the job's user",
+            "vms[].state": "the VM's state",
+            "vms[].vcpus": "how many CPUs it has",
+            "vms[].memory_kib": "KiB of memory that it has now",
+            "vms[].max_memory_kib": "KiB of memory that it may have",
+            "vms[].rss_kib": "KiB of this machine's memory that it occupies",
+            "vms[].cpu_percent": "of one CPU, between two looks; null where nobody knows, as in all below",
+            "vms[].read": "bytes per second from its disks",
+            "vms[].written": "bytes per second to its disks",
+            "vms[].received": "bytes per second from its networks",
+            "vms[].sent": "bytes per second to its networks",
+            "vms[].age": "seconds since what is told was true",
+            "notes": "what could not be looked at",
+        },
+    )
 
 
 def seconds(text: str) -> float:
     """The value of --interval."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 86400:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
     return value
 
 
@@ -74,10 +102,7 @@ def _once(node: Node, *, as_json: bool) -> int:
         time.sleep(BETWEEN)
         look = node.look()
     if as_json:
-        import json
-
-        told = {"time": round(look.time, 3), "vms": [asdict(row) for row in look.rows], "notes": look.notes}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        print_json({"time": round(look.time, 3), "vms": [asdict(row) for row in look.rows], "notes": look.notes})
     else:
         sys.stdout.write(screen.plain(look))
     return 1 if look.notes and not look.rows else 0

@@ -1,0 +1,177 @@
+"""The parser of all commands, and the options that mean the same wherever they are."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from vmgahp.text import escape
+
+WRONG_WORDS = 2
+"""The exit status where what was typed cannot be done as it stands."""
+
+STATUSES = {
+    0: "It is done.",
+    1: "It failed; the reason is on standard error.",
+    2: "Wrong arguments.",
+    130: "Control-C.",
+}
+"""Exit statuses of every command, unless it says something else of one."""
+
+FINDINGS = {
+    "findings[].check": "what was looked for, such as kvm",
+    "findings[].verdict": "ok; off: jobs do not get it here; bad: no job can run; unknown: it could not be looked at",
+    "findings[].looked_at": "where it was looked",
+    "findings[].seen": "what was seen",
+    "findings[].hint": "what to do; empty where all is well",
+}
+"""The keys of findings, for `tell`."""
+
+
+class UsageError(Exception):
+    """What was typed cannot be done as it stands; the text is a sentence that names it, and how to mend it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says of a wrong word what it may have been, and keeps what the manual page tells beside the options."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(allow_abbrev=False, **how)
+        self.examples: Sequence[tuple[str, str]] = ()
+        """What is typed, and what it does."""
+        self.statuses: Mapping[int, str] = STATUSES
+        self.keys: Mapping[str, str] = {}
+        """What ``--json`` prints: the path of each key (``vms[].name``), and its meaning."""
+
+    def format_help(self) -> str:
+        """The help with the examples, and with exit statuses that are not everybody's."""
+        import shutil
+        from textwrap import wrap
+
+        width = max(40, shutil.get_terminal_size().columns - 2)
+
+        def under(text: str, indent: str) -> list[str]:
+            return wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+        lines = []
+        if self.examples:
+            lines += ["", "examples:"]
+            for typed, what in self.examples:
+                lines += [f"  {typed}", *under(what, "      ")]
+        special = {number: text for number, text in self.statuses.items() if STATUSES.get(number) != text}
+        if special:
+            lines += ["", "exit status:"]
+            for number, text in special.items():
+                first, *rest = under(text, "      ")
+                lines += [f"{number:>4}  {first.strip()}", *rest]
+        return super().format_help() + "".join(f"{line}\n" for line in lines)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, but nothing unknown gets through."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is not None and not words:
+            self.print_help(sys.stderr)
+            self.exit(WRONG_WORDS)
+        self._refuse_unknown_options(words)
+        found, rest = super().parse_known_args(words, namespace)
+        if rest:
+            stray = " ".join(rest)
+            if rest[0].startswith("-"):
+                self.error(f"there is no option {rest[0]}" + (self._behind_dashes(words) or self._instead(rest[0])))
+            self.error(f"{stray} is too much" + (self._behind_dashes(words) or "; there is no place for it."))
+        if getattr(found, "parser", None) is None:
+            found.parser = self
+        return found, rest
+
+    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
+        """Before argparse looks, to which every argument behind one would be of something else."""
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return
+        for word in words[: words.index("--") if "--" in words else None]:
+            if self._subparsers is not None and not word.startswith("-"):
+                return  # what follows is its own
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions and not set(name) & set(" \t\n"):
+                self.error(f"there is no option {name}" + (self._behind_dashes(words) or self._instead(name)))
+
+    def _instead(self, name: str) -> str:
+        return did_you_mean(name, (option for option in self._option_string_actions if option.startswith("--"))) or "."
+
+    def _behind_dashes(self, words: Sequence[str]) -> str:
+        """What helps where the words of another program stand without the dashes before them."""
+        many = [action for action in self._actions if not action.option_strings and action.nargs in ("+", "*")]
+        if "--" in words or not any(action.metavar in ("COMMAND", "WORD") for action in many):
+            return ""
+        return "; the words of the other program go behind --."
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        words = [str(word) for word in action.choices]
+        if isinstance(action, argparse._SubParsersAction):
+            what = str(action.metavar or "word").lower()
+            self.error(f"there is no {what} {value}" + (did_you_mean(value, words) or f": there is {_listed(words)}."))
+        near = did_you_mean(str(value), words)
+        self.error(f"{'/'.join(action.option_strings)} {value}: it is one of {_listed(words)}{near or '.'}")
+
+    def error(self, message: str) -> NoReturn:
+        """End with a sentence and where more of it stands."""
+        end = "" if message.endswith((".", "?", "!")) else "."
+        self.exit(WRONG_WORDS, f"{self.prog}: {escape(message)}{end}\nHint: see {self.prog} --help\n")
+
+
+def tell(
+    command: argparse.ArgumentParser,
+    *,
+    examples: Sequence[tuple[str, str]] = (),
+    statuses: Mapping[int, str] | None = None,
+    keys: Mapping[str, str] | None = None,
+) -> None:
+    """What the manual page and the help of a command tell beside its options.
+
+    `examples` are lines to type, each with what it does; `statuses` those exit statuses that are not as in `STATUSES`,
+    and `keys` the paths of what ``--json`` prints, such as ``vms[].name``, each with its meaning.
+    """
+    assert isinstance(command, Parser)
+    command.examples = examples
+    command.statuses = dict(sorted({**STATUSES, **(statuses or {})}.items()))
+    command.keys = keys or {}
+
+
+def add_type(command: argparse.ArgumentParser, default: str = "kvm", text: str = "") -> None:
+    """``--type``, the type of VMs in HTCondor's sense."""
+    text = text or f"the VM type: kvm, qemu, xen, vmware, or that of a driver (default: {default or 'that of VM_TYPE'})"
+    command.add_argument("--type", default=default, metavar="VM_TYPE", help=text)
+
+
+def add_json(command: argparse.ArgumentParser, text: str = "print it all as one JSON object") -> None:
+    """``--json``; its keys are told by `tell`."""
+    command.add_argument("--json", action="store_true", help=text)
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    """One object on standard output, as every ``--json`` prints it: indented, in ASCII."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` for the known word that is most like `word`, upper case or not; empty where none is."""
+    from difflib import get_close_matches
+
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(word.lower(), sorted(by_lower), 1, 0.6)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def with_user() -> dict[str, str]:
+    """The environment, with a user for what runs no job: as root somebody must be named."""
+    environ = dict(os.environ)
+    if os.getuid() == 0:
+        environ.setdefault("VMGAHP_USER_UID", "65534")
+    return environ
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

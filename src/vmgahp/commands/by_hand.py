@@ -1,0 +1,121 @@
+"""``vmgahp serve``, ``probe``, ``kill`` and ``version``: what the daemon does, by hand."""
+
+import argparse
+import os
+import sys
+
+from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, print_json, tell, with_user
+
+PROTOCOL = "0.0.1"
+"""The version of the VM GAHP protocol."""
+
+
+def serve_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp serve``."""
+    command.description = (
+        "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
+        "Without root the VMs run under your own libvirt (qemu:///session)."
+    )
+    add_type(command)
+    command.add_argument("--dir", default=".", metavar="DIR", help="the scratch directory of the job (default: here)")
+    command.set_defaults(run=_serve)
+    tell(command, examples=[("vmgahp serve --dir /tmp/scratch", "serve one VM, whose files are in that directory")])
+
+
+def probe_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp probe``."""
+    command.description = (
+        "Run the probe of the startd and print the attributes that it would publish. The reason "
+        "why a machine is not VM-capable goes to standard error."
+    )
+    add_type(command)
+    add_json(command, "print everything that was looked at, with the reasons, as one JSON object")
+    command.set_defaults(run=_probe)
+    tell(
+        command,
+        examples=[
+            ("vmgahp probe", "what this machine would advertise for VMs of type kvm"),
+            ("vmgahp probe --type xen --json", "the same of Xen, with each reason, for a program"),
+        ],
+        statuses={0: "VMs are possible here.", 1: "None is; the reason is on standard error."},
+        keys={
+            "vm_type": "the type",
+            "seconds": "how long the probe took",
+            "capable": "whether VMs of this type are possible here",
+            "attributes": "each attribute that the startd would publish, and its value",
+            **FINDINGS,
+        },
+    )
+
+
+def kill_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp kill``."""
+    command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
+    add_type(command)
+    command.add_argument(
+        "name", metavar="NAME", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
+    )
+    command.set_defaults(run=_kill)
+    tell(command, examples=[("vmgahp kill alice_example.org_12.0", "destroy what is left of the VM of that job")])
+
+
+def version_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp version``."""
+    command.description = "Print the version. vmgahp --version does the same."
+    add_json(command)
+    command.set_defaults(run=_version)
+    tell(
+        command,
+        keys={
+            "version": "the version of this package",
+            "protocol": "that of the VM GAHP protocol",
+            "python": "that of the Python it runs with",
+            "location": "the directory of its modules",
+        },
+    )
+
+
+def version_line() -> str:
+    """The version, as a line for people."""
+    from vmgahp import __version__
+
+    return f"vmgahp {__version__} (VM GAHP protocol {PROTOCOL})"
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from vmgahp import GREETING
+    from vmgahp.daemon.server import serve
+
+    environ = dict(os.environ)
+    if os.getuid() == 0 and not environ.get("VMGAHP_USER_UID"):
+        raise UsageError("as root, VMGAHP_USER_UID in the environment must name the uid of the job's user.")
+    vm_type, directory = options.type, os.path.abspath(options.dir)
+    environ["VMGAHP_VMTYPE"] = environ["_CONDOR_VM_TYPE"] = vm_type
+    environ["VMGAHP_WORKING_DIR"] = directory
+    os.write(1, GREETING + b"\n")
+    return serve(vm_type, directory, environ, to_stderr=True)
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from vmgahp.daemon import probe
+
+    return probe.run(options.type.lower(), with_user(), to_stderr=True, as_json=options.json)
+
+
+def _kill(options: argparse.Namespace) -> int:
+    from vmgahp.daemon.kill import kill
+
+    return kill(options.type.lower(), options.name, "", with_user(), to_stderr=True)
+
+
+def _version(options: argparse.Namespace) -> int:
+    if not options.json:
+        sys.stdout.write(version_line() + "\n")
+        return 0
+    import platform
+
+    import vmgahp
+
+    about = {"version": vmgahp.__version__, "protocol": PROTOCOL, "python": platform.python_version()}
+    print_json(about | {"location": os.path.dirname(vmgahp.__file__)})
+    return 0

@@ -1,0 +1,157 @@
+"""The program ``vmgahp``: its commands, the help by what people want, and how it ends."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from io import StringIO
+from typing import NamedTuple
+
+from vmgahp.commands.arguments import Parser, UsageError, did_you_mean, tell
+from vmgahp.commands.by_hand import version_line
+
+INTERRUPTED, NOBODY_READS = 130, 141
+"""Exit statuses, as of a shell: of Control-C, and of output that nobody reads any more."""
+
+MACHINE, JOBS, GUESTS, PROTOCOL, SELF = (
+    "A machine that runs VMs",
+    "Jobs",
+    "VMs that run, and those that have run",
+    "The protocol between HTCondor and the server",
+    "This program",
+)
+
+
+class ToolCommand(NamedTuple):
+    """A row of the table."""
+
+    word: str
+    group: str
+    place: str
+    """``module:function`` that adds the arguments and what to run; the module is in `vmgahp.commands`."""
+    text: str
+
+
+# fmt: off
+COMMANDS = tuple(ToolCommand(*row) for row in (
+    ("doctor", MACHINE, "doctor:add_arguments",
+        "say why condor_status -vm is empty, or a VM job stays idle, on this machine"),
+    ("config", MACHINE, "config:add_arguments", "print the settings as they count here, and where each comes from"),
+    ("probe", MACHINE, "by_hand:probe_arguments", "print what this machine would advertise, or why it would not"),
+    ("image", MACHINE, "image:add_arguments", "keep the images that jobs name in the catalog, and make some"),
+    ("run", JOBS, "run:add_arguments",
+        "run a program in a virtual machine as a job: its files, its output and its exit code"),
+    ("submit", JOBS, "submit:add_arguments",
+        "write a submit file for a VM that exists: libvirt XML, OVF, .vmx, a Vagrant box, a disk"),
+    ("top", GUESTS, "top:add_arguments", "show the VMs of this machine, live"),
+    ("ssh", GUESTS, "reach:add_ssh", "get into the guest of a job by ssh"),
+    ("view", GUESTS, "reach:add_view", "show the display of a job's guest"),
+    ("attach", GUESTS, "reach:add_attach", "follow the serial console of a job's guest"),
+    ("report", GUESTS, "report:add_arguments", "make a page of what a VM used and what happened to it"),
+    ("kill", GUESTS, "by_hand:kill_arguments", "destroy a leftover VM by its name"),
+    ("console", PROTOCOL, "console:add_arguments", "talk to a daemon by hand: job ads, requests, results in words"),
+    ("record", PROTOCOL, "record:add_arguments", "run a server and write its conversation into a file"),
+    ("replay", PROTOCOL, "replay:add_arguments",
+        "play a recorded conversation to a server, and show the differences"),
+    ("serve", PROTOCOL, "by_hand:serve_arguments", "speak the GAHP protocol on standard input and output"),
+    ("help", SELF, "tool:help_arguments", "say what a command does, and its options"),
+    ("version", SELF, "by_hand:version_arguments", "print the version"),
+))
+# fmt: on
+
+MEANT = {
+    **dict.fromkeys(("list", "ls", "ps", "vms", "status", "show"), "top"),
+    **dict.fromkeys(("check", "diagnose", "why", "test"), "doctor"),
+    **dict.fromkeys(("settings", "conf", "get"), "config"),
+    **dict.fromkeys(("images", "catalog", "build"), "image"),
+    **dict.fromkeys(("convert", "import", "ovf", "vmx", "libvirt-xml", "virt-install"), "submit"),
+    **dict.fromkeys(("exec", "start", "create"), "run"),
+    **dict.fromkeys(("login", "shell", "connect"), "ssh"),
+    **dict.fromkeys(("vnc", "display"), "view"),
+    **dict.fromkeys(("stop", "destroy", "rm"), "kill"),
+    **dict.fromkeys(("log", "logs", "metrics"), "report"),
+}
+"""Words that other programs have for it."""
+
+
+class _Tool(Parser):
+    """The parser of the first word, whose help is by groups."""
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        for group in dict.fromkeys(command.group for command in COMMANDS):
+            formatter.start_section(group)
+            rows = [command for command in COMMANDS if command.group == group]
+            formatter.add_arguments([argparse.Action([], row.word, 0, help=row.text, metavar=row.word) for row in rows])
+            formatter.end_section()
+        formatter.add_text("vmgahp help COMMAND says more of one, and man vmgahp-COMMAND.")
+        return "usage: vmgahp COMMAND [ARGUMENT ...]\n\n" + formatter.format_help()
+
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        words = [command.word for command in COMMANDS]
+        if value in words:
+            return
+        near = did_you_mean(value, words)
+        if value.lower() in MEANT:
+            near = f"; did you mean {MEANT[value.lower()]}?"
+        self.error(f"there is no command {value}{near}")
+
+
+def tool_parser(chosen: str = "") -> Parser:
+    """The command line of ``vmgahp``, with the arguments of the chosen command, or of all for the manual pages."""
+    parser = _Tool(
+        prog="vmgahp",
+        description="Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
+        "this is the command-line tool beside it.",
+    )
+    parser.add_argument("--version", action="version", version=version_line())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for row in COMMANDS:
+        command = commands.add_parser(row.word, help=row.text)
+        if chosen in (row.word, ""):
+            module, _, function = row.place.partition(":")
+            getattr(import_module(f"vmgahp.commands.{module}"), function)(command)
+    return parser
+
+
+def help_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp help``."""
+    command.description = "Print what a command does, and its options; without a word, all commands."
+    command.add_argument("words", nargs="*", metavar="COMMAND", help="a command, and one of its own: image add")
+    command.set_defaults(run=_help)
+    tell(command, examples=[("vmgahp help submit ovf", "what vmgahp submit ovf does")])
+
+
+def _help(options: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = tool_parser(options.words[0] if options.words else "-")
+    for word in options.words:
+        [*nested] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not nested:
+            parser.error(f"{parser.prog} has no {word} of its own")
+        parser._check_value(nested[0], word)
+        parser = nested[0].choices[word]
+    parser.print_help()
+    return 0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line says; the exit status. No wrong word ends in a traceback."""
+    dumb = StringIO()  # for what is closed, which Python has as None
+    sys.stdout, sys.stderr = sys.stdout or dumb, sys.stderr or dumb
+    words = list(argv[1:])
+    try:
+        options = tool_parser(words[0] if words else "-").parse_args(words)
+        try:
+            status: int = options.run(options)
+        except UsageError as error:
+            options.parser.error(str(error))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python would say so once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return status or int(bool(dumb.getvalue()))

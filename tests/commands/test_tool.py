@@ -1,0 +1,228 @@
+"""The command line of people: help, wrong words, and how a command ends."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vmgahp import cli
+from vmgahp.commands.arguments import WRONG_WORDS, Parser
+from vmgahp.commands.tool import COMMANDS, MEANT, NOBODY_READS, tool_parser
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Run a command line: its status, and what it has written to stdout and to stderr."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            status: int | str | None = cli.main(["vmgahp", *words])
+        except SystemExit as ended:
+            status = ended.code
+        assert isinstance(status, int)
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
+    """A parser, and those below it."""
+    assert isinstance(parser, Parser)
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+EVERY = list(parsers(tool_parser()))
+LEAVES = [parser for parser in EVERY if parser._subparsers is None]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
+def test_the_help_has_all_commands_by_what_people_want(typed: Typed, words: list[str]) -> None:
+    status, out, err = typed(*words)
+    assert (status, err) == (0, "")
+    places = [out.index(f"\n  {row.word} ") for row in COMMANDS]
+    assert places == sorted(places)
+    assert all(out.index(f"\n{row.group}:\n") < place for row, place in zip(COMMANDS, places, strict=True))
+
+
+@pytest.mark.parametrize("words", [[], ["image"], ["submit"]])
+def test_a_word_too_few_is_answered_by_the_help(typed: Typed, words: list[str]) -> None:
+    status, out, err = typed(*words)
+    assert (status, out) == (WRONG_WORDS, "")
+    assert err == typed("help", *words)[1]
+
+
+@pytest.mark.parametrize("parser", EVERY, ids=lambda parser: parser.prog)
+def test_help_of_a_word_is_what_its_option_prints(typed: Typed, parser: Parser) -> None:
+    words = parser.prog.split()[1:]
+    assert typed("help", *words) == typed(*words, "--help")
+
+
+@pytest.mark.parametrize("words", [["doctor", "image"], ["image", "ad"], ["docter"], ["image", "add", "x"]])
+def test_help_of_what_there_is_not(typed: Typed, words: list[str]) -> None:
+    status, out, err = typed("help", *words)
+    assert (status, out) == (WRONG_WORDS, "")
+    assert words[-1] in err
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version(typed: Typed, words: list[str]) -> None:
+    from vmgahp import __version__
+
+    assert typed(*words) == (0, f"vmgahp {__version__} (VM GAHP protocol 0.0.1)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("docter", "doctor"),
+        ("DOCTOR", "doctor"),
+        ("ps", "top"),
+        ("image ad", "add"),
+        ("submit ofv", "ovf"),
+        ("doctor --jsno", "--json"),
+        ("doctor -json", "--json"),
+        ("doctor --typ kvm", "--type"),
+        ("image add --sha25=12", "--sha256"),
+        ("submit disk d.raw --netwrok nat", "--network"),
+        ("submit disk d.raw --network Nat", "nat"),
+        ("submit disk d.raw --firmware ufei", "uefi"),
+        ("config --chagned", "--changed"),
+        ("--verson", "--version"),
+    ],
+)
+def test_a_wrong_word_may_have_been_another(typed: Typed, line: str, meant: str) -> None:
+    status, out, err = typed(*line.split())
+    assert (status, out) == (WRONG_WORDS, "")
+    assert f"did you mean {meant}?\n" in err
+    assert len(err.splitlines()) == 2, "a sentence, and where there is more"
+
+
+def test_words_of_other_programs_mean_commands() -> None:
+    words = {row.word for row in COMMANDS}
+    assert set(MEANT.values()) <= words
+    assert not words & set(MEANT)
+
+
+@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.word)
+def test_a_command_has_the_arguments_that_the_manual_has(row: object) -> None:
+    """Only the chosen command's arguments are added, as they are where all are."""
+    word = row.word  # type: ignore[attr-defined]
+    chosen, everything = (
+        next(iter(parser._subparsers._group_actions)).choices[word].format_help()  # type: ignore[union-attr,index]
+        for parser in (tool_parser(word), tool_parser())
+    )
+    assert chosen == everything
+
+
+@pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
+def test_no_wrong_word_ends_in_a_traceback(typed: Typed, parser: Parser) -> None:
+    """Each option without its value, with one that is none of its choices or kind, and each stranger of an option."""
+    command = parser.prog.split()[1:]
+    lines = [["--no-such-option"], ["--no-such-option=1"], ["\x1b[2J\udcff", "--\x1b[31m"]]
+    for action in parser._actions:
+        for option in action.option_strings[-1:]:
+            if action.nargs != 0:
+                lines.append([option])
+            if action.choices or action.type:
+                lines.append([option, "\x1b[2J\udcff"])
+    for line in lines:
+        status, out, err = typed(*command, *line)
+        assert (status, out) == (WRONG_WORDS, ""), line
+        assert err.startswith(f"{parser.prog}: ")
+        assert err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("line", ["run --image x python3 -c 1", "record sh -c 1", "replay file sh -c 1"])
+def test_dashes_that_are_missing_are_named(typed: Typed, line: str) -> None:
+    status, _, err = typed(*line.split())
+    assert status == WRONG_WORDS
+    assert "behind --" in err
+
+
+NAMES = {
+    "--type": "VM_TYPE",
+    "--json": None,
+    "--verbose": None,
+    "--dry-run": None,
+    "--force": None,
+    "--dir": "DIR",
+    "--set": "NAME=VALUE",
+    "--name": "NAME",
+    "--memory": "MIB",
+    "--cpus": "N",
+    "--append": "'COMMAND = VALUE'",
+}
+"""Options that mean the same wherever they are, and their values."""
+
+
+@pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
+def test_an_option_means_the_same_everywhere(parser: Parser) -> None:
+    for action in parser._actions:
+        for option in NAMES.keys() & set(action.option_strings):
+            assert (action.metavar, action.nargs == 0) == (NAMES[option], NAMES[option] is None), option
+        if "-o" in action.option_strings:
+            assert "--output" in action.option_strings
+        assert not {"-v", "--vm-type", "--vmtype", "--out", "--overwrite", "--quiet"} & set(action.option_strings)
+        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            assert action.help, f"{parser.prog} {action.option_strings or action.dest}"
+
+
+@pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
+def test_a_command_tells_what_it_is_for(parser: Parser) -> None:
+    assert parser.description
+    assert parser.description.endswith(".")
+    assert bool(parser.keys) == ("--json" in parser._option_string_actions), "the keys of --json are told"
+    for typed_line, what in parser.examples:
+        assert parser.prog in typed_line
+        assert what
+
+
+def test_what_nobody_reads_any_more_is_no_traceback() -> None:
+    code = "from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', 'config', '--verbose']))"
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], stdout=nobody, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (NOBODY_READS, b"")
+
+
+@pytest.mark.parametrize(("closed", "status"), [([1], 1), ([2], 0), ([0, 1, 2], 1)])
+def test_descriptors_that_are_closed(closed: list[int], status: int) -> None:
+    shell = " ".join(f"{number}>&-" for number in closed)
+    command = f"exec {sys.executable} -P -c \"from vmgahp.cli import main; exit(main(['vmgahp', 'version']))\" {shell}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that some code loads in a fresh interpreter."""
+    command = [sys.executable, "-P", "-c", f"import sys; {code}; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_a_command_loads_no_other() -> None:
+    found = loaded("from vmgahp.cli import main; main(['vmgahp', 'version'])")
+    ours = {"arguments", "by_hand", "tool"}
+    assert {name for name in found if name.startswith("vmgahp.commands.")} == {f"vmgahp.commands.{one}" for one in ours}
+
+
+def test_version_for_programs(typed: Typed) -> None:
+    status, out, _ = typed("version", "--json")
+    assert status == 0
+    assert set(json.loads(out)) == {"version", "protocol", "python", "location"}
+    assert Path(json.loads(out)["location"], "cli.py").exists()
