@@ -385,6 +385,7 @@ def test_without_the_bindings_the_next_command_is_said(home, capsys, monkeypatch
         (("--user-data", "none"), ["--user-data 'none'", "No such file"]),
         (("--user-data", "fit.py"), ["fit.py", "#cloud-config"]),
         (("--image", "none.qcow2"), ["--image 'none.qcow2'", "No such file", "catalog:NAME"]),
+        (("--image", "fit.py"), ["--image 'fit.py'", "text", "after --"]),
         (("--image", "data"), ["--image 'data'", "directory", "catalog:NAME"]),
         (("--image", "https://h/x"), ["https://h/x", "image.qcow2"]),
         (("--type", "vmrun"), ["VMPARAM_vm_"]),

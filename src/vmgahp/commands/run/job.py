@@ -13,6 +13,7 @@ from vmgahp.commands.submit.machine import Guest, simple_name
 from vmgahp.commands.submit.submit_file import PREFIX
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images import CATALOG
+from vmgahp.images.formats import HEADER, looks_like
 
 HOME = "vm_outputs/"
 """What comes home: all that the server puts there. A name that is not there at the end would hold the job."""
@@ -67,14 +68,18 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _require_image(image: str) -> None:
-    """Raises `SubmitError` where it is neither of the machines nor a file."""
+    """Raises `SubmitError` where it is neither of the machines nor a file, or one that is as little a disk as fit.py."""
     if "://" in image or image.lower().startswith(f"{CATALOG}:"):
         return
     try:
-        open_regular(image).close()
+        with open_regular(image) as file:
+            header = file.read(HEADER)
     except OSError as error:
         problem = f"--image {image!a} cannot be opened ({error.strerror or error})."
         raise SubmitError(problem, f"name a file that is here, {CATALOG}:NAME of the machines, or a URL.") from error
+    if header.isascii() and b"\0" not in header and not looks_like(header):
+        problem = f"--image {image!a} is no disk: it begins as a text does."
+        raise SubmitError(problem, "name the image of a disk; the program comes after --.")
 
 
 def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
