@@ -26,6 +26,8 @@ VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 CONTAINER_PACKAGES=(podman crun busybox-static)
 # What draws the documents' diagrams.
 DOCS_PACKAGES=(graphviz)
+# The shells beside bash that have completions, which the tests ask in each.
+SHELL_PACKAGES=(fish zsh)
 # What scripts/build-deb builds with.
 DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python)
 # What building the pool's root takes as well, and the guests that boot in it by their own disks.

@@ -3,9 +3,12 @@
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from vmgahp.commands.arguments import add_json, print_json, tell
-from vmgahp.commands.top.node import Node
+
+if TYPE_CHECKING:
+    from vmgahp.commands.top.node import Node
 
 BETWEEN = 1.0
 """Seconds between the two looks that a single table takes: rates are those of the time between."""
@@ -69,6 +72,7 @@ def seconds(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Show the VMs; the exit status is 1 where nothing could be looked at."""
     from vmgahp import config, errors
+    from vmgahp.commands.top.node import Node
     from vmgahp.text import escape
 
     try:
@@ -91,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _once(node: Node, *, as_json: bool) -> int:
+def _once(node: "Node", *, as_json: bool) -> int:
     import time
     from dataclasses import asdict
 
