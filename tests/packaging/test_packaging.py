@@ -83,9 +83,10 @@ def sources(directory: str) -> set[str]:
 
 
 def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -> None:
-    for directory in ("src", "tests", "launchers", "config", "scripts", "docs", "packaging"):
+    for directory in ("src", "tests", "launchers", "config", "scripts", "docs", "packaging", ".github"):
         assert sources(directory) <= in_sdist, f"files of {directory} are missing"
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml"} <= in_sdist
+    hidden = {".editorconfig", ".pre-commit-config.yaml"}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml"} | hidden <= in_sdist
 
 
 def test_the_sdist_has_nothing_that_was_made(in_sdist: set[str]) -> None:
