@@ -4,6 +4,7 @@ Nothing is fetched while it builds. `scripts/docs` builds all of it; a warning i
 """
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -17,7 +18,10 @@ author = "The vmgahp developers"
 copyright = "The vmgahp developers, Apache-2.0"
 version = release = vmgahp.__version__
 
-extensions = ["myst_parser", "from_code", "link_names", "links_out", "state_diagram"]
+extensions = ["myst_parser"]
+extensions += ["blocks", "descriptions", "from_code", "htcondor_manual", "link_names", "links_out", "state_diagram"]
+if find_spec("sphinx_copybutton"):  # who builds a package has man pages made, which need no buttons
+    extensions.append("sphinx_copybutton")
 exclude_patterns = ["_build", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -38,8 +42,16 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#f0a070", "color-brand-content": "#f0a070"},
 }
 highlight_language = "text"
-pygments_style = "tango"
-pygments_dark_style = "monokai"
+
+# What a program answers has no button. Of a session with prompts only the commands are copied.
+copybutton_selector = ", ".join(
+    f"div.highlight-{kind} pre" for kind in ("sh", "ini", "console", "python", "toml", "yaml")
+)
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
+copybutton_here_doc_delimiter = "END"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
 
 man_pages = [
     ("man/condor_vm-gahp", "condor_vm-gahp", "runs the VM jobs of HTCondor", author, 1),

@@ -82,7 +82,7 @@ def _words(*, ours: bool) -> str:
     for word in (*holding, *(word for word in error_words.WORDS if word not in holding)):
         if (errors.PREFIX + word in answered) == ours:
             fate = f"Holds the job, subcode {holding.index(word)}." if word in holding else "Does not hold the job."
-            text += f"`{word}`\n: {plain(error_words.meaning(word))} {fate}\n\n"
+            text += f"```{{error-word}} {errors.PREFIX}{word}\n{plain(error_words.meaning(word))} {fate}\n```\n\n"
     return text
 
 
@@ -157,4 +157,5 @@ class FromCode(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("from-code", FromCode)
     app.add_object_type("job-attribute", "job-attribute", "single: %s; job attribute", objname="job attribute")
+    app.add_object_type("error-word", "error-word", "single: %s; error word", objname="error word")
     return {"parallel_read_safe": True}

@@ -1,19 +1,27 @@
-"""The first mention of a setting or a job attribute on a page leads to its place in the reference."""
+"""The first mention of a setting, a job attribute or an error word on a page leads to its place in the reference."""
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+from vmgahp import errors
 from vmgahp.config.htcondor import ELSEWHERE
 from vmgahp.config.table import SETTINGS
 from vmgahp.job.attributes import ATTRIBUTES
+from vmgahp.protocol import error_words
 
-KINDS = {row.name: "job-attribute" for row in ATTRIBUTES} | {
-    setting.name: "confval" for setting in (*SETTINGS, *ELSEWHERE)
-}
-"""Name -> the kind of object that the reference describes it as."""
+PLACES = (
+    {row.name: ("job-attribute", row.name) for row in ATTRIBUTES}
+    | {setting.name: ("confval", setting.name) for setting in (*SETTINGS, *ELSEWHERE)}
+    | {
+        name: ("error-word", errors.PREFIX + word)
+        for word in error_words.WORDS
+        for name in (word, errors.PREFIX + word)
+    }
+)
+"""What a page may write -> the kind of object that the reference describes, and its name there."""
 
-OWN_PAGES = ("reference/settings", "reference/job-attributes")
+OWN_PAGES = ("reference/settings", "reference/job-attributes", "reference/errors")
 
 
 def _link(app: Sphinx, document: nodes.document) -> None:
@@ -24,12 +32,11 @@ def _link(app: Sphinx, document: nodes.document) -> None:
     for literal in list(document.findall(nodes.literal)):
         name = literal.astext().partition(" =")[0].lstrip("+")
         linked = isinstance(literal.parent, nodes.reference | nodes.title | addnodes.pending_xref)
-        if name not in KINDS or name in seen or linked:
+        kind, target = PLACES.get(name, ("", ""))
+        if not kind or target in seen or linked:
             continue
-        seen.add(name)
-        link = addnodes.pending_xref(
-            "", refdomain="std", reftype=KINDS[name], reftarget=name, refdoc=page, refexplicit=True
-        )
+        seen.add(target)
+        link = addnodes.pending_xref("", refdomain="std", reftype=kind, reftarget=target, refdoc=page, refexplicit=True)
         literal.replace_self(link)
         link += literal
 

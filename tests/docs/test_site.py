@@ -1,0 +1,164 @@
+"""The built pages: what a reader copies, looks for and follows, without a network."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests import REPOSITORY
+from vmgahp import errors
+from vmgahp.protocol import error_words
+
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", DOCS / "index.md", *sorted(DOCS.glob("[!_]*/*.md"))]
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
+    import blocks
+
+    return blocks
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
+    import htcondor_manual
+
+    return htcondor_manual
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages, built."""
+    if shutil.which("dot") is None:
+        pytest.skip("Graphviz is not installed (scripts/docs installs it)")
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-d", f"{place}/trees", str(DOCS), f"{place}/html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / "html"
+
+
+class Page(HTMLParser):
+    """What a reader may miss in a page: pictures' words, the order of headings, what it fetches, what it is about."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.headings: list[int] = []
+        self.silent: list[str] = []
+        self.fetched: list[str] = []
+        self.description = ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "img" and not given.get("alt"):
+            self.silent.append(given.get("src", ""))
+        if tag in ("script", "img", "iframe", "source") or (tag == "link" and given.get("rel") == "stylesheet"):
+            self.fetched.append(given.get("src") or given.get("href", ""))
+        if tag == "meta" and given.get("name") == "description":
+            self.description = given.get("content", "")
+
+
+def pages(site: Path) -> Iterator[tuple[str, Page]]:
+    for path in sorted(site.rglob("*.html")):
+        name = str(path.relative_to(site))
+        if name not in ("genindex.html", "search.html") and not name.startswith("_"):
+            yield name, Page(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_a_block_is_for_one_place(page: Path, blocks: ModuleType) -> None:
+    """Settings, submit files and commands are copied to different places, and what is copied works there."""
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+        if token.type == "code_block":
+            blocks.kind_of(token.content)
+        elif token.type == "fence" and token.info == "sh":
+            assert blocks.kind_of(token.content) == blocks.SHELL
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("apt-get install x\n\nVM_TYPE = kvm\n", "settings and sh"),
+        ("vm_type = kvm\nvmgahp submit disk x\n", "sh and submit"),
+        ("VM_TYPE = kvm\nvm_type = kvm\n", "settings and submit"),
+        ("cat fit.out\nthe sum is 3\n", "begin the commands with"),
+        ("vmgahp view 12.0     its display\n", "put # before it"),
+    ],
+)
+def test_a_block_for_two_places_is_refused(text: str, wrong: str, blocks: ModuleType) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        blocks.kind_of(text)
+
+
+def test_the_kinds_of_blocks(blocks: ModuleType) -> None:
+    assert blocks.kind_of('# MiB\nVM_MEMORY = 1024\nSTART = Owner == "alice"\n') == blocks.SETTINGS
+    assert blocks.kind_of("+VMPARAM_vm_TPM = true\nvm_type = kvm\nqueue\n") == blocks.SUBMIT
+    assert blocks.kind_of("cat >x <<END\nVM_TYPE = kvm\nEND\nA=1 B=2 \\\n    vmgahp probe  # why\n") == blocks.SHELL
+    assert blocks.kind_of("$ vmgahp top\nVMs: 1\n") == blocks.SESSION
+    assert blocks.kind_of("Hello from a guest\n") == blocks.OTHER
+
+
+def test_commands_of_htcondor_have_a_place_in_its_manual(manual: ModuleType) -> None:
+    ours_or_daemons = {"condor_vm", "condor_startd", "condor_starter", "condor_shadow", "condor_schedd"}
+    ours_or_daemons |= {"condor_collector", "condor_negotiator", "condor_procd"}
+    for page in PAGES:
+        named = set(re.findall(r"`(condor_[a-z_]+)", page.read_text()))
+        assert named - set(manual.COMMANDS.split()) - ours_or_daemons == set(), page
+
+
+def test_a_first_mention_leads_to_htcondors_manual(site: Path) -> None:
+    text = (site / "how-to/htcondor.html").read_text()
+    assert text.count('man-pages/htcondor-jdl.html#on_exit_hold"') == 1
+    assert "admin-manual/configuration/starter.html#" in (site / "how-to/transfer-plugin.html").read_text()
+
+
+def test_every_error_word_is_found(site: Path) -> None:
+    """By its whole name, as it stands in a log and a hold reason, as an object of the search."""
+    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {entry[-1] for entries in index["objects"].values() for entry in entries}
+    names = {errors.PREFIX + word for word in error_words.WORDS}
+    assert names - found == set()
+    page = (site / "reference/errors.html").read_text()
+    assert {name for name in names if f'id="error-word-{name}"' not in page} == set()
+
+
+def test_what_is_copied_has_a_button_and_what_is_read_has_none(site: Path) -> None:
+    text = (site / "_static/copybutton.js").read_text()
+    assert "div.highlight-sh pre" in text
+    assert "div.highlight-text" not in text
+    page = (site / "how-to/devices.html").read_text()
+    assert 'class="submit highlight-ini' in page
+    assert 'class="settings highlight-ini' in page
+
+
+def test_a_page_needs_no_network(site: Path) -> None:
+    assert [(name, url) for name, page in pages(site) for url in page.fetched if re.match("[a-z]+:|//", url)] == []
+    for style in site.rglob("*.css"):
+        assert re.findall(r"url\([\"']?(?:https?:|//)|@import", style.read_text()) == [], style
+
+
+def test_pages_can_be_heard_and_found(site: Path) -> None:
+    """Each picture has words, headings leave out no level, and a page says what it is about."""
+    descriptions = {}
+    for name, page in pages(site):
+        assert page.silent == [], name
+        steps = zip([0, *page.headings], page.headings, strict=False)
+        assert [step for step in steps if step[1] > step[0] + 1] == [], name
+        assert page.headings.count(1) == 1, name
+        assert page.description, name
+        descriptions[name] = page.description
+    assert len(set(descriptions.values())) == len(descriptions)
