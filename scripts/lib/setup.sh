@@ -30,6 +30,8 @@ DOCS_PACKAGES=(graphviz)
 SHELL_PACKAGES=(fish zsh)
 # What scripts/build-deb builds with.
 DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python)
+# What scripts/build-rpm builds with, and what its packages are looked at by.
+RPM_PACKAGES=(rpm rpmlint checkpolicy semodule-utils binutils python3-setuptools)
 # What building the pool's root takes as well, and the guests that boot in it by their own disks.
 POOL_PACKAGES=(debootstrap busybox-static e2fsprogs grub-common grub-pc-bin ovmf)
 # What `vmgahp image build` takes, and what makes the signatures that tests have `vmgahp image add` look at.
