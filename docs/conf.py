@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 sys.path.insert(0, str(HERE.parent / "src"))
 
+import command_line  # noqa: E402
 import vmgahp  # noqa: E402
 
 project = "vmgahp"
@@ -18,7 +19,7 @@ author = "The vmgahp developers"
 copyright = "The vmgahp developers, Apache-2.0"
 version = release = vmgahp.__version__
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "command_line"]
 extensions += ["blocks", "descriptions", "from_code", "htcondor_manual", "link_names", "links_out", "state_diagram"]
 if find_spec("sphinx_copybutton"):  # who builds a package has man pages made, which need no buttons
     extensions.append("sphinx_copybutton")
@@ -57,4 +58,5 @@ man_pages = [
     ("man/condor_vm-gahp", "condor_vm-gahp", "runs the VM jobs of HTCondor", author, 1),
     ("man/vmgahp", "vmgahp", "command-line tool for virtual machines as HTCondor jobs", author, 1),
     ("man/vmgahp-image-plugin", "vmgahp-image-plugin", "disks of VM jobs as overlays of images", author, 1),
+    *((document, name, text, author, 1) for document, name, text in command_line.man_pages()),
 ]

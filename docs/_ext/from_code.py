@@ -134,6 +134,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "code-map", _code_map
     yield "published", _published
     yield "commands", command_line.commands
+    yield "exit-statuses", command_line.statuses
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)
     yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)
 

@@ -18,7 +18,8 @@ import pytest
 from tests import REPOSITORY
 from tests.peer import Peer, environment
 from vmgahp import cli, lifecycle
-from vmgahp.commands.tool import tool_parser
+from vmgahp.commands.arguments import Parser
+from vmgahp.commands.tool import COMMANDS, ToolCommand, tool_parser
 from vmgahp.config import htcondor
 from vmgahp.config import table as settings_table
 from vmgahp.job import attributes as job_attributes
@@ -142,24 +143,46 @@ def test_the_readme_is_short_and_has_every_street() -> None:
     assert {street for street in streets if f"`{street}`" not in rows} == set()
 
 
-def test_the_manual_has_every_command_and_option(extensions: None) -> None:
+def parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
+    """A parser, and those below it."""
+    assert isinstance(parser, Parser)
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.word)
+def test_each_command_has_a_manual_page_of_all_that_it_takes(row: ToolCommand, extensions: None) -> None:
     import command_line
 
-    page = command_line.commands()
+    source = DOCS / f"man/vmgahp-{row.word}.md"
+    assert source.exists(), f"write it: # vmgahp-{row.word}"
+    assert source.read_text().startswith(f"# vmgahp-{row.word}\n")
+    page = command_line.page(row.word)
+    [parser] = [one for one in parsers(tool_parser(row.word)) if one.prog == f"vmgahp {row.word}"]
+    for each in parsers(parser):
+        own = page.partition(f"\n## {each.prog}\n")[2].partition("\n## ")[0] if each is not parser else page
+        common = page.partition("\n## Options of all\n")[2].partition("\n## ")[0]
+        for action in each._actions:
+            for option in set(action.option_strings) - {"-h", "--help"}:
+                assert f"`{option}" in own or f"`{option}" in common, option
+        for typed, _ in each.examples:
+            assert f"\n{typed}\n" in page
+        for key in each.keys:
+            assert f"\n`{key}`\n: " in page
+        for number, text in each.statuses.items() if each._subparsers is None else ():
+            assert f"\n`{number}`\n: {command_line.plain(text)}\n" in page
+    assert "](vmgahp.md)" in page
 
-    def walk(parser: argparse.ArgumentParser) -> int:
-        number = 0
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                number += sum(walk(child) for child in action.choices.values())
-            elif action.dest not in ("help", "version"):
-                place = page[page.index(f"`{parser.prog}`\n") :]
-                for option in action.option_strings:
-                    assert f"`{option}" in place[: place.index("\n`") if "\n`" in place else None], option
-                    number += 1
-        return number
 
-    assert walk(tool_parser()) > 30
+def test_the_list_of_commands_leads_to_their_pages(extensions: None) -> None:
+    import command_line
+
+    listed = command_line.commands()
+    assert [row.word for row in COMMANDS if f"](/man/vmgahp-{row.word}.md)\n: " not in listed] == []
+    assert [name for _, name, _ in command_line.man_pages()] == [f"vmgahp-{row.word}" for row in COMMANDS]
 
 
 def test_the_manual_has_every_option_of_the_daemon() -> None:
