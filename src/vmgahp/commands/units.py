@@ -13,6 +13,7 @@ _TIME_STEPS = (
     *(hours * _HOUR for hours in (1, 2, 3, 6, 12)),
     *(days * _DAY for days in (1, 2, 7, 14, 28, 91, 182, 365, 1825, 7300)),
 )
+_SHORT_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, *_TIME_STEPS[:7])
 MOST_TIMES = 8
 
 
@@ -76,10 +77,16 @@ def percent_marks(top: float) -> list[tuple[float, str]]:
     return [(n * step, f"{n * step:g} %") for n in range(count + 1)]
 
 
-def time_marks(begin: float, end: float) -> list[tuple[float, str]]:
+def second_marks(begin: float, length: float, most: int = MOST_TIMES) -> list[tuple[float, str]]:
+    """The marks of an axis that counts seconds from `begin` on, for what is over soon."""
+    step = next((step for step in _SHORT_STEPS if length / step <= most), length / most)
+    return [(begin + n * step, f"{n * step:.3g} s") for n in range(int(length / step) + 1)]
+
+
+def time_marks(begin: float, end: float, most: int = MOST_TIMES) -> list[tuple[float, str]]:
     """Round moments of local time between `begin` and `end`; a label has what changes, and the date at midnight."""
     length = max(end - begin, 1.0)
-    step = next((step for step in _TIME_STEPS if length / step <= MOST_TIMES), _TIME_STEPS[-1])
+    step = next((step for step in _TIME_STEPS if length / step <= most), _TIME_STEPS[-1])
     marks = []
     offset = time.localtime(begin).tm_gmtoff
     when = ceil((begin + offset) / step) * step - offset

@@ -173,6 +173,54 @@ def test_how_it_ended(tmp_path: Path, content: str, shown: str) -> None:
     assert ("exit code" in text) == ("exit code" in shown)
 
 
+def test_a_vm_that_never_started_says_why_and_has_no_picture(tmp_path: Path) -> None:
+    error = "VMGAHP_ERR_BAD_IMAGE: guest.img is damaged. (job's owner)"
+    made = report(write(tmp_path, [event(0, "start", seconds=1.4, name="alice_lab_7.0", error=error)]))
+    text = text_of(made)
+    assert f"The VM never started: {error}" in text
+    assert absent(text, "CPU time", "Read from disks", "Checkpoints") == ["CPU time", "Read from disks", "Checkpoints"]
+    assert "<svg" not in made.read_text()
+    made = report(write(tmp_path, [event(0, "start", error=error), *LIFE]))
+    assert "never started" not in text_of(made)
+
+
+@pytest.mark.parametrize(
+    ("lines", "charts"),
+    [
+        ([sample(0, 1.0)], None),
+        ([event(0, "end", "Stopped")], None),
+        ([event(0, "start", "Running", seconds=1.0), event(9, "stop", "Stopped")], []),
+        ([sample(0, 0.0), sample(9, 0.0)], ["Memory"]),
+        ([sample(0, 0.0), sample(9, 3.0, 1 << 20)], ["CPU", "Memory", "Disks"]),
+    ],
+)
+def test_there_is_no_chart_without_anything_in_it(
+    tmp_path: Path, lines: list[dict[str, object]], charts: list[str] | None
+) -> None:
+    page = etree.parse(str(report(write(tmp_path, lines))), etree.HTMLParser())
+    pictures = page.xpath("//*[local-name()='svg']")
+    assert len(pictures) == (0 if charts is None else 2), "one for a phone, and one for all others"
+    for picture in pictures:
+        heads = picture.xpath(".//*[@class='head']")
+        assert [head.text for head in heads] == ["State", *(charts or [])]
+
+
+@pytest.mark.parametrize(
+    ("length", "labels"),
+    [
+        (0.052, ["0 s", "0.01 s", "0.02 s", "0.03 s", "0.04 s", "0.05 s"]),
+        (1.8, ["0 s", "0.5 s", "1 s", "1.5 s"]),
+        (92.0, ["0 s", "15 s", "30 s", "45 s", "60 s", "75 s", "90 s"]),
+    ],
+)
+def test_the_axis_of_a_short_job_counts_its_seconds(tmp_path: Path, length: float, labels: list[str]) -> None:
+    marks = units.second_marks(BEGIN, length)
+    assert [label for _, label in marks] == labels
+    assert len(units.second_marks(BEGIN, length, 4)) <= 5
+    story = story_of(tmp_path, [event(0, "start", "Running"), event(length, "stop", "Stopped")])
+    assert set(labels) <= set(chart.draw(story, series.Figures(story)).itertext())
+
+
 def test_the_picture_alone(tmp_path: Path) -> None:
     root = etree.parse(str(report(write(tmp_path, LIFE), "--svg"))).getroot()
     assert root.tag == f"{{{chart.SVG}}}svg"
@@ -181,7 +229,7 @@ def test_the_picture_alone(tmp_path: Path) -> None:
     assert states.count(["Suspended"]) == 2
     titles = [title.text or "" for title in root.iter(f"{{{chart.SVG}}}title")]
     assert any("checkpoint, 6.0 MiB in 3.0 s" in title for title in titles)
-    parts = ("100 %", "MiB/s", "local time (", "Network")
+    parts = ("100 %", "MiB/s", "seconds since ", "Network")
     assert absent("".join(root.itertext()), *parts) == ["Network"], "there is no NIC"
 
 

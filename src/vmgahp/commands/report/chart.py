@@ -23,12 +23,30 @@ X = Callable[[float], float]
 SVG = "http://www.w3.org/2000/svg"
 _MAKER: Any = ElementMaker(namespace=SVG, nsmap={None: SVG})
 
-WIDTH, LEFT, RIGHT = 960, 84, 22
-PLOT = WIDTH - LEFT - RIGHT
+
+class Frame(NamedTuple):
+    """How wide the picture is, and the space for the labels on its left."""
+
+    name: str
+    width: int
+    left: int
+    most_times: int
+    """Labels of the axis of time."""
+
+    @property
+    def plot(self) -> int:
+        return self.width - self.left - RIGHT
+
+
+RIGHT = 22
+WIDE, NARROW = Frame("wide", 960, 84, units.MOST_TIMES), Frame("narrow", 360, 66, 4)
+"""The picture for all that has room, and that for a phone."""
 HEIGHT, ABOVE = 104, 46
 """Of a chart, and of the space above it with its title and legend."""
 TOP, BAND, BELOW = 66, 24, 58
 """Where the band of states begins, its height, and the space for the axis of time."""
+SHORT = 120.0
+"""Seconds of a life below which the axis counts them, and does not tell the time of day."""
 LEAST_SPAN = 0.3
 """Units of a state and to the one before it, below which there is nothing to see of it any more."""
 MOST_FLAGS, LONGEST_LABEL = 500, 20
@@ -74,12 +92,7 @@ STYLE = """
 .vm-report .flag { fill: var(--soft); }
 .vm-report .flag.checkpoint { fill: var(--check); }
 .vm-report .flag.failed { fill: var(--bad); }
-@media (max-width: 40rem) {
-  .vm-report text.head, .vm-report text.soft, .vm-report tspan.soft { font-size: 26px; }
-  .vm-report text.wide, .vm-report tspan.wide, .vm-report text.lower { display: none; }
-  .vm-report text.upper { text-anchor: start; transform: translate(14px, 20px); } }
 """
-"""The last rule is for phones: larger letters, and only those that have their place then."""
 
 
 class Chart(NamedTuple):
@@ -91,46 +104,57 @@ class Chart(NamedTuple):
     marks: list[tuple[float, str]]
 
 
-def draw(story: Story, figures: Figures) -> Element:
+def worth_drawing(story: Story, figures: Figures) -> bool:
+    """Whether there is anything over time to be seen: figures, or more than one state."""
+    return bool(len(series.spans(story)) > 1 or any(_charts(figures)))
+
+
+def draw(story: Story, figures: Figures, frame: Frame = WIDE) -> Element:
     """The picture as an element."""
-    begin, length = story.begin, max(story.end - story.begin, 1.0)
+    begin, length = story.begin, max(story.end - story.begin, 0.01)
 
     def x(when: float) -> float:
-        return LEFT + PLOT * min(max((when - begin) / length, 0.0), 1.0)
+        return frame.left + frame.plot * min(max((when - begin) / length, 0.0), 1.0)
 
     charts = list(_charts(figures))
-    times = [(x(when), label) for when, label in units.time_marks(begin, begin + length)]
+    if length < SHORT:
+        marks = units.second_marks(begin, length, frame.most_times)
+        caption = f"seconds since {units.clock(begin)} ({units.zone(begin)})"
+    else:
+        marks = units.time_marks(begin, begin + length, frame.most_times)
+        days = " to ".join(sorted({units.clock(when)[:10] for when in (begin, story.end)}))
+        caption = f"{days}, local time ({units.zone(story.end)})"
+    times = [(x(when), label) for when, label in marks]
     events = [(x(event.time), event) for event in story.events[:MOST_FLAGS]]
     end = TOP + BAND + len(charts) * (ABOVE + HEIGHT)
-    parts = [*_band(series.spans(story), x)]
+    parts = [*_band(series.spans(story), x, frame)]
     for number, chart in enumerate(charts):
-        parts += _chart(chart, TOP + BAND + ABOVE + number * (ABOVE + HEIGHT), x, times, events)
-    parts += _flags(events)
-    for number, (at, label) in enumerate(times):
-        parts.append(_text(at, end + 17, label, "soft wide" if number % 2 else "soft", "middle"))
-    days = " to ".join(sorted({units.clock(when)[:10] for when in (begin, story.end)}))
-    caption = f"{days}, local time ({units.zone(story.end)})"
-    parts.append(_text(LEFT + PLOT / 2, end + 44, caption, "soft", "middle"))
+        parts += _chart(chart, TOP + BAND + ABOVE + number * (ABOVE + HEIGHT), x, times, events, frame)
+    parts += _flags(events, frame)
+    for at, label in times:
+        parts.append(_text(at, end + 17, label, "soft", "middle"))
+    parts.append(_text(frame.left + frame.plot / 2, end + 44, caption, "soft", "middle"))
     described = (
         f"From {units.clock(begin)} to {units.clock(story.end)}: the VM's states as a band, and below it "
         f"{', '.join(chart.title for chart in charts) or 'no figures'} over time, with "
         f"{len(series.checkpoints(story.events))} checkpoints as marks. "
         "The same is in the tables of the report as text."
     )
+    name = f"vm-report-{frame.name}"
     root = _element(
         "svg",
-        "vm-report",
-        _element("title", "", f"What {story.name or 'the VM'} used, and what happened", id="vm-report-title"),
-        _element("desc", "", described, id="vm-report-text"),
+        f"vm-report {frame.name}",
+        _element("title", "", f"What {story.name or 'the VM'} used, and what happened", id=f"{name}-title"),
+        _element("desc", "", described, id=f"{name}-text"),
         _element("style", "", STYLE),
-        _element("rect", "ground", width=WIDTH, height=end + BELOW),
+        _element("rect", "ground", width=frame.width, height=end + BELOW),
         *parts,
-        viewBox=f"0 0 {WIDTH} {end + BELOW}",
+        viewBox=f"0 0 {frame.width} {end + BELOW}",
         role="img",
-        width=WIDTH,
+        width=frame.width,
         height=end + BELOW,
     )
-    root.set("aria-labelledby", "vm-report-title vm-report-text")
+    root.set("aria-labelledby", f"{name}-title {name}-text")
     return root
 
 
@@ -155,10 +179,10 @@ def _peak(line: list[Rate]) -> float:
     return max((rate.value for rate in line), default=0.0)
 
 
-def _band(spans: Sequence[Span], x: X) -> Iterator[Element]:
-    """The states, and their legend above."""
-    yield _text(LEFT - 8, TOP + 16, "State", "head wide", "end")
-    yield _element("rect", "panel", x=LEFT, y=TOP, width=PLOT, height=BAND)
+def _band(spans: Sequence[Span], x: X, frame: Frame) -> Iterator[Element]:
+    """The states, and where there is room for it their legend above."""
+    yield _text(frame.left - 8, TOP + 16, "State", "head", "end")
+    yield _element("rect", "panel", x=frame.left, y=TOP, width=frame.plot, height=BAND)
     last = 0.0
     for span in spans:
         left, wide = x(span.begin), x(span.end) - x(span.begin)
@@ -170,28 +194,31 @@ def _band(spans: Sequence[Span], x: X) -> Iterator[Element]:
         title = _element("title", "", f"{name}: {units.clock(span.begin)}, {took}")
         size = {"width": max(1.0, wide), "height": BAND}
         yield _element("rect", f"state {state}", title, x=left, y=TOP, **size)
-    seen = {span.state for span in spans}
-    yield _legend(LEFT, 18, [(f"state {key}", "■", STATE_NAMES[key]) for key in STATE_NAMES if key in seen])
+    seen = {span.state for span in spans} if frame is WIDE else ()
+    yield _legend(frame.left, 18, [(f"state {key}", "■", STATE_NAMES[key]) for key in STATE_NAMES if key in seen])
 
 
 def _chart(
-    chart: Chart, y: float, x: X, times: list[tuple[float, str]], events: list[tuple[float, Event]]
+    chart: Chart, y: float, x: X, times: list[tuple[float, str]], events: list[tuple[float, Event]], frame: Frame
 ) -> Iterator[Element]:
     """One panel, its upper edge at `y`: step lines with gaps, over the lines of the axes and of the events."""
     top, bottom = chart.marks[-1][0], y + HEIGHT
-    head = _text(LEFT, y - 10, chart.title, "head")
-    head.append(_element("tspan", "soft wide", chart.unit, dx=8))
+    left, right = frame.left, frame.left + frame.plot
+    head = _text(left if frame is WIDE else 4, y - 10, chart.title, "head")
+    if frame is WIDE:
+        head.append(_element("tspan", "soft", chart.unit, dx=8))
     yield head
-    yield _element("rect", "panel", x=LEFT, y=y, width=PLOT, height=HEIGHT)
+    yield _element("rect", "panel", x=left, y=y, width=frame.plot, height=HEIGHT)
     for value, label in chart.marks:
         at = bottom - HEIGHT * value / top
-        yield _element("line", "grid", x1=LEFT, x2=LEFT + PLOT, y1=at, y2=at)
-        yield _text(LEFT - 8, at + 4, label, f"soft {'upper' if value == top else 'lower'}", "end")
+        yield _element("line", "grid", x1=left, x2=right, y1=at, y2=at)
+        yield _text(left - 8, at + 4, label, "soft", "end")
     verticals = [(at, "grid") for at, _ in times] + [(at, f"marker {_kind(event)}") for at, event in events]
     for at, style in verticals:
         yield _element("line", style, x1=at, x2=at, y1=y, y2=bottom)
-    keys = [(style, "━━", name) for (name, _), style in zip(chart.lines, ("one", "two"), strict=False)]
-    yield _legend(LEFT + PLOT, y - 10, keys, "end")
+    names = [name if frame is WIDE else name.removeprefix("occupied ") for name, _ in chart.lines]
+    keys = [(style, "━━", name) for name, style in zip(names, ("one", "two"), strict=False)]
+    yield _legend(right, y - 10, keys, "end")
     for (name, line), style in zip(chart.lines, ("one", "two"), strict=False):
         pieces: list[str] = []
         last = None
@@ -210,7 +237,7 @@ def _chart(
         yield _element("path", f"line {style}", _element("title", "", f"{chart.title}: {name}"), d=" ".join(pieces))
 
 
-def _flags(events: list[tuple[float, Event]]) -> Iterator[Element]:
+def _flags(events: list[tuple[float, Event]], frame: Frame) -> Iterator[Element]:
     """What happened, above the band, with a word or two where there is space."""
     free = 0.0
     for x, event in events:
@@ -219,10 +246,10 @@ def _flags(events: list[tuple[float, Event]]) -> Iterator[Element]:
         yield _element("path", f"flag {kind}", title, d=f"M{x - 5:.1f},{TOP - 16} h10 l-5,9 Z")
         label = said if kind == "checkpoint" else event.name[:LONGEST_LABEL]
         wide = 6.2 * len(label)
-        fits = x + wide <= WIDTH - 4
+        fits = x + wide <= frame.width - 4
         left = x - 5 if fits else x + 5 - wide
         if left >= free:
-            yield _text(left if fits else x + 5, TOP - 21, label, "soft wide", "start" if fits else "end")
+            yield _text(left if fits else x + 5, TOP - 21, label, "soft", "start" if fits else "end")
             free = left + wide + 10
 
 
@@ -259,8 +286,8 @@ def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> E
 
 
 def _legend(x: float, y: float, keys: Sequence[tuple[str, str, str]], anchor: str = "start") -> Element:
-    """Signs in their colors, each with its name; that of the states is too long for a phone."""
-    legend = _text(x, y, "", "soft wide" if anchor == "start" else "soft", anchor)
+    """Signs in their colors, each with its name."""
+    legend = _text(x, y, "", "soft", anchor)
     for number, (style, sign, name) in enumerate(keys):
         legend.append(_element("tspan", f"key {style}", sign, **({"dx": 18} if number else {})))
         legend.append(_element("tspan", "", name, dx=5))

@@ -30,6 +30,7 @@ dt { color: var(--soft); font-size: .8rem; }
 dd { margin: 0; font-size: 1.15rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 figure { margin: 0; }
 figure svg { width: 100%; height: auto; display: block; }
+figure svg.narrow { display: none; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--grid); }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
@@ -38,9 +39,19 @@ td.number, th.number { text-align: right; padding-right: 1.2rem; }
 td.what { font-weight: 600; min-width: 6rem; overflow-wrap: anywhere; }
 td.said { overflow-wrap: anywhere; }
 tr.log td.said { color: var(--soft); font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .85em; }
+p.failed { color: var(--bad); overflow-wrap: anywhere; }
 tr.failed td.what { color: var(--bad); }
-@media (max-width: 40rem) { td.when { white-space: normal; } table.events .number { display: none; }
-  dl { grid-template-columns: 1fr 1fr; } }
+@media screen and (max-width: 40rem) {
+  figure svg.wide { display: none; } figure svg.narrow { display: block; max-width: 32rem; }
+  dl { grid-template-columns: 1fr 1fr; }
+  table.devices th { white-space: normal; vertical-align: bottom; }
+  table.devices td.number, table.devices th.number { padding-right: 0; }
+  table.events, table.events tbody { display: block; }
+  table.events thead, table.events .number { display: none; }
+  table.events tr { display: grid; grid-template-columns: auto 1fr; padding: .3rem 0;
+    border-bottom: 1px solid var(--grid); }
+  table.events td { border: 0; padding: 0 .8rem 0 0; }
+  table.events td.said { grid-column: 1 / -1; } }
 @media print { main { max-width: none; padding: 0; } tr, figure { break-inside: avoid; } }
 """
 
@@ -49,9 +60,6 @@ def render(story: Story, figures: Figures, log: Sequence[tuple[float, str]], sou
     """The page; `log` are the lines of the daemon's log, `source` names the file that this was made from."""
     name = story.name or "A VM"
     when = f"{units.clock(story.begin)} to {units.clock(story.end)} ({units.zone(story.end)})"
-    picture = chart.draw(story, figures)
-    for style in picture.findall(f"{{{chart.SVG}}}style"):
-        picture.remove(style)  # it is in the page's head
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
     page = E.html(
         {"class": "vm-report", "lang": "en"},
@@ -67,13 +75,14 @@ def render(story: Story, figures: Figures, log: Sequence[tuple[float, str]], sou
             E.main(
                 E.h1(name),
                 E.p({"class": "soft"}, f"{when}, {units.duration(story.end - story.begin)}"),
+                *(E.p({"class": "failed"}, sentence) for sentence in _never_started(story)),
                 E.dl(
                     *(
                         E.div({"class": style}, E.dt(term), E.dd(value))
                         for term, value, style in _summary(story, figures)
                     )
                 ),
-                E.figure(picture),
+                *_pictures(story, figures),
                 *_devices(figures),
                 *_events(story, log),
                 E.footer(*(E.p(sentence) for sentence in _footer(story, source))),
@@ -81,6 +90,26 @@ def render(story: Story, figures: Figures, log: Sequence[tuple[float, str]], sou
         ),
     )
     return b"<!DOCTYPE html>\n" + etree.tostring(page, method="html", encoding="utf-8", pretty_print=True)
+
+
+def _pictures(story: Story, figures: Figures) -> Iterator[Any]:
+    """That for a phone and that for all others, of which the page shows one; none where nothing is to be seen."""
+    if not chart.worth_drawing(story, figures):
+        return
+    figure = E.figure()
+    for frame in (chart.WIDE, chart.NARROW):
+        picture = chart.draw(story, figures, frame)
+        for style in picture.findall(f"{{{chart.SVG}}}style"):
+            picture.remove(style)  # it is in the page's head
+        figure.append(picture)
+    yield figure
+
+
+def _never_started(story: Story) -> Iterator[str]:
+    """Why there was never a VM, where that is so."""
+    starts = [event for event in story.events if event.name == "start"]
+    if starts and not story.samples and all(event.error for event in starts):
+        yield f"The VM never started: {starts[-1].error}"
 
 
 def _summary(story: Story, figures: Figures) -> Iterator[tuple[str, str, str]]:
@@ -93,20 +122,19 @@ def _summary(story: Story, figures: Figures) -> Iterator[tuple[str, str, str]]:
             yield name.capitalize(), units.duration(time_in[state]), f"state {state}"
     made = series.checkpoints(story.events)
     largest = max((event.size for event in made), default=0)
-    totals = [("CPU time", units.duration(figures.cpu_seconds))]
+    totals = [("CPU time", units.duration(figures.cpu_seconds))] if story.samples else []  # unknown is not 0
     for devices, one, other in (
         (figures.disks, "Read from disks", "Written to disks"),
         (figures.nics, "Received", "Sent"),
     ):
-        if devices or devices is figures.disks:
+        if devices:
             totals += [
                 (term, units.size(sum(pair[way] for pair in devices.values()))) for way, term in enumerate((one, other))
             ]
-    totals.append(
-        ("Checkpoints, the largest", f"{len(made)} ({units.size(largest)})")
-        if largest
-        else ("Checkpoints", str(len(made)))
-    )
+    if largest:
+        totals.append(("Checkpoints, the largest", f"{len(made)} ({units.size(largest)})"))
+    elif made or story.samples:
+        totals.append(("Checkpoints", str(len(made))))
     totals += [("How it ended", story.how_it_ended), ("The guest's exit code", story.exit_code)]
     for term, value in totals:
         if value:
