@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "packaging/requirements.lock"
 
-EXTRAS = ("vsphere", "front-ends")
+EXTRAS = ("vsphere",)
 """Those that are used at run time."""
 
 AUDIT_SECONDS = 15

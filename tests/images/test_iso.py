@@ -197,7 +197,7 @@ def test_without_pycdlib_somebody_is_told_what_to_install(
     with pytest.raises(MachineFault) as raised:
         write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
     assert "pycdlib is not installed" in raised.value.problem
-    assert "pip install pycdlib" in raised.value.hint
+    assert "pycdlib" in raised.value.hint
     assert os.listdir(scratch) == []
 
 

@@ -7,6 +7,7 @@ and within limits; libvirtd, which would run them as root, is given a memory ima
 import os
 
 from vmgahp import errors
+from vmgahp.host import packages
 from vmgahp.host.run import plain_environment, run
 
 TYPE_CHECKING = False
@@ -55,7 +56,7 @@ def require(identity: "Identity") -> None:
     except (NotPacked, OSError) as error:
         raise errors.MachineFault(
             f"Checkpoints are not compressed, and those of other machines cannot be restored: {error}.",
-            f"install {BEST} (apt install {BEST}).",
+            f"{packages.of_system(BEST)}.",
         ) from error
     finally:
         os.close(sample)

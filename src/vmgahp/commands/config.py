@@ -185,7 +185,9 @@ def run(options: argparse.Namespace) -> int:
 def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: Mapping[str, str]) -> None:
     page = page_of_stdout(environ)
     terminal = sys.stdout.isatty()
-    if not (terminal and not verbose and _print_table(found, page)):
+    if terminal and not verbose:
+        _print_table(found, page)
+    else:
         sys.stdout.write("".join(page.text(line) + "\n" for row in found for line in _lines(row, verbose)))
     if wrong:
         text = render(page if terminal else Page(), [("What is wrong with the settings", wrong)])
@@ -204,14 +206,12 @@ def _lines(row: Row, verbose: bool) -> list[str]:
     return lines
 
 
-def _print_table(found: list[Row], page: Page) -> bool:
-    """Print a table as wide as the terminal; False where the library for that is not installed."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
+def _print_table(found: list[Row], page: Page) -> None:
+    """Print a table as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console(no_color=not page.color, highlight=False)
     headings = ["Setting", "Value", "From"]
     if console.width >= WITH_MEANING:
@@ -229,7 +229,6 @@ def _print_table(found: list[Row], page: Page) -> bool:
         cells = (row.setting.name, value, row.where, _one_line(row.setting.meaning))
         table.add_row(*(Text(page.text(cell), style=style) for cell in cells[: len(headings)]))
     console.print(table)
-    return True
 
 
 def _one_line(meaning: str) -> str:

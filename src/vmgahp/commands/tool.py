@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vmgahp.commands.arguments import Parser, UsageError, did_you_mean, tell
 from vmgahp.commands.by_hand import version_line
+from vmgahp.host import packages
 
 INTERRUPTED, NOBODY_READS = 130, 141
 """Exit statuses, as of a shell: of Control-C, and of output that nobody reads any more."""
@@ -150,6 +151,12 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "vmgahp"):
+            raise
+        sys.stderr.write(f"vmgahp: the Python package {package} is missing. Hint: {packages.of_python(package)}\n")
+        return 1
     except BrokenPipeError:
         # Python would say so once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

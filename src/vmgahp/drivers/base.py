@@ -18,6 +18,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.resources import Later, Resources, empty, unclaim
 from vmgahp.drivers.surveyor import Survey, Value
+from vmgahp.host import packages
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
@@ -235,6 +236,10 @@ class Driver(ABC):
         """Let go of connections; called once, when the server ends."""
 
 
+_PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirtmod": ("libvirt-python", "9.0"), "lxml": ("lxml", "4.9")}
+"""Modules, and the packages that have them."""
+
+
 def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
     """The driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
 
@@ -273,7 +278,9 @@ def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
     except ImportError as error:
         raise errors.MachineFault(
             f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
-            "install the Python packages that the driver needs.",
+            f"{packages.of_python(*_PACKAGES[absent])}."
+            if (absent := getattr(error, "name", "")) in _PACKAGES
+            else "install the Python packages that the driver needs.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise errors.MachineFault(f"{place}, the driver for VM_TYPE = {vm_type}, is not a Driver.")

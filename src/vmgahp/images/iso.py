@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import execute
+from vmgahp.host import execute, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
@@ -182,7 +182,7 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
     if words[-1].startswith("ModuleNotFoundError"):
         raise MachineFault(
             "Images for guests cannot be written: pycdlib is not installed here.",
-            f"{sys.executable} -m pip install pycdlib",
+            f"{packages.of_python('pycdlib', '1.12')}.",
         )
     raise MachineFault(f"An image cannot be written: {words[-1][:200]}.", "see whether a file of it has changed.")
 

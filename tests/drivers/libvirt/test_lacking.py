@@ -17,6 +17,7 @@ from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DAEMON, Peer, environment
 from vmgahp.cli import PROBE
 from vmgahp.errors import MISMATCHED
+from vmgahp.host import packages
 
 pytestmark = pytest.mark.libvirt
 
@@ -128,7 +129,7 @@ def test_what_is_not_there_is_not_offered(machine: Machine, missing: tuple[str, 
     # A job that required no machine with a TPM: what keeps it from running here is said, with the cure.
     assert result == ["1", MISMATCHED]
     assert "VM_kvm_ATTR_tpm" in why
-    assert "apt-get install swtpm swtpm-tools" in why
+    assert packages.of_system("swtpm swtpm-tools") in why
 
 
 def test_what_does_not_run_is_not_offered(machine: Machine) -> None:

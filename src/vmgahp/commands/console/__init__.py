@@ -19,11 +19,6 @@ from vmgahp.protocol.transcript import Writer
 LOST, REFUSED = 1, 2
 """Exit statuses: the server could not be started or did not last; a wrong command line."""
 
-NO_TOOLKIT = (
-    "On a terminal the console needs the Python package prompt_toolkit. Hint: pip install 'vmgahp[front-ends]', "
-    "or send lines through a pipe."
-)
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp console``."""
@@ -68,8 +63,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    from importlib.util import find_spec
-
     from vmgahp import errors
     from vmgahp.commands.console import launch
     from vmgahp.commands.console.render import BAD, NOTE, Screen, Shown
@@ -81,8 +74,6 @@ def run(options: argparse.Namespace) -> int:
         screen.show(Shown(BAD, why))
         return status
 
-    if sys.stdin.isatty() and find_spec("prompt_toolkit") is None:
-        return refuse(REFUSED, NO_TOOLKIT)
     try:
         settings = [launch.checked_setting(text) for text in options.set]
         place = launch.Place(options.type, options.dir)

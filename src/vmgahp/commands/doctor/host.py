@@ -9,7 +9,7 @@ from vmgahp.commands.doctor import log_history
 from vmgahp.commands.doctor.context import Check, Context, User, ask
 from vmgahp.daemon.probe import Probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.host import proof
+from vmgahp.host import packages, proof
 from vmgahp.vm_types import HTCONDORS
 
 STARTD_PATIENCE = 5.0
@@ -66,14 +66,13 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
     if not programs:
         return (
             "Neither libvirtd nor virtqemud is installed",
-            "apt-get install libvirt-daemon-system qemu-system-x86 (Debian), or dnf install libvirt-daemon-kvm.",
+            f"{packages.of_system('libvirt-daemon-system qemu-system-x86', 'libvirt-daemon-kvm')}.",
         )
     modular = programs == ["virtqemud"]
     if not any(glob(context.path(pattern)) for pattern in _DRIVERS):
         return (
             "libvirt is installed without its driver for QEMU (libvirt_driver_qemu.so)",
-            "apt-get install libvirt-daemon-driver-qemu (Debian), or dnf install libvirt-daemon-driver-qemu; "
-            "then restart libvirt.",
+            f"{packages.of_system('libvirt-daemon-driver-qemu')}; then restart libvirt.",
         )
     if not (context.is_root or context.blind):
         return "", ""  # one's own libvirtd is started with the first question
@@ -227,7 +226,7 @@ def firmware(context: Context, probe: Probe) -> Finding:
         return check.ok(f"guests can have: {offered.replace(',', ', ')}")
     return check.off(
         "There is no UEFI for guests; those of a BIOS run.",
-        "apt-get install ovmf (Debian), or dnf install edk2-ovmf; then restart libvirt.",
+        f"{packages.of_system('ovmf', 'edk2-ovmf')}; then restart libvirt.",
     )
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urljoin, urlsplit
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.image import NotDone
 from vmgahp.commands.units import size as in_words
+from vmgahp.host import packages
 from vmgahp.host.run import run
 
 PATIENCE = 60.0
@@ -228,7 +229,7 @@ def require_signature(signed: bytes | str, signature: bytes, key: str) -> None:
             words = ["gpgv", "--homedir", directory, "--keyring", "./keys", "./signature", what]
             done = run(words, deadline=PATIENCE if isinstance(signed, bytes) else LONGEST, directory=directory)
     except FileNotFoundError as error:
-        raise NotDone(f"{error.filename} is not installed: apt-get install gpgv") from error
+        raise NotDone(f"{error.filename} is not installed: {packages.of_system('gpgv', 'gnupg2')}") from error
     except OSError as error:
         raise NotDone(f"the signature cannot be looked at ({error.strerror}).") from error
     if done.status != 0:

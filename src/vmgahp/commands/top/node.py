@@ -16,6 +16,7 @@ from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.host import packages
 from vmgahp.host.starter import scratch_in
 from vmgahp.metrics import Metrics, is_counter
 from vmgahp.metrics.file import MOST_LINES, NAME, parse
@@ -122,7 +123,9 @@ class Node:
             from vmgahp.drivers.libvirt import faults
             from vmgahp.drivers.libvirt.connection import LibvirtConnection
         except ImportError as error:
-            raise errors.MachineFault(f"It cannot be asked: {error}.", "pip install libvirt-python.") from error
+            raise errors.MachineFault(
+                f"It cannot be asked: {error}.", f"{packages.of_python('libvirt-python')}."
+            ) from error
         if self._connection is None:
             # Every user may look, so it is not asked for more.
             uri = self._uri or "qemu:///system"

@@ -11,6 +11,7 @@ from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import of_machines, uefis
+from vmgahp.host import packages
 from vmgahp.host.job_user import Identity
 from vmgahp.job.devices import Devices
 from vmgahp.job.kinds import ARM, BIOS, NINEP, VIRTIOFS, X86
@@ -77,7 +78,7 @@ def require(
         if reason := virtiofs.proved(identity, virtiofs.TRIAL_WAIT).reason:
             raise _refused(
                 f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
-                f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.HINT}",
+                f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
             )
     arch = wanted.arch or os.uname().machine
     if firmware == BIOS and not wanted.arch and not wanted.tpm:
@@ -95,7 +96,7 @@ def require(
         if reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.proved(identity, tpm.TRIAL_WAIT).reason:
             raise _refused(
                 f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
-                f"require a machine that has one (VM_kvm_ATTR_tpm); to have one here: {tpm.HINT}.",
+                f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",
             )
     if firmware not in (BIOS, *uefis(capabilities)):
         raise _refused(

@@ -16,7 +16,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Value
 from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host import execute
+from vmgahp.host import execute, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.job.attributes import OPTION_PREFIX
@@ -86,7 +86,8 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
             errors.MISMATCHED,
             f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}, "
             f"{OPTION_PREFIX}{RUN}), and pycdlib, with which that is done, is not installed on this machine.",
-            "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator to pip install pycdlib.",
+            "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator for it: "
+            f"{packages.of_python('pycdlib', '1.12')}.",
         )
     if not any(request.size or request.files or request.image or request.grow for request in spec.requests):
         return

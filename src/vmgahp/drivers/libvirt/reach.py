@@ -21,7 +21,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import relay
 from vmgahp.drivers.resources import WayIn
-from vmgahp.host import runtime_dir
+from vmgahp.host import packages, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 
@@ -105,7 +105,7 @@ def judge(settings: Settings, networks: Sequence[str]) -> findings.Finding | Non
         if not networks:
             raise errors.MachineFault("VMs have no network here, by which they are reached.", "see VM_NETWORKING.")
         if networks != ["user"] and which(relay.PROGRAM) is None:
-            raise errors.MachineFault(f"{relay.PROGRAM} is not installed.", f"{relay.HINT}.")
+            raise errors.MachineFault(f"{relay.PROGRAM} is not installed.", f"{packages.of_system(relay.PROGRAM)}.")
     except errors.MachineFault as fault:
         return findings.judge("ssh", looked_at, fault, "", findings.OFF)
     return findings.Finding("ssh", findings.OK, looked_at, f"{len(ports)} ports at {address} lead to those of guests")

@@ -8,7 +8,7 @@ when the guest does not answer any more.
 import os
 from _collections_abc import Sequence
 
-from vmgahp.host import run
+from vmgahp.host import packages, run
 from vmgahp.host.light import signal
 
 TYPE_CHECKING = False
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 PROGRAM = "socat"
-HINT = "apt-get install socat (Debian), or dnf install socat (Enterprise Linux)"
 
 MOST_AT_ONCE = 64
 """Connections to one port."""
@@ -63,7 +62,9 @@ class Relay:
                 self._running[ours] = self._run(guests, ours)
         except OSError as error:
             self._failed = True  # until it has another address
-            self._log(f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({HINT})")
+            self._log(
+                f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({packages.of_system(PROGRAM)})"
+            )
             self.end()
 
     def end(self) -> None:

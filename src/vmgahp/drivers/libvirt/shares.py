@@ -93,7 +93,7 @@ def _trouble(
         if isinstance(virtiofsd, errors.Fault):
             return virtiofsd
         if isinstance(virtiofsd, proof.Proof) and virtiofsd.reason:
-            return errors.MachineFault(f"{virtiofsd.told(virtiofsd.reason)}.", virtiofs.HINT)
+            return errors.MachineFault(f"{virtiofsd.told(virtiofsd.reason)}.", virtiofs.hint())
     try:
         qemu_check.require_share(kind, qemu, identity, end)
     except errors.Fault as fault:

@@ -28,7 +28,7 @@ from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
 from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host import cgroups, kvm, proof
+from vmgahp.host import cgroups, kvm, packages, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import which
@@ -367,7 +367,7 @@ def _judge_tpm(offered: bool | None, proved: object) -> Finding:
     """`proved` is None where nothing was tried."""
     looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
     if reason := tpm.why_none(offered):
-        return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {tpm.HINT}.")
+        return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
     if isinstance(proved, proof.Proof):
         if not proved.reason:
             return Finding("tpm", OK, looked_at, proved.told("swtpm makes a TPM"))

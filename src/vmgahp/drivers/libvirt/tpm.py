@@ -27,7 +27,7 @@ OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
 """What libvirt must find before it lets a guest have any TPM, even one that it does not run itself
 (``virTPMHasSwtpm`` in its ``src/util/virtpm.c``)."""
 
-HINT = "apt-get install swtpm swtpm-tools (Debian), or dnf install swtpm swtpm-tools (Enterprise Linux)"
+PACKAGES = "swtpm swtpm-tools"
 NO_ANSWER_HINT = f"see what keeps {PROGRAM} from running, AppArmor or SELinux for one (journalctl -k)."
 
 TRIAL_WAIT = 5.0

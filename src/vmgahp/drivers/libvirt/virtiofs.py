@@ -8,7 +8,7 @@ import os
 import sys
 
 from vmgahp import errors
-from vmgahp.host import beside, proof
+from vmgahp.host import beside, packages, proof
 from vmgahp.host.file_server import RUST, C
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment, run
@@ -18,7 +18,12 @@ from vmgahp.job.share_dirs import Share
 PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
 """Where distributions have it: on no PATH."""
 
-HINT = "To have it here: apt-get install virtiofsd (Debian; qemu-system-common before 13), or dnf install virtiofsd."
+
+def hint() -> str:
+    """How to have virtiofsd here."""
+    return f"To have it here: {packages.of_system('virtiofsd')} (before Debian 13 it is in qemu-system-common)."
+
+
 USER_NAMESPACES = "let unprivileged users make user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor)."
 
 SOCKET = "fs"
@@ -88,7 +93,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
 
     path = program()
     if not path:
-        raise errors.MachineFault("virtiofsd is not installed.", HINT)
+        raise errors.MachineFault("virtiofsd is not installed.", hint())
     said, status = os.pipe()
     # Only virtiofsd keeps the listener: where that ends, QEMU hears so at once and does not wait for an answer.
     try:

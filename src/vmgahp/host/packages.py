@@ -1,0 +1,54 @@
+"""What to type to have a missing package here: by this system, and by how vmgahp itself was installed."""
+
+import os
+import sys
+
+OS_RELEASE = "/etc/os-release"
+
+_DEBIAN = {"libvirt-python": "python3-libvirt", "prompt_toolkit": "python3-prompt-toolkit"}
+"""Debian's names of Python packages, where they are not python3-NAME."""
+
+
+def of_system(debian: str, redhat: str = "") -> str:
+    """The command that installs packages of the system: the names that Debian has for them, and Enterprise Linux."""
+    redhat = redhat or debian
+    family = _family()
+    if "debian" in family:
+        return f"apt-get install {debian}"
+    if "rhel" in family or "fedora" in family:
+        return f"dnf install {redhat}"
+    return f"install {debian} (so Debian calls it) by this system's own means"
+
+
+def of_python(name: str, least: str = "") -> str:
+    """The command that installs a Python package where this vmgahp finds it; `least` is the oldest version that fits.
+
+    One of a distribution's own packages gets the distribution's, pipx's is told to pipx, and every other
+    environment has its own pip, or uv where it has none.
+    """
+    wanted = f"'{name}>={least}'" if least else name
+    if _is_of_debian():
+        return f"apt-get install {_DEBIAN.get(name, f'python3-{name}')}"
+    if "/pipx/venvs/" in f"{sys.prefix}/":
+        everybody = "" if sys.prefix.startswith(os.path.expanduser("~/")) else "--global "
+        return f"pipx inject {everybody}vmgahp {wanted}"
+    from importlib.util import find_spec
+
+    if find_spec("pip") is None:
+        return f"uv pip install --python {sys.executable} {wanted}"
+    return f"{sys.executable} -m pip install {wanted}"
+
+
+def _is_of_debian() -> bool:
+    """Whether Debian's package has brought this module, as nothing else puts any there."""
+    return __file__.startswith("/usr/lib/python3/dist-packages/")
+
+
+def _family() -> "list[str]":
+    """What this system is, and what it is like, in the words of its os-release."""
+    try:
+        with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:
+            pairs = [line.strip().partition("=") for line in file]
+    except OSError:
+        return []
+    return " ".join([value.strip("\"'") for name, _, value in pairs if name in ("ID", "ID_LIKE")]).split()
