@@ -3,6 +3,7 @@
 Nothing is fetched while it builds. `scripts/docs` builds all of it; a warning is a failure.
 """
 
+import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,11 @@ sys.path.insert(0, str(HERE / "_ext"))
 sys.path.insert(0, str(HERE.parent / "src"))
 
 import command_line  # noqa: E402
-import vmgahp  # noqa: E402
 
 project = "vmgahp"
 author = "The vmgahp developers"
 copyright = "The vmgahp developers, Apache-2.0"
-version = release = vmgahp.__version__
+version = release = runpy.run_path(str(HERE.parent / "packaging/version.py"))["version"]()
 
 extensions = ["myst_parser", "command_line"]
 extensions += ["blocks", "descriptions", "from_code", "htcondor_manual", "link_names", "links_out", "state_diagram"]

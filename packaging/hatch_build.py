@@ -1,14 +1,94 @@
-"""Puts the manual pages into the wheel, where they have been built (scripts/docs, scripts/build-deb)."""
+"""What hatchling adds to a wheel and to an sdist: its version, manual pages and completions."""
 
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+MAKE = ["sphinx>=8.1", "myst-parser>=4", "shtab>=1.8"]
+"""What makes manual pages and completions, of a clone; an sdist has them."""
 
 
-class ManualPages(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
-    """A clone has none at first, and installs without."""
+class Made(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
+    """Nothing of it is written into the clone, which may be another user's."""
+
+    def dependencies(self) -> list[str]:
+        """What the build's own environment needs."""
+        return [] if Path(self.root, "made").is_dir() else MAKE
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        for page in sorted(Path(self.root, "docs/_build/man").glob("*.1")):
-            build_data["shared_data"][str(page)] = f"share/man/man1/{page.name}"
+        """Adds all of it, but not where the clone itself is what is imported, which has no one version."""
+        self._work = tempfile.TemporaryDirectory(prefix="vmgahp-build-")
+        if version == "editable":
+            return
+        work, root = Path(self._work.name), Path(self.root)
+        share = root / "made/share"
+        if not share.is_dir():
+            share = work / "share"
+            make(root, share)
+        into = build_data["force_include" if self.target_name == "sdist" else "shared_data"]
+        place = "made/share" if self.target_name == "sdist" else "share"
+        found = sorted(path for path in share.rglob("*") if path.is_file())
+        into |= {str(path): f"{place}/{path.relative_to(share)}" for path in found}
+        if self.target_name == "wheel":
+            told = work / "__init__.py"
+            told.write_text(with_version((root / "src/vmgahp/__init__.py").read_text(), self.metadata.version))
+            told.chmod(0o644)
+            build_data["force_include"][str(told)] = "vmgahp/__init__.py"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Removes what was made on the way."""
+        self._work.cleanup()
+
+
+class Described(MetadataHookInterface):
+    """What PyPI and Debian's package show of README.md."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Adds the text."""
+        readme = Path(self.root, "README.md").read_text()
+        metadata["readme"] = {"content-type": "text/markdown", "text": without_links(readme)}
+
+
+def without_links(readme: str) -> str:
+    """A README without pictures, the list of documents and links to files, none of which are in a package."""
+    told = re.sub(r"^!\[[^\n]*\n\n|^## Documents\n.*?^(?=## )", "", readme, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\[([^]]+)\]\((?!https?://)[^)]*\)", r"\1", told)
+
+
+def with_version(text: str, version: str) -> str:
+    """The package's first module as it is in a wheel."""
+    head, line, rest = text.partition('\n__version__ = "0+checkout"\n')
+    if not line:
+        raise ValueError('src/vmgahp/__init__.py has no line: __version__ = "0+checkout"')
+    return f'{head}\n__version__ = "{version}"\n{rest}'
+
+
+def make(root: Path, share: Path) -> None:
+    """Makes the manual pages, without all other documents, and the completions, below a directory ``share``.
+
+    Raises:
+        RuntimeError: they could not be made; the sentence has what was said
+    """
+    others = "_build,_ext,index.md,tutorial,how-to,reference,explanation"
+    settings = ("root_doc=man/vmgahp", "suppress_warnings=toc.not_included", f"exclude_patterns={others}")
+    sphinx = ["-m", "sphinx", "-b", "man", "-W", "--keep-going", "-q", "-E"]
+    for setting in settings:
+        sphinx += ["-D", setting]
+    with tempfile.TemporaryDirectory(prefix="vmgahp-doctrees-") as doctrees:
+        _run(root, *sphinx, "-d", doctrees, str(root / "docs"), str(share / "man/man1"))
+    _run(root, str(root / "docs/_ext/completions.py"), str(share))
+
+
+def _run(root: Path, *words: str) -> None:
+    command = [sys.executable, "-B", *words]
+    environ = os.environ | {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"this failed: {' '.join(command)}\n{(done.stdout + done.stderr).strip()}")

@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import REPOSITORY
 
 PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
+MADE = {f"share/man/man1/{page}.1" for page in PROGRAMS} | {
+    "share/bash-completion/completions/vmgahp",
+    "share/fish/vendor_completions.d/vmgahp.fish",
+    "share/zsh/site-functions/_vmgahp",
+}
+"""What hatchling's hook makes at least; commands of vmgahp's may have manual pages of their own."""
+
 INTERPRETER = "vmgahp-python"
 """What the programs read their Python from, in its first line."""
 
@@ -46,6 +54,10 @@ ENVIRONMENTS = (
         "PATH=:/usr/bin:/bin",
     ),
 )
+
+
+HOOKS = runpy.run_path(str(REPOSITORY / "packaging/hatch_build.py"))
+VERSION = runpy.run_path(str(REPOSITORY / "packaging/version.py"))
 
 
 def run(*command: str, **how: Any) -> str:
@@ -103,18 +115,27 @@ def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) ->
     assert {name.partition("/")[0].rpartition(".")[2] for name in others} == {"data", "dist-info"}
     assert {Path(name).name for name in others if ".data/scripts/" in name} == {*PROGRAMS, INTERPRETER}
     data = [name.partition(".data/data/")[2] for name in others if ".data/data/" in name]
-    assert {name for name in data if not name.startswith("share/man/man1/")} == set()
+    assert set(data) >= MADE
+    assert {name for name in data if not name.startswith("share/man/man1/")} <= MADE
     assert any(name.endswith("licenses/LICENSE") for name in others)
 
 
-def test_a_manual_page_that_was_built_goes_into_the_wheel(tmp_path: Path) -> None:
-    names = runpy.run_path(str(REPOSITORY / "packaging/hatch_build.py"))
-    (tmp_path / "docs/_build/man").mkdir(parents=True)
-    (tmp_path / "docs/_build/man/vmgahp.1").write_text(".TH VMGAHP 1\n")
-    hook = names["ManualPages"](str(tmp_path), {}, None, None, str(tmp_path), "wheel")
-    data: dict[str, dict[str, str]] = {"shared_data": {}}
-    hook.initialize("standard", data)
-    assert list(data["shared_data"].values()) == ["share/man/man1/vmgahp.1"]
+def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(built: Path, in_sdist: set[str]) -> None:
+    assert {name.removeprefix("made/") for name in in_sdist if name.startswith("made/")} >= MADE
+    hook = HOOKS["Made"](str(built / "no sdist"), {}, None, None, "", "wheel")
+    assert {Requirement(text).name for text in hook.dependencies()} == {"sphinx", "myst-parser", "shtab"}
+    (built / "an sdist/made").mkdir(parents=True)
+    assert HOOKS["Made"](str(built / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
+
+
+def test_what_shows_the_readme_elsewhere_links_to_nothing_of_the_clone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        told = archive.read(name).decode()
+    assert "condor_vm-gahp" in told.partition("\n\n")[2]
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", told) if not link.startswith("https://")] == []
+    assert "## Documents" not in told
+    assert "Project-URL: " in told
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +162,12 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(
         return run(str(installed / program), *words, env=environ, cwd=tmp_path)
 
     version = wheel.name.split("-")[1]
+    assert version == VERSION["version"](REPOSITORY)
     assert out("vmgahp", "version").startswith(f"vmgahp {version} ")
     assert out("condor_vm-gahp", "-version").startswith(f"vmgahp {version} ")
-    assert 'PluginType = "FileTransfer"' in out("vmgahp-image-plugin", "-classad")
+    plugin = out("vmgahp-image-plugin", "-classad")
+    assert 'PluginType = "FileTransfer"' in plugin
+    assert f'PluginVersion = "{version}"' in plugin
     assert 'VM_Type = "simulated"' in out("condor_vm-gahp", "-f", "-M", "0", "vmtype", "simulated")
     assert (installed / INTERPRETER).read_text().startswith(f"#!{installed}/python")
 
@@ -183,7 +207,7 @@ def test_the_programs_find_their_python_in_one_way(tmp_path: Path) -> None:
     """Of Debian's package, which knows its Python, only these lines are others (packaging/debian/rules)."""
     texts = [(REPOSITORY / "launchers" / name).read_text() for name in PROGRAMS]
     [head] = {text.partition("\n'''\n")[0] for text in texts}
-    [edit] = re.findall(r"sed -i '(.*)'", (REPOSITORY / "packaging/debian/rules").read_text())
+    [edit] = re.findall(r"sed -i '(/.*)'", (REPOSITORY / "packaging/debian/rules").read_text())
     for name in PROGRAMS:
         of_debian = run("sed", edit, str(REPOSITORY / "launchers" / name))
         assert of_debian.startswith(f'{head.partition("here=")[0]}python=/usr/bin/python3\nexec "$python" -I ')
