@@ -162,3 +162,10 @@ def test_pages_can_be_heard_and_found(site: Path) -> None:
         assert page.description, name
         descriptions[name] = page.description
     assert len(set(descriptions.values())) == len(descriptions)
+
+
+def test_the_demo_can_be_read_on_a_phone() -> None:
+    """It keeps its size where there is room, and on 328 pixels its letters are eleven high."""
+    picture = (DOCS / "images/demo.svg").read_text()
+    width = int(re.findall(r'<svg width="(\d+)"', picture)[0])
+    assert 328 / width * 13 > 10.5

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from html import escape
 from pathlib import Path
 
@@ -62,22 +63,37 @@ def doctor(namespace: Namespace) -> str:
     return namespace.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
 
 
-LINE = re.compile(r"\x1b\[(\d+)m( *([\d.]+)  .*?)\x1b\[0m")
+LINE = re.compile(r"\x1b\[(\d+)m *([\d.]+)  (.*?)\x1b\[0m")
 COLORS = {"36": "#5fd7d7", "32": "#87d787", "33": "#ffd787", "2": "#9e9e9e", "31": "#ff8787"}
-HEIGHT, CHARACTER, LONGEST = 17, 7.9, 100
+HEIGHT, CHARACTER, LONGEST = 17, 7.9, 48
+COMMENT = "2"
+POLL = "> CONDOR_VM_STATUS"
 
 
 def recording(text: str) -> str:
-    """The demonstration as an SVG in which each line appears when it was said; all at once for who wants no motion."""
+    """The demonstration as an SVG in which each line appears when it was said; all at once for who wants no motion.
+
+    It is narrow, for telephones: lines are wrapped, and of the many times that HTCondor asks for the state only the
+    first and the last are shown.
+    """
     lines = LINE.findall(text)
-    parts = []
-    for number, (color, line, when) in enumerate(lines, 1):
-        shown = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    polls = [number for number, (_, _, line) in enumerate(lines) if line.startswith(POLL)]
+    shown: list[tuple[str, str, str]] = []
+    for number, (color, when, line) in enumerate(lines):
+        between = polls[1] <= number < polls[-1]
+        if not between or line.startswith("|"):
+            parts = textwrap.wrap(line, LONGEST - 6, subsequent_indent="  ")
+            shown += [(color, when, part) for part in parts]
+        elif number == polls[1]:
+            shown.append((COMMENT, when, f"# … {len(polls) - 2} more times that HTCondor asks"))
+    parts, said = [], ""
+    for number, (color, when, line) in enumerate(shown, 1):
         style = f"fill: {COLORS[color]}; animation-delay: {when}s"
-        parts.append(f'<text x="10" y="{number * HEIGHT + 6}" style="{style}">{escape(shown)}</text>')
-    width, height = round(LONGEST * CHARACTER) + 20, len(lines) * HEIGHT + 20
+        time, said = ("" if when == said else when), when
+        parts.append(f'<text x="10" y="{number * HEIGHT + 6}" style="{style}">{time:>4}  {escape(line)}</text>')
+    width, height = round(LONGEST * CHARACTER) + 20, len(shown) * HEIGHT + 20
     return f"""\
-<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 text {{ font: 13px "DejaVu Sans Mono", monospace; white-space: pre; }}
 @media (prefers-reduced-motion: no-preference) {{ text {{ animation: said 1ms both; }} }}
