@@ -187,6 +187,51 @@ def test_a_narrow_terminal_does_without_columns(node: Node, tmp_path: Path) -> N
     assert "WRITE/s" in screen.plain(look)
 
 
+def rows(number: int) -> Look:
+    """A machine with so many VMs, one of them of somebody with a long name."""
+    long = "a-user-with-a-long-name_at-a-site-with-a-long-domain.example.org_123456789.12345"
+    names = [f"alice_lab_{each}.0" for each in range(number - 1)] + [long]
+    return Look(time=NOW, rows=[VmRow(name, "libvirt", "/scratch", state="Running", cpu_percent=1.0) for name in names])
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 0])
+def test_a_table_of_lines_is_no_wider_than_the_terminal(width: int) -> None:
+    look = rows(30)
+    look.notes = ["The scratch directories in /var/lib/condor/execute cannot be seen: Permission denied."]
+    lines = screen.plain(look, width).splitlines()
+    assert max(map(len, lines)) <= (width or 1000)
+    table = lines[:31]
+    assert all("Running" in line and "1.0%" in line for line in table[1:])
+    assert table[1].startswith("alice_lab_0.0")
+    assert "56789.12345 " in table[-1], "the job's id is at the end of the name, which is not left out"
+    assert ("SCRATCH" in table[0]) == (width == 0)
+    assert (lines[31:] == look.notes) == (width == 0)
+
+
+@pytest.mark.parametrize("width", [40, 60, 150])
+def test_a_screen_has_its_lines_and_says_how_many_vms_it_does_not_show(width: int) -> None:
+    from rich.console import Console
+
+    look = rows(30)
+    for height, notes in ((12, []), (24, ["This is old: " + "x " * 50]), (100, [])):
+        look.notes = notes
+        console = Console(width=width, force_terminal=False, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+        console.print(screen.rich_table(look, width, height))
+        lines = console.export_text().splitlines()
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        shown = sum("Running" in line for line in lines)
+        assert [line for line in lines if "more: --once" in line] == (
+            [f"and {30 - shown} more: --once shows all"] if shown < 30 else []
+        )
+        assert width < 60 or lines[0].rstrip().endswith("q ends")
+
+
+def test_what_could_not_be_looked_at_is_not_nothing() -> None:
+    assert screen.plain(Look(time=NOW)) == "There are no VMs of jobs on this machine.\n"
+    assert screen.plain(Look(time=NOW, notes=["No libvirt."])) == "No VMs of jobs were found.\nNo libvirt.\n"
+
+
 @contextmanager
 def in_terminal(term: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The command on a terminal of its own; its process, and the terminal's other end."""

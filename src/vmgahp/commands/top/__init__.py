@@ -45,12 +45,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             "vms[].memory_kib": "KiB of memory that it has now",
             "vms[].max_memory_kib": "KiB of memory that it may have",
             "vms[].rss_kib": "KiB of this machine's memory that it occupies",
-            "vms[].cpu_percent": "of one CPU, between two looks; null where nobody knows, as in all below",
+            "vms[].cpu_percent": "of all its CPUs, between two looks; null where nobody knows, as in all below",
             "vms[].read": "bytes per second from its disks",
             "vms[].written": "bytes per second to its disks",
             "vms[].received": "bytes per second from its networks",
             "vms[].sent": "bytes per second to its networks",
-            "vms[].age": "seconds since what is told was true",
+            "vms[].age": "seconds since its start on this machine",
             "notes": "what could not be looked at",
         },
     )
@@ -106,7 +106,7 @@ def _once(node: "Node", *, as_json: bool) -> int:
     if as_json:
         print_json({"time": round(look.time, 3), "vms": [asdict(row) for row in look.rows], "notes": look.notes})
     else:
-        sys.stdout.write(screen.plain(look))
+        sys.stdout.write(screen.plain(look, screen.terminal_width()))
     return 1 if look.notes and not look.rows else 0
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from textwrap import wrap
 
 from vmgahp.commands.top.node import Look, Node, VmRow
 from vmgahp.commands.units import duration, size
@@ -18,6 +19,8 @@ COLUMNS = (
 NUMBERS = frozenset(("CPU", "VCPUS", "MEMORY", "READ/s", "WRITE/s", "RECV/s", "SEND/s", "AGE"))
 FIRST_TO_GO = ("SCRATCH", "OWNER", "VCPUS", "AGE", "RECV/s", "SEND/s", "READ/s", "WRITE/s", "MEMORY")
 """The columns that a narrow terminal does without, in this order."""
+AROUND = 5
+"""Lines of the screen that are not of VMs."""
 UNKNOWN = "-"
 
 COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
@@ -45,52 +48,92 @@ def cells(row: VmRow) -> dict[str, str]:
     }
 
 
-def plain(look: Look) -> str:
-    """The table as lines, and what could not be looked at below it."""
+LEAST_NAME = 24
+"""Characters of a VM's name for which a narrow terminal does without other columns."""
+
+
+def _nobody(look: Look) -> str:
+    return "No VMs of jobs were found." if look.notes else "There are no VMs of jobs on this machine."
+
+
+def plain(look: Look, width: int = 0) -> str:
+    """The table as lines, and what could not be looked at below it; `width` is a terminal's, 0 for anything else."""
     if not look.rows:
-        lines = ["There are no VMs of jobs on this machine."]
+        lines = [_nobody(look)]
     else:
-        table = [{name: name for name in COLUMNS}, *(cells(row) for row in look.rows)]
-        widths = {name: max(len(line[name]) for line in table) for name in COLUMNS}
+        table = [cells(row) for row in look.rows]
+        widths = _fitting(table, width)
         lines = [
             "  ".join(
-                line[name].rjust(widths[name]) if name in NUMBERS else line[name].ljust(widths[name])
-                for name in COLUMNS
+                text.rjust(wide) if name in NUMBERS else text.ljust(wide)
+                for name, wide in widths.items()
+                for text in [_shortened(line[name], wide)]
             ).rstrip()
-            for line in table
+            for line in ({name: name for name in COLUMNS}, *table)
         ]
-    return "\n".join(lines + look.notes) + "\n"
+    notes = [line for note in look.notes for line in (wrap(note, width) if width else [note])]
+    return "\n".join(lines + notes) + "\n"
 
 
-def rich_table(look: Look, width: int) -> "Group":
-    """The same for a terminal of so many columns."""
+def _fitting(table: list[dict[str, str]], width: int) -> dict[str, int]:
+    """The columns that there is room for, and how wide each is; 0 is any width."""
+    widths = {name: max([len(name), *(len(line[name]) for line in table)]) for name in COLUMNS}
+    if width:
+        longest, widths["NAME"] = widths["NAME"], min(widths["NAME"], LEAST_NAME)
+        for name in FIRST_TO_GO:
+            if _room(widths, width) < 0:
+                del widths[name]
+        widths["NAME"] = max(1, min(longest, widths["NAME"] + _room(widths, width)))
+    return widths
+
+
+def _room(widths: dict[str, int], width: int) -> int:
+    return width - sum(widths.values()) - 2 * (len(widths) - 1)
+
+
+def _shortened(text: str, size: int) -> str:
+    """A name without its middle: the job's id is at its end."""
+    tail = size // 2
+    return text if len(text) <= size else f"{text[: size - tail - 1]}~{text[len(text) - tail :]}"
+
+
+def rich_table(look: Look, width: int, height: int = 0) -> "Group":
+    """The same for a terminal of so many columns, and so many lines where it does not scroll."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     lines = [cells(row) for row in look.rows]
-    names = list(COLUMNS)
-
-    def needed() -> int:
-        return sum(max([len(name), *(len(line[name]) for line in lines)]) + 2 for name in names)
-
-    for name in FIRST_TO_GO:
-        if needed() > width:
-            names.remove(name)
+    widths = _fitting(lines, width - 2)  # rich pads the last column too
+    notes = [Text(line, "yellow") for note in look.notes for line in wrap(note, width)]
+    room = max(1, height - AROUND - len(notes)) if height else len(lines)
+    hidden = len(lines) - room
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
+    for name in widths:
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True, overflow="ellipsis")
-    for line in lines:
+    for line in lines[:room]:
         color = COLORS.get(line["STATE"], "")
-        table.add_row(*(Text(line[name], color if name == "STATE" else "") for name in names))
+        texts = [(name, _shortened(line[name], wide)) for name, wide in widths.items()]
+        table.add_row(*(Text(text, color if name == "STATE" else "") for name, text in texts))
     running = sum(row.state == "Running" for row in look.rows)
-    head = Text(f"{os.uname().nodename}  {time.strftime('%H:%M:%S', time.localtime(look.time))}  ", "bold")
-    head.append(f"VMs: {len(look.rows)}, running: {running}, memory: ", "not bold")
-    head.append(size(sum(row.memory_kib for row in look.rows) * 1024), "not bold")
+    clock, vms = time.strftime("%H:%M:%S", time.localtime(look.time)), f"VMs: {len(look.rows)}, running: {running}"
+    memory = f", memory: {size(sum(row.memory_kib for row in look.rows) * 1024)}"
+    room_for_host = width - len(f"  {clock}  {vms}    q ends")
+    head = Text(f"{_shortened(os.uname().nodename, max(room_for_host, 3))}  {clock}  ", "bold", no_wrap=True)
+    head.append(vms, "not bold")
+    if len(os.uname().nodename) + len(memory) <= room_for_host:
+        head.append(memory, "not bold")
     head.append("    q ends", "dim")
-    notes = [Text(note, "yellow") for note in look.notes]
-    body = table if lines else Text("There are no VMs of jobs on this machine.", "dim")
-    return Group(head, Text(""), body, Text(""), *notes)
+    more = [Text(f"and {hidden} more: --once shows all", "dim")] if hidden > 0 else []
+    return Group(head, Text(""), table if lines else Text(_nobody(look), "dim"), *more, Text(""), *notes)
+
+
+def terminal_width() -> int:
+    """How many columns standard output has; 0 where it is no terminal, and lines may be as long as they are."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def live(node: Node, interval: float) -> None:
@@ -108,7 +151,7 @@ def live(node: Node, interval: float) -> None:
                 return
             look = looks.last
             if look is not None:
-                screen.update(rich_table(look, console.width), refresh=True)
+                screen.update(rich_table(look, console.width, console.height), refresh=True)
 
 
 def repeat(node: Node, interval: float) -> None:
@@ -117,7 +160,7 @@ def repeat(node: Node, interval: float) -> None:
     while True:
         looks.wait()
         if looks.last is not None:
-            sys.stdout.write(plain(looks.last) + "\n")
+            sys.stdout.write(plain(looks.last, terminal_width()) + "\n")
             sys.stdout.flush()
 
 
