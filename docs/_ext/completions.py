@@ -17,7 +17,7 @@ from vmgahp.commands.arguments import Parser
 from vmgahp.commands.tool import COMMANDS, tool_parser
 from vmgahp.config.htcondor import ELSEWHERE
 from vmgahp.config.table import SETTINGS
-from vmgahp.drivers.base import DRIVERS
+from vmgahp.vm_types import DRIVERS
 
 PLACES = {
     "bash": "bash-completion/completions/vmgahp",

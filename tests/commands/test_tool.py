@@ -94,6 +94,8 @@ def test_the_version(typed: Typed, words: list[str]) -> None:
         ("doctor --jsno", "--json"),
         ("doctor -json", "--json"),
         ("doctor --typ kvm", "--type"),
+        ("probe --type kmv", "kvm"),
+        ("submit disk d.raw --type vSpere", "vsphere"),
         ("image add --sha25=12", "--sha256"),
         ("submit disk d.raw --netwrok nat", "--network"),
         ("submit disk d.raw --network Nat", "nat"),
@@ -135,7 +137,7 @@ def test_no_wrong_word_ends_in_a_traceback(typed: Typed, parser: Parser) -> None
         for option in action.option_strings[-1:]:
             if action.nargs != 0:
                 lines.append([option])
-            if action.choices or action.type:
+            if (action.choices or action.type) and option != "--type":
                 lines.append([option, "\x1b[2J\udcff"])
     for line in lines:
         status, out, err = typed(*command, *line)

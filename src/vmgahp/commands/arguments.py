@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vmgahp.text import escape
+from vmgahp.vm_types import DRIVERS, SIMULATED
 
 WRONG_WORDS = 2
 """The exit status where what was typed cannot be done as it stands."""
@@ -119,7 +120,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with a sentence and where more of it stands."""
         end = "" if message.endswith((".", "?", "!")) else "."
-        self.exit(WRONG_WORDS, f"{self.prog}: {escape(message)}{end}\nHint: see {self.prog} --help\n")
+        self.exit(
+            WRONG_WORDS,
+            f"{self.prog}: {escape(message.removeprefix('argument '))}{end}\nHint: see {self.prog} --help\n",
+        )
 
 
 def tell(
@@ -143,7 +147,24 @@ def tell(
 def add_type(command: argparse.ArgumentParser, default: str = "kvm", text: str = "") -> None:
     """``--type``, the type of VMs in HTCondor's sense."""
     text = text or f"the VM type: kvm, qemu, xen, vmware, or that of a driver (default: {default or 'that of VM_TYPE'})"
-    command.add_argument("--type", default=default, metavar="VM_TYPE", help=text)
+    command.add_argument("--type", type=vm_type, default=default, metavar="VM_TYPE", help=text)
+
+
+def vm_type(text: str) -> str:
+    """A VM type, of an option, in lower case; one that is not known here may be another machine's."""
+    word = text.lower()
+    if word in ("", "kvm") or "," in word:
+        return word
+    from importlib.metadata import entry_points
+
+    known = {*DRIVERS, SIMULATED}
+    if (
+        word not in known
+        and (near := did_you_mean(word, known))
+        and not entry_points(group="vmgahp.drivers", name=word)
+    ):
+        raise argparse.ArgumentTypeError(f"{text!a} is no VM type{near}")
+    return word
 
 
 def add_json(command: argparse.ArgumentParser, text: str = "print it all as one JSON object") -> None:

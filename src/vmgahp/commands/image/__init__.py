@@ -27,7 +27,10 @@ _LISTED = {
     "images[].min_memory": "MiB that a job with it must have at least, 0 for any",
     "images[].bytes": "that it occupies on its disk",
     "images[].wrong": "why no job can have it; missing where one can",
-    "images[].added": "when it came, and the like: more of where it came from, as the catalog has it",
+    "images[].source": "where vmgahp image add found it; this and those below are missing where nobody wrote them down",
+    "images[].added": "when it came",
+    "images[].sha256": "its digest then",
+    "images[].sha512": "the same, where that was asked for",
 }
 
 
