@@ -68,7 +68,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _require_image(image: str) -> None:
-    """Raises `SubmitError` where it is no image of the machines and no file, or a file that is no disk, such as fit.py."""
+    """Raises `SubmitError` where it is neither of the machines nor a file, or a file that is no disk."""
     if "://" in image or image.lower().startswith(f"{CATALOG}:"):
         return
     try:
