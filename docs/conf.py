@@ -12,6 +12,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 sys.path.insert(0, str(HERE.parent / "src"))
 
+from sphinx.application import Sphinx  # noqa: E402
+
 import command_line  # noqa: E402
 
 project = "vmgahp"
@@ -33,7 +35,7 @@ nitpicky = True
 smartquotes = False  # --option must remain what one types
 
 html_theme = "furo"
-html_title = f"vmgahp {version}"
+html_title = "vmgahp"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
@@ -60,3 +62,8 @@ man_pages = [
     ("man/vmgahp-image-plugin", "vmgahp-image-plugin", "disks of VM jobs as overlays of images", author, 1),
     *((document, name, text, author, 1) for document, name, text in command_line.man_pages()),
 ]
+
+
+def setup(app: Sphinx) -> None:
+    # Beside the name it would be wider than a phone.
+    app.connect("html-page-context", lambda *args: args[3].update(copyright=f"{copyright}. Version {version}"))

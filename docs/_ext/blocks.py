@@ -23,6 +23,9 @@ sh sudo systemctl touch virsh vmgahp yum
 """
 """What a line of a shell begins with on these pages, beside paths and HTCondor's own commands."""
 
+UNBROKEN = 24
+"""The longest name or option that stays on one line: a browser would break `--disk` behind its dashes."""
+
 _SETTING = re.compile(r"[A-Z][A-Za-z0-9_.]*\s+\+?=\s|use [A-Z]+ *:|include\b")
 _SUBMIT = re.compile(r"\+\w+\s*=|[a-z][a-z_]*\s*=\s|queue\b")
 _ENVIRONMENT = re.compile(r"(?:\w+=\S* )+(?:… )?")
@@ -76,6 +79,9 @@ def kind_of(text: str) -> str:
 
 
 def _label(app: Sphinx, document: nodes.document) -> None:
+    for literal in document.findall(nodes.literal):
+        if len(literal.astext()) <= UNBROKEN:
+            literal["classes"].append("unbroken")
     for block in document.findall(nodes.literal_block):
         try:
             kind = kind_of(block.astext())
