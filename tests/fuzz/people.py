@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.fuzz.target import target
+from vmgahp.commands.arguments import Parser
 from vmgahp.commands.console import job_ad as console_ad
 from vmgahp.commands.submit import add_arguments, conversion, virt_install
 from vmgahp.commands.submit.summary import SubmitError, Summary
@@ -16,7 +17,7 @@ from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
 from vmgahp.host.run import Finished
 
-_PARSER = argparse.ArgumentParser()
+_PARSER = Parser()
 add_arguments(_PARSER)
 
 _ROOM = tempfile.TemporaryDirectory(prefix="vmgahp-fuzz-")
