@@ -41,8 +41,9 @@ SESSION = (
     ("wire off", ""),
     ("suspend", "#3 SUSPEND of VM 1: .*"),
     ("resume", "#4 RESUME of VM 1: .*"),
-    ("start broken.ad", "#5 START failed(?s:.*)Hint:"),
-    ("help VM_INVALID_OPERATION", "in the state that the VM is in(?s:.*)vmgahp>"),
+    ("stop", "#5 STOP of VM 1: .*"),
+    ("start broken.ad", "#6 START failed(?s:.*)VMGAHP_ERR_(?s:.*)on hold"),
+    ("start job.ad", "#7 START: .*"),
 )
 """What is typed, and what is waited for after it."""
 
@@ -106,7 +107,7 @@ def converse(directory: Path) -> str:
             tmux.type(line, "Enter")
             tmux.see(answer or "vmgahp>")
         tmux.type("s", "Tab")
-        text = tmux.see("status .*soft-suspend")
+        text = tmux.see("soft-suspend")
         tmux.type("", "C-u", "C-d")
         tmux.see("would be destroyed")
         tmux.type("y", "Enter")
