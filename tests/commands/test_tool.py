@@ -202,6 +202,17 @@ def test_what_nobody_reads_any_more_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (NOBODY_READS, b"")
 
 
+@pytest.mark.parametrize("command", ["version", "config"])
+def test_a_disk_that_is_full_is_no_traceback(command: str) -> None:
+    code = f"from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', {command!r}, '--json']))"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60, text=True
+        )
+    said = "vmgahp: standard output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 @pytest.mark.parametrize(("closed", "status"), [([1], 1), ([2], 0), ([0, 1, 2], 1)])
 def test_descriptors_that_are_closed(closed: list[int], status: int) -> None:
     shell = " ".join(f"{number}>&-" for number in closed)

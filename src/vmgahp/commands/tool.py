@@ -1,6 +1,7 @@
 """The program ``vmgahp``: its commands, the help by what people want, and how it ends."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ class _Tool(Parser):
         near = did_you_mean(value, words)
         if value.lower() in MEANT:
             near = f"; did you mean {MEANT[value.lower()]}?"
-        self.error(f"there is no command {value}{near}")
+        self.error(f"there is no command {value or repr(value)}{near}")
 
 
 def tool_parser(chosen: str = "") -> Parser:
@@ -157,8 +158,13 @@ def run(argv: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"vmgahp: the Python package {package} is missing. Hint: {packages.of_python(package)}\n")
         return 1
-    except BrokenPipeError:
-        # Python would say so once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
+    except OSError as error:
+        # What is opened has a name, and what is written elsewhere is handled there.
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its exit
+        if error.errno == errno.EPIPE:
+            return NOBODY_READS
+        sys.stderr.write(f"vmgahp: standard output cannot be written: {error.strerror}.\n")
+        return 1
     return status or int(bool(dumb.getvalue()))
