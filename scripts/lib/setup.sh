@@ -28,8 +28,8 @@ CONTAINER_PACKAGES=(podman crun busybox-static)
 DOCS_PACKAGES=(graphviz)
 # The shells beside bash that have completions, which the tests ask in each.
 SHELL_PACKAGES=(fish zsh)
-# What scripts/build-deb builds with.
-DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python)
+# What scripts/build-deb builds with, and what its package is looked at by.
+DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python lintian)
 # What scripts/build-rpm builds with, and what its packages are looked at by.
 RPM_PACKAGES=(rpm rpmlint checkpolicy semodule-utils binutils python3-setuptools)
 # What building the pool's root takes as well, and the guests that boot in it by their own disks.

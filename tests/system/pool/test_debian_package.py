@@ -1,7 +1,9 @@
-"""The Debian package on a machine with HTCondor's own packages: installed, used by the startd, and removed."""
+"""The Debian package on a machine with HTCondor's own packages: installed, used by the startd, upgraded, removed."""
 
 from __future__ import annotations
 
+import gzip
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +25,18 @@ def files(namespace: Namespace) -> set[str]:
     return {path for path in found if not path.startswith(own)}
 
 
+def build(directory: Path, *words: str) -> Path:
+    command = [str(REPOSITORY / "scripts/build-deb"), *words, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def git(clone: Path, *words: str) -> None:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "safe.directory=*")
+    subprocess.run(["git", *identity, "-C", str(clone), *words], check=True)
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reason = why_not()
@@ -30,11 +44,108 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     if not shutil.which("dh_python3"):
         pytest.skip("there is no debhelper here (scripts/test --pool installs it)")
-    directory = tmp_path_factory.mktemp("package")
-    command = [str(REPOSITORY / "scripts/build-deb"), str(directory)]
+    return build(tmp_path_factory.mktemp("package"))
+
+
+@pytest.fixture(scope="module")
+def later_clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with a commit more, in which the package has a module more."""
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("this is no clone: it has no commit before another")
+    clone = tmp_path_factory.mktemp("later") / "clone"
+    git(clone.parent, "clone", "-q", str(REPOSITORY), str(clone))
+    (clone / "src/vmgahp/later.py").write_text('"""A module of the later one alone."""\n')
+    git(clone, "add", "-A")
+    git(clone, "commit", "-q", "-m", "later: add a module")
+    return clone
+
+
+@pytest.fixture(scope="module")
+def later(package: Path, later_clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("package"), "--source", str(later_clone))
+
+
+def test_lintian_finds_nothing(package: Path) -> None:
+    if not shutil.which("lintian"):
+        pytest.skip("there is no lintian here (scripts/test --pool installs it)")
+    command = ["lintian", "--allow-root", "--pedantic", "--display-info", "--display-experimental", str(package)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line for line in done.stdout.splitlines() if not line.startswith("N:")] == []
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+
+
+def test_what_is_in_it(package: Path, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "-R", str(package), str(tmp_path)], check=True)
+    control = (tmp_path / "DEBIAN/control").read_text()
+    assert "localhost" not in control
+    assert not (tmp_path / "DEBIAN/conffiles").exists()
+    shown = tmp_path / "usr/share/doc/vmgahp"
+    changes = gzip.decompress((shown / "changelog.gz").read_bytes()).decode()
+    assert changes == (REPOSITORY / "CHANGELOG.md").read_text()
+    [version] = [line.partition(" ")[2] for line in control.splitlines() if line.startswith("Version: ")]
+    assert version.startswith(re.findall(r"^## (\S+)", changes, re.MULTILINE)[0])
+    assert gzip.decompress((shown / "changelog.Debian.gz").read_bytes()).decode().startswith(f"vmgahp ({version}) ")
+    [readme] = shown.glob("README.md*")
+    text = (gzip.decompress(readme.read_bytes()) if readme.suffix == ".gz" else readme.read_bytes()).decode()
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("https://")] == []
+    for place in ("bash-completion/completions/vmgahp", "zsh/vendor-completions/_vmgahp"):
+        assert (tmp_path / "usr/share" / place).stat().st_size
+    assert (tmp_path / "usr/share/fish/vendor_completions.d/vmgahp.fish").stat().st_size
+
+
+def test_the_same_commit_gives_the_same_bytes(later: Path, later_clone: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "elsewhere" / "of another name"
+    clone.parent.mkdir()
+    git(tmp_path, "clone", "-q", str(later_clone), str(clone))
+    again = build(tmp_path, "--source", str(clone))
+    assert again.name == later.name
+    assert again.read_bytes() == later.read_bytes()
+
+
+def test_apt_upgrades_goes_back_and_leaves_nothing(package: Path, later: Path, tmp_path: Path) -> None:
+    with Namespace(tmp_path / "exchange") as machine:
+        before = files(machine)
+        old, new = (f"{LAB}/{Path(shutil.copy(one, machine.exchange)).name}" for one in (package, later))
+
+        def apt(*words: str, fails: bool = False) -> str:
+            done = machine.run("apt-get", "-y", *words, check=False, timeout=120)
+            assert bool(done.returncode) == fails, done.stdout + done.stderr
+            return done.stdout
+
+        def is_installed(one: Path) -> bool:
+            said = {
+                machine.run(name, word).stdout.split()[1]
+                for name, word in (("vmgahp", "version"), (SERVER, "-version"))
+            }
+            version = one.name.split("_")[1]
+            assert machine.run("dpkg-query", "-W", "-f", "${Version}", "vmgahp").stdout == version
+            return said == {version.replace("~", ".").removesuffix("-1")}
+
+        def modules() -> set[str]:
+            found = machine.run("find", "/usr/lib/python3/dist-packages/vmgahp", "-name", "later.*").stdout.split()
+            return {Path(path).name for path in found}
+
+        apt("install", old)
+        assert is_installed(package)
+        assert modules() == set()
+        apt("install", new)
+        assert is_installed(later)
+        version = machine.run("python3", "-c", "import sys; print(sys.implementation.cache_tag)").stdout.strip()
+        assert modules() == {"later.py", f"later.{version}.pyc"}
+        assert "newest version" in apt("install", new)
+        machine.run("rm", "/usr/bin/vmgahp")
+        apt("install", "--reinstall", new)
+        assert is_installed(later)
+
+        apt("install", old, fails=True)
+        assert is_installed(later)
+        apt("install", "--allow-downgrades", old)
+        assert is_installed(package)
+        assert modules() == set()
+
+        apt("purge", "vmgahp")
+        left = files(machine) - before
+        assert {path for path in left if "vmgahp" in path or "vm-gahp" in path} == set()
 
 
 def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
@@ -60,7 +171,7 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         assert f"{SERVER} is this daemon" in " ".join(said.split())
         listed = pool.run("sh", "-c", f"cd {EXAMPLES} && ls").stdout.split()
         assert {"60-vmgahp.config", "vmgahp.conf.example", "policy", "scripts"} <= set(listed)
-        for page in ("vmgahp", "condor_vm-gahp", "vmgahp-image-plugin"):
+        for page in ("vmgahp", "vmgahp-doctor", "condor_vm-gahp", "vmgahp-image-plugin"):
             pool.run("test", "-s", f"/usr/share/man/man1/{page}.1.gz")
 
         # HTCondor's own server is as it was, and nothing of the configuration came with the package.
@@ -88,4 +199,4 @@ def test_the_example_is_a_configuration_that_htcondor_reads(package: Path, tmp_p
         assert said.stderr == "", "nothing is wrong with it"
         assert "VM_MEMORY = 1024\n # from: /etc/condor/config.d/60-vmgahp.config, line " in said.stdout
         (version,) = [line for line in namespace.run(SERVER, "-version").stdout.split("\n") if line]
-        assert version.startswith(f"vmgahp {package.name.split('_')[1]} ")
+        assert version.split()[1] == package.name.split("_")[1].replace("~", ".").removesuffix("-1")
