@@ -13,6 +13,7 @@ import statistics
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 OURS, REFERENCE, FLOOR = "this", "reference", "floor"
@@ -241,8 +242,8 @@ def summarize(samples: Samples) -> list[Line]:
 
 def head(versions: Mapping[str, str]) -> str:
     return (
-        f"vmgahp {versions[OURS]} by Python {versions['python']}, HTCondor {versions[REFERENCE]},"
-        f" libvirt {versions['libvirt']}; {os.cpu_count()} processors"
+        f"{datetime.now(UTC):%Y-%m-%d}: vmgahp {versions[OURS]} by Python {versions['python']},"
+        f" HTCondor {versions[REFERENCE]}, libvirt {versions['libvirt']}; {os.cpu_count()} processors"
     )
 
 
