@@ -76,7 +76,7 @@ def test_help_of_what_there_is_not(typed: Typed, words: list[str]) -> None:
     assert words[-1] in err
 
 
-@pytest.mark.parametrize("words", [["--version"], ["version"]])
+@pytest.mark.parametrize("words", [["--version"], ["version"], ["--", "version"]])
 def test_the_version(typed: Typed, words: list[str]) -> None:
     from vmgahp import __version__
 

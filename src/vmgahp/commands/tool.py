@@ -131,7 +131,7 @@ def _help(options: argparse.Namespace) -> int:
     for word in options.words:
         [*nested] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         if not nested:
-            parser.error(f"{parser.prog} has no {word} of its own")
+            parser.error(f"it has no commands of its own, such as {word}")
         parser._check_value(nested[0], word)
         parser = nested[0].choices[word]
     parser.print_help()
@@ -143,8 +143,10 @@ def run(argv: Sequence[str]) -> int:
     dumb = StringIO()  # for what is closed, which Python has as None
     sys.stdout, sys.stderr = sys.stdout or dumb, sys.stderr or dumb
     words = list(argv[1:])
+    if words[:1] == ["--"]:
+        del words[0]
     try:
-        options = tool_parser(words[0] if words else "-").parse_args(words)
+        options = tool_parser(next((word for word in words if not word.startswith("-")), "-")).parse_args(words)
         try:
             status: int = options.run(options)
         except UsageError as error:
