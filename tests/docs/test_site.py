@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
@@ -58,10 +59,15 @@ class Page(HTMLParser):
         self.silent: list[str] = []
         self.fetched: list[str] = []
         self.description = ""
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attributes}
+        self.anchors.add(given.get("id", ""))
+        if tag == "a":
+            self.links.append(given.get("href", ""))
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(int(tag[1]))
         if tag == "img" and not given.get("alt"):
@@ -149,6 +155,20 @@ def test_a_page_needs_no_network(site: Path) -> None:
     assert [(name, url) for name, page in pages(site) for url in page.fetched if re.match("[a-z]+:|//", url)] == []
     for style in site.rglob("*.css"):
         assert re.findall(r"url\([\"']?(?:https?:|//)|@import", style.read_text()) == [], style
+
+
+def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
+    seen = {(site / name).resolve(): page for name, page in pages(site)}
+    broken = []
+    for path, page in seen.items():
+        for link in page.links:
+            target, _, anchor = unquote(link).partition("#")
+            place = (path.parent / target).resolve() if target else path
+            if re.match("[a-z]+:", link):
+                continue
+            if not place.exists() or (anchor and place in seen and anchor not in seen[place].anchors):
+                broken.append((str(path.relative_to(site)), link))
+    assert broken == []
 
 
 def test_pages_can_be_heard_and_found(site: Path) -> None:
