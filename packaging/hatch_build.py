@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ class Made(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
         share = root / "made/share"
         if not share.is_dir():
             share = work / "share"
-            make(root, share)
+            if missing := [name for name in ("sphinx", "myst_parser", "shtab") if find_spec(name) is None]:
+                # Whoever builds without an environment for it (--no-build-isolation) decides what may be installed.
+                self.app.display_warning(f"without manual pages and completions: {', '.join(missing)} not installed")
+            else:
+                make(root, share)
         into = build_data["force_include" if self.target_name == "sdist" else "shared_data"]
         place = "made/share" if self.target_name == "sdist" else "share"
         found = sorted(path for path in share.rglob("*") if path.is_file())
@@ -88,7 +93,7 @@ def make(root: Path, share: Path) -> None:
 
 def _run(root: Path, *words: str) -> None:
     command = [sys.executable, "-B", *words]
-    environ = os.environ | {"PYTHONPATH": str(root / "src")}
+    environ = os.environ | {"PYTHONPATH": f"{root / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"this failed: {' '.join(command)}\n{(done.stdout + done.stderr).strip()}")

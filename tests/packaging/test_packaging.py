@@ -1,5 +1,6 @@
 """What is in the sdist and in the wheel, and that the wheel installs; the Debian package is in pool/."""
 
+import importlib.util
 import os
 import re
 import runpy
@@ -128,6 +129,40 @@ def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(buil
     assert HOOKS["Made"](str(built / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
 
 
+def test_their_tools_are_all_that_making_them_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that pip builds in has nothing of what the package needs at run time."""
+    (tmp_path / "refuse").mkdir()
+    (tmp_path / "refuse/sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('libvirtmod', 'libvirt', 'lxml', 'classad2', 'htcondor2', 'rich', 'prompt_toolkit', 'pycdlib',"
+        " 'pyVmomi', 'furo', 'sphinx_copybutton', 'pytest'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "refuse"))
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run([sys.executable, "-c", "import lxml"], check=True, stderr=subprocess.DEVNULL)
+    HOOKS["make"](REPOSITORY, tmp_path / "share")
+    made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "share").rglob("*") if path.is_file()}
+    assert made >= MADE
+
+
+def test_a_wheel_can_be_built_without_these_tools_where_somebody_wants_that(tmp_path: Path) -> None:
+    """Such as in an environment where nothing may come in that was not looked at."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    site = next((tmp_path / "venv/lib").glob("python3*/site-packages"))
+    for name in ("hatchling", "packaging", "pathspec", "pluggy", "trove_classifiers"):
+        [where] = importlib.util.find_spec(name).submodule_search_locations or ()
+        (site / name).symlink_to(where)
+    built = "from hatchling.build import build_wheel; print(build_wheel(r'" + str(tmp_path) + "'))"
+    done = subprocess.run(
+        [tmp_path / "venv/bin/python", "-B", "-c", built], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    [path] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        assert [name for name in archive.namelist() if ".data/data/" in name] == []
+
+
 def test_what_shows_the_readme_elsewhere_links_to_nothing_of_the_clone(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -162,7 +197,8 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(
         return run(str(installed / program), *words, env=environ, cwd=tmp_path)
 
     version = wheel.name.split("-")[1]
-    assert version == VERSION["version"](REPOSITORY)
+    commit = VERSION["version"](REPOSITORY).partition(".d2")[0]
+    assert version.partition(".d2")[0] == commit, "but for the time of what is not committed"
     assert out("vmgahp", "version").startswith(f"vmgahp {version} ")
     assert out("condor_vm-gahp", "-version").startswith(f"vmgahp {version} ")
     plugin = out("vmgahp-image-plugin", "-classad")
