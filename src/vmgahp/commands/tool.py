@@ -37,6 +37,7 @@ class ToolCommand(NamedTuple):
 
 # fmt: off
 COMMANDS = tuple(ToolCommand(*row) for row in (
+    ("setup", MACHINE, "setup:add_arguments", "write the configuration of this machine, after asking"),
     ("doctor", MACHINE, "doctor:add_arguments",
         "say why condor_status -vm is empty, or a VM job stays idle, on this machine"),
     ("config", MACHINE, "config:add_arguments", "print the settings as they count here, and where each comes from"),

@@ -170,8 +170,8 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         said = pool.run("vmgahp", "doctor", check=False).stdout
         assert f"{SERVER} is this daemon" in " ".join(said.split())
         listed = pool.run("sh", "-c", f"cd {EXAMPLES} && ls").stdout.split()
-        assert {"60-vmgahp.config", "vmgahp.conf.example", "policy", "scripts"} <= set(listed)
-        for page in ("vmgahp", "vmgahp-doctor", "condor_vm-gahp", "vmgahp-image-plugin"):
+        assert {"vmgahp.conf.example", "policy", "scripts"} <= set(listed)
+        for page in ("vmgahp", "vmgahp-doctor", "vmgahp-setup", "condor_vm-gahp", "vmgahp-image-plugin"):
             pool.run("test", "-s", f"/usr/share/man/man1/{page}.1.gz")
 
         # HTCondor's own server is as it was, and nothing of the configuration came with the package.
@@ -187,13 +187,13 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         pool.stop()
 
 
-def test_the_example_is_a_configuration_that_htcondor_reads(package: Path, tmp_path: Path) -> None:
+def test_setup_writes_a_configuration_that_htcondor_reads(package: Path, tmp_path: Path) -> None:
     with Namespace(tmp_path / "exchange") as namespace:
         shutil.copy(package, namespace.exchange)
         namespace.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
         said = " ".join(namespace.run("vmgahp", "doctor", check=False).stdout.split())
         assert f"set VM_GAHP_SERVER = {SERVER};" in said
-        namespace.run("cp", f"{EXAMPLES}/60-vmgahp.config", "/etc/condor/config.d/")
+        namespace.run("vmgahp", "setup", "--type", "kvm", "--memory", "1024", "--network", "none", "--yes")
         assert namespace.run("condor_config_val", "VM_GAHP_SERVER").stdout == f"{SERVER}\n"
         said = namespace.run("vmgahp", "config", "--changed")
         assert said.stderr == "", "nothing is wrong with it"

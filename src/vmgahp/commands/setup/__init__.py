@@ -1,0 +1,319 @@
+"""``vmgahp setup``: writes the configuration of this machine, and says what to restart.
+
+It asks on a terminal, or takes options; it shows the file, what changes, and what the doctor makes of it before
+anything is written. `file` is about the file.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+
+from vmgahp import errors
+from vmgahp.commands import page
+from vmgahp.commands.arguments import UsageError, tell
+from vmgahp.commands.doctor import condor, examine
+from vmgahp.commands.doctor.context import ask as run_program
+from vmgahp.commands.setup import file
+from vmgahp.commands.submit import memory
+from vmgahp.config import sources
+from vmgahp.drivers import base
+from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.text import escape
+from vmgahp.vm_types import ANY, QEMU
+
+DONE, NOT_DONE = 0, 1
+"""The exit status."""
+
+RESTART_DEADLINE = 60.0
+"""Seconds for condor_restart, which hands on an order."""
+
+RESTART = """\
+The startd asks the server what it can do when it starts, and condor_reconfig does not make it ask again. As root:
+    condor_restart -startd
+It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor
+"""
+# VMUniverseMgr::init in HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp is called by the startd's main_init alone.
+
+NOT_YET = ("startd", "log")
+"""The doctor's checks of what is only there after the restart, or was there before."""
+
+NONE = "none"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``vmgahp setup``."""
+    command.description = (
+        f"Write HTCondor's configuration for VMs on this machine, {file.NAME} in its LOCAL_CONFIG_DIR. What no option "
+        "says is asked for on a terminal, and else as it was written before, or as this machine suggests. The file, "
+        "what changes, and what vmgahp doctor makes of it are shown before it is written. A file that somebody else "
+        "has written or changed stays as it is, and nothing is restarted unasked."
+    )
+    add = command.add_argument
+    add("--type", default="", metavar="VM_TYPE", help="the VM type, or several with commas for VM_TYPE any")
+    add("--memory", type=memory, default=0, metavar="MIB", help="for all VMs together, in MiB or as 16G")
+    add("--network", default="", metavar="KINDS", help="none, or of nat, bridge and user one or several with commas")
+    add("--bridge", default="", metavar="NAME", help="the bridge of this machine, for the network bridge")
+    add(
+        "--emulation",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether guests run where KVM does not work, many times slower",
+    )
+    add("--server", default="", metavar="FILE", help="VM_GAHP_SERVER (default: that of this vmgahp)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting; repeatable")
+    add("-o", "--output", default="", metavar="FILE", help="write this file, in place of the one that HTCondor reads")
+    add("--remove", action="store_true", help="take away the file that this command has written")
+    add("--dry-run", action="store_true", help="show what would be written, and write nothing")
+    add("--yes", action="store_true", help="do not ask")
+    add(
+        "--restart",
+        action="store_true",
+        help="condor_restart -startd when it is written, which ends jobs that run here",
+    )
+    command.set_defaults(run=run)
+    tell(
+        command,
+        examples=[
+            ("vmgahp setup", "asks, shows what it would write, and asks once more"),
+            ("vmgahp setup --type kvm --memory 16G --network nat --yes", "writes it"),
+            ("vmgahp setup --dry-run", "shows what it would write, without asking"),
+            ("vmgahp setup --set VM_SOFT_SUSPEND=True --yes", "one setting more; the others stay as they are there"),
+            ("vmgahp setup --remove", "takes the file away"),
+        ],
+        statuses={NOT_DONE: "Nothing was written, or it was and another file's values count."},
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, show, write; the exit status."""
+    environ = dict(os.environ)
+    if not (options.yes or options.dry_run or sys.stdin.isatty()):
+        raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
+    try:
+        path = os.path.abspath(options.output) if options.output else file.place(environ, sources.find_tool(environ))
+        before: str | None
+        refused = None
+        try:
+            before = file.read(path)
+        except file.NotOurs as why:
+            before, refused = why.text, why
+        if options.remove:
+            text = ""
+        else:
+            values = _values(options, environ, file.values_in(before, path) if before and not refused else {})
+            file.require_valid(values)
+            base.find(values["VM_TYPE"].lower())
+            text = file.text_of(values, _again(values, options))
+    except errors.Fault as fault:
+        return _failed(f"{fault.problem} Hint: {fault.hint}")
+    except EOFError:
+        return _failed("No answer. Nothing was written.")
+    if options.remove and before is None:
+        return _failed(f"{path} is not there. Nothing was removed.")
+    changes = file.difference(before or "", text, path)
+    _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
+    if refused is not None:
+        return _failed(str(refused))
+    if changes and not options.remove:
+        _let_the_doctor_look(environ, values)
+    if options.dry_run:
+        _say("Nothing was written: this was --dry-run.")
+        return DONE
+    if not changes:
+        return DONE
+    if not os.access(os.path.dirname(path), os.W_OK):
+        words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else _words(values))])
+        yes = "" if options.yes else " --yes"
+        return _failed(f"You may not write {path}. As root, run: {words}{yes}")
+    if not options.yes and not _yes(f"{'Remove' if options.remove else 'Write'} {path}?"):
+        _say("Nothing was written.")
+        return NOT_DONE
+    try:
+        os.unlink(path) if options.remove else file.write(path, text)
+    except OSError as error:
+        return _failed(f"{path} cannot be written: {error.strerror or error}.")
+    _say(f"{path} is {'removed' if options.remove else 'written'}.")
+    status = DONE if options.remove or options.output else _counts(environ, values)
+    return _restart(options, environ) or status
+
+
+# Values
+
+
+def _values(options: argparse.Namespace, environ: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """What the file is to say: by options, by answers, as it was, or as this machine suggests.
+
+    Raises `UsageError`, and EOFError where a question gets no answer.
+    """
+    asking = not options.yes and not options.dry_run
+    values = {"VM_GAHP_SERVER": options.server or condor.our_launcher()}
+
+    def choose(given: str, question: str, suggested: str) -> str:
+        return given or (_ask(question, suggested) if asking else suggested)
+
+    types = before.get("VM_ANY_TYPES", before.get("VM_TYPE", "kvm"))
+    types = choose(options.type, "VM type (kvm, xen, vmware, vsphere, any …)", types)
+    named = types.replace(",", " ").lower().split()
+    values["VM_TYPE"] = vm_type = named[0] if len(named) == 1 else ANY
+    if len(named) > 1:
+        values["VM_ANY_TYPES"] = ", ".join(named)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    suggested = before.get("VM_MEMORY") or str(max(have * 3 // 4 // 256 * 256, 256))
+    amount = choose(str(options.memory or ""), f"MiB for all VMs together, of {have} here", suggested)
+    try:
+        values["VM_MEMORY"] = str(memory(amount))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{error}.") from error
+    if int(values["VM_MEMORY"]) > have:
+        raise UsageError(f"VM_MEMORY = {values['VM_MEMORY']} MiB is more than this machine has, {have} MiB.")
+    values["VM_GAHP_LOG"] = before.get("VM_GAHP_LOG", file.MACROS["VM_GAHP_LOG"])
+    seen = _look(environ, values) if asking or not (before or options.network) else []
+    nat = any(one.check == "network nat" and one.verdict == OK for one in seen)
+    was = before.get("VM_NETWORKING_TYPE", NONE) if before else "nat" if nat else NONE
+    kinds = choose(options.network or ("bridge" if options.bridge else ""), "Network (nat, bridge, user, none)", was)
+    if kinds.lower() != NONE:
+        values["VM_NETWORKING"], values["VM_NETWORKING_TYPE"] = "True", kinds.lower()
+    if "bridge" in kinds.lower():
+        known = before.get("VM_NETWORKING_BRIDGE_INTERFACE", "br0" if asking else "")
+        if bridge := choose(options.bridge, "The bridge of this machine", known):
+            values["VM_NETWORKING_BRIDGE_INTERFACE"] = bridge
+    kvm = next((one for one in seen if one.check == "kvm" and one.verdict == BAD), None)
+    emulation: bool | None = options.emulation
+    if emulation is None:
+        emulation = before.get("VM_ALLOW_EMULATION", "").lower() == "true"
+        if asking and kvm is not None and vm_type in QEMU:
+            emulation = _yes(f"{escape(kvm.seen)} Run guests by emulation, many times slower?")
+    if emulation:
+        values["VM_ALLOW_EMULATION"] = "True"
+    own = {
+        "VM_NETWORKING",
+        "VM_NETWORKING_TYPE",
+        "VM_NETWORKING_BRIDGE_INTERFACE",
+        "VM_ALLOW_EMULATION",
+        "VM_ANY_TYPES",
+    }
+    values |= {name: value for name, value in before.items() if name not in values and name not in own}
+    for word in options.set:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"--set {word}: it has no =; write NAME=VALUE.")
+        file.require_plain(name.strip().upper(), value.strip())
+        values[name.strip().upper()] = value.strip()
+    return values
+
+
+_BY_OPTIONS = (
+    *("VM_GAHP_SERVER", "VM_TYPE", "VM_ANY_TYPES", "VM_MEMORY", "VM_ALLOW_EMULATION"),
+    *("VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKING_BRIDGE_INTERFACE"),
+)
+
+
+def _words(values: Mapping[str, str]) -> list[str]:
+    """The options that say these values."""
+    words = ["--type", values.get("VM_ANY_TYPES", values["VM_TYPE"]).replace(" ", "")]
+    words += ["--memory", values["VM_MEMORY"], "--network", values.get("VM_NETWORKING_TYPE", NONE).replace(" ", "")]
+    if bridge := values.get("VM_NETWORKING_BRIDGE_INTERFACE"):
+        words += ["--bridge", bridge]
+    if values.get("VM_ALLOW_EMULATION", "").lower() == "true":
+        words.append("--emulation")
+    for name, value in values.items():
+        if name not in _BY_OPTIONS and value != file.MACROS.get(name):
+            words += ["--set", f"{name}={value}"]
+    return words
+
+
+def _again(values: Mapping[str, str], options: argparse.Namespace) -> str:
+    server = ["--server", options.server] if options.server else []
+    return shlex.join(["vmgahp", "setup", *_words(values), *server])
+
+
+# This machine
+
+
+def _with(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which HTCondor's tools, and the server, take these values for the configuration's."""
+    log = {name: value for name, value in values.items() if value != file.MACROS.get(name)}
+    return {**environ, **{f"_CONDOR_{name}": value for name, value in log.items()}}
+
+
+def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding]:
+    """What the doctor sees here, were there networks too."""
+    tried = {**values, "VM_NETWORKING": "True", "VM_NETWORKING_TYPE": "nat"}
+    return examine(_with(environ, tried), values["VM_TYPE"]).findings
+
+
+def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Show what the doctor would find wrong, or worth fixing, with this configuration."""
+    done = examine(_with(environ, values), values["VM_TYPE"])
+    wrong = [one for one in done.findings if one.verdict in (BAD, OFF) and one.check not in NOT_YET]
+    # The log's place is told by a name of HTCondor's, which no environment has.
+    wrong = [one for one in wrong if one.check != "VM_GAHP_LOG"]
+    if wrong:
+        sys.stdout.write(page.render(page.page_of_stdout(environ), [("What vmgahp doctor says of it", wrong)]) + "\n")
+    else:
+        _say("vmgahp doctor finds nothing wrong with it.\n")
+
+
+def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
+    """Say which of the values HTCondor takes from another file, or from its environment."""
+    try:
+        found, _, _ = sources.read(tuple(values), environ)
+        where = sources.entries(environ).where()
+    except errors.Fault as fault:
+        return _failed(f"{fault.problem} Hint: {fault.hint}")
+    status = DONE
+    for name, value in values.items():
+        if value != file.MACROS.get(name) and found.get(name, "").strip() != value:
+            status = _failed(
+                f"{name} = {found.get(name, '(not set)')} counts all the same, of {where.get(name, 'somewhere else')}: "
+                f"it is read later. Take it out there."
+            )
+    return status
+
+
+def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    wanted = options.restart
+    if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
+        wanted = _yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
+    if not wanted:
+        _say(RESTART)
+        return DONE
+    tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_restart")
+    said = run_program([tool, "-startd"], RESTART_DEADLINE, environ)
+    if said.status != 0:
+        why = said.complaint or "it said nothing"
+        return _failed(f"condor_restart -startd failed: {why}. Does HTCondor run here (systemctl start condor)?")
+    _say("The startd restarts. See: vmgahp doctor, and condor_status -vm")
+    return DONE
+
+
+# Words
+
+
+def _ask(question: str, suggested: str) -> str:
+    sys.stdout.write(f"{question} [{suggested}]: ")
+    sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        _say("")
+        raise EOFError
+    return line.strip() or suggested
+
+
+def _yes(question: str) -> bool:
+    try:
+        return _ask(f"{question} y or n", "n").lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n" if not text.endswith("\n") else text)
+
+
+def _failed(sentence: str) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"vmgahp setup: {escape(sentence)}\n")
+    return NOT_DONE

@@ -1,0 +1,156 @@
+"""The file that ``vmgahp setup`` writes: where HTCondor reads it, what is in it, and whether it is still its own.
+
+Its first line has the checksum of the rest. One that has another was changed by a person, or is a person's altogether,
+and stays as it is.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from difflib import unified_diff
+
+from vmgahp import config, errors
+from vmgahp.commands.arguments import UsageError, did_you_mean
+from vmgahp.commands.files import open_regular, write_anew
+from vmgahp.config import check, htcondor, sources
+from vmgahp.config.table import setting_of
+from vmgahp.findings import BAD
+
+NAME = "60-vmgahp.config"
+MODE_MASK = 0o022
+"""Everybody may read it, as all of HTCondor's configuration: it has no secrets."""
+LONGEST = 1 << 16
+
+_MARK = "# Written by vmgahp setup, which writes it anew where nobody else has changed it. SHA-256: "
+_MARKED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n")
+
+MACROS = {"VM_GAHP_LOG": "$(LOG)/VMGahpLog"}
+"""Values that HTCondor's language works out; any other value is taken as it stands."""
+
+KNOWN = {setting.name for setting in (*config.SETTINGS, *htcondor.ELSEWHERE)}
+
+
+class NotOurs(Exception):
+    """What is there was not written by this command, or was changed since; the text is a sentence, with the cure."""
+
+    def __init__(self, sentence: str, text: str = "") -> None:
+        super().__init__(sentence)
+        self.text = text
+        """What is there, where it could be read."""
+
+
+def place(environ: Mapping[str, str], tool: str) -> str:
+    """The path in the directory that HTCondor reads last of those of LOCAL_CONFIG_DIR.
+
+    One that is there already stays where it is. Raises `errors.MachineFault`, with what to do, where there is none.
+    """
+    elsewhere = "or name a file by --output FILE."
+    if not tool:
+        raise errors.MachineFault(
+            "There is no HTCondor here whose configuration this could be: no condor_config_val is found.",
+            f"install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}",
+        )
+    values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
+    named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
+    if not named:
+        raise errors.MachineFault(
+            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files.",
+            f"set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}",
+        )
+    there = [directory for directory in named if os.path.isdir(directory)]
+    if not there:
+        raise errors.MachineFault(
+            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}.",
+            f"mkdir -p {named[-1]} {elsewhere}",
+        )
+    paths = [os.path.join(directory, NAME) for directory in reversed(there)]
+    return next((path for path in paths if os.path.lexists(path)), paths[0])
+
+
+def require_plain(name: str, value: str) -> None:
+    """Raise `UsageError` for a name that is no setting, or a value that HTCondor would read as more than a value."""
+    try:
+        setting_of(name) if name not in KNOWN else None
+    except KeyError:
+        raise UsageError(
+            f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}"
+        ) from None
+    if value == MACROS.get(name):
+        return
+    if not value.strip():
+        raise UsageError(f"{name} has no value; leave it out for the default.")
+    if not value.isprintable():
+        raise UsageError(f"{name} = {value!a} has a line's end, or another character that is none of a value.")
+    if "$" in value:
+        raise UsageError(
+            f"{name} = {value} has a $, by which HTCondor would put something else there; write that itself."
+        )
+    if value.rstrip().endswith("\\"):
+        raise UsageError(f"{name} = {value} ends with a \\, by which the next line would belong to it.")
+
+
+def require_valid(values: Mapping[str, str]) -> None:
+    """Raise `UsageError` for what `vmgahp.config.check` finds wrong with values, whether jobs would fail or not."""
+    for name, value in values.items():
+        require_plain(name, value)
+    ours = {name: value for name, value in values.items() if name not in htcondor.BY_NAME}
+    settings = config.Settings(ours, "given")
+    vm_type = settings.string("VM_TYPE").lower()
+    found = check.values(settings, vm_type)
+    if not any(finding.verdict == BAD for finding in found):
+        found += filter(None, [check.networking(settings, vm_type)])
+    listed = [sources.Entry(name, value, "given") for name, value in values.items()]
+    found += check.elsewhere(sources.Entries(listed, of_htcondor=True))
+    for finding in found:
+        raise UsageError(f"{finding.seen[:-1].replace(' (given)', '')}: {finding.hint}")
+
+
+def text_of(values: Mapping[str, str], command: str) -> str:
+    """The whole file; `command` is what makes it again."""
+    lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
+    lines += [f"{name} = {value}" for name, value in values.items()]
+    body = "".join(f"{line}\n" for line in lines)
+    return f"{_MARK}{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+
+
+def read(path: str) -> str | None:
+    """What is there; None where nothing is. Raises `NotOurs` for what this command has not written as it stands."""
+    try:
+        with open_regular(path, follow=False) as file:
+            text = file.read(LONGEST).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotOurs(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
+    mark = _MARKED.match(text)
+    if mark is None:
+        raise NotOurs(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.", text)
+    rest = text[mark.end() :]
+    if hashlib.sha256(rest.encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
+        raise NotOurs(
+            f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
+            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}.",
+            text,
+        )
+    return text
+
+
+def values_in(text: str, path: str) -> dict[str, str]:
+    """The settings in a file of this command's."""
+    return {name: value for _, name, value in sources.logical_lines(text, path)}
+
+
+def difference(old: str, new: str, path: str) -> list[str]:
+    """The lines that would change, as diff -u shows them, without the checksum's."""
+    before, after = ([line for line in text.splitlines() if not line.startswith(_MARK)] for text in (old, new))
+    return list(unified_diff(before, after, path if old else os.devnull, path if new else os.devnull, lineterm="", n=1))
+
+
+def write(path: str, text: str) -> None:
+    """Write it at once, or not at all; everybody may read it. Raises OSError."""
+    before = os.umask(MODE_MASK)
+    try:
+        write_anew(path, text.encode())
+    finally:
+        os.umask(before)

@@ -1,0 +1,317 @@
+"""``vmgahp setup``: the file that it writes, and the files that it leaves alone."""
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG_VAL = """\
+import glob, os, sys
+values, where = {{"LOG": "/var/log/condor"}}, {{}}
+def read(path):
+    for number, line in enumerate(open(path), 1):
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            values[name.strip()], where[name.strip()] = value.strip(), f"{{path}}, line {{number}}"
+read({root!r})
+for directory in values.get("LOCAL_CONFIG_DIR", "").split(","):
+    for path in sorted(glob.glob(directory.strip() + "/*")) if directory else ():
+        read(path)
+for name, value in os.environ.items():
+    if name.startswith("_CONDOR_"):
+        values[name[8:]] = value
+words = sys.argv[3:]
+if words == ["-dump", "-verbose"]:
+    for name, value in values.items():
+        print(f"{{name}} = {{value}}\\n # at: {{where.get(name, '<Environment>')}}")
+    sys.exit()
+for name in words:
+    if values.get(name):
+        print(values[name].replace("$(LOG)", values["LOG"]))
+    else:
+        print("Not defined:", name, file=sys.stderr)
+"""
+
+TOOL = (sys.executable, "-P", "-c", "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))")
+GIVEN = ("--type", "simulated", "--memory", "64", "--network", "none")
+
+
+class Machine:
+    """One with an HTCondor of scripts, which reads a directory of files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = directory / "config.d"
+        self.file = self.config / "60-vmgahp.config"
+        self.root = directory / "condor_config"
+        self.restarted = directory / "restarted"
+        self.bin = directory / "bin"
+        self.config.mkdir()
+        self.bin.mkdir()
+        self.root.write_text(f"LOCAL_CONFIG_DIR = {self.config}\n")
+        self.program("condor_config_val", f"#!{sys.executable} -IS\n" + CONFIG_VAL.format(root=str(self.root)))
+        self.program("condor_restart", f'#!/bin/sh\necho "$@" >{self.restarted}\n')
+        self.environ = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(directory), "TERM": "dumb"}
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def answered(self, answers: str, *words: str) -> tuple[int, str]:
+        """The exit status, and what is said on standard output, where somebody sits there and types."""
+        ours, theirs = pty.openpty()
+        os.write(ours, answers.encode())
+        done = subprocess.run(
+            [*TOOL, "setup", *words],
+            env=self.environ,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        os.close(ours)
+        os.close(theirs)
+        return done.returncode, done.stdout
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*TOOL, "setup", *words],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def set_up(self, *words: str) -> str:
+        done = self.run(*GIVEN, "--yes", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def settings(path: Path) -> dict[str, str]:
+    return dict(line.split(" = ", 1) for line in path.read_text().splitlines() if not line.startswith("#"))
+
+
+def test_it_writes_what_the_options_say(machine: Machine) -> None:
+    said = machine.set_up("--server", "/opt/x/condor_vm-gahp", "--set", "vm_soft_suspend=True")
+    assert settings(machine.file) == {
+        "VM_GAHP_SERVER": "/opt/x/condor_vm-gahp",
+        "VM_TYPE": "simulated",
+        "VM_MEMORY": "64",
+        "VM_GAHP_LOG": "$(LOG)/VMGahpLog",
+        "VM_SOFT_SUSPEND": "True",
+    }
+    assert machine.file.stat().st_mode & 0o7777 == 0o644
+    assert os.listdir(machine.config) == [machine.file.name]
+    assert "+VM_MEMORY = 64" in said
+    assert "condor_restart -startd" in said
+    assert not machine.restarted.exists()
+
+
+def test_the_mode_is_not_the_umasks(machine: Machine) -> None:
+    before = os.umask(0o077)
+    try:
+        machine.set_up()
+    finally:
+        os.umask(before)
+    assert machine.file.stat().st_mode & 0o7777 == 0o644
+
+
+def test_a_dry_run_writes_nothing(machine: Machine) -> None:
+    done = machine.run(*GIVEN, "--dry-run")
+    assert done.returncode == 0
+    assert "+VM_TYPE = simulated" in done.stdout
+    assert "Nothing was written" in done.stdout
+    assert os.listdir(machine.config) == []
+
+
+def test_again_it_keeps_what_was_said(machine: Machine) -> None:
+    machine.set_up("--set", "VM_STOP_TIMEOUT=5", "--emulation", "--server", "/opt/old/condor_vm-gahp")
+    done = machine.run("--memory", "128", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^[-+][A-Z].*", done.stdout, re.MULTILINE)[:1] == [
+        "-VM_GAHP_SERVER = /opt/old/condor_vm-gahp"
+    ], "another installation's server is this one's now"
+    now = settings(machine.file)
+    assert (now["VM_MEMORY"], now["VM_STOP_TIMEOUT"], now["VM_ALLOW_EMULATION"]) == ("128", "5", "True")
+    assert "is as it would be written" in machine.run("--yes").stdout
+
+
+def test_the_command_in_the_file_makes_it_again(machine: Machine) -> None:
+    machine.set_up("--set", 'VM_POLICY_REQUIREMENTS=Owner == "a b"', "--emulation")
+    first = machine.file.read_text()
+    command = re.findall(r"^#   vmgahp setup (.*)$", first, re.MULTILINE)[0]
+    machine.file.unlink()
+    assert machine.run(*shlex.split(command), "--yes").returncode == 0
+    assert machine.file.read_text() == first
+
+
+@pytest.mark.parametrize("text", ["VM_TYPE = kvm\n", "", "# Written by vmgahp setup\n"])
+def test_a_file_of_somebody_elses_stays(machine: Machine, text: str) -> None:
+    machine.file.write_text(text)
+    for words in ((*GIVEN, "--yes"), ("--remove", "--yes")):
+        done = machine.run(*words)
+        assert done.returncode == 1
+        assert "was not written by vmgahp setup" in done.stderr
+        assert machine.file.read_text() == text
+
+
+def test_a_file_that_was_changed_stays(machine: Machine) -> None:
+    machine.set_up()
+    changed = machine.file.read_text().replace("VM_MEMORY = 64", "VM_MEMORY = 99")
+    machine.file.write_text(changed)
+    for words in ((*GIVEN, "--yes"), ("--remove", "--yes"), (*GIVEN, "--dry-run")):
+        done = machine.run(*words)
+        assert done.returncode == 1
+        assert "was changed since" in done.stderr
+        assert "61-local.config" in done.stderr
+        assert "-VM_MEMORY = 99" in done.stdout
+        assert machine.file.read_text() == changed
+
+
+def test_a_link_stays(machine: Machine, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept\n")
+    machine.file.symlink_to(target)
+    assert machine.run(*GIVEN, "--yes").returncode == 1
+    assert target.read_text() == "kept\n"
+
+
+def test_it_takes_its_own_file_back(machine: Machine) -> None:
+    machine.set_up()
+    done = machine.run("--remove", "--yes")
+    assert done.returncode == 0
+    assert "condor_restart -startd" in done.stdout
+    assert os.listdir(machine.config) == []
+    assert machine.run("--remove", "--yes").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "VM_STOP_TIMEOUT=5\nVM_MEMORY=9"), "a line's end"),
+        (("--set", "VM_CATALOG=$(LOG)/x"), "has a $"),
+        (("--set", "VM_CATALOG=$ENV(HOME)"), "has a $"),
+        (("--set", "VM_CATALOG=/x\\"), "the next line"),
+        (("--set", "VM_STOP_TIMEOUT="), "no value"),
+        (("--set", "VM_STOP_TIMEOUT=soon"), "whole number"),
+        (("--set", "VM_STOP_TIMOUT=5"), "did you mean VM_STOP_TIMEOUT?"),
+        (("--set", "VM_STOP_TIMEOUT"), "write NAME=VALUE"),
+        (("--set", "VM_STATUS_INTERVAL=5"), "is less than 30"),
+        (("--network", "natt"), "did you mean nat?"),
+        (("--network", "bridge"), "VM_NETWORKING_BRIDGE_INTERFACE is not set"),
+        (("--network", "user"), "VM_ALLOW_HOST_LOOPBACK"),
+        (("--memory", "99999G"), "more than this machine has"),
+        (("--memory", "much"), "no amount of memory"),
+        (("--server", "/x\n"), "a line's end"),
+    ],
+)
+def test_what_is_no_value_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
+    done = machine.run(*GIVEN, "--yes", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert os.listdir(machine.config) == []
+
+
+def test_an_unknown_type_is_refused(machine: Machine) -> None:
+    done = machine.run("--type", "kvn", "--memory", "64", "--network", "none", "--yes")
+    assert done.returncode == 1
+    assert "did you mean kvm?" in done.stderr
+    assert os.listdir(machine.config) == []
+
+
+def test_several_types_are_any(machine: Machine) -> None:
+    assert machine.run("--type", "kvm,vmrun", "--memory", "64", "--network", "none", "--yes").returncode == 0
+    assert settings(machine.file)["VM_TYPE"] == "any"
+    assert settings(machine.file)["VM_ANY_TYPES"] == "kvm, vmrun"
+
+
+def test_the_directory_that_is_read_last(machine: Machine, tmp_path: Path) -> None:
+    later = tmp_path / "later.d"
+    machine.root.write_text(f"LOCAL_CONFIG_DIR = {machine.config}, {later}, {tmp_path}/missing\n")
+    later.mkdir()
+    machine.set_up()
+    assert os.listdir(later) == [machine.file.name]
+    (later / machine.file.name).rename(machine.file)
+    machine.set_up("--memory", "65")
+    assert os.listdir(later) == [], "it stays where it was"
+
+
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [
+        ("LOCAL_CONFIG_DIR = /nowhere/config.d\n", "mkdir -p /nowhere/config.d"),
+        ("LOG = /tmp\n", "LOCAL_CONFIG_DIR is not set"),
+    ],
+)
+def test_no_directory(machine: Machine, root: str, said: str) -> None:
+    machine.root.write_text(root)
+    done = machine.run(*GIVEN, "--yes")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "--output FILE" in done.stderr
+
+
+def test_no_htcondor(machine: Machine, tmp_path: Path) -> None:
+    (machine.bin / "condor_config_val").unlink()
+    done = machine.run(*GIVEN, "--yes")
+    assert done.returncode == 1
+    assert "no condor_config_val is found" in done.stderr
+    machine.set_up("--output", str(tmp_path / "mine"))
+    assert settings(tmp_path / "mine")["VM_TYPE"] == "simulated"
+
+
+def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
+    (machine.config / "99-site.config").write_text("VM_MEMORY = 32\n")
+    done = machine.run(*GIVEN, "--yes")
+    assert done.returncode == 1
+    assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.stderr
+
+
+def test_it_restarts_when_told_to(machine: Machine) -> None:
+    machine.set_up("--restart")
+    assert machine.restarted.read_text() == "-startd\n"
+
+
+def test_nothing_is_asked_where_nobody_answers(machine: Machine) -> None:
+    done = machine.run(*GIVEN)
+    assert done.returncode == 2
+    assert "add --yes" in done.stderr
+    assert os.listdir(machine.config) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_who_may_not_write_is_told_what_root_types(machine: Machine) -> None:
+    machine.config.chmod(0o555)
+    done = machine.run(*GIVEN, "--yes")
+    assert done.returncode == 1
+    assert "As root, run: vmgahp setup --type simulated --memory 64 --network none --yes" in done.stderr
+
+
+def test_it_asks_on_a_terminal(machine: Machine) -> None:
+    status, said = machine.answered("simulated\n64\n\ny\nn\n")
+    assert status == 0, said
+    assert "VM type (kvm, xen, vmware, vsphere, any …) [kvm]: " in said
+    assert f"Write {machine.file}? y or n [n]: " in said
+    assert settings(machine.file)["VM_MEMORY"] == "64"
+    assert "VM_NETWORKING" not in settings(machine.file), "this machine has none to suggest"
+    assert not machine.restarted.exists()
+
+
+@pytest.mark.parametrize("answers", ["\n", "n\n", "\x04"])
+def test_without_a_yes_nothing_is_written(machine: Machine, answers: str) -> None:
+    status, said = machine.answered(answers, *GIVEN)
+    assert (status, os.listdir(machine.config)) == (1, [])
+    assert "Nothing was written." in said
