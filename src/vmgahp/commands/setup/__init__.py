@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from shutil import which
 
 from vmgahp import errors
 from vmgahp.commands import page
@@ -36,8 +37,11 @@ It ends the jobs that run here; condor_restart -peaceful -startd waits for their
 """
 # VMUniverseMgr::init in HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp is called by the startd's main_init alone.
 
-NOT_YET = ("startd", "log")
-"""The doctor's checks of what is only there after the restart, or was there before."""
+LATER = ("startd", "log", "VM_GAHP_LOG")
+"""The doctor's checks of what comes with the restart, was there before, or is told by a name of HTCondor's."""
+
+OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory", "slots", "network")
+"""Those of which what is merely worth fixing is told too; the rest of it is the doctor's."""
 
 NONE = "none"
 
@@ -108,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
             text = file.text_of(values, _again(values, options))
     except errors.Fault as fault:
         return _failed(f"{fault.problem} Hint: {fault.hint}")
+    except file.NoPlace as why:
+        return _failed(str(why))
     except EOFError:
         return _failed("No answer. Nothing was written.")
     if options.remove and before is None:
@@ -247,11 +253,16 @@ def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding
 def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) -> None:
     """Show what the doctor would find wrong, or worth fixing, with this configuration."""
     done = examine(_with(environ, values), values["VM_TYPE"])
-    wrong = [one for one in done.findings if one.verdict in (BAD, OFF) and one.check not in NOT_YET]
-    # The log's place is told by a name of HTCondor's, which no environment has.
-    wrong = [one for one in wrong if one.check != "VM_GAHP_LOG"]
+    wrong = [
+        one
+        for one in done.findings
+        if one.check not in LATER
+        and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
+    ]
     if wrong:
         sys.stdout.write(page.render(page.page_of_stdout(environ), [("What vmgahp doctor says of it", wrong)]) + "\n")
+        if any(one.check == "kvm" for one in wrong):
+            _say("To run guests by emulation: vmgahp setup --emulation\n")
     else:
         _say("vmgahp doctor finds nothing wrong with it.\n")
 
@@ -280,7 +291,9 @@ def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not wanted:
         _say(RESTART)
         return DONE
-    tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_restart")
+    beside = os.path.dirname(sources.find_tool(environ))
+    places = [beside, os.path.join(os.path.dirname(beside), "sbin"), environ.get("PATH", ""), "/usr/sbin"]
+    tool = which("condor_restart", path=":".join(places)) or "condor_restart"
     said = run_program([tool, "-startd"], RESTART_DEADLINE, environ)
     if said.status != 0:
         why = said.complaint or "it said nothing"

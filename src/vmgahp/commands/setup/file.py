@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from difflib import unified_diff
 
-from vmgahp import config, errors
+from vmgahp import config
 from vmgahp.commands.arguments import UsageError, did_you_mean
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.config import check, htcondor, sources
@@ -40,29 +40,33 @@ class NotOurs(Exception):
         """What is there, where it could be read."""
 
 
+class NoPlace(Exception):
+    """HTCondor reads no directory; the text says why, and what to do."""
+
+
 def place(environ: Mapping[str, str], tool: str) -> str:
     """The path in the directory that HTCondor reads last of those of LOCAL_CONFIG_DIR.
 
-    One that is there already stays where it is. Raises `errors.MachineFault`, with what to do, where there is none.
+    One that is there already stays where it is. Raises `NoPlace`, with what to do, where there is none.
     """
     elsewhere = "or name a file by --output FILE."
     if not tool:
-        raise errors.MachineFault(
-            "There is no HTCondor here whose configuration this could be: no condor_config_val is found.",
-            f"install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}",
+        raise NoPlace(
+            "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
+            f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
         )
     values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
     named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
     if not named:
-        raise errors.MachineFault(
-            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files.",
-            f"set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}",
+        raise NoPlace(
+            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
+            f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
         )
     there = [directory for directory in named if os.path.isdir(directory)]
     if not there:
-        raise errors.MachineFault(
-            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}.",
-            f"mkdir -p {named[-1]} {elsewhere}",
+        raise NoPlace(
+            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
+            f"Hint: mkdir -p {named[-1]}, {elsewhere}"
         )
     paths = [os.path.join(directory, NAME) for directory in reversed(there)]
     return next((path for path in paths if os.path.lexists(path)), paths[0])
