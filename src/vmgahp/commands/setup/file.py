@@ -1,4 +1,4 @@
-"""The file that ``vmgahp setup`` writes: where HTCondor reads it, what is in it, and whether it is still its own.
+"""The file that ``vmgahp setup`` writes: its place, what is in it, and whether it is still its own.
 
 Its first line has the checksum of the rest. One that has another was changed by a person, or is a person's altogether,
 and stays as it is.
