@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +222,55 @@ def test_the_axis_of_a_short_job_counts_its_seconds(tmp_path: Path, length: floa
     assert len(units.second_marks(BEGIN, length, 4)) <= 5
     story = story_of(tmp_path, [event(0, "start", "Running"), event(length, "stop", "Stopped")])
     assert set(labels) <= set(chart.draw(story, series.Figures(story)).itertext())
+
+
+MEASURED = """<body><script>
+const pages = PAGES, widths = {};
+for (const page of pages) {
+  const frame = document.createElement("iframe");
+  frame.width = 360; frame.height = 800; frame.src = page;
+  frame.onload = () => {
+    widths[page] = frame.contentDocument.documentElement.scrollWidth;
+    if (Object.keys(widths).length == pages.length) document.title = JSON.stringify(widths);
+  };
+  document.body.append(frame);
+}
+</script>
+"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
+def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
+    long = "a-user-with-a-long-name_at-a-site-with-a-long-domain.example.org_123456789.12345"
+    disks = {f"a-disk-of-a-long-name-in-the-xml-of-the-job-{number}": {"read_bytes": 1 << 50} for number in range(3)}
+    pages = {
+        "life": LIFE,
+        "failed": [event(0, "start", name=long, error="VMGAHP_ERR_JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM: " + "x" * 300)],
+        "long": [
+            event(0, "start", "Running", name=long),
+            sample(9, 1e9, 1 << 50),
+            sample(99, 2e9, 1 << 59, block=disks),
+        ],
+    }
+    for name, lines in pages.items():
+        report(write(tmp_path, lines)).rename(tmp_path / f"{name}.html")
+    (tmp_path / "measure.html").write_text(MEASURED.replace("PAGES", json.dumps([f"{name}.html" for name in pages])))
+    done = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"),
+            *("--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=10000", "--dump-dom"),
+            f"file://{tmp_path}/measure.html",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found = re.search("<title>(.*)</title>", done.stdout)
+    assert found, done.stderr
+    widths = json.loads(found[1])
+    assert sorted(widths) == ["failed.html", "life.html", "long.html"]
+    assert max(widths.values()) <= 360, widths
 
 
 def test_the_picture_alone(tmp_path: Path) -> None:
