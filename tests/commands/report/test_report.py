@@ -471,3 +471,15 @@ def test_a_link_in_a_jobs_directory_is_not_written_through(
 def test_a_name_is_shown_and_never_acted_upon(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["vmgahp", "report", "/x\x1b[2J\x07"]) == 1
     assert "/x\\x1b[2J\\x07" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [("root:x:0:0:root:/root:/bin/bash\n", 2), ("\x7fELF\0\n\0", 2), ("{}\n", 2), ("", 1)]
+)
+def test_what_is_no_file_of_metrics_is_refused(
+    tmp_path: Path, content: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "passwd").write_text(content)
+    assert cli.main(["vmgahp", "report", str(tmp_path / "passwd"), "-o", str(tmp_path / "out.html")]) == status
+    assert "has no line of a VM's metrics in it. Name the directory" in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()

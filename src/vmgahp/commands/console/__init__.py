@@ -54,9 +54,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             ("vmgahp console -- /usr/sbin/condor_vm-gahp -f -t -M 3", "HTCondor's server"),
         ],
         statuses={
-            0: "The last request did not fail.",
-            1: "It did, or the server did not last.",
-            2: "Wrong arguments, or the last line that failed was no command.",
+            0: "Nothing failed.",
+            1: "The last failure, whatever succeeded after it, was a request; or the server did not last.",
+            2: "Wrong arguments, or the last failure was a line that is no command.",
         },
     )
 

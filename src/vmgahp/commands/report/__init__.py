@@ -44,6 +44,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             ("vmgahp report", "report.html, of the vm_metrics.jsonl that is here"),
             ("vmgahp report job-12 --svg -o - >life.svg", "the picture alone"),
         ],
+        statuses={
+            1: "There is no such file, or it cannot be read or written.",
+            2: "It has no line of a VM's metrics in it.",
+        },
     )
 
 
@@ -59,7 +63,7 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
         lines = sorted(line for log in logs for line in reader.log_lines(log, story))
     except reader.Unreadable as error:
         sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
-        return 1
+        return error.status
     figures = series.Figures(story)
     if svg:
         from lxml import etree

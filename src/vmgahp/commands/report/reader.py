@@ -34,6 +34,11 @@ MARGIN = 30.0
 class Unreadable(Exception):
     """There is nothing to make a report of; the text says why, and what to do."""
 
+    def __init__(self, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
+        """The exit status: 2 for a file of another kind."""
+
 
 class Sample(NamedTuple):
     """What a VM had used at one moment; `disks` are bytes read and written, `nics` bytes received and sent."""
@@ -138,7 +143,10 @@ def read(path: str) -> Story:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
     if not (story.samples or story.events):
-        raise Unreadable(f"{path} has no line of a VM's metrics in it.")
+        raise Unreadable(
+            f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.",
+            status=2 if story.bad_lines else 1,
+        )
     return story
 
 
