@@ -10,6 +10,7 @@ import pytest
 from tests.peer import environment
 from vmgahp import cli
 from vmgahp.cli import _Arguments, _UsageError
+from vmgahp.daemon import transfer_plugin
 
 
 def arguments(line: str) -> _Arguments:
@@ -62,6 +63,13 @@ def test_usage_goes_to_stderr_with_status_1() -> None:
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "unknown mode: 9" in ended.stderr
     assert "usage:" in ended.stderr
+
+
+@pytest.mark.parametrize("word", ["-h", "-help", "--help"])
+def test_usage_that_is_asked_for_is_no_failure(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for program, usage in ((cli.daemon, cli.USAGE), (transfer_plugin.main, transfer_plugin.USAGE)):
+        assert program(["program", word]) == 0
+        assert capsys.readouterr() == (usage, "")
 
 
 @pytest.mark.parametrize("missing", ["VMGAHP_VMTYPE", "VMGAHP_WORKING_DIR"])

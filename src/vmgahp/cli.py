@@ -88,6 +88,9 @@ class _Arguments:
 def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> int:
     """The program ``condor_vm-gahp``; returns the exit status."""
     _keep_absolute_places()
+    if list(argv[1:]) in (["-h"], ["-help"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
     try:
         arguments = _Arguments(argv)
     except _UsageError as error:

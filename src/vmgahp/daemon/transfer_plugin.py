@@ -192,6 +192,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     if words == ["-classad"]:
         sys.stdout.write(capabilities())
         return 0
+    if words in (["-h"], ["-help"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
     upload = "-upload" in words
     if upload:
         words.remove("-upload")
