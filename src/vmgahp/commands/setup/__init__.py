@@ -1,7 +1,7 @@
 """``vmgahp setup``: writes the configuration of this machine, and says what to restart.
 
 It asks on a terminal, or takes options; it shows the file, what changes, and what the doctor makes of it before
-anything is written. `file` is about the file.
+anything is written. `file` is about the file, `answers` about what it is to say.
 """
 
 import argparse
@@ -14,15 +14,12 @@ from shutil import which
 from vmgahp import errors
 from vmgahp.commands import page
 from vmgahp.commands.arguments import UsageError, tell
-from vmgahp.commands.doctor import condor, examine
+from vmgahp.commands.doctor import examine
 from vmgahp.commands.doctor.context import ask as run_program
-from vmgahp.commands.setup import file
-from vmgahp.commands.submit import memory
+from vmgahp.commands.setup import answers, file
 from vmgahp.config import sources
-from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.text import escape
-from vmgahp.vm_types import ANY, QEMU
 
 DONE, NOT_DONE = 0, 1
 """The exit status."""
@@ -43,8 +40,6 @@ LATER = ("startd", "log", "VM_GAHP_LOG")
 OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory", "slots", "network")
 """Those of which what is merely worth fixing is told too; the rest of it is the doctor's."""
 
-NONE = "none"
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``vmgahp setup``."""
@@ -56,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add = command.add_argument
     add("--type", default="", metavar="VM_TYPE", help="the VM type, or several with commas for VM_TYPE any")
-    add("--memory", type=memory, default=0, metavar="MIB", help="for all VMs together, in MiB or as 16G")
+    add("--memory", default="", metavar="MIB", help="for all VMs together, in MiB or as 16G")
     add("--network", default="", metavar="KINDS", help="none, or of nat, bridge and user one or several with commas")
     add("--bridge", default="", metavar="NAME", help="the bridge of this machine, for the network bridge")
     add(
@@ -66,7 +61,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="whether guests run where KVM does not work, many times slower",
     )
     add("--server", default="", metavar="FILE", help="VM_GAHP_SERVER (default: that of this vmgahp)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting; repeatable")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting; NAME= takes it out; repeatable",
+    )
     add("-o", "--output", default="", metavar="FILE", help="write this file, in place of the one that HTCondor reads")
     add("--remove", action="store_true", help="take away the file that this command has written")
     add("--dry-run", action="store_true", help="show what would be written, and write nothing")
@@ -106,9 +107,12 @@ def run(options: argparse.Namespace) -> int:
         if options.remove:
             text = ""
         else:
-            values = _values(options, environ, file.values_in(before, path) if before and not refused else {})
+            values = answers.values(
+                options,
+                file.values_in(before, path) if before and not refused else {},
+                lambda given: _look(environ, given),
+            )
             file.require_valid(values)
-            base.find(values["VM_TYPE"].lower())
             text = file.text_of(values, _again(values, options))
     except errors.Fault as fault:
         return _failed(f"{fault.problem} Hint: {fault.hint}")
@@ -130,10 +134,10 @@ def run(options: argparse.Namespace) -> int:
     if not changes:
         return DONE
     if not os.access(os.path.dirname(path), os.W_OK):
-        words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else _words(values))])
+        words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else answers.words(values))])
         yes = "" if options.yes else " --yes"
         return _failed(f"You may not write {path}. As root, run: {words}{yes}")
-    if not options.yes and not _yes(f"{'Remove' if options.remove else 'Write'} {path}?"):
+    if not options.yes and not answers.yes(f"{'Remove' if options.remove else 'Write'} {path}?"):
         _say("Nothing was written.")
         return NOT_DONE
     try:
@@ -145,94 +149,9 @@ def run(options: argparse.Namespace) -> int:
     return _restart(options, environ) or status
 
 
-# Values
-
-
-def _values(options: argparse.Namespace, environ: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """What the file is to say: by options, by answers, as it was, or as this machine suggests.
-
-    Raises `UsageError`, and EOFError where a question gets no answer.
-    """
-    asking = not options.yes and not options.dry_run
-    values = {"VM_GAHP_SERVER": options.server or condor.our_launcher()}
-
-    def choose(given: str, question: str, suggested: str) -> str:
-        return given or (_ask(question, suggested) if asking else suggested)
-
-    types = before.get("VM_ANY_TYPES", before.get("VM_TYPE", "kvm"))
-    types = choose(options.type, "VM type (kvm, xen, vmware, vsphere, any …)", types)
-    named = types.replace(",", " ").lower().split()
-    values["VM_TYPE"] = vm_type = named[0] if len(named) == 1 else ANY
-    if len(named) > 1:
-        values["VM_ANY_TYPES"] = ", ".join(named)
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    suggested = before.get("VM_MEMORY") or str(max(have * 3 // 4 // 256 * 256, 256))
-    amount = choose(str(options.memory or ""), f"MiB for all VMs together, of {have} here", suggested)
-    try:
-        values["VM_MEMORY"] = str(memory(amount))
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"{error}.") from error
-    if int(values["VM_MEMORY"]) > have:
-        raise UsageError(f"VM_MEMORY = {values['VM_MEMORY']} MiB is more than this machine has, {have} MiB.")
-    values["VM_GAHP_LOG"] = before.get("VM_GAHP_LOG", file.MACROS["VM_GAHP_LOG"])
-    seen = _look(environ, values) if asking or not (before or options.network) else []
-    nat = any(one.check == "network nat" and one.verdict == OK for one in seen)
-    was = before.get("VM_NETWORKING_TYPE", NONE) if before else "nat" if nat else NONE
-    kinds = choose(options.network or ("bridge" if options.bridge else ""), "Network (nat, bridge, user, none)", was)
-    if kinds.lower() != NONE:
-        values["VM_NETWORKING"], values["VM_NETWORKING_TYPE"] = "True", kinds.lower()
-    if "bridge" in kinds.lower():
-        known = before.get("VM_NETWORKING_BRIDGE_INTERFACE", "br0" if asking else "")
-        if bridge := choose(options.bridge, "The bridge of this machine", known):
-            values["VM_NETWORKING_BRIDGE_INTERFACE"] = bridge
-    kvm = next((one for one in seen if one.check == "kvm" and one.verdict == BAD), None)
-    emulation: bool | None = options.emulation
-    if emulation is None:
-        emulation = before.get("VM_ALLOW_EMULATION", "").lower() == "true"
-        if asking and kvm is not None and vm_type in QEMU:
-            emulation = _yes(f"{escape(kvm.seen)} Run guests by emulation, many times slower?")
-    if emulation:
-        values["VM_ALLOW_EMULATION"] = "True"
-    own = {
-        "VM_NETWORKING",
-        "VM_NETWORKING_TYPE",
-        "VM_NETWORKING_BRIDGE_INTERFACE",
-        "VM_ALLOW_EMULATION",
-        "VM_ANY_TYPES",
-    }
-    values |= {name: value for name, value in before.items() if name not in values and name not in own}
-    for word in options.set:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UsageError(f"--set {word}: it has no =; write NAME=VALUE.")
-        file.require_plain(name.strip().upper(), value.strip())
-        values[name.strip().upper()] = value.strip()
-    return values
-
-
-_BY_OPTIONS = (
-    *("VM_GAHP_SERVER", "VM_TYPE", "VM_ANY_TYPES", "VM_MEMORY", "VM_ALLOW_EMULATION"),
-    *("VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKING_BRIDGE_INTERFACE"),
-)
-
-
-def _words(values: Mapping[str, str]) -> list[str]:
-    """The options that say these values."""
-    words = ["--type", values.get("VM_ANY_TYPES", values["VM_TYPE"]).replace(" ", "")]
-    words += ["--memory", values["VM_MEMORY"], "--network", values.get("VM_NETWORKING_TYPE", NONE).replace(" ", "")]
-    if bridge := values.get("VM_NETWORKING_BRIDGE_INTERFACE"):
-        words += ["--bridge", bridge]
-    if values.get("VM_ALLOW_EMULATION", "").lower() == "true":
-        words.append("--emulation")
-    for name, value in values.items():
-        if name not in _BY_OPTIONS and value != file.MACROS.get(name):
-            words += ["--set", f"{name}={value}"]
-    return words
-
-
 def _again(values: Mapping[str, str], options: argparse.Namespace) -> str:
     server = ["--server", options.server] if options.server else []
-    return shlex.join(["vmgahp", "setup", *_words(values), *server])
+    return shlex.join(["vmgahp", "setup", *answers.words(values), *server])
 
 
 # This machine
@@ -287,7 +206,7 @@ def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
 def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     wanted = options.restart
     if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
-        wanted = _yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
+        wanted = answers.yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
     if not wanted:
         _say(RESTART)
         return DONE
@@ -303,23 +222,6 @@ def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 # Words
-
-
-def _ask(question: str, suggested: str) -> str:
-    sys.stdout.write(f"{question} [{suggested}]: ")
-    sys.stdout.flush()
-    line = sys.stdin.readline()
-    if not line:
-        _say("")
-        raise EOFError
-    return line.strip() or suggested
-
-
-def _yes(question: str) -> bool:
-    try:
-        return _ask(f"{question} y or n", "n").lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 def _say(text: str) -> None:
