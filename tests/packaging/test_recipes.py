@@ -1,0 +1,75 @@
+"""The recipes for other ways to install: conda's and Ansible's are read, and compared with what they are about."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import REPOSITORY
+
+ROLE = REPOSITORY / "packaging/ansible/roles/vmgahp"
+CONDAS_NAMES = {"htcondor": "python-htcondor"}
+"""Of the same things on PyPI."""
+
+
+def role(part: str) -> Any:
+    return yaml.safe_load((ROLE / part / "main.yml").read_text())
+
+
+def test_conda_asks_for_what_the_package_needs() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    text = (REPOSITORY / "packaging/conda/meta.yaml").read_text()
+    # What Jinja does of it: one variable, and the Python.
+    [default] = re.findall(r'^\{% set version = environ\.get\("VMGAHP_VERSION", "(.*)"\) %\}$', text, re.MULTILINE)
+    plain = re.sub(r"^\{%.*%\}$", "", text, flags=re.MULTILINE).replace("{{ version }}", default)
+    recipe = yaml.safe_load(plain.replace("{{ PYTHON }}", "python"))
+    run = [line.replace(" ", "") for line in recipe["requirements"]["run"]]
+    needed = []
+    for one in project["dependencies"]:
+        name, least = one.split(">=")
+        needed.append(f"{CONDAS_NAMES.get(name, name)}>={least}")
+    assert sorted(run) == sorted(["python", *needed])
+    assert recipe["about"]["license"] == project["license"]
+    assert f"py<{project['requires-python'].removeprefix('>=').replace('.', '')}]" in text
+
+
+def test_every_variable_of_the_role_has_a_default() -> None:
+    used = set()
+    for part in ("tasks", "handlers"):
+        used |= set(re.findall(r"\bvmgahp_\w+", (ROLE / part / "main.yml").read_text()))
+    registered = {task["register"] for task in role("tasks") if "register" in task}
+    assert used - registered == set(role("defaults"))
+
+
+def test_every_task_says_what_it_does_and_has_the_full_name_of_its_module() -> None:
+    handlers = {task["name"] for task in role("handlers")}
+    for task in (*role("tasks"), *role("handlers")):
+        assert task["name"][0].isupper()
+        assert [key for key in task if key.startswith("ansible.builtin.")], task["name"]
+        assert task.get("notify", next(iter(handlers))) in handlers
+
+
+def test_the_role_says_options_that_the_command_has() -> None:
+    said = set(re.findall(r'"(--[a-z]+)=?"', (ROLE / "tasks/main.yml").read_text())) - {"--"}
+    helped = subprocess.run(
+        [Path(sys.executable).with_name("vmgahp"), "setup", "--help"], capture_output=True, text=True, check=True
+    )
+    assert {"--type", "--yes"} <= said
+    assert {option for option in said if option not in helped.stdout} == set()
+
+
+def test_ansible_reads_it(tmp_path: Path) -> None:
+    program = shutil.which("ansible-playbook")
+    if program is None:
+        pytest.skip("ansible-playbook is not installed")
+    book = REPOSITORY / "packaging/ansible/playbook.yml"
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    command = [program, "--syntax-check", "-i", "localhost,", str(book)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
