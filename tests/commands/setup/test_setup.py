@@ -339,3 +339,10 @@ def test_without_a_yes_nothing_is_written(machine: Machine, answers: str) -> Non
     status, said = machine.answered(answers, *GIVEN)
     assert (status, os.listdir(machine.config)) == (1, [])
     assert "Nothing was written." in said
+
+
+def test_nothing_is_asked_where_the_file_stays(machine: Machine) -> None:
+    machine.file.write_text("VM_TYPE = kvm\n")
+    status, said = machine.answered("")
+    assert status == 1
+    assert "[kvm]" not in said

@@ -9,7 +9,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from shutil import which
+from shutil import get_terminal_size, which
+from textwrap import wrap
 
 from vmgahp import errors
 from vmgahp.commands import page
@@ -27,11 +28,11 @@ DONE, NOT_DONE = 0, 1
 RESTART_DEADLINE = 60.0
 """Seconds for condor_restart, which hands on an order."""
 
-RESTART = """\
-The startd asks the server what it can do when it starts, and condor_reconfig does not make it ask again. As root:
-    condor_restart -startd
-It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor
-"""
+RESTART = (
+    "The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again. As root:\n"
+    "    condor_restart -startd\n"
+    "It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor"
+)
 # VMUniverseMgr::init in HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp is called by the startd's main_init alone.
 
 LATER = ("startd", "log", "VM_GAHP_LOG")
@@ -104,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             before = file.read(path)
         except file.NotOurs as why:
             before, refused = why.text, why
+            options.yes = True  # there is nothing to ask
         if options.remove:
             text = ""
         else:
@@ -225,7 +227,12 @@ def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n" if not text.endswith("\n") else text)
+    """Lines as wide as the terminal, those of a file and of commands as they are."""
+    width = max(40, get_terminal_size().columns)
+    for line in text.split("\n"):
+        whole = not sys.stdout.isatty() or line.startswith((" ", "-", "+", "@", "#"))
+        parts = [line] if whole else wrap(line, width, break_on_hyphens=False, break_long_words=False) or [""]
+        sys.stdout.write("".join(f"{part}\n" for part in parts))
 
 
 def _failed(sentence: str) -> int:

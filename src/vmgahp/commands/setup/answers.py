@@ -1,4 +1,4 @@
-"""What the file of ``vmgahp setup`` is to say: by options, by answers, as it was, or as this machine suggests."""
+"""What the file of ``vmgahp setup`` is to say: by options, by answers, or as this machine suggests."""
 
 import argparse
 import os
