@@ -37,7 +37,7 @@ STAND_IN = "(the simulated driver and the contract of drivers: for tests)"
 PLACES = {
     "checkpoint/packed.py:require": (1, PROBE),
     "checkpoint/store.py:CheckpointStore.write": (1, LATER),
-    "commands/doctor/__init__.py:examine": (1, PROBE),
+    "commands/doctor/__init__.py:_seen": (2, PROBE),
     "commands/top/node.py:Node._ask_libvirt": (1, PROBE),
     "config/__init__.py:Settings._bad": (1, SETTING),
     "config/__init__.py:Settings._evaluate": (1, SETTING),

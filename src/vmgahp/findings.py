@@ -31,6 +31,19 @@ class Finding(NamedTuple):
     seen: str
     hint: str = ""
     """What to do, in the imperative, with the command to type; empty where all is well."""
+    because: str = ""
+    """The check on which this one stands, where it is that one that is not as it should be."""
+
+
+class NotKnown(Exception):
+    """What a check stands on is not known, and so nothing that follows from it; the text says why, as a sentence.
+
+    `because` is the check that could not find it out.
+    """
+
+    def __init__(self, because: str, why: str) -> None:
+        super().__init__(why)
+        self.because = because
 
 
 def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
@@ -112,7 +125,7 @@ def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict
         if name not in outcomes:
             thread.join(max(0.0, end - monotonic()))
         late = errors.MachineFault(
-            f"The check had not ended after {monotonic() - began:.1f} s.", "see what it waits for."
+            f"The check of {name} had not ended after {monotonic() - began:.1f} s.", "see what it waits for."
         )
         outcomes.setdefault(name, late)
     return {name: outcomes[name] for name in checks}

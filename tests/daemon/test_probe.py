@@ -171,14 +171,35 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "had not ended" in ended.stderr
+    assert "had not ended after 0.2 s. It waited for the driver of VM type simulated." in ended.stderr
+
+
+def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) -> None:
+    """HTCondor's tool waits for the resolver, as it does where the nameserver does not answer."""
+    tool = scratch / "condor_config_val"
+    tool.write_text("#!/bin/sh\nexec sleep 1000\n")
+    tool.chmod(0o755)
+    code = (
+        "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
+        "p.DEADLINE = 0.5\n"
+        "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
+        "sys.stderr.write(str(p.run('simulated', c.os.environ, to_stderr=True)))\n"
+        "sys.stderr.flush(); c.os._exit(0)\n"
+    )
+    environ = environment("simulated", scratch) | {"PATH": f"{scratch}:/usr/bin:/bin"}
+    environ.pop("VMGAHP_CONFIG", None)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert f"It waited for the settings, which {tool} reads." in ended.stderr
+    assert f"The address of {os.uname().nodename}, this machine's name, is not known after" in ended.stderr
 
 
 def test_for_people_everything_has_its_reason() -> None:
     found = look(Survey([Finding("network nat", OFF, "the network", "it is down", "start it")]))
     document = json.loads(json.dumps(found.document()))
     assert (document["vm_type"], document["capable"]) == ("kvm", True)
-    told = {"verdict": "off", "looked_at": "the network", "seen": "it is down", "hint": "start it"}
+    told = {"verdict": "off", "looked_at": "the network", "seen": "it is down", "hint": "start it", "because": ""}
     assert {"check": "network nat", **told} in document["findings"]
     assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
 

@@ -23,7 +23,7 @@ from tests.lab.pool import Pool
 
 IMAGES = REPOSITORY / "docs/images"
 WIDTH = 92
-DOCTOR = str(Path(OUR_SERVER).with_name("vmgahp")) + " doctor"
+DOCTOR = str(Path(OUR_SERVER).with_name("vmgahp")) + " doctor --verbose"
 
 MISTAKES = """
 # What goes wrong on machines: a misspelling, KVM that does not work, a directory that is closed.
@@ -127,7 +127,7 @@ def main() -> None:
         pool = Pool(Path(directory) / "pool")
         with pool.namespace:
             pool.start(build_wheel(directory))
-            prompt = "\x1b[1m# vmgahp doctor\x1b[0m\n"
+            prompt = "\x1b[1m# vmgahp doctor --verbose\x1b[0m\n"
             (IMAGES / "doctor-healthy.svg").write_text(as_svg(prompt + doctor(pool.namespace)))
             with open(pool.namespace.path("/etc/condor/config.d/99-lab.config"), "a") as config:
                 config.write(MISTAKES)

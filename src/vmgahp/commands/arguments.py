@@ -27,6 +27,7 @@ FINDINGS = {
     "findings[].looked_at": "where it was looked",
     "findings[].seen": "what was seen",
     "findings[].hint": "what to do; empty where all is well",
+    "findings[].because": "the check that this one stands on, where that is what is wrong; empty else",
 }
 """The keys of findings, for `tell`."""
 

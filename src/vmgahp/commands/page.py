@@ -56,19 +56,32 @@ class Page:
         return text.encode("ascii", "backslashreplace").decode()
 
 
-def render(page: Page, sections: Sequence[tuple[str, Sequence[Finding]]]) -> str:
-    """All sections, those without findings left out."""
+def render(page: Page, sections: Sequence[tuple[str, Sequence[Finding]]], *, brief: bool = False) -> str:
+    """All sections, those without findings left out.
+
+    Where it is to be `brief`, nothing is said of where it was looked, and the findings that stand on another one
+    that is shown are named beneath that one and not shown themselves.
+    """
     blocks = []
+    shown = {one.check for _, found in sections for one in found if one.verdict != OK and not one.because}
+    beneath: dict[str, list[str]] = {}
+    if brief:
+        for one in (one for _, found in sections for one in found if one.because in shown):
+            beneath.setdefault(one.because, []).append(one.check)
+        sections = [(title, [one for one in found if one.because not in shown]) for title, found in sections]
     for title, found in sections:
         if found:
-            lines = [page.paint(page.text(title), "1")]
+            lines = [page.paint(page.text(title), "1")] if title else []
             for finding in found:
-                lines += _finding(page, finding)
+                lines += _finding(page, finding, brief)
+                if followers := beneath.pop(finding.check, []):
+                    names = ", ".join(dict.fromkeys(followers))
+                    lines += _aside(page, " " * 4, "", f"What stands on it, and is not told: {names}.", _DIM)
             blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 
 
-def _finding(page: Page, finding: Finding) -> list[str]:
+def _finding(page: Page, finding: Finding, brief: bool) -> list[str]:
     mark = (SYMBOLS if page.symbols else PLAIN)[finding.verdict]
     indent = " " * (len(mark) + 3)
     seen = page.text(finding.seen)
@@ -80,7 +93,8 @@ def _finding(page: Page, finding: Finding) -> list[str]:
     lines = [f"  {page.paint(mark, _COLORS[finding.verdict])} {page.paint(body[0][: len(head)], '1')}"]
     lines[0] += body[0][len(head) :]
     lines += [indent + line for line in body[1:]]
-    lines += _aside(page, indent, "looked at ", finding.looked_at, _DIM)
+    if not brief:
+        lines += _aside(page, indent, "looked at ", finding.looked_at, _DIM)
     if finding.hint:
         lines += _aside(page, indent, "→ " if page.symbols else "-> ", finding.hint, "")
     return lines

@@ -35,8 +35,8 @@ _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 
 CONTAINERS = "VM_PROBE_DOCKER"
 
-DISK_SPACE = "disk space"
-"""The name of a finding."""
+DISK_SPACE, HOST_NAME = "disk space", "host name"
+"""Names of findings."""
 
 
 class Probe:
@@ -263,13 +263,51 @@ def _require_absolute_libraries() -> None:
             )
 
 
-def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool) -> Probe:
-    """Load the settings and the driver, and probe; every fault ends as a finding."""
+class Resolver:
+    """A look-up of this machine's name, begun at once: HTCondor's programs make it too, and wait for its answer."""
+
+    def __init__(self) -> None:
+        self.name = os.uname().nodename
+        self.answered = False
+        self._began = monotonic()
+        self.wait = findings.begin(self._ask)
+        """Wait for its end, however long that takes."""
+
+    def _ask(self) -> None:
+        import _socket
+
+        try:
+            _socket.getaddrinfo(self.name, None, 0, 0, 0, _socket.AI_CANONNAME)
+        except OSError:
+            pass  # HTCondor takes the name as it is
+        self.answered = True
+
+    def judge(self) -> Finding:
+        """Whether it has answered by now."""
+        looked_at = f"the address of {self.name}, this machine's name, from its resolver"
+        if self.answered:
+            return Finding(HOST_NAME, OK, looked_at, f"{self.name} is looked up at once")
+        seen = f"The address of {self.name}, this machine's name, is not known after {monotonic() - self._began:.1f} s"
+        hint = f"write {self.name} into /etc/hosts, or see which nameserver of /etc/resolv.conf does not answer."
+        return Finding(HOST_NAME, OFF, looked_at, f"{seen}, and HTCondor's programs wait for it.", hint)
+
+
+def look(
+    vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool, awaited: Callable[[str], object] = str
+) -> Probe:
+    """Load the settings and the driver, and probe; every fault ends as a finding.
+
+    `awaited` is told of each thing that this is about to wait for.
+    """
+    tool = sources.find_tool(environ)
+    awaited(f"the settings, which {tool} reads" if tool else "the settings")
     loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
     load(vm_type)  # which takes as long as HTCondor's tool
     try:
         settings = loaded()
+        awaited("the log, VM_GAHP_LOG")
         log.open(settings, to_stderr=to_stderr)
+        awaited(f"the driver of VM type {vm_type}")
         _require_absolute_libraries()
         wrong = check.values(settings, vm_type)
         if findings.first_bad(wrong):
@@ -278,6 +316,7 @@ def look(vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool)
             return found
         identity = Identity.from_environ(environ)
         driver = surveyor(vm_type, settings, identity, log.always)
+        awaited("the checks, each of which has a shorter time")
         return probe(vm_type, settings, driver, entries=listed, identity=identity)
     except errors.Fault as fault:
         found = Probe(vm_type)
@@ -292,19 +331,26 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     VM-capable (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to
     standard error. The process ends at once, whatever checks still hang.
     """
-    log = Log()
+    log, doing = Log(), [""]
+    host = Resolver()
     outcome = findings.side_by_side(
-        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json)}, monotonic() + DEADLINE
+        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json, awaited=doing.append)},
+        monotonic() + DEADLINE,
     )["probe"]
     if not isinstance(outcome, Probe):
         found = Probe(vm_type)
-        found.findings.append(findings.judge("probe", "this machine, with all checks", outcome, ""))
+        late, named = findings.judge("probe", "this machine, with all checks", outcome, ""), host.judge()
+        seen = f"{late.seen} It waited for {doing[-1]}."
+        if named.verdict != OK:
+            late, seen = late._replace(hint=named.hint), f"{seen} {named.seen}"
+        found.findings.append(late._replace(seen=seen))
     else:
         found = outcome
+    found.findings.append(host.judge())
     trouble = found.trouble
     for finding in found.findings:
         if finding.verdict == OFF and finding is not trouble:
-            what = "" if finding.check == check.CHECK else "not offered: "
+            what = "" if finding.check in (check.CHECK, HOST_NAME) else "not offered: "
             log.always(f"{what}{finding.check}: {finding.seen}")
     if trouble is not None:
         fault = errors.MachineFault(trouble.seen, trouble.hint)

@@ -5,6 +5,7 @@ What needs a libvirtd that may be stopped, a whole pool or another user is in po
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import pytest
 from tests.commands.doctor.support import AD, Condor, as_root, failure, judged, named, pool, snapshot, tree
 from tests.commands.support import absent
 from tests.conftest import JOB_UID
-from vmgahp import cli
+from vmgahp import cli, config
 from vmgahp.commands import doctor
-from vmgahp.commands.doctor import access, condor, host, log_history
-from vmgahp.commands.doctor.context import User
+from vmgahp.commands.doctor import access, condor, context, host, log_history
+from vmgahp.commands.doctor.context import Context, User
 from vmgahp.config.sources import find_tool
 from vmgahp.daemon import probe
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown
 from vmgahp.host import kvm, proof
 
 __all__ = ["pool"]
@@ -39,7 +40,16 @@ def test_a_healthy_machine(pool: Condor) -> None:
 
 
 def test_the_order_is_that_of_what_depends_on_what(pool: Condor) -> None:
-    wanted = ["HTCondor", "settings", "VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG"]
+    wanted = [
+        "HTCondor",
+        "host name",
+        "settings",
+        "VM_TYPE",
+        "VM_GAHP_SERVER",
+        "memory",
+        "VM_NETWORKING",
+        "VM_GAHP_LOG",
+    ]
     wanted += ["root", "simulated", "disk space", "clock", "startd", "log"]
     assert [finding.check for finding in pool.examine().findings] == wanted
 
@@ -130,6 +140,78 @@ def test_settings_that_cannot_be_read(pool: Condor) -> None:
     assert "Configuration error, line 3" in named(done.findings, "settings").seen
     assert named(done.findings, "VM_TYPE").verdict == UNKNOWN, "what cannot be read is not known to be unset"
     assert done.status == doctor.UNFIT
+
+
+def test_what_stands_on_settings_that_cannot_be_read_is_not_known(pool: Condor) -> None:
+    """It was said of VM_NETWORKING that it is off, right below the line that says that nobody knows."""
+    environ = pool.environ(VM_NETWORKING=True)
+    pool.script("condor_config_val", 'import sys; sys.exit("Configuration error, line 3")')
+    found = doctor.examine(environ).findings
+    assert [one.check for one in found if one.verdict == BAD and not one.because] == ["settings"]
+    for check in (
+        *("VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG", "hypervisor", "disk space"),
+        *("clock", "startd", "log"),
+    ):
+        one = named(found, check)
+        assert (one.verdict, one.because) == (UNKNOWN, "settings"), one
+    assert doctor.examine(environ | {"VMGAHP_USER_UID": "1"}, vm_type="kvm").status == doctor.UNFIT
+
+
+@pytest.mark.parametrize("name", sorted(config.BY_NAME))
+def test_no_setting_that_is_not_known_can_be_asked_for(pool: Condor, name: str) -> None:
+    environ = pool.environ()
+    pool.script("condor_config_val", 'import sys; sys.exit("Configuration error, line 3")')
+    context = Context(environ)
+    for ask in (context.settings.string, context.settings.boolean, context.settings.integer, context.settings.where):
+        with pytest.raises(NotKnown, match=name):
+            ask(name)
+    with pytest.raises(NotKnown):
+        context.more("VM_GAHP_SERVER")
+    with pytest.raises(NotKnown):
+        _ = context.usable
+
+
+def test_what_stands_on_a_setting_that_is_no_value_is_not_known(pool: Condor) -> None:
+    found = named(pool.examine(VM_NETWORKING="perhaps").findings, "VM_NETWORKING")
+    assert (found.verdict, found.because) == (UNKNOWN, "settings")
+
+
+def test_a_check_that_hangs_is_not_known_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(context, "LOOK_DEADLINE", 0.1)
+    (found,) = context.look("VM_GAHP_LOG", "a file system that hangs", never.wait)
+    never.set()
+    judged(found, UNKNOWN, "The check of VM_GAHP_LOG had not ended")
+
+
+def test_a_resolver_that_hangs(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(probe.Resolver, "_ask", lambda resolver: never.wait())
+    monkeypatch.setattr(host, "RESOLVER_PATIENCE", 0.1)
+    judged(named(pool.examine().findings, "host name"), OFF, os.uname().nodename, hint="/etc/resolv.conf")
+    never.set()
+
+
+def test_what_is_well_is_one_sentence_and_more_if_asked(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = pool.environ()
+    if os.getuid() != 0:
+        pytest.skip("only root is told that all is well")
+    assert doctor.run(environ) == doctor.FIT
+    said = capsys.readouterr().out
+    assert "\n\n" not in said
+    assert absent(" ".join(said.split()), "could run here. Looked at: HTCondor, host name, settings", "--verbose") == []
+    assert doctor.run(environ, verbose=True) == doctor.FIT
+    assert "looked at condor_config_val" in capsys.readouterr().out
+
+
+def test_one_cause_is_told_once(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = pool.environ()
+    pool.script("condor_config_val", 'import sys; sys.exit("Configuration error, line 3")')
+    assert doctor.run(environ) == doctor.UNFIT
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("XX") + said.count("✗") == 1
+    assert "What stands on it, and is not told: VM_TYPE, VM_GAHP_SERVER, memory" in said
+    assert "VM_NETWORKING is off" not in said
 
 
 def test_a_misspelled_setting_of_htcondors(pool: Condor) -> None:
@@ -419,10 +501,10 @@ def test_the_startds_probe_is_run_as_the_startd_runs_it(pool: Condor, monkeypatc
 # The startd
 
 
-def startd(pool: Condor, ad: str | None = None, fit: bool = True, **settings: object) -> Finding:
+def startd(pool: Condor, ad: str | None = None, cause: str = "", **settings: object) -> Finding:
     if ad is not None:
         pool.ad.write_text(ad)
-    return condor.startd(pool.context(**settings), fit)
+    return condor.startd(pool.context(**settings), cause)
 
 
 def test_no_startd(pool: Condor) -> None:
@@ -440,18 +522,18 @@ def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "fit", "verdict", "seen"),
+    ("old", "new", "cause", "verdict", "seen"),
     [
-        ("HasVM = true", "HasVM = false", True, BAD, "the startd looked earlier"),
-        ("HasVM = true", "HasVM = false", False, BAD, "own probe failed"),
-        ("HasVM = true\n", "", True, BAD, "HasVM is not true"),
-        ('"simulated"', '"xen"', True, BAD, "VM_TYPE = simulated now"),
-        ("VM_Memory = 64", "VM_Memory = 0", True, OFF, "further jobs wait"),
-        ("VM_AvailNum = 10000", "VM_AvailNum = 0", True, OFF, "VM_MAX_NUMBER"),
+        ("HasVM = true", "HasVM = false", "", BAD, "the startd looked earlier"),
+        ("HasVM = true", "HasVM = false", "libvirt", BAD, "own probe failed"),
+        ("HasVM = true\n", "", "", BAD, "HasVM is not true"),
+        ('"simulated"', '"xen"', "", BAD, "VM_TYPE = simulated now"),
+        ("VM_Memory = 64", "VM_Memory = 0", "", OFF, "further jobs wait"),
+        ("VM_AvailNum = 10000", "VM_AvailNum = 0", "", OFF, "VM_MAX_NUMBER"),
     ],
 )
-def test_what_the_startd_last_saw(pool: Condor, old: str, new: str, fit: bool, verdict: str, seen: str) -> None:
-    assert judged(startd(pool, AD.replace(old, new), fit), verdict, seen).hint
+def test_what_the_startd_last_saw(pool: Condor, old: str, new: str, cause: str, verdict: str, seen: str) -> None:
+    assert judged(startd(pool, AD.replace(old, new), cause), verdict, seen).hint
 
 
 def test_the_whole_machine_speaks_and_not_a_slot_of_a_job(pool: Condor) -> None:

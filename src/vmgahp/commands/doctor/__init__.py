@@ -14,11 +14,12 @@ from vmgahp import errors, findings
 from vmgahp.commands import page
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
-from vmgahp.commands.doctor.context import NOBODY, Context
+from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, look
 from vmgahp.commands.doctor.dry_run import Trial
+from vmgahp.config import check as settings_check
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown
 from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
@@ -55,7 +56,7 @@ class Examination:
 
     def verdict(self) -> str:
         """What it comes to, in one sentence or two."""
-        machine = [finding for finding in self.findings if finding.verdict == BAD]
+        machine = [finding for finding in self.findings if finding.verdict == BAD and not finding.because]
         job = [one for one in (self.trial.findings if self.trial else ()) if one.verdict == BAD]
         what = "This job" if self.trial else f"A VM job of type {self.vm_type}"
         if machine or job:
@@ -64,7 +65,7 @@ class Examination:
             also = f" (begin with {first})" if len(machine) + len(job) > 1 else ""
             return f"{what} cannot run here: {names}{also}."
         if self.status == UNSURE:
-            names = ", ".join(f.check for f in self.findings if f.verdict == UNKNOWN)
+            names = ", ".join(f.check for f in self.findings if f.verdict == UNKNOWN and not f.because)
             what = what[0].lower() + what[1:]
             return f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
         left = [finding.check for finding in self.findings if finding.verdict == OFF]
@@ -96,76 +97,139 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
 
     `root` is put before the paths of the system, for tests.
     """
+    resolver = probe.Resolver()
     context = Context(environ, vm_type, root)
     done = Examination(context.vm_type)
-    server = condor.server(context)
     on_libvirt = context.vm_type in QEMU
-    known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
-    probed = _probe(context, isinstance(known, access.Capabilities))
+    server = look("VM_GAHP_SERVER", "VM_GAHP_SERVER", condor.server, context)
+    known, probed = _seen(context, on_libvirt)
     parts = _sorted(context, probed)
 
-    def add(title: str, *found: Finding | None) -> None:
-        done.sections.append((title, [finding for finding in found if finding is not None]))
+    def add(title: str, *found: list[Finding]) -> None:
+        done.sections.append((title, [finding for some in found for finding in some]))
 
     add(
         "HTCondor's settings",
-        condor.installed(context),
-        *condor.settings(context),
-        condor.vm_type(context),
-        *server,
-        *parts["memory"],
-        slots.slots(context, probed),
-        condor.networking(context),
-        condor.log_file(context),
-        *parts["script"],
-        *parts["policy"],
+        look("HTCondor", "condor_config_val", condor.installed, context),
+        look("host name", "the resolver", host.name, resolver),
+        look("settings", settings_check.LOOKED_AT, condor.settings, context),
+        look("VM_TYPE", "VM_TYPE", condor.vm_type, context),
+        server,
+        parts["memory"],
+        look("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", slots.slots, context, probed),
+        look("VM_NETWORKING", "VM_NETWORKING", condor.networking, context),
+        look("VM_GAHP_LOG", "VM_GAHP_LOG", condor.log_file, context),
+        parts["script"],
+        parts["policy"],
     )
-    add("Who looks", host.root(context))
-    add("The hypervisor", *parts["hypervisor"])
-    device = access.kvm_device(context, known) if isinstance(known, access.Capabilities) else None
-    add("KVM", *parts["kvm"], device, *parts["cpu"])
+    add("Who looks", [host.root(context)])
+    add("The hypervisor", parts["hypervisor"])
+    device: list[Finding] = []
+    if isinstance(known, access.Capabilities):
+        device = look("kvm device", "/dev/kvm", access.kvm_device, context, known)
+    add("KVM", parts["kvm"], device, parts["cpu"])
     accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
     if on_libvirt:
-        scratch = access.scratch(context, "qemu" if accel == "tcg" else "kvm")
-        add("QEMU's user and its confinement", scratch, access.confinement(context, known), *parts["disk"])
+        scratch = look("QEMU's user", "EXECUTE", access.scratch, context, "qemu" if accel == "tcg" else "kvm")
+        confined = look("confinement", "AppArmor and SELinux", access.confinement, context, known)
+        add("QEMU's user and its confinement", scratch, confined, parts["disk"])
     else:
-        add("The scratch directories", *parts["disk"])
-    add("Networks", *parts["network"])
-    add("The catalog of images", *parts["images"])
-    clock = host.clock(context, probed, condor.is_ours(server))
-    add("Firmware and the probe's clock", host.firmware(context, probed) if on_libvirt else None, clock)
-    fit = findings.first_bad(done.findings) is None
-    add("What the startd last saw", condor.startd(context, fit))
-    add("The last failures", *log_history.failures(context))
+        add("The scratch directories", parts["disk"])
+    add("Networks", parts["network"])
+    add("The catalog of images", parts["images"])
+    firmware = look("firmware", "libvirt", host.firmware, context, probed) if on_libvirt else []
+    ours = condor.is_ours(server)
+    add("Firmware and the probe's clock", firmware, look("clock", "the probe", host.clock, context, probed, ours))
+    cause = findings.first_bad(done.findings)
+    sure = done.status != UNSURE
+    startd = look("startd", "the startd's own ad", condor.startd, context, cause.check if cause else "", sure)
+    add("What the startd last saw", startd)
+    add("The last failures", look("log", "VM_GAHP_LOG", log_history.failures, context))
+    done.sections = [(title, [_standing(one, done.findings) for one in found]) for title, found in done.sections]
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
 
-        with proof.LookAnew():
-            done.trial = try_out(context, job, probed)
+        try:
+            with proof.LookAnew():
+                done.trial = try_out(context, job, probed)
+        except NotKnown as unknown:
+            done.trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", str(unknown))])
     return done
+
+
+_STAND_ON = {
+    "HTCondor": (
+        "settings",
+        "VM_TYPE",
+        "VM_GAHP_SERVER",
+        "memory",
+        "VM_GAHP_LOG",
+        "QEMU's user",
+        "disk",
+        "startd",
+        "log",
+    ),
+    "VM_TYPE": ("hypervisor",),
+    "libvirt": ("kvm", "cpu", "network", "tpm", "firmware", "limits", "image"),
+    "hypervisor": ("firmware",),
+    "disk space": ("QEMU's user",),
+    "kvm": ("cpu",),
+    "VM_GAHP_LOG": ("log",),
+}
+"""Of a check, the first words of those that it fails with it."""
+
+
+def _standing(finding: Finding, found: list[Finding]) -> Finding:
+    """The finding with the check on which it stands, where that one is what is wrong and this one follows from it."""
+    if finding.because or finding.verdict == OK:
+        return finding
+    if finding.verdict == UNKNOWN and finding.hint == AS_ROOT and finding.check != "root":
+        return finding._replace(because="root")
+    names = (finding.check, finding.check.partition(" ")[0])
+    for cause in found:
+        follows = any(name in _STAND_ON.get(cause.check, ()) for name in names)
+        if follows and (cause.verdict == BAD or (cause.verdict != OK and finding.verdict == UNKNOWN)):
+            return finding._replace(because=cause.because or cause.check)
+    return finding
+
+
+def _seen(context: Context, on_libvirt: bool) -> tuple[access.Capabilities | errors.Fault, probe.Probe]:
+    """What libvirt says of itself, and what the probe found."""
+    try:
+        known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
+        return known, _probe(context, isinstance(known, access.Capabilities))
+    except NotKnown as unknown:
+        probed = probe.Probe(context.vm_type)
+        for name, looked_at in (
+            ("memory", "VM_MEMORY, and the memory of this machine"),
+            ("hypervisor", f"the driver of VM type {context.vm_type}"),
+            (probe.DISK_SPACE, "the free disk space in EXECUTE"),
+        ):
+            probed.findings.append(Finding(name, UNKNOWN, looked_at, str(unknown), because=unknown.because))
+        return errors.MachineFault(str(unknown)), probed
 
 
 def _probe(context: Context, answers: bool) -> probe.Probe:
     """The startd's probe in this process, with a driver that writes no log, and nothing believed that others saw."""
     driver: base.Driver
-    identity = None
+    identity, settings = None, context.usable
     try:
         identity = Identity.from_environ(context.environ)
         if context.blind and context.vm_type in QEMU:
             driver = _StandIn(context, base.Survey(host.unseen(context, answers)))
         else:
-            driver = base.find(context.vm_type)(context.vm_type, context.settings, identity, context.notes.append)
+            driver = base.find(context.vm_type)(context.vm_type, settings, identity, context.notes.append)
     except errors.Fault as fault:
         driver = _StandIn(context, fault)
     with proof.LookAnew():
-        return probe.probe(context.vm_type, context.settings, driver, identity=identity)
+        return probe.probe(context.vm_type, settings, driver, identity=identity)
 
 
 class _StandIn(base.Driver):
     """Takes the place of a driver that cannot be used here, so that the other checks of the probe are made."""
 
     def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
-        super().__init__(context.vm_type, context.settings, Identity(NOBODY, NOBODY), context.notes.append)
+        super().__init__(context.vm_type, context.usable, Identity(NOBODY, NOBODY), context.notes.append)
         self.outcome = outcome
 
     def start(self, job: JobAd) -> base.Machine:
@@ -187,7 +251,7 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
     }
     for finding in probed.findings:
         name = finding.check.partition(" ")[0]
-        if name == "memory" and (context.unread or "VM_MEMORY" in context.bad_names):
+        if name == "memory" and "VM_MEMORY" in context.bad_names:
             continue  # it is among the settings already
         if finding.check == "libvirt" and finding.verdict == BAD and context.vm_type in QEMU:
             finding = host.explain_libvirt(context, finding)
@@ -208,7 +272,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "failures, and say of each thing what was seen and what to type. Nothing is changed."
     )
     add_type(command, "")
-    add_json(command, "print the findings as one JSON object")
+    add_json(command, "print all findings as one JSON object")
+    command.add_argument(
+        "--verbose", action="store_true", help="show what is as it should be too, and where each thing was looked at"
+    )
     command.add_argument(
         "--job",
         default="",
@@ -216,12 +283,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
     )
     command.set_defaults(
-        run=lambda options: run(os.environ, options.type.lower(), job=options.job, as_json=options.json)
+        run=lambda options: run(
+            os.environ, options.type.lower(), job=options.job, as_json=options.json, verbose=options.verbose
+        )
     )
     tell(
         command,
         examples=[
             ("vmgahp doctor", "why no VM job comes to this machine"),
+            ("vmgahp doctor --verbose", "all that was looked at, and what was seen there"),
             ("vmgahp doctor --job job.ad", "whether this job could run here, of condor_q -l 12.0 >job.ad"),
             ("vmgahp doctor --json >doctor.json", "everything, for a report of an error"),
         ],
@@ -244,23 +314,30 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, root: str = "") -> int:
+def run(
+    environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, verbose: bool = False
+) -> int:
     """Examine and print; the exit status is `FIT` only where a job could run."""
-    done = examine(environ, vm_type, job, root)
+    done = examine(environ, vm_type, job)
     if as_json:
         print_json(done.document())
         return done.status
     out = page.page_of_stdout(environ)
     sections: list[tuple[str, list[Finding]]] = list(done.sections)
+    if not verbose:
+        sections = [("", [one for one in done.findings if one.verdict != OK])]
     if done.trial:
-        sections = [(title, [one for one in found if one.verdict != OK]) for title, found in sections]
         sections.append((f"The job in {done.trial.path}", done.trial.findings))
-    text = page.render(out, sections)
+    text = page.render(out, sections, brief=not verbose)
     if done.trial and done.trial.policy:
         text += "\n" + "\n".join(out.text(line) for line in done.trial.policy) + "\n"
     if done.trial and done.trial.description:
         text += "\n" + "\n".join(out.text(line) for line in done.trial.description.splitlines()) + "\n"
     good = {FIT: True, UNFIT: False, UNSURE: None}[done.status]
+    if not verbose and not text:
+        looked_at = ", ".join(dict.fromkeys(finding.check for finding in done.findings))
+        sys.stdout.write(page.verdict(out, f"{done.verdict()} Looked at: {looked_at} (--verbose says more).", good))
+        return done.status
     sys.stdout.write(text + "\n" + page.verdict(out, done.verdict(), good))
     return done.status
 

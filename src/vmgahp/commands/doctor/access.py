@@ -4,7 +4,17 @@ import os
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.commands.doctor.context import NOBODY, Check, Context, User, down_to, first_closed, who_is
+from vmgahp.commands.doctor.context import (
+    AS_ROOT,
+    NOBODY,
+    Check,
+    Context,
+    User,
+    down_to,
+    first_closed,
+    may_look,
+    who_is,
+)
 from vmgahp.findings import Finding
 
 LIBVIRT_DEADLINE = 3.0
@@ -68,7 +78,7 @@ def kvm_device(context: Context, known: Capabilities) -> Finding | None:
     check = Check("kvm device", f"{device}, with the rights of {known.qemu.name}, as whom libvirt runs QEMU")
     closed = first_closed(known.qemu, [place], "-r") or first_closed(known.qemu, [place], "-w")
     if closed is None:
-        return check.unknown("Only root can find that out.", "run vmgahp doctor as root.")
+        return check.unknown("Only root can find that out.", AS_ROOT)
     if closed:
         return check.off(
             f"{known.qemu.name} may not open {device}. libvirt then examines QEMU anew at every call, which "
@@ -84,6 +94,8 @@ def scratch(context: Context, domain_type: str) -> Finding:
     check = Check("QEMU's user", "VM_RUN_AS_JOB_USER; EXECUTE and all directories above it, as the job's user")
     if not execute:
         return check.unknown("EXECUTE is not set: there is no HTCondor here.")
+    if not may_look(execute):
+        return check.unknown(f"EXECUTE = {execute} cannot be looked at by this user.", AS_ROOT)
     if not os.path.isdir(execute):
         judge = check.bad if os.path.isdir(os.path.dirname(execute)) or context.is_root else check.unknown
         return judge(
@@ -91,7 +103,7 @@ def scratch(context: Context, domain_type: str) -> Finding:
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
     if not context.is_root:
-        return check.unknown("Only root can look as the job's user.", "run vmgahp doctor as root.")
+        return check.unknown("Only root can look as the job's user.", AS_ROOT)
     closed = first_closed(User("the job's user", NOBODY, NOBODY, (NOBODY,)), down_to(execute))
     what = "the job's user, such as nobody, in no group of its own"
     if closed is None:

@@ -5,11 +5,11 @@ import stat
 import time
 
 from vmgahp import __version__, errors
-from vmgahp.commands.doctor.context import Check, Context, ask, down_to, first_closed
+from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, ask, down_to, first_closed, may_look
 from vmgahp.commands.files import open_regular
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
-from vmgahp.findings import OK, UNKNOWN, Finding
+from vmgahp.findings import OK, UNKNOWN, Finding, NotKnown
 from vmgahp.host.trust import changeable_by_others
 from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import HTCONDORS
@@ -71,8 +71,6 @@ def vm_type(context: Context) -> Finding:
 
     name = context.settings.string("VM_TYPE")
     check = Check("VM_TYPE", "VM_TYPE, the one type that the startd offers")
-    if context.unread:
-        return check.unknown("The settings cannot be read.")
     if not name:
         judge = check.off if context.own_settings else check.bad
         return judge(
@@ -91,12 +89,10 @@ def vm_type(context: Context) -> Finding:
 
 def server(context: Context) -> list[Finding]:
     """VM_GAHP_SERVER: that HTCondor can run it, that nobody else can change it, that it is this one."""
-    path = context.more.get("VM_GAHP_SERVER", "")
+    path = context.more("VM_GAHP_SERVER")
     check = Check("VM_GAHP_SERVER", "VM_GAHP_SERVER, the program that the startd and each starter run")
     if not path and context.own_settings:
         return []  # nobody but people starts the server
-    if context.unread:
-        return [check.unknown("The settings cannot be read.")]
     if not path:
         hint = f"set VM_GAHP_SERVER = {our_launcher()}"
         return [check.bad("VM_GAHP_SERVER is not set.", hint)]
@@ -137,7 +133,7 @@ def _why_not_run(context: Context, path: str) -> tuple[str, str]:
     try:
         mode = os.stat(path).st_mode
     except PermissionError:
-        return "it cannot be looked at by this user", "run vmgahp doctor as root."
+        raise NotKnown("root", f"VM_GAHP_SERVER = {path} cannot be looked at by this user.") from None
     except OSError as error:
         return f"that cannot be run: {error.strerror}", f"set VM_GAHP_SERVER = {our_launcher()}"
     if not stat.S_ISREG(mode):
@@ -212,6 +208,8 @@ def log_file(context: Context) -> Finding:
             "set VM_GAHP_LOG = $(LOG)/VMGahpLog",
         )
     directory = os.path.dirname(path)
+    if not context.is_root and not may_look(directory):
+        return check.unknown("Whether root can write it is not known.", AS_ROOT)
     if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
         seen, hint = f"{path} is not a regular file, and nothing is logged.", f"remove {path}."
     elif not os.path.isdir(directory):
@@ -220,7 +218,7 @@ def log_file(context: Context) -> Finding:
         writable = os.access(path if os.path.exists(path) else directory, os.W_OK)
         verdict = OK if writable and not context.blind else UNKNOWN
         seen = f"{path} is where it is written" if verdict == OK else "Whether root can write it is not known."
-        return Finding(check.name, verdict, f"{check.name} = {path}", seen)
+        return Finding(check.name, verdict, f"{check.name} = {path}", seen, "" if verdict == OK else AS_ROOT)
     elif not os.access(path if os.path.exists(path) else directory, os.W_OK):
         seen, hint = f"root cannot write {path}.", "see whether its file system is mounted read-only."
     else:
@@ -231,8 +229,11 @@ def log_file(context: Context) -> Finding:
 # The startd
 
 
-def startd(context: Context, fit: bool) -> Finding:
-    """What the startd of this machine says of VMs; `fit` is whether nothing else was found wrong."""
+def startd(context: Context, cause: str = "", sure: bool = True) -> Finding:
+    """What the startd of this machine says of VMs.
+
+    `cause` is the first check that found something else wrong, `sure` whether all that decides was looked at.
+    """
     check = Check("startd", "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)")
     if not context.tool:
         return check.unknown("There is no HTCondor here.")
@@ -240,7 +241,7 @@ def startd(context: Context, fit: bool) -> Finding:
     if not tool:
         return check.unknown(f"There is no condor_status beside {context.tool}.")
     start = "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
-    path = context.more.get("STARTD_ADDRESS_FILE", "")
+    path = context.more("STARTD_ADDRESS_FILE")
     try:
         with open_regular(path) as file:
             address = file.readline(8192).decode("ascii", "replace").strip()
@@ -249,7 +250,7 @@ def startd(context: Context, fit: bool) -> Finding:
         return check.bad(seen, start)
     except OSError as error:
         seen = f"{path} cannot be read: {error.strerror}."
-        return check.unknown(seen, "run vmgahp doctor as root.")
+        return check.unknown(seen, AS_ROOT)
     if not address.startswith("<"):
         return check.bad(f"{path} has no address in it.", start)
     command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
@@ -261,11 +262,11 @@ def startd(context: Context, fit: bool) -> Finding:
         seen = f"The startd, which should be at {_clean(address)}, does not answer: {why}."
         return check.bad(seen, start)
     ad = next((ad for ad in ads if ad.boolean("PartitionableSlot")), ads[0])
-    return _judge_ad(context, ad, check, fit)
+    return _judge_ad(context, ad, check, cause, sure)
 
 
-def _judge_ad(context: Context, ad: JobAd, check: Check, fit: bool) -> Finding:
-    interval = context.more.get("VM_RECHECK_INTERVAL", "600")
+def _judge_ad(context: Context, ad: JobAd, check: Check, cause: str, sure: bool) -> Finding:
+    interval = context.more("VM_RECHECK_INTERVAL") or "600"
     reason = ad.string("VMOfflineReason")
     if reason is not None and not ad.boolean("HasVM"):
         # Only the next start of the startd forgets it (ResMgr::updateExtrasClassAd in HTCondor's
@@ -276,13 +277,16 @@ def _judge_ad(context: Context, ad: JobAd, check: Check, fit: bool) -> Finding:
             "fix the cause (the last failures in the log, below, name it); then condor_restart -startd.",
         )
     if not ad.boolean("HasVM"):
-        if fit:
+        if not cause and not sure:
+            seen = "HasVM is not true: the startd's own probe failed, or looked before this machine was as it is."
+            return check.bad(seen, AS_ROOT)
+        if not cause:
             seen = "HasVM is not true, although nothing was found wrong here: the startd looked earlier."
             hint = f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s)."
         else:
             seen = "HasVM is not true: the startd's own probe failed."
             hint = f"fix what is said above; then condor_restart -startd, or wait up to {interval} s."
-        return check.bad(seen, hint)
+        return check.bad(seen, hint)._replace(because=cause)
     offered = (ad.string("VM_Type") or "").lower()
     configured = context.settings.string("VM_TYPE").lower()
     if configured and offered != configured:

@@ -1,12 +1,13 @@
 """What the doctor's checks share: settings, users, and calls with a deadline."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.config import sources
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown, side_by_side
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
@@ -17,6 +18,11 @@ SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
 """Where a machine without an HTCondor has them (`vmgahp.config.sources.read`)."""
 
 NOBODY = 65534
+
+AS_ROOT = "run vmgahp doctor as root."
+
+LOOK_DEADLINE = 25.0
+"""Seconds for one check; each program that it asks has a shorter time, but a file system has none."""
 
 _NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 
@@ -47,6 +53,47 @@ class Check(NamedTuple):
 
     def unknown(self, seen: str, hint: str = "") -> Finding:
         return Finding(self.name, UNKNOWN, self.looked_at, seen, hint)
+
+
+def look(
+    name: str, looked_at: str, body: Callable[..., Finding | list[Finding] | None], *arguments: object
+) -> list[Finding]:
+    """What a check found: unknown where something it stands on is, and where it does not end in time."""
+
+    def made() -> list[Finding]:
+        try:
+            found = body(*arguments)
+        except NotKnown as unknown:
+            return [Finding(name, UNKNOWN, looked_at, str(unknown), because=unknown.because)]
+        return found if isinstance(found, list) else [found] if found else []
+
+    outcome = side_by_side({name: made}, monotonic() + LOOK_DEADLINE)[name]
+    if isinstance(outcome, errors.Fault):
+        return [Finding(name, UNKNOWN, looked_at, outcome.problem, outcome.hint)]
+    assert isinstance(outcome, list)
+    return outcome
+
+
+class Known(config.Settings):
+    """Settings of which some are not known, and cannot be asked for: the getters raise `NotKnown` for these."""
+
+    __slots__ = ("_unknown", "_why")
+
+    def __init__(self, good: config.Settings, unknown: Collection[str], why: str) -> None:
+        super().__init__(*good.given(), good.warnings)
+        self._unknown, self._why = unknown, why
+
+    def string(self, name: str) -> str:
+        self._require(name)
+        return super().string(name)
+
+    def where(self, name: str) -> str:
+        self._require(name)
+        return super().where(name)
+
+    def _require(self, name: str) -> None:
+        if name in self._unknown:
+            raise NotKnown("settings", self._why.format(name=name))
 
 
 class Completed(NamedTuple):
@@ -87,12 +134,33 @@ class Context:
         self.unread = False
         """The settings could not be read at all: what is not set is not known."""
         self.loaded = config.Settings()
-        """The settings as they are; those that are no values count as not set in `settings`."""
-        self.settings = self._load()
-        self.more = self._load_more()
-        self.vm_type = (vm_type or self.settings.string("VM_TYPE") or "kvm").lower()
+        """The settings as they are."""
+        self._usable = self._load()
+        unknown, why = self.bad_names, "{name} is set to what is no value for it."
+        if self.unread:
+            unknown, why = set(config.BY_NAME), "{name} is not known, for the settings cannot be read."
+        self.settings: config.Settings = Known(self._usable, unknown, why)
+        """The settings; those that are not known cannot be asked for."""
+        self._more = self._load_more()
+        self.vm_type = (vm_type or self._usable.string("VM_TYPE") or "kvm").lower()
         if self.is_root:
             self.environ.setdefault("VMGAHP_USER_UID", str(self.condor.uid if self.condor else NOBODY))
+
+    @property
+    def usable(self) -> config.Settings:
+        """The settings with the default in place of each that is no value; raises `NotKnown` where none could be read.
+
+        For a probe, which looks at what the others say.
+        """
+        if self.unread:
+            raise NotKnown("settings", "The settings that say what to look at cannot be read.")
+        return self._usable
+
+    def more(self, name: str) -> str:
+        """One of `MORE_SETTINGS`, empty where it is not set; raises `NotKnown`."""
+        if self._more is None:
+            raise NotKnown("settings", f"{name} is not known, for the settings cannot be read.")
+        return self._more.get(name, "")
 
     @property
     def own_settings(self) -> bool:
@@ -112,7 +180,7 @@ class Context:
         """The user of HTCondor's daemons, whom CONDOR_IDS or the name condor tells."""
         import pwd
 
-        uid, _, gid = self.more.get("CONDOR_IDS", "").partition(".")
+        uid, _, gid = (self._more or {}).get("CONDOR_IDS", "").partition(".")
         if uid.isdecimal() and gid.isdecimal():
             return User("condor", int(uid), int(gid), (int(gid),))
         try:
@@ -159,11 +227,14 @@ class Context:
                 where[setting.name] = loaded.where(setting.name)
         return config.Settings(good, where, loaded.warnings)
 
-    def _load_more(self) -> dict[str, str]:
+    def _load_more(self) -> dict[str, str] | None:
+        if self.unread:
+            return None
         try:
             values, _, _ = sources.read(MORE_SETTINGS, self.environ)
-        except errors.Fault:
-            return {}  # `_load` has said why
+        except errors.Fault as fault:
+            self.faults.append(fault)
+            return None
         return {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
 
 
@@ -215,6 +286,17 @@ def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | Non
     if said.status == 1:
         return said.out
     return "" if said.status == 0 else None
+
+
+def may_look(path: str) -> bool:
+    """Whether this user sees if there is such a path."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def down_to(path: str) -> list[str]:

@@ -69,8 +69,12 @@ def _no_ad(problem: str) -> errors.ClientFault:
 
 
 def try_out(context: Context, path: str, probe: Probe) -> Trial:
-    """Check a job ad as a START would, against what this machine was seen to offer; nothing is started."""
+    """Check a job ad as a START would, against what this machine was seen to offer; nothing is started.
+
+    Raises `NotKnown` where the settings could not be read.
+    """
     trial = Trial(path)
+    settings = context.usable
     check = Check("job ad", f"the job ad in {path}")
     try:
         ad = read(path)
@@ -80,24 +84,24 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         choice = accepted_types.is_choice(context.vm_type)  # what the job asks for means something else to each type
         for_policy = ad
         if not choice:
-            xml = job_xml.load(ad, context.settings, identity)
+            xml = job_xml.load(ad, settings, identity)
             for_policy = job_xml.ad_for_policy(ad, xml)
-            spec = JobSpec.parse(ad, context.settings, own=xml.asks if xml else NOTHING)
+            spec = JobSpec.parse(ad, settings, own=xml.asks if xml else NOTHING)
             trial.findings += _unmet(spec, probe)
-            spec = look.find(spec, context.settings, identity)
+            spec = look.find(spec, settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings += [check.ok(seen), *_not_transferred(spec)]
             if xml and (dropped := xml.without()):
                 trial.findings.append(Finding("job XML", OK, "the XML that the job brings", escape(dropped)))
-        if context.settings.string("VM_POLICY_REQUIREMENTS"):
+        if settings.string("VM_POLICY_REQUIREMENTS"):
             from vmgahp.hooks import policy
 
-            policy.require(context.settings, for_policy)
+            policy.require(settings, for_policy)
 
         def log(line: str) -> None:
             (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else context.notes).append(line)
 
-        driver = base.find(context.vm_type)(context.vm_type, context.settings, identity, log)
+        driver = base.find(context.vm_type)(context.vm_type, settings, identity, log)
         try:
             trial.description = driver.describe(ad)
         finally:

@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
+from time import monotonic
 
 from vmgahp.commands.doctor import log_history
-from vmgahp.commands.doctor.context import Check, Context, User, ask
+from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask
+from vmgahp.daemon import probe
 from vmgahp.daemon.probe import Probe
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
 from vmgahp.host import packages, proof
 from vmgahp.vm_types import HTCONDORS
 
@@ -20,6 +22,8 @@ CLOSE = 3.5
 """Seconds of a probe that a busy machine may well turn into more than `STARTD_PATIENCE`."""
 
 PROBE_DEADLINE = 15.0
+
+RESOLVER_PATIENCE = 3.0
 
 DAEMONS = ("libvirtd", "virtqemud")
 _SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
@@ -43,6 +47,12 @@ def root(context: Context) -> Finding:
             "run vmgahp doctor as root (sudo).",
         )
     return check.ok(f"user id {os.geteuid()}, whose own session is what VMs would run in")
+
+
+def name(resolver: probe.Resolver) -> Finding:
+    """Whether this machine's name is looked up in time."""
+    side_by_side({"the machine's name": resolver.wait}, monotonic() + RESOLVER_PATIENCE)
+    return resolver.judge()
 
 
 # libvirt
@@ -111,11 +121,11 @@ def unseen(context: Context, answers: bool) -> list[Finding]:
     cause, hint = ("", "") if answers else libvirt_cause(context)
     missing = cause and "may not use" not in cause
     seen = f"{cause}." if cause else "Whether it runs guests, only root can find out."
-    hint = hint or "run vmgahp doctor as root."
+    hint = hint or AS_ROOT
     found = [Finding("libvirt", BAD if missing else UNKNOWN, "libvirt's daemon and socket", seen, hint)]
     if context.vm_type != "qemu":
         seen = "Whether root's guests run at the speed of the hardware, only root can find out."
-        found.append(Finding("kvm", UNKNOWN, "/dev/kvm", seen, "run vmgahp doctor as root."))
+        found.append(Finding("kvm", UNKNOWN, "/dev/kvm", seen, AS_ROOT))
     return found
 
 
@@ -235,14 +245,12 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
 
     With -t its lines go to standard error and not to the log.
     """
-    server = context.more.get("VM_GAHP_SERVER", "")
+    server = context.more("VM_GAHP_SERVER")
     if context.blind:
         seen = "Only root can run all of the probe."
-        return Finding("clock", UNKNOWN, "the startd's own probe", seen, "run vmgahp doctor as root.")
+        return Finding("clock", UNKNOWN, "the startd's own probe", seen, AS_ROOT)
     if not (run_server and server and context.is_root):
         return _judge_clock(Check("clock", "the time that all checks of the probe took"), probe.seconds)
-    from time import monotonic
-
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
     check = Check("clock", f"the startd's own probe, {' '.join(command)}")
     who = None if context.vm_type in HTCONDORS else context.condor

@@ -4,7 +4,7 @@ import os
 
 from vmgahp.commands.doctor.context import Check, Context, ask
 from vmgahp.daemon.probe import Probe
-from vmgahp.findings import Finding
+from vmgahp.findings import Finding, NotKnown
 
 TOOL_DEADLINE = 10.0
 _ASKED = ("NUM_CPUS", "VM_MAX_NUMBER")
@@ -12,9 +12,9 @@ _ASKED = ("NUM_CPUS", "VM_MAX_NUMBER")
 
 def slots(context: Context, probed: Probe) -> Finding | None:
     """None where there is nothing to compare: no HTCondor, no VM_MEMORY, or no word of what QEMU needs."""
-    memory = context.settings.integer("VM_MEMORY") if "VM_MEMORY" not in context.bad_names else 0
+    memory = context.settings.integer("VM_MEMORY")
     need = probed.attributes.get(f"VM_{context.vm_type}_ATTR_overhead")
-    if context.unread or not context.tool or memory <= 0 or not isinstance(need, int):
+    if not context.tool or memory <= 0 or not isinstance(need, int):
         return None
     check = Check("slots", "VM_MEMORY, what QEMU needs for each VM, NUM_CPUS, VM_MAX_NUMBER, and what there is")
     cpus, whole = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -34,7 +34,9 @@ def slots(context: Context, probed: Probe) -> Finding | None:
 
 
 def _number(context: Context, name: str) -> int:
-    """A setting of HTCondor's own; 0 where it is not set, or no number."""
+    """A setting of HTCondor's own; 0 where it is not set, or no number. Raises `NotKnown`."""
     said = ask([context.tool, "-subsystem", "VM_GAHP", name], TOOL_DEADLINE, context.environ)
+    if said.status is None:
+        raise NotKnown("settings", f"{context.tool} did not say {name} within {TOOL_DEADLINE:g} s.")
     text = said.out.strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
