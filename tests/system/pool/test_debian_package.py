@@ -167,7 +167,7 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         pool.wait_until("the startd to offer VMs", lambda: pool.machine().get("HasVM"), 90)
         assert pool.machine()["VM_Type"] == "kvm"
         assert "VM_TYPES" in pool.machine(), "HTCondor's own server has no such attribute"
-        said = pool.run("vmgahp", "doctor", check=False).stdout
+        said = pool.run("vmgahp", "doctor", "--verbose", check=False).stdout
         assert f"{SERVER} is this daemon" in " ".join(said.split())
         listed = pool.run("sh", "-c", f"cd {EXAMPLES} && ls").stdout.split()
         assert {"vmgahp.conf.example", "policy", "scripts"} <= set(listed)
