@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,16 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     assert "had not ended after 0.2 s. It waited for the driver of VM type simulated." in ended.stderr
 
 
+def test_a_resolver_that_is_merely_slower_than_the_probe_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(probe.Resolver, "_ask", lambda resolver: never.wait())
+    monkeypatch.setattr(probe, "SLOW_NAME", 600.0)
+    assert probe.Resolver().judge().verdict == UNKNOWN
+    monkeypatch.setattr(probe, "SLOW_NAME", 0.0)
+    assert probe.Resolver().judge().verdict == OFF
+    never.set()
+
+
 def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) -> None:
     """HTCondor's tool waits for the resolver, as it does where the nameserver does not answer."""
     tool = scratch / "condor_config_val"
@@ -181,7 +192,7 @@ def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) ->
     tool.chmod(0o755)
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.DEADLINE = 0.5\n"
+        "p.DEADLINE, p.SLOW_NAME = 0.5, 0.2\n"
         "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
         "sys.stderr.write(str(p.run('simulated', c.os.environ, to_stderr=True)))\n"
         "sys.stderr.flush(); c.os._exit(0)\n"

@@ -9,7 +9,7 @@ from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
 from vmgahp.drivers.surveyor import Survey, Value, load, surveyor
-from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 
@@ -37,6 +37,9 @@ CONTAINERS = "VM_PROBE_DOCKER"
 
 DISK_SPACE, HOST_NAME = "disk space", "host name"
 """Names of findings."""
+
+SLOW_NAME = 1.0
+"""Seconds for this machine's name; a probe that has ended before has not waited for a resolver that is far away."""
 
 
 class Probe:
@@ -287,7 +290,10 @@ class Resolver:
         looked_at = f"the address of {self.name}, this machine's name, from its resolver"
         if self.answered:
             return Finding(HOST_NAME, OK, looked_at, f"{self.name} is looked up at once")
-        seen = f"The address of {self.name}, this machine's name, is not known after {monotonic() - self._began:.1f} s"
+        seconds = monotonic() - self._began
+        seen = f"The address of {self.name}, this machine's name, is not known after {seconds:.1f} s"
+        if seconds < SLOW_NAME:
+            return Finding(HOST_NAME, UNKNOWN, looked_at, f"{seen}.")
         hint = f"write {self.name} into /etc/hosts, or see which nameserver of /etc/resolv.conf does not answer."
         return Finding(HOST_NAME, OFF, looked_at, f"{seen}, and HTCondor's programs wait for it.", hint)
 

@@ -188,6 +188,7 @@ def test_a_resolver_that_hangs(pool: Condor, monkeypatch: pytest.MonkeyPatch) ->
     never = threading.Event()
     monkeypatch.setattr(probe.Resolver, "_ask", lambda resolver: never.wait())
     monkeypatch.setattr(host, "RESOLVER_PATIENCE", 0.1)
+    monkeypatch.setattr(probe, "SLOW_NAME", 0.05)
     judged(named(pool.examine().findings, "host name"), OFF, os.uname().nodename, hint="/etc/resolv.conf")
     never.set()
 

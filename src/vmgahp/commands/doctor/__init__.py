@@ -173,7 +173,7 @@ _STAND_ON = {
     "libvirt": ("kvm", "cpu", "network", "tpm", "firmware", "limits", "image"),
     "hypervisor": ("firmware",),
     "disk space": ("QEMU's user",),
-    "kvm": ("cpu",),
+    "kvm": ("cpu", "firmware"),
     "VM_GAHP_LOG": ("log",),
 }
 """Of a check, the first words of those that it fails with it."""
