@@ -1,6 +1,8 @@
 """The built pages: what a reader copies, looks for and follows, without a network."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -43,11 +45,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages, built."""
     if shutil.which("dot") is None:
         pytest.skip("Graphviz is not installed (scripts/docs installs it)")
-    place = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-d", f"{place}/trees", str(DOCS), f"{place}/html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return place / "html"
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # it is built once, whichever of the workers wants it first
+    built = place / "site"
+    with open(place / "site.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            made = place / "site.made"
+            command = [
+                sys.executable,
+                "-m",
+                "sphinx",
+                "-b",
+                "html",
+                "-q",
+                "-d",
+                f"{place}/site.trees",
+                str(DOCS),
+                str(made),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            made.rename(built)
+    return built
 
 
 class Page(HTMLParser):
