@@ -88,7 +88,10 @@ def make(root: Path, share: Path) -> None:
         sphinx += ["-D", setting]
     with tempfile.TemporaryDirectory(prefix="vmgahp-doctrees-") as doctrees:
         _run(root, *sphinx, "-d", doctrees, str(root / "docs"), str(share / "man/man1"))
-    _run(root, str(root / "docs/_ext/completions.py"), str(share))
+    # pip's isolation takes out of sys.path what an editable install has put there, also where PYTHONPATH names it.
+    begin = f"import runpy, sys; sys.path.insert(0, {str(root / 'src')!r}); del sys.argv[0]"
+    begin += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+    _run(root, "-c", begin, str(root / "docs/_ext/completions.py"), str(share))
 
 
 def _run(root: Path, *words: str) -> None:
