@@ -113,6 +113,7 @@ def test_it_writes_what_the_options_say(machine: Machine) -> None:
         "VM_TYPE": "simulated",
         "VM_MEMORY": "64",
         "VM_GAHP_LOG": "$(LOG)/VMGahpLog",
+        "VM_NETWORKING": "False",
         "VM_SOFT_SUSPEND": "True",
     }
     assert machine.file.stat().st_mode & 0o7777 == 0o644
@@ -155,6 +156,21 @@ def test_a_setting_is_taken_out(machine: Machine) -> None:
     machine.set_up("--set", "VM_STOP_TIMEOUT=5")
     machine.set_up("--set", "VM_STOP_TIMEOUT=")
     assert "VM_STOP_TIMEOUT" not in settings(machine.file)
+
+
+def test_what_is_off_is_off_whatever_a_file_before_says(machine: Machine) -> None:
+    (machine.config / "10-site.config").write_text("VM_NETWORKING = True\nVM_ALLOW_EMULATION = True\n")
+    machine.set_up("--no-emulation")
+    off = {"VM_NETWORKING": "False", "VM_ALLOW_EMULATION": "False"}
+    assert settings(machine.file).items() >= off.items()
+    assert "is as it would be written" in machine.run("--yes").stdout
+    assert "--network none --no-emulation" in machine.file.read_text()
+
+
+def test_a_shared_directory_stays(machine: Machine) -> None:
+    machine.set_up("--set", "VM_SHARE_DIRS=data", "--set", "VM_SHARE_DIR_DATA=/srv")
+    assert "is as it would be written" in machine.run("--yes").stdout
+    assert settings(machine.file)["VM_SHARE_DIR_DATA"] == "/srv"
 
 
 def test_a_setting_of_another_release_goes(machine: Machine) -> None:
@@ -249,15 +265,18 @@ def test_what_is_no_value_is_refused(machine: Machine, words: tuple[str, ...], s
     assert os.listdir(machine.config) == []
 
 
-def test_an_unknown_type_is_refused(machine: Machine) -> None:
-    done = machine.run("--type", "kvn", "--memory", "64", "--network", "none", "--yes")
+@pytest.mark.parametrize(
+    ("named", "said"), [("kvn", "did you mean kvm?"), (",", "names no VM type"), ("kvm,any", "any alone")]
+)
+def test_an_unknown_type_is_refused(machine: Machine, named: str, said: str) -> None:
+    done = machine.run("--type", named, "--memory", "64", "--network", "none", "--yes")
     assert done.returncode == 2
-    assert "did you mean kvm?" in done.stderr
+    assert said in done.stderr
     assert os.listdir(machine.config) == []
 
 
 def test_several_types_are_any(machine: Machine) -> None:
-    assert machine.run("--type", "kvm,vmrun", "--memory", "64", "--network", "none", "--yes").returncode == 0
+    assert machine.run("--type", "kvm,vmrun,KVM", "--memory", "64", "--network", "none", "--yes").returncode == 0
     assert settings(machine.file)["VM_TYPE"] == "any"
     assert settings(machine.file)["VM_ANY_TYPES"] == "kvm, vmrun"
 
@@ -330,7 +349,7 @@ def test_it_asks_on_a_terminal(machine: Machine) -> None:
     assert "VM type (kvm, xen, vmware, vsphere, any, ...) [kvm]: " in said
     assert f"Write {machine.file}? y or n [n]: " in " ".join(said.split())
     assert settings(machine.file)["VM_MEMORY"] == "64"
-    assert "VM_NETWORKING" not in settings(machine.file), "this machine has none to suggest"
+    assert settings(machine.file)["VM_NETWORKING"] == "False", "this machine has none to suggest"
     assert not machine.restarted.exists()
 
 
@@ -346,3 +365,40 @@ def test_nothing_is_asked_where_the_file_stays(machine: Machine) -> None:
     status, said = machine.answered("")
     assert status == 1
     assert "[kvm]" not in said
+
+
+def test_a_directory_that_is_not_there_is_named(machine: Machine, tmp_path: Path) -> None:
+    done = machine.run(*GIVEN, "--yes", "--output", str(tmp_path / "none/mine"))
+    assert done.returncode == 1
+    assert f"There is no directory {tmp_path}/none." in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as somebody else it may help to become root")
+def test_root_is_not_sent_to_root(machine: Machine) -> None:
+    done = machine.run(*GIVEN, "--yes", "--output", "/sys/mine")
+    assert done.returncode == 1
+    assert "/sys/mine cannot be written: " in done.stderr
+
+
+@pytest.mark.parametrize("words", [GIVEN, (*GIVEN, "--memory", "65"), ("--remove",)])
+def test_what_was_changed_before_the_yes_stays(machine: Machine, words: tuple[str, ...]) -> None:
+    if words is not GIVEN:
+        machine.set_up()
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*TOOL, "setup", *words], env=machine.environ, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        said = b""
+        while not b" ".join(said.split()).endswith(b"y or n [n]:"):
+            byte = process.stdout.read(1)
+            assert byte, process.stderr.read()
+            said += byte
+        machine.file.write_text("VM_MEMORY = 99\n")
+        os.write(ours, b"y\n")
+        assert process.wait(60) == 1
+        assert b"was not written by vmgahp setup" in process.stderr.read()
+    os.close(ours)
+    os.close(theirs)
+    assert machine.file.read_text() == "VM_MEMORY = 99\n"

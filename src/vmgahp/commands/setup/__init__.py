@@ -99,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
     try:
         path = os.path.abspath(options.output) if options.output else file.place(environ, sources.find_tool(environ))
+        if not os.path.isdir(os.path.dirname(path)):
+            raise file.NoPlace(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
         before: str | None
         refused = None
         try:
@@ -135,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         return DONE
     if not changes:
         return DONE
-    if not os.access(os.path.dirname(path), os.W_OK):
+    if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else answers.words(values))])
         yes = "" if options.yes else " --yes"
         return _failed(f"You may not write {path}. As root, run: {words}{yes}")
@@ -143,7 +145,11 @@ def run(options: argparse.Namespace) -> int:
         _say("Nothing was written.")
         return NOT_DONE
     try:
+        if file.read(path) != before:
+            return _failed(f"{path} was written anew meanwhile. Nothing was done to it.")
         os.unlink(path) if options.remove else file.write(path, text)
+    except file.NotOurs as why:
+        return _failed(str(why))
     except OSError as error:
         return _failed(f"{path} cannot be written: {error.strerror or error}.")
     _say(f"{path} is {'removed' if options.remove else 'written'}.")

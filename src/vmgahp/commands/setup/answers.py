@@ -67,9 +67,12 @@ def values(
     if "bridge" in found.get(KINDS, "") and (options.bridge or before.get(BRIDGE) or asking):
         known = before.get(BRIDGE, "br0")
         choose(options.bridge, "The bridge of this machine for them", known, lambda text: _plain(BRIDGE, text))
-    if options.emulation or (options.emulation is None and _emulates(found, before, seen, asking)):
-        found[EMULATION] = "True"
-    kept = {name: value for name, value in before.items() if name in file.KNOWN and name not in BY_OPTIONS}
+    emulates = options.emulation
+    if emulates is None:
+        emulates = _emulates(found, before, seen, asking)
+    if emulates or options.emulation is not None or EMULATION in before:
+        found[EMULATION] = str(emulates)
+    kept = {name: value for name, value in before.items() if file.is_known(name) and name not in BY_OPTIONS}
     return {name: value for name, value in {**found, **kept, **extra}.items() if value}
 
 
@@ -80,7 +83,7 @@ def words(found: Mapping[str, str]) -> list[str]:
     if BRIDGE in found:
         said += ["--bridge", found[BRIDGE]]
     if EMULATION in found:
-        said.append("--emulation")
+        said.append("--emulation" if found[EMULATION] == "True" else "--no-emulation")
     for name, value in found.items():
         if name not in BY_OPTIONS and value != file.MACROS.get(name):
             said += ["--set", f"{name}={value}"]
@@ -124,13 +127,17 @@ def _plain(name: str, value: str) -> dict[str, str]:
 
 def _types(text: str) -> dict[str, str]:
     try:
-        named = [vm_type(word) for word in text.replace(",", " ").split()]
+        named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
         for one in named:
             base.find(one)
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{error}") from error
     except errors.Fault as fault:
         raise UsageError(f"{fault.problem} {fault.hint}") from fault
+    if not named or (ANY in named and len(named) > 1):
+        raise UsageError(
+            f"{text!a} names no VM type, or any beside others; name one, any alone, or several without it."
+        )
     return {TYPE: named[0]} if len(named) == 1 else {TYPE: ANY, ANY_TYPES: ", ".join(named)}
 
 
@@ -147,7 +154,7 @@ def _memory(text: str, have: int) -> dict[str, str]:
 def _kinds(text: str, found: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     text = ", ".join(text.lower().replace(",", " ").split())
     if text == NONE:
-        return {}
+        return {NETWORKING: "False"}  # and not nothing: a file that is read earlier may have them on
     said = {NETWORKING: "True", KINDS: text}
     file.require_valid({TYPE: found[TYPE], BRIDGE: "br0", **said, **extra})
     return said

@@ -72,14 +72,18 @@ def place(environ: Mapping[str, str], tool: str) -> str:
     return next((path for path in paths if os.path.lexists(path)), paths[0])
 
 
+def is_known(name: str) -> bool:
+    """Whether it is a setting, of this daemon or for VMs alone; a directory of VM_SHARE_DIRS has a name of its own."""
+    try:
+        return name in KNOWN or bool(setting_of(name))
+    except KeyError:
+        return False
+
+
 def require_plain(name: str, value: str) -> None:
     """Raise `UsageError` for a name that is no setting, or a value that HTCondor would read as more than a value."""
-    try:
-        setting_of(name) if name not in KNOWN else None
-    except KeyError:
-        raise UsageError(
-            f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}"
-        ) from None
+    if not is_known(name):
+        raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
     if value == MACROS.get(name):
         return
     if not value.strip():
