@@ -318,9 +318,10 @@ def test_no_htcondor(machine: Machine, tmp_path: Path) -> None:
 
 def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
     (machine.config / "99-site.config").write_text("VM_MEMORY = 32\n")
-    done = machine.run(*GIVEN, "--yes")
-    assert done.returncode == 1
-    assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.stderr
+    for _ in ("written", "there already"):
+        done = machine.run(*GIVEN, "--yes")
+        assert done.returncode == 1
+        assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.stderr
 
 
 def test_it_restarts_when_told_to(machine: Machine) -> None:

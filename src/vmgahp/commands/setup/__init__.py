@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         _say("Nothing was written: this was --dry-run.")
         return DONE
     if not changes:
-        return DONE
+        return DONE if options.remove or options.output else _counts(environ, values)
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else answers.words(values))])
         yes = "" if options.yes else " --yes"
