@@ -5,8 +5,6 @@ MiB of the memory of each server, and some milliseconds before its first reply. 
 is to say of threading.
 """
 
-import sys
-
 __all__ = ["NamedTuple", "contextmanager", "nullcontext", "signal", "suppress"]
 
 TYPE_CHECKING = False
@@ -81,15 +79,38 @@ else:
             return False
 
 
-if TYPE_CHECKING or sys.version_info >= (3, 14):  # whose classes keep their annotations otherwise
+if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 else:
     from _collections import _tuplegetter
 
+    class _Anything:
+        """What stands for each name of an annotation where only the fields' own are wanted."""
+
+        def __getattr__(self, _name):
+            return self
+
+        def __or__(self, _other):
+            return self
+
+        __ror__ = __getitem__ = __call__ = __or__
+
+    class _Names(dict):
+        def __missing__(self, _name):
+            return _Anything()
+
+    def _fields(body):
+        """The names that a class's body annotates. Python 3.14 keeps the annotations as a function, and what they name
+        need not exist when the class is made: as its annotationlib does, it is called with other globals (PEP 749)."""
+        annotate = body.get("__annotate__") or body.get("__annotate_func__")
+        if annotate is None:
+            return tuple(body.get("__annotations__", ()))
+        return tuple(type(annotate)(annotate.__code__, _Names(), closure=annotate.__closure__)(2))
+
     class _Kind(type):
         def __new__(cls, name, bases, body):
             if bases and bases[0].__name__ == "NamedTuple":
-                fields = tuple(body.get("__annotations__", ()))
+                fields = _fields(body)
                 given = {field: body.pop(field) for field in fields if field in body}
                 body |= {field: _tuplegetter(place, "") for place, field in enumerate(fields)}
                 body |= {"__slots__": (), "__match_args__": fields, "_fields": fields, "_field_defaults": given}

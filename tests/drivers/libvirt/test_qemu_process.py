@@ -37,6 +37,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             command = [str(tmp_path / program), "-c", "read -r _", "sh", *words]
             made = ended.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
             ended.callback(made.kill)
+            # One that begins has no arguments for a moment.
+            until(Path(f"/proc/{made.pid}/cmdline").read_bytes, "the program to begin")
             pid_file.write_text(f"{made.pid}\n")
             return made
 

@@ -172,8 +172,15 @@ def test_a_script_that_hangs_is_killed_with_what_it_started(toy: Toy) -> None:
     with pytest.raises(errors.MachineFault, match="did not end within 1 s"):
         machine.status()
     pid = int((toy.state / "pid").read_text())
-    status = Path(f"/proc/{pid}/stat")
-    until(lambda: not status.exists() or "Z" in status.read_text(), "what it started is killed")
+    line = Path(f"/proc/{pid}/cmdline")
+
+    def is_gone() -> bool:
+        try:
+            return not line.read_bytes()
+        except OSError:
+            return True
+
+    until(is_gone, "what it started is killed")
     (toy.state / "odd.status").unlink()
 
 
