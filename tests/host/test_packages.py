@@ -9,6 +9,9 @@ import pytest
 from tests import REPOSITORY
 from vmgahp.host import packages
 
+OF_EL_9 = f"python3.{sys.version_info.minor}"
+"""Not its own, python3, which is 3.9."""
+
 
 @pytest.mark.parametrize(
     ("release", "said"),
@@ -35,6 +38,9 @@ def test_the_systems_own(release: str | None, said: str, tmp_path: Path, monkeyp
         ("/usr/lib/python3/dist-packages/vmgahp", "/usr", True, "apt-get install python3-pyvmomi"),
         ("", "/root/.local/share/pipx/venvs/vmgahp", False, "pipx inject vmgahp 'pyvmomi>=8.0'"),
         ("", "/opt/pipx/venvs/vmgahp", False, "pipx inject --global vmgahp 'pyvmomi>=8.0'"),
+        ("", "/usr/lib64/vmgahp", True, f"{sys.executable} -m pip install 'pyvmomi>=8.0'"),
+        ("", "/usr/lib64/vmgahp", False, f"dnf install {OF_EL_9}-pip; {sys.executable} -m pip install 'pyvmomi>=8.0'"),
+        ("", "/usr/lib/vmgahp", False, f"dnf install python3-pip; {sys.executable} -m pip install 'pyvmomi>=8.0'"),
         ("", "/opt/vmgahp", True, f"{sys.executable} -m pip install 'pyvmomi>=8.0'"),
         ("", "/opt/vmgahp", False, f"uv pip install --python {sys.executable} 'pyvmomi>=8.0'"),
     ],

@@ -8,6 +8,9 @@ OS_RELEASE = "/etc/os-release"
 _DEBIAN = {"libvirt-python": "python3-libvirt", "prompt_toolkit": "python3-prompt-toolkit"}
 """Debian's names of Python packages, where they are not python3-NAME."""
 
+_OF_RPM = {"/usr/lib64/vmgahp": "python3.{}", "/usr/lib/vmgahp": "python3"}
+"""The RPM's environments, of EL 9 and EL 10, which see the system's pip, and whose Python that is in dnf's words."""
+
 
 def of_system(debian: str, redhat: str = "") -> str:
     """The command that installs packages of the system: the names that Debian has for them, and Enterprise Linux."""
@@ -24,7 +27,7 @@ def of_python(name: str, least: str = "") -> str:
     """The command that installs a Python package where this vmgahp finds it; `least` is the oldest version that fits.
 
     One of a distribution's own packages gets the distribution's, pipx's is told to pipx, and every other
-    environment has its own pip, or uv where it has none.
+    environment has its own pip, or uv where it has none. That of the RPM sees the system's pip.
     """
     wanted = f"'{name}>={least}'" if least else name
     if _is_of_debian():
@@ -34,9 +37,12 @@ def of_python(name: str, least: str = "") -> str:
         return f"pipx inject {everybody}vmgahp {wanted}"
     from importlib.util import find_spec
 
-    if find_spec("pip") is None:
-        return f"uv pip install --python {sys.executable} {wanted}"
-    return f"{sys.executable} -m pip install {wanted}"
+    if find_spec("pip") is not None:
+        return f"{sys.executable} -m pip install {wanted}"
+    if sys.prefix in _OF_RPM:
+        python = _OF_RPM[sys.prefix].format(sys.version_info.minor)
+        return f"dnf install {python}-pip; {sys.executable} -m pip install {wanted}"
+    return f"uv pip install --python {sys.executable} {wanted}"
 
 
 def _is_of_debian() -> bool:
