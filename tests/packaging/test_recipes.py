@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 
@@ -55,6 +56,20 @@ def test_every_task_says_what_it_does_and_has_the_full_name_of_its_module() -> N
         assert task.get("notify", next(iter(handlers))) in handlers
 
 
+@pytest.mark.parametrize(
+    ("written", "fits", "restarts"),
+    [("peaceful", True, True), ("now", True, True), ("no", True, False), ("'no'", True, False), ("never", False, None)],
+)
+def test_no_is_no_in_yaml_too(written: str, fits: bool, restarts: bool | None) -> None:
+    """There the bare word is a boolean, as which Ansible reads it of a file of variables."""
+    value = yaml.safe_load(written)
+    expression = jinja2.Environment(autoescape=True).compile_expression
+    [condition] = [one for one in role("tasks")[0]["ansible.builtin.assert"]["that"] if "vmgahp_restart" in one]
+    assert expression(condition)(vmgahp_restart=value) is fits
+    if fits:
+        assert expression(role("handlers")[0]["when"])(vmgahp_restart=value) is restarts
+
+
 def test_the_role_says_options_that_the_command_has() -> None:
     said = set(re.findall(r'"(--[a-z]+)=?"', (ROLE / "tasks/main.yml").read_text())) - {"--"}
     helped = subprocess.run(
@@ -62,6 +77,12 @@ def test_the_role_says_options_that_the_command_has() -> None:
     )
     assert {"--type", "--yes"} <= said
     assert {option for option in said if option not in helped.stdout} == set()
+
+
+def test_a_restart_is_not_lost_by_a_failure_behind_it() -> None:
+    """Run again, nothing has changed, and nothing would ask for it."""
+    [play] = yaml.safe_load((REPOSITORY / "packaging/ansible/playbook.yml").read_text())
+    assert play["force_handlers"] is True
 
 
 def test_ansible_reads_it(tmp_path: Path) -> None:
