@@ -115,5 +115,5 @@ def test_nothing_is_left_of_one_that_is_interrupted(tmp_path: Path, number: sign
         pass
     assert any(path.endswith("/packages") for path in left(tmp_path))
     running.send_signal(number)
-    running.communicate(timeout=60)
-    assert (running.returncode, left(tmp_path)) == (130, [])
+    _, err = running.communicate(timeout=60)
+    assert (running.returncode, left(tmp_path)) == (130, []), err

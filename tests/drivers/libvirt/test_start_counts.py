@@ -76,7 +76,9 @@ def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
     assert "fork" not in counts
     more = {name: number for name, number in counts.items() if number > QUESTIONS.get(name, 0)}
     assert not more, f"libvirtd is asked more than {QUESTIONS}"
-    assert not NEEDED_BY_FEW & {*found["modules"], *found["later"]}
+    # typing's named tuples bring ast along with Python 3.14, which is the helper's and gone with it.
+    few = NEEDED_BY_FEW - ({"ast"} if sys.version_info >= (3, 14) else set())
+    assert not few & {*found["modules"], *found["later"]}
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED_BY_FEW))
