@@ -26,8 +26,10 @@ QUESTIONS = {
     "virDomainSetMemoryParameters": 1,
     "virDomainSetSchedulerParametersFlags": 1,
     "virDomainResume": 1,
+    "virDomainIsPersistent": 1,
+    "virDomainGetMetadata": 1,
 }
-"""What libvirtd is asked, and how often at most."""
+"""What libvirtd is asked, and how often at most; the last two are of a domain that is none of ours."""
 
 LOCAL = {
     "virConnectIsAlive",
