@@ -324,6 +324,12 @@ def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
         assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.stderr
 
 
+def test_a_value_that_counts_in_other_letters_is_the_same(machine: Machine) -> None:
+    """As HTCondor's own default has it, which is false."""
+    (machine.config / "99-site.config").write_text("VM_NETWORKING = false\n")
+    assert machine.run(*GIVEN, "--yes").returncode == 0
+
+
 def test_it_restarts_when_told_to(machine: Machine) -> None:
     machine.set_up("--restart")
     assert machine.restarted.read_text() == "-startd\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.lab.guest import BANNER, counts, make_guest, read_count
 from tests.lab.pool import Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, settle
+from tests.system.pool.outcomes import CHECKPOINT, END, START
 
 pytestmark = pytest.mark.pool
 
@@ -48,7 +48,7 @@ def test_a_job_restarts_from_a_periodic_checkpoint(periodic: Pool) -> None:
         guest,
         CHECKPOINT + "vm_type = libvirt\n" + '+VMPARAM_vm_Disk = "guest.img:hda:w:raw"\n' + "job_lease_duration = 20\n",
     )
-    settle(pool, job)
+    pool.wait_until("its guest", job.is_running, START)  # whose first STATUS may come amid a checkpoint
     pool.wait_until("the checkpoint", lambda: "CONDOR_VM_CHECKPOINT" in pool.told(job), END)
     pool.wait_until("its QEMU to go", lambda: pool.qemu_of(job) is None, 60)
     pool.wait_until("its QEMU to be back", lambda: pool.qemu_of(job), END)

@@ -73,7 +73,8 @@ def test_what_is_compiled_needs_nothing_newer_than_el_9_has(packages: dict[str, 
     assert ours
     assert max(ours) <= (9, 0, 0)
     named = {line for line in needed if not re.match(r"lib\S+\.so|rpmlib|rtld|/bin/sh|\(vmgahp-selinux", line)}
-    assert named == {"/usr/bin/python3.11", "python(abi) = 3.11", "python3.11-lxml"}
+    # Not every rpm writes down the Python of modules.
+    assert named - {"python(abi) = 3.11"} == {"/usr/bin/python3.11", "python3.11-lxml"}
     needed = query(packages["vmgahp.el10"], "--requires")
     assert {"/usr/bin/python3.12", "python3-libvirt", "python3-lxml"} <= set(needed)
     assert [line for line in needed if ".so" in line] == []

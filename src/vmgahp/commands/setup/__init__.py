@@ -203,7 +203,9 @@ def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
         return _failed(f"{fault.problem} Hint: {fault.hint}")
     status = DONE
     for name, value in values.items():
-        if value != file.MACROS.get(name) and found.get(name, "").strip() != value:
+        counting = found.get(name, "").strip()
+        is_same = counting == value or (value in ("True", "False") and counting.lower() == value.lower())
+        if value != file.MACROS.get(name) and not is_same:
             status = _failed(
                 f"{name} = {found.get(name, '(not set)')} counts all the same, of {where.get(name, 'somewhere else')}: "
                 f"it is read later. Take it out there."
