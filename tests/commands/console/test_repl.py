@@ -384,7 +384,7 @@ def test_a_terminal_that_can_be_edited_on(console: Callable[..., Terminal], ad: 
     # Until it has gone, the line is not empty, and Ctrl-D is no end.
     shown.type('ClaimId = "topsecret"\r', "> ClaimId = <hidden>", "classad>")
     shown.insist("\x04", "vmgahp>")
-    shown.type("sus\t", "suspend")
+    shown.type("sus\t", "sus", "pend")  # where the line is drawn anew in between, not side by side
     shown.type(f"\x15start {ad}\r", r"> CONDOR_VM_START 1 simulated", "#1 START: VM 1 runs")
     shown.see("VM 1 Running")  # the line at the bottom
     shown.type("suspend\r", r"#2 SUSPEND of VM 1 for \d s")
