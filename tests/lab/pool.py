@@ -52,6 +52,8 @@ START = True
 SUSPEND = False
 PREEMPT = False
 KILL = False
+# Nobody reads them, and they take a processor for ten seconds at each start of a startd.
+RUNBENCHMARKS = False
 NEGOTIATOR_INTERVAL = 5
 NEGOTIATOR_CYCLE_DELAY = 2
 SCHEDD_INTERVAL = 5
