@@ -38,3 +38,10 @@ def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
 def test_no_file_is_no_trouble(tmp_path: Path) -> None:
     assert not JobAdFile(str(tmp_path)).restore()
     assert not JobAdFile(str(tmp_path / "nowhere")).restore()
+
+
+def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None:
+    for path in (tmp_path / ".update.ad", tmp_path / "output.dat"):
+        path.write_text("x")
+    JobAdFile(str(tmp_path)).restore()
+    assert [path.name for path in tmp_path.iterdir()] == ["output.dat"]

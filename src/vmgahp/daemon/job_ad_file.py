@@ -1,16 +1,21 @@
-"""Keeps HTCondor's own ``.job.ad`` out of a checkpoint.
+"""Keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of a checkpoint.
 
 Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
 commit 5d9afc32db took it out). The changed file then travels to the spool with the checkpoint, and at the
 restart the starter, as the job's user, cannot write it over the one of the condor user that is there
 already: "writing to file …/.job.ad: Permission denied", and the job is held. HTCondor sends what has
 another size or time than before, so at a checkpoint the file is put back as it was at the START.
+
+The same befalls ``.update.ad``, which the startd writes for jobs to read, at each of its updates: HTCondor 23.9 sends
+it with a checkpoint (25 does not), and whether the starter can write it depends on who comes first. No guest sees it,
+and the startd writes it anew, so at a checkpoint it is removed.
 """
 
 import os
 from stat import S_ISREG
 
 NAME = ".job.ad"
+UPDATE = ".update.ad"
 
 LARGEST = 4 << 20
 """Bytes; a job ad has a few thousand."""
@@ -39,7 +44,11 @@ class JobAdFile:
             os.close(descriptor)
 
     def restore(self) -> bool:
-        """Put the file back as it was; False where it has not changed, or is not the same file any more."""
+        """Put the file back as it was; False where it has not changed, or is not the same file any more.
+
+        The startd's own file is removed.
+        """
+        self._remove_update()
         before = self._status
         if before is None:
             return False
@@ -62,9 +71,24 @@ class JobAdFile:
             os.close(descriptor)
         return True
 
+    def _remove_update(self) -> None:
+        try:
+            directory = self._open_directory()
+        except OSError:
+            return
+        try:
+            os.unlink(UPDATE, dir_fd=directory)
+        except OSError:  # the next START may have trouble with it, and this checkpoint has none
+            pass
+        finally:
+            os.close(directory)
+
+    def _open_directory(self) -> int:
+        return os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
     def _open(self, flags: int) -> int:
         try:
-            directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            directory = self._open_directory()
         except OSError:
             return -1
         try:
