@@ -35,6 +35,10 @@ class Finding(NamedTuple):
     """The check on which this one stands, where it is that one that is not as it should be."""
 
 
+class Late(errors.MachineFault):
+    """A check that has not ended in time."""
+
+
 class NotKnown(Exception):
     """What a check stands on is not known, and so nothing that follows from it; the text says why, as a sentence.
 
@@ -124,8 +128,6 @@ def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict
     for name, thread in threads.items():
         if name not in outcomes:
             thread.join(max(0.0, end - monotonic()))
-        late = errors.MachineFault(
-            f"The check of {name} had not ended after {monotonic() - began:.1f} s.", "see what it waits for."
-        )
+        late = Late(f"The check of {name} had not ended after {monotonic() - began:.1f} s.", "see what it waits for.")
         outcomes.setdefault(name, late)
     return {name: outcomes[name] for name in checks}

@@ -6,6 +6,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -183,6 +184,42 @@ def test_a_resolver_that_is_merely_slower_than_the_probe_is_not_blamed(monkeypat
     monkeypatch.setattr(probe, "SLOW_NAME", 0.0)
     assert probe.Resolver().judge().verdict == OFF
     never.set()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "slow", "seen"),
+    [
+        (socket.EAI_AGAIN, 600.0, "no nameserver answers, and HTCondor's programs ask again"),
+        (socket.EAI_NONAME, 600.0, ""),
+        (None, 0.0, "this machine's name, took 0.0 s"),
+    ],
+)
+def test_an_answer_that_htcondor_waits_for_is_none(
+    monkeypatch: pytest.MonkeyPatch, trouble: int | None, slow: float, seen: str
+) -> None:
+    """A resolver without a nameserver says at once that nobody knows, and HTCondor's tools then ask for a minute."""
+
+    def answer(_resolver: probe.Resolver) -> None:
+        if trouble is not None:
+            raise socket.gaierror(trouble, "so it is")
+
+    monkeypatch.setattr(probe.Resolver, "_ask", answer)
+    monkeypatch.setattr(probe, "SLOW_NAME", slow)
+    resolver = probe.Resolver()
+    resolver.wait()
+    found = resolver.judge()
+    assert (found.verdict, seen in found.seen) == (OFF if seen else OK, True), found
+
+
+def test_a_file_system_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(probe, "_free_mib", lambda _execute: never.wait())
+    made = Settings({"VM_MEMORY": "64", "EXECUTE": "/somewhere/far"})
+    driver = Surveyed("kvm", made, Identity(54321, 54321), lambda _line: None)
+    found = finding(probe.probe("kvm", made, driver, 0.2), "disk space")
+    never.set()
+    assert found.verdict == BAD
+    assert found.seen.startswith("EXECUTE = /somewhere/far does not answer: ")
 
 
 def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) -> None:

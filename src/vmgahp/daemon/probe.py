@@ -229,6 +229,10 @@ def _judge_disk_space(execute: str, memory: int, free: object, into: list[Findin
         hint = f"free disk space in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
         into.append(Finding(DISK_SPACE, OFF, looked_at, seen, hint))
         return False
+    elif isinstance(free, findings.Late):
+        seen = f"EXECUTE = {execute} does not answer: {free.problem}"
+        hint = "see in /proc/mounts which file system that is, and whether its server is there."
+        into.append(Finding(DISK_SPACE, BAD, looked_at, seen, hint))
     else:
         seen = f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
         into.append(findings.judge(DISK_SPACE, looked_at, free, seen))
@@ -271,31 +275,45 @@ class Resolver:
 
     def __init__(self) -> None:
         self.name = os.uname().nodename
-        self.answered = False
         self._began = monotonic()
-        self.wait = findings.begin(self._ask)
+        self._took: float | None = None
+        """Seconds until there was an answer."""
+        self._is_tried_again = False
+        self.wait = findings.begin(self._look_up)
         """Wait for its end, however long that takes."""
+
+    def _look_up(self) -> None:
+        import _socket
+
+        try:
+            self._ask()
+        except OSError as error:
+            # Of a name without an address HTCondor makes the best. Where nobody can say, it sleeps and asks again, 20
+            # times (init_local_hostname_impl in its src/condor_utils/ipv6_hostname.cpp).
+            self._is_tried_again = error.errno == _socket.EAI_AGAIN
+        self._took = monotonic() - self._began
 
     def _ask(self) -> None:
         import _socket
 
-        try:
-            _socket.getaddrinfo(self.name, None, 0, 0, 0, _socket.AI_CANONNAME)
-        except OSError:
-            pass  # HTCondor takes the name as it is
-        self.answered = True
+        _socket.getaddrinfo(self.name, None, 0, 0, 0, _socket.AI_CANONNAME)
 
     def judge(self) -> Finding:
         """Whether it has answered by now."""
         looked_at = f"the address of {self.name}, this machine's name, from its resolver"
-        if self.answered:
+        seen = f"The address of {self.name}, this machine's name,"
+        seconds = monotonic() - self._began if self._took is None else self._took
+        if self._is_tried_again:
+            seen = f"{seen} is not known, for no nameserver answers, and HTCondor's programs ask again for a minute."
+        elif seconds < SLOW_NAME and self._took is not None:
             return Finding(HOST_NAME, OK, looked_at, f"{self.name} is looked up at once")
-        seconds = monotonic() - self._began
-        seen = f"The address of {self.name}, this machine's name, is not known after {seconds:.1f} s"
-        if seconds < SLOW_NAME:
-            return Finding(HOST_NAME, UNKNOWN, looked_at, f"{seen}.")
+        elif seconds < SLOW_NAME:
+            return Finding(HOST_NAME, UNKNOWN, looked_at, f"{seen} is not known after {seconds:.1f} s.")
+        else:
+            known = "is not known after" if self._took is None else "took"
+            seen = f"{seen} {known} {seconds:.1f} s, and HTCondor's programs wait for it."
         hint = f"write {self.name} into /etc/hosts, or see which nameserver of /etc/resolv.conf does not answer."
-        return Finding(HOST_NAME, OFF, looked_at, f"{seen}, and HTCondor's programs wait for it.", hint)
+        return Finding(HOST_NAME, OFF, looked_at, seen, hint)
 
 
 def look(
