@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vmgahp import cli
-from vmgahp.commands.arguments import WRONG_WORDS, Parser
+from vmgahp.commands.arguments import WRONG_WORDS, Parser, for_root
 from vmgahp.commands.tool import COMMANDS, MEANT, NOBODY_READS, tool_parser
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -31,6 +31,16 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return (status, *capsys.readouterr())
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("/usr/bin/vmgahp", "vmgahp"), ("/usr/local/bin/vmgahp", "vmgahp"), ("/opt/my vm/vmgahp", "'/opt/my vm/vmgahp'")],
+)
+def test_root_is_told_a_program_that_its_path_leads_to(monkeypatch: pytest.MonkeyPatch, path: str, shown: str) -> None:
+    """That of sudo leads into no environment of Python's."""
+    monkeypatch.setattr(sys, "argv", [path])
+    assert for_root("doctor", "--type", "kvm") == f"{shown} doctor --type kvm"
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:

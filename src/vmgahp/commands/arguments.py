@@ -3,10 +3,12 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from vmgahp.host.run import SAFE_PATH
 from vmgahp.text import escape
 from vmgahp.vm_types import DRIVERS, SIMULATED
 
@@ -176,6 +178,13 @@ def add_json(command: argparse.ArgumentParser, text: str = "print it all as one 
 def print_json(document: Mapping[str, object]) -> None:
     """One object on standard output, as every ``--json`` prints it: indented, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def for_root(*words: str) -> str:
+    """What root types to run this program so: its full path where root's PATH, as sudo has it, leads to no vmgahp."""
+    path = os.path.abspath(sys.argv[0])
+    is_elsewhere = os.path.basename(path) == "vmgahp" and os.path.dirname(path) not in SAFE_PATH.split(":")
+    return shlex.join([path if is_elsewhere else "vmgahp", *words])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -53,4 +53,4 @@ def test_jobs_run_after_setup_and_a_restart(pool: Pool) -> None:
 def test_who_may_not_write_is_told_what_root_types(pool: Pool) -> None:
     done = pool.run(TOOL, "setup", "--memory", "512", "--network", "none", "--yes", user="alice", check=False)
     assert done.returncode == 1
-    assert f"You may not write {FILE}. As root, run: vmgahp setup --memory 512" in done.stderr
+    assert f"You may not write {FILE}. As root, run: {TOOL} setup --type kvm --memory 512" in done.stderr

@@ -14,7 +14,7 @@ from textwrap import wrap
 
 from vmgahp import errors
 from vmgahp.commands import page
-from vmgahp.commands.arguments import UsageError, tell
+from vmgahp.commands.arguments import UsageError, for_root, tell
 from vmgahp.commands.doctor import examine
 from vmgahp.commands.doctor.context import ask as run_program
 from vmgahp.commands.setup import answers, file
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
                 lambda given: _look(environ, given),
             )
             file.require_valid(values)
-            text = file.text_of(values, _again(values, options))
+            text = file.text_of(values, shlex.join(["vmgahp", "setup", *_again(values, options)]))
     except errors.Fault as fault:
         return _failed(f"{fault.problem} Hint: {fault.hint}")
     except file.NoPlace as why:
@@ -138,9 +138,9 @@ def run(options: argparse.Namespace) -> int:
     if not changes:
         return DONE if options.remove or options.output else _counts(environ, values)
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
-        words = shlex.join(["vmgahp", *sys.argv[1:], *(() if options.yes or options.remove else answers.words(values))])
-        yes = "" if options.yes else " --yes"
-        return _failed(f"You may not write {path}. As root, run: {words}{yes}")
+        words = ["--remove"] if options.remove else _again(values, options)
+        words += [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
+        return _failed(f"You may not write {path}. As root, run: {for_root('setup', *words, '--yes')}")
     if not options.yes and not answers.yes(f"{'Remove' if options.remove else 'Write'} {path}?"):
         _say("Nothing was written.")
         return NOT_DONE
@@ -157,9 +157,9 @@ def run(options: argparse.Namespace) -> int:
     return _restart(options, environ) or status
 
 
-def _again(values: Mapping[str, str], options: argparse.Namespace) -> str:
-    server = ["--server", options.server] if options.server else []
-    return shlex.join(["vmgahp", "setup", *answers.words(values), *server])
+def _again(values: Mapping[str, str], options: argparse.Namespace) -> list[str]:
+    """The options that make the same file."""
+    return [*answers.words(values), *(["--server", options.server] if options.server else [])]
 
 
 # This machine
